@@ -109,8 +109,8 @@ def _declared(
     declared = declared_at(config)
     place = url or os.environ.get(URL_VARIABLE) or url_of(declared, os.environ)
     autosave = declared.declaration.autosave
-    said = () if isinstance(autosave, msgspec.UnsetType) else (autosave,)
-    return _sealed(place, keys_of(declared, os.environ)), said
+    store_said = () if isinstance(autosave, msgspec.UnsetType) else (autosave,)
+    return _sealed(place, keys_of(declared, os.environ)), store_said
 
 
 def _sealed(place: Any, keys: MasterKeys | None) -> Store:
@@ -151,7 +151,7 @@ def store_for(url: str | os.PathLike[str] | Store | StateStorage | None = None) 
 
 
 def _store_at(url: str) -> Store:
-    scheme, colon, rest = url.partition(":")
+    scheme, colon, location = url.partition(":")
     if not colon and scheme in _SCHEMES:
         message = (
             f"{scheme!r} is a kind of store, not a place: did you mean {scheme + ':'!r}? A folder "
@@ -173,7 +173,7 @@ def _store_at(url: str) -> Store:
             "(for a path with a colon in it, file:PATH)"
         )
         raise ConfigError(message, option="url")
-    return make(rest)
+    return make(location)
 
 
 def _plain_path(path: str, plain: str) -> str:
@@ -222,26 +222,26 @@ def _file(path: str | None) -> Store:
     return FileStore(path)
 
 
-def _file_url(rest: str) -> Store:
-    path = rest.removeprefix("//") if rest.startswith("///") else rest
+def _file_url(location: str) -> Store:
+    path = location.removeprefix("//") if location.startswith("///") else location
     if path.startswith("//"):
         message = "this file: URL names a host: a file store is local, use file:/PATH or file:PATH"
         raise ConfigError(message, option="url")
     return _file(_plain_path(path, "file:/./" if path.startswith("/") else "file:./"))
 
 
-def _memory(rest: str) -> Store:
+def _memory(location: str) -> Store:
     from perdure.stores.memory import MemoryStore
 
-    if rest.strip("/"):
+    if location.strip("/"):
         raise ConfigError("memory: takes no path: what it holds ends with the process")
     return MemoryStore()
 
 
-def _sqlite(rest: str) -> Store:
+def _sqlite(location: str) -> Store:
     from perdure.stores.sqlite import SqliteStore
 
-    path, mark, _ = rest.partition("?")
+    path, mark, _ = location.partition("?")
     if not path.startswith("///"):
         message = (
             "this sqlite: URL names no file: write three slashes and a path, such as "
@@ -256,27 +256,27 @@ def _sqlite(rest: str) -> Store:
 
 
 def _redis(scheme: str) -> Callable[[str], Store]:
-    def make(rest: str) -> Store:
+    def make(location: str) -> Store:
         from perdure.stores.redis import RedisStore
         from perdure.stores.redis.settings import settings_from
 
-        url = f"{scheme}:{rest}"
+        url = f"{scheme}:{location}"
         history = settings_from(url).history
         return RedisStore(url, history=store_for(history) if history else None)
 
     return make
 
 
-def _postgres(rest: str) -> Store:
+def _postgres(location: str) -> Store:
     from perdure.stores.postgres import PostgresStore
 
-    return PostgresStore(f"postgresql:{rest}")
+    return PostgresStore(f"postgresql:{location}")
 
 
-def _s3(rest: str) -> Store:
+def _s3(location: str) -> Store:
     from perdure.stores.s3 import S3Store
 
-    return S3Store.at(rest)
+    return S3Store.at(location)
 
 
 _SCHEMES: dict[str, Callable[[str], Store]] = {"file": _file_url, "memory": _memory}

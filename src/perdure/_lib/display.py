@@ -23,7 +23,7 @@ def visible(text: str) -> str:
     >>> visible("a\x1b[2Jb"), visible("\udcff")
     ('a\\x1b[2Jb', '\\udcff')
     """
-    return _HIDDEN.sub(lambda found: ascii(found[0])[1:-1], text)
+    return _HIDDEN.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def visible_json(data: bytes) -> bytes:
@@ -33,7 +33,7 @@ def visible_json(data: bytes) -> bytes:
     b'["\\u009b2J \\u202e"]'
     """
     text = data.decode()
-    return _HIDDEN_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()
+    return _HIDDEN_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text).encode()
 
 
 def card(title: str, facts: Mapping[str, object]) -> str:

@@ -94,37 +94,37 @@ class Folder:
             FileNotFoundError: A step is not there.
 
         """
-        here = self
+        folder = self
         for name in names:
             try:
-                step = here._step(name)
+                step = folder._step(name)
             finally:
-                if here is not self:
-                    here.close()
-            here = step
-        return here if here is not self else self._again()
+                if folder is not self:
+                    folder.close()
+            folder = step
+        return folder if folder is not self else self._again()
 
     def make(self, *names: str) -> Folder:
         """Open a folder below this one, and make what is missing."""
-        here = self._again()
+        folder = self._again()
         for name in names:
             try:
-                here._mkdir(name)  # noqa: SLF001  # another of our own kind
-                step = here._step(name)  # noqa: SLF001
+                folder._mkdir(name)  # noqa: SLF001  # another of our own kind
+                step = folder._step(name)  # noqa: SLF001
             finally:
-                here.close()
-            here = step
-        return here
+                folder.close()
+            folder = step
+        return folder
 
     def sync_path(self, *names: str) -> None:
         """Make the entries that lead to a folder below this one durable."""
-        here = self._again()
+        folder = self._again()
         for name in names:
-            with here:
-                here.sync()
-                step = here._step(name)  # noqa: SLF001
-            here = step
-        here.close()
+            with folder:
+                folder.sync()
+                step = folder._step(name)  # noqa: SLF001
+            folder = step
+        folder.close()
 
     def _again(self) -> Folder:
         return Folder(self.path, None if self._fd is None else os.dup(self._fd))
@@ -155,8 +155,8 @@ class Folder:
 
     def is_link(self, name: str) -> bool:
         """Say whether *name* is a symbolic link."""
-        found = self.stat(name)
-        return found is not None and stat.S_ISLNK(found.st_mode)
+        status = self.stat(name)
+        return status is not None and stat.S_ISLNK(status.st_mode)
 
     def names(self) -> list[str]:
         """List what is in it, in no order."""
@@ -285,8 +285,8 @@ class Folder:
     def rename(self, name: str, new: str, to: Folder | None = None) -> None:
         """Move a file over whatever has the new name."""
         to = to or self
-        old, there = self._at(name), to._at(new)  # noqa: SLF001  # another of our own kind
-        _patiently(lambda: os.replace(old, there, src_dir_fd=self._fd, dst_dir_fd=to._fd))  # noqa: SLF001
+        old, target = self._at(name), to._at(new)  # noqa: SLF001  # another of our own kind
+        _patiently(lambda: os.replace(old, target, src_dir_fd=self._fd, dst_dir_fd=to._fd))  # noqa: SLF001
 
     def remove(self, name: str) -> bool:
         """Remove a file; say whether it was there."""
@@ -339,8 +339,8 @@ class Folder:
         with contextlib.ExitStack() as stack:
             fd = self.open(name)
             stack.callback(os.close, fd)
-            where = fd if os.utime in os.supports_fd else self._at(name)
-            os.utime(where, (modified, modified))
+            place = fd if os.utime in os.supports_fd else self._at(name)
+            os.utime(place, (modified, modified))
 
 
 def _patiently(act: Callable[[], None]) -> None:
@@ -357,9 +357,9 @@ def write_all(fd: int, data: bytes) -> int:
     """Write all of *data*; a partial write goes on where it stopped."""
     done = os.write(fd, data)
     if done < len(data):
-        rest = memoryview(data)
+        remaining = memoryview(data)
         while done < len(data):
-            done += os.write(fd, rest[done:])
+            done += os.write(fd, remaining[done:])
     return done
 
 
@@ -426,12 +426,12 @@ _READABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, er
 """What keeps a store from being opened to write, and may well let it be read."""
 
 
-def store_error(error: OSError, doing: str, where: str) -> PerdureError:
+def store_error(error: OSError, doing: str, place: str) -> PerdureError:
     """Return what to raise for *error*, met while *doing* something to *where*."""
-    path = error.filename if isinstance(error.filename, str) else where
+    path = error.filename if isinstance(error.filename, str) else place
     if isinstance(error, LinkFoundError):
         message = (
-            f"cannot {doing} {where}: {path} is a symbolic link, which could lead anywhere; put "
+            f"cannot {doing} {place}: {path} is a symbolic link, which could lead anywhere; put "
             "a real folder there, or make the store's own folder the link"
         )
         return ConfigError(message, path=path)
@@ -441,18 +441,18 @@ def store_error(error: OSError, doing: str, where: str) -> PerdureError:
         cure = _AT_OPEN.get(code, cure)
         if code in _READABLE:
             cure = f"{cure}; {READ_ONLY_CURE}"
-    at = "" if path.startswith(where) and len(path) <= len(where) else f" at {path}"
-    message = f"cannot {doing} {where}: {error.strerror or error}{at}: {cure}"
+    at = "" if path.startswith(place) and len(path) <= len(place) else f" at {path}"
+    message = f"cannot {doing} {place}: {error.strerror or error}{at}: {cure}"
     return StoreUnavailableError(message, path=path, errno=error.errno)
 
 
 @contextlib.contextmanager
-def store_errors(doing: str, where: str) -> Iterator[None]:
+def store_errors(doing: str, place: str) -> Iterator[None]:
     """Raise the operating system's errors as perdure's, with themselves as the cause."""
     try:
         yield
     except OSError as error:
-        raise store_error(error, doing, where) from error
+        raise store_error(error, doing, place) from error
 
 
 # A file that nobody sees before it is whole, and that replaces none. All of it blocks
@@ -560,9 +560,9 @@ def _make(path: str, *, parents: bool) -> None:
 
 
 def _require_private(folder: Folder, path: str) -> None:
-    found = folder.stat(".") if sys.platform != "win32" else None
-    if found is not None and found.st_mode & _OTHERS_WRITE:
-        mode = stat.S_IMODE(found.st_mode)
+    status = folder.stat(".") if sys.platform != "win32" else None
+    if status is not None and status.st_mode & _OTHERS_WRITE:
+        mode = stat.S_IMODE(status.st_mode)
         message = (
             f"{path} can be written by others (mode {mode:04o}), who could then change what is "
             f"kept there: chmod go-w {path}"

@@ -330,10 +330,10 @@ class Host:
             elif self._group is None:
                 raise
         except BaseException as error:
-            found = exit_in(error)
-            if found is None:
+            exit_error = exit_in(error)
+            if exit_error is None:
                 raise
-            self.leave(found)
+            self.leave(exit_error)
 
     async def _answer(
         self,

@@ -42,8 +42,8 @@ class LockedFile:
         for _ in range(_TRIES):  # who asks for it holds the lock for a moment
             fd = self._folder.open(self._name, os.O_RDWR | os.O_CREAT)
             if try_lock(fd) is not False:
-                found = self._folder.stat(self._name)
-                if found is not None and found.st_ino == os.fstat(fd).st_ino:
+                status = self._folder.stat(self._name)
+                if status is not None and status.st_ino == os.fstat(fd).st_ino:
                     return fd
             os.close(fd)
         raise BlockingIOError
@@ -102,8 +102,8 @@ _held: weakref.WeakSet[LockedFile] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    for one in list(_held):
-        one.let_go()  # a child must not keep its parent alive
+    for file in list(_held):
+        file.let_go()  # a child must not keep its parent alive
 
 
 if hasattr(os, "register_at_fork"):
@@ -151,17 +151,17 @@ class Presence:
 
     def notified(self) -> int:
         """Return a number that changes when somebody rings."""
-        found = self._folder.stat(_bell_of(_file_of(self._name)))
-        return found.st_mtime_ns if found is not None else 0
+        count = self._folder.stat(_bell_of(_file_of(self._name)))
+        return count.st_mtime_ns if count is not None else 0
 
     def sweep(self) -> None:
         """Remove the files of those who have gone without leaving."""
-        mine = _file_of(self._name)
+        own_name = _file_of(self._name)
         names = self._folder.names()
         for file in names:
             if file.endswith(_BELL) and file.removesuffix(_BELL) + _LOCK not in names:
                 self._folder.remove(file)
-        locks = [file for file in names if file.endswith(_LOCK) and file != mine]
+        locks = [file for file in names if file.endswith(_LOCK) and file != own_name]
         for _ in unheld(self._folder, locks):
             pass
 

@@ -221,8 +221,8 @@ def _running_loop() -> Callable[[], object]:
         forks = _forks
 
         def token() -> object:
-            here = forks == _forks and lowlevel.in_trio_run()
-            return lowlevel.current_trio_token() if here else None
+            loop = forks == _forks and lowlevel.in_trio_run()
+            return lowlevel.current_trio_token() if loop else None
 
         return token
     # Knows a forked child by itself.
@@ -234,11 +234,11 @@ def _running_loop() -> Callable[[], object]:
 # What is said to whoever uses a store that is not open in this process
 
 
-def unopened(where: str, *, elsewhere: bool) -> StoreUnavailableError:
+def unopened(place: str, *, elsewhere: bool) -> StoreUnavailableError:
     """Return the error for a store that was not opened, or in another process *elsewhere*."""
     message = (
-        f"the store at {where} was opened in another process: open a store of its own in this one"
+        f"the store at {place} was opened in another process: open a store of its own in this one"
         if elsewhere
-        else f"the store at {where} is not open: await its open() first"
+        else f"the store at {place} is not open: await its open() first"
     )
-    return StoreUnavailableError(message, path=where)
+    return StoreUnavailableError(message, path=place)

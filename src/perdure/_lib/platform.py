@@ -143,13 +143,13 @@ def network_type_of(path: str, mounts: list[tuple[str, str]]) -> str | None:
     >>> network_type_of("/home/me/agents", [("/", "ext4"), ("/home", "nfs4")])
     'nfs4'
     """
-    best, found = -1, ""
+    best, mount = -1, ""
     for escaped, kind in mounts:
         point = escaped.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
         within = point in {"/", path} or path.startswith(point + "/")
         if within and len(point) >= best:  # a later mount covers an earlier one
-            best, found = len(point), kind
-    return found if found in _NETWORK else None
+            best, mount = len(point), kind
+    return mount if mount in _NETWORK else None
 
 
 def open_files_limit() -> int:

@@ -83,7 +83,7 @@ def time_left() -> float:
 
 def waited_for() -> list[Watch]:
     """Return those who were told to end, and have not come to their end."""
-    return [one for one in tuple(_watches) if one.received and not one.finished]
+    return [watch for watch in tuple(_watches) if watch.received and not watch.finished]
 
 
 def end_process() -> None:
@@ -106,7 +106,7 @@ class _Handler:
         if _ending:
             end_process()
             return
-        running = [one for one in tuple(_watches) if one.drain()]
+        running = [watch for watch in tuple(_watches) if watch.drain()]
         if callable(self.previous):
             self.previous(number, frame)
         elif self.previous == signal.SIG_DFL:
@@ -116,18 +116,18 @@ class _Handler:
 def _end(running: list[Watch]) -> None:
     """Do what takes the place of the default action."""
     global _until  # noqa: PLW0603  # one signal handler a process
-    news = [one for one in running if not one.received]
+    news = [watch for watch in running if not watch.received]
     if news:
-        patience = max([one.patience for one in news])
+        patience = max([watch.patience for watch in news])
         _until = max(_until, time.monotonic() + patience)
-        for one in news:
-            one.received = True
-        for error in [one.end() for one in news]:
+        for watch in news:
+            watch.received = True
+        for error in [watch.end() for watch in news]:
             if error is not None:
                 raise error
     elif time_left() <= 0:
-        for one in tuple(_watches):
-            one.rescue()
+        for watch in tuple(_watches):
+            watch.rescue()
         end_process()
 
 
@@ -151,9 +151,9 @@ _masks = threading.local()
 
 
 def _before_fork() -> None:
-    mine = isinstance(signal.getsignal(signal.SIGTERM), _Handler)
+    own_handler = isinstance(signal.getsignal(signal.SIGTERM), _Handler)
     _masks.before = None
-    if mine:
+    if own_handler:
         _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 
@@ -200,8 +200,8 @@ def exit_in(error: BaseException) -> Exit | None:
     if isinstance(error, KeyboardInterrupt | SystemExit):
         return error
     if isinstance(error, BaseExceptionGroup):
-        found = [exit_in(one) for one in error.exceptions]
-        return next((one for one in found if one is not None), None)
+        exit_error = [exit_in(exception) for exception in error.exceptions]
+        return next((exception for exception in exit_error if exception is not None), None)
     return None
 
 

@@ -84,7 +84,7 @@ class CurrentTask:
         """
         if self._nurseried:
             return _in_nursery(self.task, other.task)
-        tasks = [one.task for one in stuck]
+        tasks = [task.task for task in stuck]
         return _on_asyncio(self.task, other.task, lambda cb, of: _certain(cb, of, tasks))
 
     def seems_to_wait_for(self, other: CurrentTask) -> bool:
@@ -109,15 +109,15 @@ def _on_asyncio(waiter: Any, other: Any, behind: Callable[[Any, Any], Iterator[A
     wanted = getattr(waiter, "_fut_waiter", None)
     if wanted is None:
         return False
-    seen, found = {id(other)}, [other]
-    for future in found:  # which grows
+    visited, waiters = {id(other)}, [other]
+    for future in waiters:  # which grows
         if future is wanted:
             return not future.done()
         for callback, _ in getattr(future, "_callbacks", None) or ():
-            for one in behind(callback, future):
-                if isfuture(one) and id(one) not in seen and len(found) < _MOST:
-                    seen.add(id(one))
-                    found.append(one)
+            for task in behind(callback, future):
+                if isfuture(task) and id(task) not in visited and len(waiters) < _MOST:
+                    visited.add(id(task))
+                    waiters.append(task)
     return False
 
 
@@ -161,13 +161,13 @@ def _end_of(group: Any) -> Any:
 
 def _all_stuck(future: Any, but: Any, stuck: list[Any]) -> bool:
     """Whether all that a ``gather`` still waits for is stuck, but one that is known to be."""
-    children = [one for one in getattr(future, "_children", ()) if one is not but]
-    return all(one.done() or _is_stuck(one, stuck) for one in children)
+    children = [child for child in getattr(future, "_children", ()) if child is not but]
+    return all(child.done() or _is_stuck(child, stuck) for child in children)
 
 
 def _is_stuck(future: Any, stuck: list[Any]) -> bool:
     for _ in range(_MOST):
-        if any(future is one for one in stuck):
+        if any(future is task for task in stuck):
             return True
         if hasattr(future, "_children"):
             return _all_stuck(future, None, stuck)
@@ -184,13 +184,13 @@ def _name(of: Any) -> tuple[object, object]:
 def _cells(function: Any) -> dict[str, Any]:
     """Return what a function has taken from around it."""
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())
-    found: dict[str, Any] = {}
+    cells: dict[str, Any] = {}
     for name, cell in zip(names, getattr(function, "__closure__", None) or (), strict=False):
         try:
-            found[name] = cell.cell_contents
+            cells[name] = cell.cell_contents
         except ValueError:  # not bound yet
             continue
-    return found
+    return cells
 
 
 # What a task is in the middle of, and with it every task that it has started meanwhile
@@ -226,10 +226,10 @@ async def each(
     After a failure nothing more is begun, and what was begun is waited for.
     """
     failed: list[Exception] = []
-    left = iter(items)
+    remaining = iter(items)
 
     async def some() -> None:
-        for item in left:
+        for item in remaining:
             if failed:
                 return
             try:

@@ -154,8 +154,8 @@ def listed(document: bytes | None) -> list[Archive]:
 
 def named(have: Sequence[Archive], name: str | None) -> Archive | None:
     """Return the archive with an id, or the newest with a label; for None the newest."""
-    by_id = [one for one in have if name in {None, one.id}]
-    by_label = [one for one in have if one.label == name]
+    by_id = [path for path in have if name in {None, path.id}]
+    by_label = [path for path in have if path.label == name]
     return next(iter((*by_id, *by_label)), None)
 
 
@@ -166,10 +166,10 @@ def differ(archive: Archive, before: Archive) -> bool:
     return relabeled or same != (before.pages, before.paths, before.whole)
 
 
-def entry_of(archive: Archive, gone: list[str]) -> Entry:
+def entry_of(archive: Archive, dropped: list[str]) -> Entry:
     """Return the record that lists an archive, and others no more."""
     value = msgspec.Raw(encode({archive.id: archive}))
-    return Entry(STATE, encode(StateSet(DOCUMENT, value, partial=True, gone=gone)))
+    return Entry(STATE, encode(StateSet(DOCUMENT, value, partial=True, gone=dropped)))
 
 
 # A session's archives: its agent's home folder, saved with the session and brought back
@@ -246,13 +246,13 @@ class Archives:
 
         """
         have = await self.all()
-        found = named(have, name)
-        if found is None:
-            names = ", ".join(one.label or one.id for one in have) or "none"
+        archives = named(have, name)
+        if archives is None:
+            names = ", ".join(archive.label or archive.id for archive in have) or "none"
             wanted = "no archive" if name is None else f"no archive {name!r}"
             message = f"session {self._key} has {wanted}: it has {names}"
             raise ConfigError(message, key=str(self._key), archive=name)
-        return found
+        return archives
 
     # saving
 
@@ -297,8 +297,8 @@ class Archives:
             new = before is None or differ(archive, before)
             if new:
                 await hop(home.path, note_saving, control, self._key, archive.id)
-                gone = [one.id for one in (await self.all())[keep - 1 :]]
-                accept(session, (entry_of(archive, gone),))
+                dropped = [earlier.id for earlier in (await self.all())[keep - 1 :]]
+                accept(session, (entry_of(archive, dropped),))
             await session.save()
             stands = archive if new or before is None else before
             await hop(home.path, note_saved, control, ArchiveMarker(self._key, stands.id))
@@ -316,7 +316,7 @@ class Archives:
             raise SessionError(message, key=str(self._key))
         return self._session
 
-    def _archive(self, taken: SaveResult, label: str) -> Archive:
+    def _archive(self, save_result: SaveResult, label: str) -> Archive:
         now = time.time()
         when = datetime.datetime.fromtimestamp(now, datetime.UTC).strftime("%Y%m%d-%H%M%S")
         return Archive(
@@ -325,10 +325,10 @@ class Archives:
             label=label,
             paths=self._selection.paths,
             whole=self._selection.whole,
-            files=taken.files,
-            folders=len(taken.entries) - taken.files,
-            bytes=taken.bytes,
-            pages=taken.pages,
+            files=save_result.files,
+            folders=len(save_result.entries) - save_result.files,
+            bytes=save_result.bytes,
+            pages=save_result.pages,
         )
 
     @asynccontextmanager
@@ -427,9 +427,9 @@ class Archives:
         return archive
 
     async def _plan(self, archive: Archive) -> ExtractPlan:
-        found = entries_of(self._store, self._key, archive, self._limits)
-        async with aclosing(found):
-            entries = tuple([entry async for entry in found])
+        entries_found = entries_of(self._store, self._key, archive, self._limits)
+        async with aclosing(entries_found):
+            entries = tuple([entry async for entry in entries_found])
         return ExtractPlan(entries, Selection(archive.paths, archive.whole))
 
     # files of their own

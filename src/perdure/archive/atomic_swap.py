@@ -60,27 +60,27 @@ def remove_left(control: Folder) -> None:
 
 def _remove_tree(control: Folder, name: str) -> None:
     """Remove a tree, whose folders come up beside it one by one: its depth needs no stack."""
-    left = [name]
-    while left:
-        one = left.pop()
-        if not _is_folder(control, one):
-            control.remove(one)
+    not_removed = [name]
+    while not_removed:
+        child = not_removed.pop()
+        if not _is_folder(control, child):
+            control.remove(child)
             continue
-        set_mode(control, one, 0o700)
-        with control.enter(one) as folder:
+        set_mode(control, child, 0o700)
+        with control.enter(child) as folder:
             for inner in folder.names():
                 if _is_folder(folder, inner):
                     set_mode(folder, inner, 0o700)  # it says where it lies: a move writes it
-                    left.append(f"{LEFT}{random_id()}")
-                    folder.rename(inner, left[-1], to=control)
+                    not_removed.append(f"{LEFT}{random_id()}")
+                    folder.rename(inner, not_removed[-1], to=control)
                 else:
                     folder.remove(inner)
-        control.remove_folder(one)
+        control.remove_folder(child)
 
 
 def _is_folder(folder: Folder, name: str) -> bool:
-    found = folder.stat(name)
-    return found is not None and stat.S_ISDIR(found.st_mode)
+    status = folder.stat(name)
+    return status is not None and stat.S_ISDIR(status.st_mode)
 
 
 def set_mode(parent: Folder, name: str, mode: int) -> None:
@@ -231,20 +231,20 @@ def occupied_by(home: Folder, selection: Selection) -> list[str]:
 
 def _movable(home: Folder) -> Iterator[str]:
     """Give the names in a home that a restore may replace: no links, devices or mounts."""
-    here = home.stat(".")
+    folder = home.stat(".")
     for name in home.names():
-        found = home.stat(name)
-        if found is None or here is None or found.st_dev != here.st_dev:
+        status = home.stat(name)
+        if status is None or folder is None or status.st_dev != folder.st_dev:
             continue
-        if stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode):
+        if stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode):
             yield name
 
 
 def _require_movable(home: Folder, units: tuple[str, ...]) -> None:
-    here = home.stat(".")
+    folder = home.stat(".")
     for unit in units:
-        found = _stat(home, unit)
-        if found is not None and here is not None and found.st_dev != here.st_dev:
+        status = _stat(home, unit)
+        if status is not None and folder is not None and status.st_dev != folder.st_dev:
             message = (
                 f"{home.path}/{unit} is another file system, and the archive has something of "
                 "this name: unmount it, or restore into another folder; nothing was changed"
@@ -348,21 +348,21 @@ def _roll_back(home: Folder, control: Folder, journal: _Journal) -> None:
 def _move(source: Folder, target: Folder, path: str) -> None:
     """Rename a path from one tree into another, durably, beside what has its name there."""
     *above, name = path.split("/")
-    with source.enter(*above) as here, target.make(*above) as there:
+    with source.enter(*above) as source_folder, target.make(*above) as target_folder:
         free = name
-        while there.stat(free) is not None:
+        while target_folder.stat(free) is not None:
             free += "~"
-        here.rename(name, free, to=there)
-        there.sync()
-        here.sync()
+        source_folder.rename(name, free, to=target_folder)
+        target_folder.sync()
+        source_folder.sync()
 
 
 def _carry(old: Folder, home: Folder, path: str, selection: Selection) -> None:
     """Move what archives pass over from a replaced folder to the same place in the new one."""
-    found, now = _stat(old, path), _stat(home, path)
-    if found is None or now is None:
+    entry_found, now = _stat(old, path), _stat(home, path)
+    if entry_found is None or now is None:
         return
-    if not (stat.S_ISDIR(found.st_mode) and stat.S_ISDIR(now.st_mode)):
+    if not (stat.S_ISDIR(entry_found.st_mode) and stat.S_ISDIR(now.st_mode)):
         return
     steps = path.split("/")
     with old.enter(*steps) as source, home.enter(*steps) as target:
@@ -378,8 +378,8 @@ def _carry(old: Folder, home: Folder, path: str, selection: Selection) -> None:
 def _is_passed_over(folder: Folder, name: str, fate: str) -> bool:
     if fate in {"hidden", "system", "unnamed"}:
         return True
-    found = folder.stat(name)
-    return found is not None and not (stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode))
+    status = folder.stat(name)
+    return status is not None and not (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode))
 
 
 def drop_replaced(control: Folder) -> None:
@@ -391,7 +391,7 @@ def drop_replaced(control: Folder) -> None:
 def _stat(folder: Folder, path: str) -> os.stat_result | None:
     *above, name = path.split("/")
     try:
-        with folder.enter(*above) as here:
-            return here.stat(name)
+        with folder.enter(*above) as parent:
+            return parent.stat(name)
     except (FileNotFoundError, NotADirectoryError):
         return None

@@ -132,39 +132,39 @@ async def put(store: Store, tenant: str, blobs: Mapping[str, bytes]) -> None:
     for name, data in blobs.items():
         groups.setdefault(name[:1], {})[name] = data
     await each(list(groups.values()), lambda group: store.put_blobs(tenant, group))
-    kept = await _all(store, tenant, blobs)
+    stored = await _all(store, tenant, blobs)
     for name, data in blobs.items():
-        if kept[name] != data:
+        if stored[name] != data:
             message = f"{store.location} does not have blob {name}, which it has just been given"
             raise StoreError(message, blob=name)
 
 
-async def fetched(store: Store, tenant: str, names: Iterable[str], where: str) -> dict[str, bytes]:
+async def fetched(store: Store, tenant: str, names: Iterable[str], place: str) -> dict[str, bytes]:
     """Read blobs.
 
     Raises:
         CorruptRecordError: One is lost or damaged.
 
     """
-    found = await _all(store, tenant, set(names))
-    whole = {name: data for name, data in found.items() if data is not None}
-    for name in found.keys() - whole.keys():
+    chunk = await _all(store, tenant, set(names))
+    is_whole = {name: data for name, data in chunk.items() if data is not None}
+    for name in chunk.keys() - is_whole.keys():
         message = (
-            f"{where} needs blob {name}, which {store.location} does not have: bring it from a "
+            f"{place} needs blob {name}, which {store.location} does not have: bring it from a "
             "copy of the store, or restore an older archive; nothing was changed"
         )
-        raise CorruptRecordError(message, where=where, blob=name)
-    return whole
+        raise CorruptRecordError(message, where=place, blob=name)
+    return is_whole
 
 
 async def _all(store: Store, tenant: str, names: Collection[str]) -> dict[str, bytes | None]:
-    found: dict[str, bytes | None] = {}
+    pages: dict[str, bytes | None] = {}
 
     async def get(name: str) -> None:
-        found[name] = await store.get_blob(tenant, name)
+        pages[name] = await store.get_blob(tenant, name)
 
     await each(names, get)
-    return found
+    return pages
 
 
 async def entries_of(
@@ -177,20 +177,20 @@ async def entries_of(
         TooLargeError: It is over a limit.
 
     """
-    where = f"archive {archive.id} of {key}"
-    checker = Checker(where, limits)
+    place = f"archive {archive.id} of {key}"
+    checker = Checker(place, limits)
     for name in archive.pages:
-        page = (await fetched(store, key.tenant, [name], where))[name]
-        for entry in await anyio.to_thread.run_sync(_judged, page, where, checker):
+        page = (await fetched(store, key.tenant, [name], place))[name]
+        for entry in await anyio.to_thread.run_sync(_judged, page, place, checker):
             yield entry
     counted = (checker.files, checker.folders, checker.bytes)
     if counted != (archive.files, archive.folders, archive.bytes):
-        message = f"{where}: its manifest does not have what the log says: nothing was changed"
-        raise CorruptRecordError(message, where=where)
+        message = f"{place}: its manifest does not have what the log says: nothing was changed"
+        raise CorruptRecordError(message, where=place)
 
 
-def _judged(page: bytes, where: str, checker: Checker) -> list[Entry]:
-    entries = [entry_of(line, where) for line in page.splitlines()]
+def _judged(page: bytes, place: str, checker: Checker) -> list[Entry]:
+    entries = [entry_of(line, place) for line in page.splitlines()]
     for entry in entries:
         checker.add(entry)
     return entries

@@ -87,8 +87,8 @@ class DecompressedFile:
 
     """
 
-    def __init__(self, file: BinaryIO, where: str, limits: ArchiveLimits) -> None:
-        self._where = where
+    def __init__(self, file: BinaryIO, source: str, limits: ArchiveLimits) -> None:
+        self._where = source
         self._limits = limits
         self._packed = self._unpacked = 0
         self._rest = b""
@@ -167,8 +167,8 @@ class DecompressedFile:
         except module.ZstdError as error:
             raise self._damaged(str(error)) from None
 
-    def _damaged(self, why: str) -> CorruptRecordError:
-        message = f"{self._where} is damaged: {why}; take it from a copy; nothing was changed"
+    def _damaged(self, reason: str) -> CorruptRecordError:
+        message = f"{self._where} is damaged: {reason}; take it from a copy; nothing was changed"
         return CorruptRecordError(message, where=self._where)
 
 

@@ -80,8 +80,8 @@ def mode_of(mode: int, *, folder: bool) -> int:
     >>> oct(mode_of(0o104777, folder=False)), oct(mode_of(0o40555, folder=True))
     ('0o755', '0o755')
     """
-    kept = mode & _FILE_MODES
-    return kept | (_FOLDER_OWNER if folder else _FILE_OWNER)
+    mode_bits = mode & _FILE_MODES
+    return mode_bits | (_FOLDER_OWNER if folder else _FILE_OWNER)
 
 
 def blobs_of(entry: Entry) -> tuple[str, ...]:
@@ -96,7 +96,7 @@ def line_of(entry: Entry) -> bytes:
     return encode(entry) + b"\n"
 
 
-def entry_of(line: bytes, where: str) -> Entry:
+def entry_of(line: bytes, place: str) -> Entry:
     """Return the entry of a line.
 
     Raises:
@@ -106,8 +106,8 @@ def entry_of(line: bytes, where: str) -> Entry:
     try:
         entry: Entry = decoder_of(Entry).decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        message = f"{where}: a line of its manifest is damaged: {error}; nothing was changed"
-        raise CorruptRecordError(message, where=where) from None
+        message = f"{place}: a line of its manifest is damaged: {error}; nothing was changed"
+        raise CorruptRecordError(message, where=place) from None
     return entry
 
 

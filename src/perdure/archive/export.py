@@ -102,15 +102,15 @@ class Content:
         return tuple(entries), self._selection(head, entries)
 
     def _lines(self, size: int) -> Iterator[bytes]:
-        rest, left = b"", size
-        while left:
-            data = self._tar.exactly(min(left, CHUNK_BYTES))
-            left -= len(data)
-            *lines, rest = (rest + data).split(b"\n")
+        tail, bytes_left = b"", size
+        while bytes_left:
+            data = self._tar.exactly(min(bytes_left, CHUNK_BYTES))
+            bytes_left -= len(data)
+            *lines, tail = (tail + data).split(b"\n")
             yield from lines
-            if len(rest) > CHUNK_BYTES:
+            if len(tail) > CHUNK_BYTES:
                 raise self._tar.refused("its manifest has a line without an end")
-        if rest:
+        if tail:
             raise self._tar.refused("its manifest ends within a line")
         self._tar.exactly(-size % BLOCK)
 
@@ -166,11 +166,11 @@ class Content:
             yield 0, 0
             return
         stage.begin(entry)
-        left = entry.size
-        while left:
-            data = self._tar.exactly(min(left, CHUNK_BYTES))
+        bytes_left = entry.size
+        while bytes_left:
+            data = self._tar.exactly(min(bytes_left, CHUNK_BYTES))
             stage.write(data)
-            left -= len(data)
+            bytes_left -= len(data)
             yield 0, len(data)
         self._tar.exactly(-entry.size % BLOCK)
         stage.end()
@@ -204,8 +204,8 @@ async def export(
     waiting: list[bytes] = []
     size = 0
 
-    def write(rest: list[bytes], *, last: bool = False) -> None:
-        new.add(packer.compress(b"".join(rest)))
+    def write(remaining_lines: list[bytes], *, last: bool = False) -> None:
+        new.add(packer.compress(b"".join(remaining_lines)))
         if last:
             new.add(packer.flush())
         new.write()
@@ -230,11 +230,11 @@ async def _parts(
 ) -> AsyncGenerator[bytes, None]:
     for data in _manifest(archive, entries):
         yield data
-    where = f"archive {archive.id} of {key}"
+    place = f"archive {archive.id} of {key}"
     for entry in entries:
         yield header_of(entry)
         for name in blobs_of(entry):
-            yield (await fetched(store, key.tenant, [name], where))[name]
+            yield (await fetched(store, key.tenant, [name], place))[name]
         if isinstance(entry, FileEntry):
             yield padding_of(entry.size)
     yield END

@@ -95,13 +95,13 @@ def _fault_of_length(path: str, steps: list[str], limits: ArchiveLimits) -> str 
     return None
 
 
-def too_large(where: str, what: str, value: int, option: str, limit: int) -> TooLargeError:
+def too_large(place: str, what: str, value: int, option: str, limit: int) -> TooLargeError:
     """Return the error for what is over a limit."""
     message = (
-        f"{where}: {what} {value}, over the limit of {limit}: nothing was changed; if it is what "
+        f"{place}: {what} {value}, over the limit of {limit}: nothing was changed; if it is what "
         f"you want, raise ArchiveLimits({option}=…)"
     )
-    return TooLargeError(message, where=where, option=option, value=value, limit=limit)
+    return TooLargeError(message, where=place, option=option, value=value, limit=limit)
 
 
 @final
@@ -118,13 +118,13 @@ class Checker:
 
     def __init__(
         self,
-        where: str,
+        place: str,
         limits: ArchiveLimits,
         *,
         chunked: bool = True,
         refusal: type[PerdureError] = CorruptRecordError,
     ) -> None:
-        self._where = where
+        self._where = place
         self._limits = limits
         self._chunked = chunked
         self._refusal = refusal

@@ -62,21 +62,21 @@ class ExtractPlan(msgspec.Struct, frozen=True):
     @property
     def bytes(self) -> int:
         """Of all files."""
-        return sum(one.size for one in self.entries if isinstance(one, FileEntry))
+        return sum(entry.size for entry in self.entries if isinstance(entry, FileEntry))
 
     @property
     def files(self) -> int:
         """How many."""
-        return sum(isinstance(one, FileEntry) for one in self.entries)
+        return sum(isinstance(entry, FileEntry) for entry in self.entries)
 
 
 async def is_same(home: Folder, plan: ExtractPlan, limits: ArchiveLimits) -> bool:
     """Say whether a home has just what a manifest lists; times may differ."""
     wanted = await hop(home.path, _contents, plan)
     at = 0
-    found = scan(home, plan.selection, limits)
+    status = scan(home, plan.selection, limits)
     try:
-        async with batches(home.path, found, weight, BATCH_BYTES) as given:
+        async with batches(home.path, status, weight, BATCH_BYTES) as given:
             async for batch in given:
                 for item in batch:
                     if not isinstance(item, ScannedEntry) or not _counts(plan, item.entry):
@@ -90,7 +90,7 @@ async def is_same(home: Folder, plan: ExtractPlan, limits: ArchiveLimits) -> boo
 
 
 def _contents(plan: ExtractPlan) -> list[tuple[str, int, str]]:
-    return [_content(one) for one in plan.entries if _counts(plan, one)]
+    return [_content(entry) for entry in plan.entries if _counts(plan, entry)]
 
 
 def _counts(plan: ExtractPlan, entry: Entry) -> bool:
@@ -144,18 +144,18 @@ class _Step(msgspec.Struct, frozen=True):
 def _hops(entries: tuple[Entry, ...]) -> Iterator[list[_Step]]:
     """Give what is fetched and written at a time."""
     steps: list[_Step] = []
-    left = MOST_CHUNKS
+    remaining = MOST_CHUNKS
     for entry in entries:
         names = blobs_of(entry)
         at = 0
         while at < len(names) or not at:
-            if not left or len(steps) == MOST_STEPS:
+            if not remaining or len(steps) == MOST_STEPS:
                 yield steps
-                steps, left = [], MOST_CHUNKS
-            some = names[at : at + left]
+                steps, remaining = [], MOST_CHUNKS
+            some = names[at : at + remaining]
             end = at + len(some)
             steps.append(_Step(entry, some, first=not at, last=end == len(names)))
-            left -= len(some)
+            remaining -= len(some)
             at = end
             if not names:
                 break
@@ -197,9 +197,9 @@ class _Count:
 
 
 @asynccontextmanager
-async def _beside(home: Folder, control: Folder, where: str) -> AsyncGenerator[StagingTree, None]:
+async def _beside(home: Folder, control: Folder, place: str) -> AsyncGenerator[StagingTree, None]:
     """Give a stage, which is removed in the end unless it was committed."""
-    stage = await hop(home.path, StagingTree, control, where)
+    stage = await hop(home.path, StagingTree, control, place)
     try:
         yield stage
     finally:
@@ -226,7 +226,7 @@ async def _committed(
     return replaced
 
 
-async def verify(store: Store, key: SessionKey, plan: ExtractPlan, where: str) -> None:
+async def verify(store: Store, key: SessionKey, plan: ExtractPlan, place: str) -> None:
     """Read every blob of a manifest.
 
     Raises:
@@ -234,7 +234,7 @@ async def verify(store: Store, key: SessionKey, plan: ExtractPlan, where: str) -
 
     """
     for steps in _hops(plan.entries):
-        await fetched(store, key.tenant, [name for step in steps for name in step.names], where)
+        await fetched(store, key.tenant, [name for step in steps for name in step.names], place)
 
 
 async def put_back_from(

@@ -92,8 +92,8 @@ async def take(
     there = set(await store.blob_names(key.tenant))
     known = await _named_by(store, key, before, limits) & there
     taking = _TreeSave(store, key.tenant, there, known)
-    found = scan(home, selection, limits)
-    async with batches(home.path, found, weight, BATCH_BYTES) as given:
+    result = scan(home, selection, limits)
+    async with batches(home.path, result, weight, BATCH_BYTES) as given:
         async for batch in given:
             await taking.add(batch)
             if progress is not None:

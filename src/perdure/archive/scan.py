@@ -79,32 +79,32 @@ class _Scan:
             path = f"{above}/{name}" if above else name
             if path == CONTROL:
                 continue
-            found = folder.stat(name)
-            if found is None:
+            names = folder.stat(name)
+            if names is None:
                 continue  # removed meanwhile
             fate = self._selection.fate(path)
-            why = self._passed_over(fate, found)
-            if why is not None:
-                self._require_no_link(path, found)
-                yield ArchiveSkipped(path, why)
-            elif stat.S_ISDIR(found.st_mode):
-                mode = mode_of(found.st_mode, folder=True) if fate == "taken" else _ENTERED
+            reason = self._passed_over(fate, names)
+            if reason is not None:
+                self._require_no_link(path, names)
+                yield ArchiveSkipped(path, reason)
+            elif stat.S_ISDIR(names.st_mode):
+                mode = mode_of(names.st_mode, folder=True) if fate == "taken" else _ENTERED
                 yield from self._inner(folder, name, FolderEntry(path, mode))
             elif fate == "taken":
                 self._checker.require_path(path)
                 yield from self._file(folder, name, path)
 
-    def _passed_over(self, fate: str, found: os.stat_result) -> str | None:
+    def _passed_over(self, fate: str, status: os.stat_result) -> str | None:
         if fate in {"hidden", "system", "unnamed"}:
             return fate
-        if stat.S_ISLNK(found.st_mode):
+        if stat.S_ISLNK(status.st_mode):
             return "a symbolic link"
-        if stat.S_ISDIR(found.st_mode):
-            return None if found.st_dev == self._device else "another file system"
-        return None if stat.S_ISREG(found.st_mode) else "no regular file"
+        if stat.S_ISDIR(status.st_mode):
+            return None if status.st_dev == self._device else "another file system"
+        return None if stat.S_ISREG(status.st_mode) else "no regular file"
 
-    def _require_no_link(self, path: str, found: os.stat_result) -> None:
-        if stat.S_ISLNK(found.st_mode) and self._selection.leads_through(path):
+    def _require_no_link(self, path: str, status: os.stat_result) -> None:
+        if stat.S_ISLNK(status.st_mode) and self._selection.leads_through(path):
             message = (
                 f"persist_paths: {path!r} is a symbolic link, and may lead out of the home folder: "
                 "name the folder itself"
@@ -123,7 +123,7 @@ class _Scan:
             yield from self.folder(inner, entry.path)
 
     def _file(self, folder: Folder, name: str, path: str) -> Iterator[Found]:
-        for left in reversed(range(TRIES)):
+        for bytes_left in reversed(range(TRIES)):
             fd = _opened(folder, name, path)
             if fd is None:
                 yield ArchiveSkipped(path, "changed while it was read")
@@ -133,7 +133,7 @@ class _Scan:
                 reading = _Reading(file, path, self._limit)
                 yield from reading
                 changing = _marks(before) != _marks(os.fstat(fd))
-            if not changing or not left:
+            if not changing or not bytes_left:
                 entry = reading.entry(before)
                 self._checker.add(entry)
                 yield ScannedEntry(entry, changing)
@@ -178,23 +178,23 @@ class _Reading:
 
     def _chunk(self) -> bytes:
         parts: list[bytes] = []
-        left = CHUNK_BYTES
-        while left and (part := self._file.read(left)):
+        bytes_left = CHUNK_BYTES
+        while bytes_left and (part := self._file.read(bytes_left)):
             parts.append(part)
-            left -= len(part)
+            bytes_left -= len(part)
         return b"".join(parts)
 
-    def entry(self, found: os.stat_result) -> FileEntry:
+    def entry(self, status: os.stat_result) -> FileEntry:
         """Return the entry of what was read."""
         return FileEntry(
             self._path,
             self._size,
             self._hash.hexdigest(),
-            mode_of(found.st_mode, folder=False),
-            found.st_mtime_ns,
+            mode_of(status.st_mode, folder=False),
+            status.st_mtime_ns,
             tuple(self._chunks) if len(self._chunks) > 1 else (),
         )
 
 
-def _marks(found: os.stat_result) -> tuple[int, int, int]:
-    return found.st_size, found.st_mtime_ns, found.st_ctime_ns
+def _marks(marks: os.stat_result) -> tuple[int, int, int]:
+    return marks.st_size, marks.st_mtime_ns, marks.st_ctime_ns

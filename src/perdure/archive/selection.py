@@ -42,20 +42,22 @@ class Selection(msgspec.Struct, frozen=True):
         >>> selection_of([".config/"]).fate(".config/app/.x"), selection_of([]).fate(".bashrc")
         ('taken', 'hidden')
         """
-        within = [one for one in self.paths if _covers(one, path)]
+        within = [pattern for pattern in self.paths if _covers(pattern, path)]
         hidden = [step for step in path.split("/") if is_hidden(step)]
-        taken = bool(within) or self.whole
-        if taken and (not hidden or any(is_hidden(step) for one in within for step in _steps(one))):
+        is_taken = bool(within) or self.whole
+        if is_taken and (
+            not hidden or any(is_hidden(step) for pattern in within for step in _steps(pattern))
+        ):
             return "taken"
         if self.leads_through(path):
             return "entered"
-        if not taken:
+        if not is_taken:
             return "unnamed"
         return "hidden" if any(step.startswith(".") for step in hidden) else "system"
 
     def leads_through(self, path: str) -> bool:
         """Say whether a path that is named is this one, or lies below it."""
-        return any(_covers(path, one) for one in self.paths)
+        return any(_covers(path, pattern) for pattern in self.paths)
 
     def hidden_beyond(self, other: Selection) -> list[str]:
         """Return the hidden paths that are named here, and that another selection leaves out.
@@ -63,8 +65,8 @@ class Selection(msgspec.Struct, frozen=True):
         >>> selection_of([".config", "data"]).hidden_beyond(selection_of([]))
         ['.config']
         """
-        hidden = (one for one in self.paths if any(map(is_hidden, _steps(one))))
-        return [one for one in hidden if other.fate(one) != "taken"]
+        hidden = (path for path in self.paths if any(map(is_hidden, _steps(path))))
+        return [path for path in hidden if other.fate(path) != "taken"]
 
     def units(self, top: Iterable[str]) -> list[str]:
         """Return the paths that a restore replaces as a whole.
@@ -73,8 +75,8 @@ class Selection(msgspec.Struct, frozen=True):
             top: The names that are in the home folder, or are to be.
 
         """
-        named = [one for one in self.paths if not self.whole or is_hidden(_steps(one)[0])]
-        least = [one for one in named if not any(_covers(o, one) and o != one for o in named)]
+        named = [path for path in self.paths if not self.whole or is_hidden(_steps(path)[0])]
+        least = [path for path in named if not any(_covers(o, path) and o != path for o in named)]
         visible = [name for name in top if not is_hidden(name)] if self.whole else []
         return sorted({*least, *visible})
 
@@ -96,7 +98,7 @@ def selection_of(paths: Sequence[str], *, whole: bool = True) -> Selection:
         raise _config("give a list of paths, not one text", paths)
     if len(paths) > MAX_PATHS:
         raise _config(f"{len(paths)} of them are over the limit of {MAX_PATHS}", paths[0])
-    found: list[str] = []
+    patterns: list[str] = []
     for given in paths:
         if not isinstance(given, str):
             raise _config("give paths as text", given)
@@ -105,13 +107,13 @@ def selection_of(paths: Sequence[str], *, whole: bool = True) -> Selection:
         fault = fault_of_path(path, ArchiveLimits())
         if fault is not None:
             raise _config(f"{fault}; name folders below the agent's home, such as data/", given)
-        if path not in found:
-            found.append(path)
-    return Selection(tuple(found), whole)
+        if path not in patterns:
+            patterns.append(path)
+    return Selection(tuple(patterns), whole)
 
 
-def _config(why: str, value: object) -> ConfigError:
-    message = f"persist_paths: {value!r} does not fit: {why}"
+def _config(reason: str, value: object) -> ConfigError:
+    message = f"persist_paths: {value!r} does not fit: {reason}"
     return ConfigError(message, option="persist_paths", value=value)
 
 

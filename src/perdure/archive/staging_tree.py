@@ -33,9 +33,9 @@ class StagingTree:
 
     """
 
-    def __init__(self, control: Folder, where: str) -> None:
+    def __init__(self, control: Folder, place: str) -> None:
         self.name: str = f"{LEFT}{random_id()}"
-        self._where = where
+        self._where = place
         self._root = control.make(self.name, NEW)
         self._files: list[str] = []
         self._folders: list[FolderEntry] = []
@@ -122,8 +122,8 @@ class StagingTree:
             self._parent, self._above = parent, above
         return self._parent, name
 
-    def _corrupt(self, entry: FileEntry, why: str) -> CorruptRecordError:
-        message = f"{self._where}: {entry.path!r} is damaged: {why}; nothing was changed"
+    def _corrupt(self, entry: FileEntry, reason: str) -> CorruptRecordError:
+        message = f"{self._where}: {entry.path!r} is damaged: {reason}; nothing was changed"
         return CorruptRecordError(message, where=self._where, path=entry.path)
 
 
@@ -168,8 +168,8 @@ def require_room(home: Folder, wanted: int) -> None:
     """
     if not hasattr(os, "statvfs"):
         return
-    found = os.statvfs(home.path)
-    free = found.f_bavail * found.f_frsize
+    free_bytes = os.statvfs(home.path)
+    free = free_bytes.f_bavail * free_bytes.f_frsize
     if wanted + SPARE > free:
         message = (
             f"the archive's files take {wanted} bytes, and {home.path} has {free} left: make room, "

@@ -79,9 +79,9 @@ class TarReader:
 
     """
 
-    def __init__(self, read: Read, where: str) -> None:
+    def __init__(self, read: Read, place: str) -> None:
         self._read = read
-        self._where = where
+        self._where = place
         self._number = 0
 
     def next(self) -> Member | None:
@@ -92,19 +92,19 @@ class TarReader:
 
         """
         self._number += 1
-        said: dict[str, str] = {}
+        header: dict[str, str] = {}
         while True:
             block = self.exactly(BLOCK)
             if block == bytes(BLOCK):
-                self._require_end(said)
+                self._require_end(header)
                 return None
             kind = block[156:157]
             info = self._header(block)
             if kind not in {_EXTENDED, _LONG_NAME}:
-                return self._member(kind, info, said)
-            if said:
+                return self._member(kind, info, header)
+            if header:
                 raise self.refused("it has several headers")
-            said = self._extended(kind, info.size)
+            header = self._extended(kind, info.size)
 
     def _header(self, block: bytes) -> tarfile.TarInfo:
         try:
@@ -124,19 +124,19 @@ class TarReader:
         except ValueError:
             raise self.refused("its extended header is damaged") from None
 
-    def _member(self, kind: bytes, info: tarfile.TarInfo, said: dict[str, str]) -> Member:
+    def _member(self, kind: bytes, info: tarfile.TarInfo, header: dict[str, str]) -> Member:
         if kind not in {b"0", b"\0", _FOLDER}:
             what = _KINDS.get(kind, f"of the unknown kind {kind!r}")
             raise self.refused(
                 f"{info.name[:200]!r} is {what}; only files and folders are restored"
             )
-        unknown = sorted(said.keys() - _KEYS - {"path", "size"})
+        unknown = sorted(header.keys() - _KEYS - {"path", "size"})
         if unknown:
             raise self.refused(f"its extended header says {unknown[0][:60]!r}")
-        size = said.get("size", str(info.size))
+        size = header.get("size", str(info.size))
         if not size.isascii() or not size.isdecimal() or len(size) > 18:
             raise self.refused("its size is no number")
-        path = said.get("path", info.name)
+        path = header.get("path", info.name)
         is_folder = kind == _FOLDER
         if is_folder:
             path = path.removesuffix("/")
@@ -156,26 +156,26 @@ class TarReader:
             raise self.refused("the file ends within it")
         return data
 
-    def _require_end(self, said: dict[str, str]) -> None:
-        if said or self._read(BLOCK) != bytes(BLOCK):
+    def _require_end(self, header: dict[str, str]) -> None:
+        if header or self._read(BLOCK) != bytes(BLOCK):
             raise self.refused("the archive ends within it")
         for _ in range(1024):  # tar fills up to whole records
-            rest = self._read(BLOCK)
-            if not rest:
+            trailing = self._read(BLOCK)
+            if not trailing:
                 return
-            if rest.strip(b"\0"):
+            if trailing.strip(b"\0"):
                 break
         raise self.refused("there is more behind the archive's end")
 
-    def refused(self, why: str) -> CorruptRecordError:
+    def refused(self, reason: str) -> CorruptRecordError:
         """Return the error for the member at hand."""
-        message = f"{self._where}, member {self._number}: {why}; nothing was changed"
+        message = f"{self._where}, member {self._number}: {reason}; nothing was changed"
         return CorruptRecordError(message, where=self._where, member=self._number)
 
 
 def _pairs(data: bytes) -> list[tuple[str, str]]:
     """Return what an extended header says; raise ValueError where it is damaged."""
-    found: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     while data:
         length, _, _ = data.partition(b" ")
         size = int(length[:6])
@@ -183,7 +183,7 @@ def _pairs(data: bytes) -> list[tuple[str, str]]:
         if size <= len(length) + 1 or not line.endswith(b"\n"):
             raise ValueError("no record")
         key, equals, value = line[:-1].partition(b"=")
-        if not equals or key.decode() in dict(found):
+        if not equals or key.decode() in dict(pairs):
             raise ValueError("no pair, or one that is there twice")
-        found.append((key.decode(), value.decode()))
-    return found
+        pairs.append((key.decode(), value.decode()))
+    return pairs

@@ -85,8 +85,8 @@ class EventSigner:
     def next(self, event: KernelEvent) -> str:
         """Return the seal of the next event."""
         plain = {name: getattr(event, name) for name in KernelEvent.__struct_fields__}
-        whole = self.hash.encode() + msgspec.json.encode(plain, order="sorted")
-        self.hash = hashlib.sha256(whole).hexdigest()[:32]
+        is_complete = self.hash.encode() + msgspec.json.encode(plain, order="sorted")
+        self.hash = hashlib.sha256(is_complete).hexdigest()[:32]
         self.count += 1
         return self.hash
 
@@ -143,39 +143,39 @@ def _decoded(
     path: Path, type: type[T], tell: Callable[[str, int], object]
 ) -> Iterator[tuple[int, T]]:
     decode = decoder_of(type).decode
-    for number, line, whole in _lines(path, tell):
+    for number, line, is_complete in _lines(path, tell):
         try:
             check_depth(line)
-            one = decode(line)
+            text_line = decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError, FormatError) as error:
-            what = f"it cannot be read ({error})" if whole else "the file was torn here"
+            what = f"it cannot be read ({error})" if is_complete else "the file was torn here"
             tell(f"{path.name}: {what}: the line was left out", number)
         else:
-            yield number, one
+            yield number, text_line
 
 
 def saved_snapshots(
     folder: Path, tell: Callable[[str, int], object]
 ) -> Iterator[tuple[int, SavedSnapshot]]:
     """Give the checkpoints of a folder, with the numbers of their lines."""
-    for number, one in _decoded(folder / CHECKPOINTS_FILE, SavedSnapshot, tell):
+    for number, snapshot in _decoded(folder / CHECKPOINTS_FILE, SavedSnapshot, tell):
         try:
-            canonical(one.state)
+            canonical(snapshot.state)
         except FormatError as error:
-            what = f"the state of checkpoint {one.snapshot_id} cannot be read ({error})"
+            what = f"the state of checkpoint {snapshot.snapshot_id} cannot be read ({error})"
             tell(f"{CHECKPOINTS_FILE}: {what}: the line was left out", number)
         else:
-            yield number, one
+            yield number, snapshot
 
 
 def saved_events(
     folder: Path, tell: Callable[[str, int], object], go_on: Callable[[], bool] = lambda: True
 ) -> Iterator[tuple[int, SavedEvent]]:
     """Give the events of a folder as they stand there, with the numbers of their lines."""
-    for one in _decoded(folder / EVENTS_FILE, SavedEvent, tell):
+    for event in _decoded(folder / EVENTS_FILE, SavedEvent, tell):
         if not go_on():
             return
-        yield one
+        yield event
 
 
 def replay_folder(
@@ -271,29 +271,29 @@ def events_by_time(
 
     *each* is called with every event in the order of the file; *go_on* ends it by False.
     """
-    found = saved_events(folder, tell, go_on)
+    events_found = saved_events(folder, tell, go_on)
     if _is_in_order(folder, go_on):
-        for number, event in found:
+        for number, event in events_found:
             each(number, event)
             yield number, event
         return
     with tempfile.TemporaryFile() as file:
         begins: list[int] = []
-        for some in _sorted_runs(found, each):
+        for some in _sorted_runs(events_found, each):
             begins.append(file.tell())
             file.writelines(line for _, line in some)
         ends = [*begins[1:], file.tell()] if begins else []
         runs = [_run(file, *ends_at) for ends_at in zip(begins, ends, strict=True)]
-        yield from heapq.merge(*runs, key=lambda one: (one[1].timestamp, one[0]))
+        yield from heapq.merge(*runs, key=lambda item: (item[1].timestamp, item[0]))
 
 
 def _sorted_runs(
-    found: Iterator[tuple[int, SavedEvent]], each: Callable[[int, SavedEvent], object]
+    runs: Iterator[tuple[int, SavedEvent]], each: Callable[[int, SavedEvent], object]
 ) -> Iterator[list[tuple[int, bytes]]]:
     """Give events in parts that memory has room for, each by time: the time, and a line."""
     some: list[tuple[int, bytes]] = []
     size = 0
-    for number, event in found:
+    for number, event in runs:
         each(number, event)
         line = b"%d " % number + msgspec.json.encode(event) + b"\n"
         some.append((event.timestamp, line))
@@ -333,37 +333,37 @@ class _Snapshots:
     def __init__(self, folder: Path, run: Replay) -> None:
         self._run = run
         self._kept: dict[int, _CheckpointHeader] = {}
-        for number, one in saved_snapshots(folder, run.problem):
-            if one.snapshot_id in self._kept:
-                before = self._kept[one.snapshot_id].line
-                what = f"checkpoint {one.snapshot_id} stands in line {before}, too"
+        for number, saved_snapshot in saved_snapshots(folder, run.problem):
+            if saved_snapshot.snapshot_id in self._kept:
+                before = self._kept[saved_snapshot.snapshot_id].line
+                what = f"checkpoint {saved_snapshot.snapshot_id} stands in line {before}, too"
                 run.problem(f"{CHECKPOINTS_FILE}: {what}", number)
                 continue
-            digest = state_digest(bytes(one.state))
-            self._kept[one.snapshot_id] = _CheckpointHeader(
-                number, one.label, one.timestamp, digest
+            digest = state_digest(bytes(saved_snapshot.state))
+            self._kept[saved_snapshot.snapshot_id] = _CheckpointHeader(
+                number, saved_snapshot.label, saved_snapshot.timestamp, digest
             )
         self._untold = set(self._kept)
 
     def compare(self, number: int, event: KernelEvent) -> None:
         """Compare an event with the checkpoint that it tells of."""
         run, which = self._run, event.detail.get("snapshot")
-        kept = self._kept.get(which) if isinstance(which, int) else None
-        if kept is not None:
+        header = self._kept.get(which) if isinstance(which, int) else None
+        if header is not None:
             self._untold.discard(which)
-        said: Any = event.detail.get("state_sha256")
+        digest: Any = event.detail.get("state_sha256")
         if event.detail.get(PRUNED):
             run.unverified += 1
-        elif kept is None:
+        elif header is None:
             run.problem(f"checkpoint {which} is not in {CHECKPOINTS_FILE}", number)
-        elif event.label is not None and kept.label != event.label:
-            what = f"it is called {kept.label!r} in line {kept.line} of {CHECKPOINTS_FILE}"
+        elif event.label is not None and header.label != event.label:
+            what = f"it is called {header.label!r} in line {header.line} of {CHECKPOINTS_FILE}"
             run.problem(f"checkpoint {which}: {what}", number)
-        elif said is not None and said != kept.digest:
-            what = f"its state in line {kept.line} of {CHECKPOINTS_FILE} is not what was recorded"
+        elif digest is not None and digest != header.digest:
+            what = f"its state in line {header.line} of {CHECKPOINTS_FILE} is not what was recorded"
             run.problem(f"checkpoint {which}: {what}", number)
-        elif said is not None and kept.timestamp + 1 != event.timestamp:
-            what = f"its time in line {kept.line} of {CHECKPOINTS_FILE} is not what was recorded"
+        elif digest is not None and header.timestamp + 1 != event.timestamp:
+            what = f"its time in line {header.line} of {CHECKPOINTS_FILE} is not what was recorded"
             run.problem(f"checkpoint {which}: {what}", number)
         else:
             run.snapshots += 1

@@ -97,12 +97,14 @@ async def _checkpoint_lines(
     reading: JournalReader, digests: dict[int, str]
 ) -> AsyncGenerator[bytes, None]:
     cut, walk = await reading.cut(), reading.walk()
-    for one in list((await reading.chain()).by_id.values()):
-        if isinstance(one.state, CapturedState) and one.event_seq < cut:
+    for checkpoint in list((await reading.chain()).by_id.values()):
+        if isinstance(checkpoint.state, CapturedState) and checkpoint.event_seq < cut:
             continue
-        state = await _state_of(reading, one, walk)
-        digests[one.id] = state_digest(state)
-        line = SavedSnapshot(one.id, one.label, one.timestamp, msgspec.Raw(state))
+        state = await _state_of(reading, checkpoint, walk)
+        digests[checkpoint.id] = state_digest(state)
+        line = SavedSnapshot(
+            checkpoint.id, checkpoint.label, checkpoint.timestamp, msgspec.Raw(state)
+        )
         yield msgspec.json.encode(line) + b"\n"
 
 
@@ -145,18 +147,19 @@ def check_pair(folder: Path, *, newest: int = -1) -> None:
         ReplayError: A file cannot be read.
 
     """
-    for line, one in saved_snapshots(folder, lambda *_: None):
-        where = f"{folder / CHECKPOINTS_FILE}, line {line}: checkpoint {one.snapshot_id}"
-        if one.snapshot_id <= newest:
+    for line, snapshot in saved_snapshots(folder, lambda *_: None):
+        position = f"{folder / CHECKPOINTS_FILE}, line {line}: checkpoint {snapshot.snapshot_id}"
+        if snapshot.snapshot_id <= newest:
             message = (
-                f"{where} comes after {newest}: ids must go up from 0, and be new to the session: "
+                f"{position} comes after {newest}: ids must go up from 0, and be new to the "
+                "session: "
                 "sort the lines, or take them into a new session"
             )
-            raise ConfigError(message, checkpoint=one.snapshot_id)
-        if is_deeper(bytes(one.state), MAX_VALUE_DEPTH):
-            message = f"{where} nests deeper than {MAX_VALUE_DEPTH} levels: remove the line"
-            raise ConfigError(message, checkpoint=one.snapshot_id)
-        newest = one.snapshot_id
+            raise ConfigError(message, checkpoint=snapshot.snapshot_id)
+        if is_deeper(bytes(snapshot.state), MAX_VALUE_DEPTH):
+            message = f"{position} nests deeper than {MAX_VALUE_DEPTH} levels: remove the line"
+            raise ConfigError(message, checkpoint=snapshot.snapshot_id)
+        newest = snapshot.snapshot_id
 
 
 class AuditPair(msgspec.Struct, frozen=True):
@@ -228,8 +231,8 @@ class _AuditPairReader:
 
     async def _peek(self) -> SavedSnapshot | None:
         if self._ahead is None:
-            found = await anyio.to_thread.run_sync(next, self._snapshots, None)
-            self._ahead = None if found is None else found[1]
+            first_line = await anyio.to_thread.run_sync(next, self._snapshots, None)
+            self._ahead = None if first_line is None else first_line[1]
         return self._ahead
 
     async def _make(self, chain: CheckpointChain, event: KernelEvent) -> None:
@@ -248,20 +251,20 @@ class _AuditPairReader:
                 hash="",
             )
         )
-        made = Entry(CHECKPOINT, encode(checkpoint), end=False)
-        journal.accept((made, self._entry(event, 2, _OURS)))
+        events_made = Entry(CHECKPOINT, encode(checkpoint), end=False)
+        journal.accept((events_made, self._entry(event, 2, _OURS)))
         self._made += 1
 
     def _entry(self, event: KernelEvent, later: int, without: tuple[str, ...]) -> Entry:
         """Return the record of an event, with none of what is only for files."""
         ours = without if event.kind == SNAPSHOT_CREATED else ()
-        told = {name: event.detail[name] for name in event.detail if name not in ours}
+        payload = {name: event.detail[name] for name in event.detail if name not in ours}
         placed = KernelEvent(
             token_id=event.token_id,
             timestamp=self._journal.clock + later,
             kind=event.kind,
             label=event.label,
-            detail=told,
+            detail=payload,
         )
         return Entry(EVENT, encode(placed))
 

@@ -66,10 +66,10 @@ def state_hash(state: CapturedState | ExplicitState) -> str:
 
 def hash_of(link: Checkpoint | Pruning) -> str:
     """Return the hash that a link has to have."""
-    said = {name: getattr(link, name) for name in link.__struct_fields__ if name != "hash"}
+    hashed = {name: getattr(link, name) for name in link.__struct_fields__ if name != "hash"}
     if isinstance(link, Checkpoint):
-        said["state_hash"] = state_hash(said.pop("state"))
-    return digest(canonical(said))
+        hashed["state_hash"] = state_hash(hashed.pop("state"))
+    return digest(canonical(hashed))
 
 
 _Sealable: TypeAlias = Checkpoint | Pruning
@@ -119,8 +119,8 @@ class CheckpointChain:
             return
         link: Link = decode(payload, Link)
         if isinstance(link, Pruning):
-            for one in link.ids:
-                self._bury(one)
+            for checkpoint in link.ids:
+                self._bury(checkpoint)
         self._add(link)
 
     def _add(self, link: Link) -> None:
@@ -134,14 +134,14 @@ class CheckpointChain:
         self.links.append(link)
 
     def _bury(self, id: int) -> None:
-        gone = self.by_id.pop(id, None)
-        if gone is not None:
+        pruned = self.by_id.pop(id, None)
+        if pruned is not None:
             self.links[self._places[id]] = Tombstone(
                 id=id,
-                event_seq=gone.event_seq,
-                captured=_is_captured(gone),
-                previous=gone.previous,
-                hash=gone.hash,
+                event_seq=pruned.event_seq,
+                captured=_is_captured(pruned),
+                previous=pruned.previous,
+                hash=pruned.hash,
             )
 
     def had(self, id: int) -> bool:
@@ -161,7 +161,9 @@ class CheckpointChain:
     @property
     def needed(self) -> Checkpoint | None:
         """The oldest checkpoint of the session itself: from there on, it has to stay known."""
-        return next((one for one in self.by_id.values() if _is_captured(one)), None)
+        return next(
+            (checkpoint for checkpoint in self.by_id.values() if _is_captured(checkpoint)), None
+        )
 
     def document(self) -> bytes:
         """Return the chain as lines."""
@@ -182,22 +184,22 @@ def fold_chain(old: bytes | None, records: Sequence[Record]) -> bytes:
 
 def problems_of(links: Iterable[Link]) -> list[ChainProblem]:
     """Return what does not fit in a chain: a changed link, a missing one, an id out of order."""
-    found: list[ChainProblem] = []
+    problems: list[ChainProblem] = []
     previous, newest = FIRST, -1
     for link in links:
         number = None if isinstance(link, Pruning) else link.id
         if not isinstance(link, Tombstone) and link.hash != hash_of(link):
-            found.append(
+            problems.append(
                 ChainProblem(number, "it was changed: its hash is not that of what it says")
             )
         if link.previous != previous:
-            found.append(ChainProblem(number, "the link before it was changed or is missing"))
+            problems.append(ChainProblem(number, "the link before it was changed or is missing"))
         if number is not None:
             if number <= newest:
-                found.append(ChainProblem(number, f"its id comes after {newest}"))
+                problems.append(ChainProblem(number, f"its id comes after {newest}"))
             newest = max(newest, number)
         previous = link.hash
-    return found
+    return problems
 
 
 # The digest of a run of the log's records: what a checkpoint of a session is sealed with
@@ -270,4 +272,4 @@ def let_go(ids: Sequence[int], keep: int | Collection[int]) -> tuple[int, ...]:
             "checkpoints.states() lists them"
         )
         raise ConfigError(message, option="keep", unknown=unknown)
-    return tuple(one for one in ids if one not in keep)
+    return tuple(checkpoint for checkpoint in ids if checkpoint not in keep)

@@ -33,9 +33,9 @@ def difference(before: Any, after: Any) -> Difference:
     Difference(added={'/c': 0}, removed={'/a': 1},
                changed={'/b/1': ValueChange(before=2, after=3)})
     """
-    found = Difference(added={}, removed={}, changed={})
-    _compare(before, after, "", found)
-    return found
+    differences = Difference(added={}, removed={}, changed={})
+    _compare(before, after, "", differences)
+    return differences
 
 
 def _compare(before: Any, after: Any, path: str, found: Difference) -> None:
@@ -49,7 +49,7 @@ def _compare(before: Any, after: Any, path: str, found: Difference) -> None:
             _compare(value, ours[step], path + step, found)
         else:
             found.removed[path + step] = value
-    found.added.update({path + step: one for step, one in ours.items() if step not in theirs})
+    found.added.update({path + step: our for step, our in ours.items() if step not in theirs})
 
 
 def _items(value: Any) -> Iterator[tuple[str, Any]]:

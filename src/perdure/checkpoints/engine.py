@@ -120,29 +120,33 @@ class CheckpointReader:
 
     async def _known(self, id: int) -> Checkpoint:
         chain = await self._reading.chain()
-        found = chain.by_id.get(id)
-        if found is None:
-            gone = "was pruned" if chain.had(id) else "was never made"
+        checkpoint = chain.by_id.get(id)
+        if checkpoint is None:
+            fate = "was pruned" if chain.had(id) else "was never made"
             message = (
-                f"session {self._reading.key} has no checkpoint {id}: it {gone}; "
+                f"session {self._reading.key} has no checkpoint {id}: it {fate}; "
                 "checkpoints.states() lists those that there are"
             )
             raise ConfigError(message, key=str(self._reading.key), checkpoint=id)
-        return found
+        return checkpoint
 
     async def _sound(self, id: int) -> Checkpoint:
         """Return a checkpoint that is as it was made, and so is what it is of."""
-        found = await self._known(id)
-        bad = [one for one in problems_of((await self._reading.chain()).links) if one.id == id]
-        bad += await state_problems(self._reading, found)
+        problems = await self._known(id)
+        bad = [
+            problem
+            for problem in problems_of((await self._reading.chain()).links)
+            if problem.id == id
+        ]
+        bad += await state_problems(self._reading, problems)
         if bad:
-            what = "; ".join(one.what for one in bad)
+            what = "; ".join(problem.what for problem in bad)
             message = (
                 f"checkpoint {id} of session {self._reading.key} cannot be gone back to: {what}; "
                 "nothing was changed"
             )
             raise CorruptRecordError(message, key=str(self._reading.key), checkpoint=id)
-        return found
+        return problems
 
 
 # Checkpoints of a session: made, looked at, gone back to, let go
@@ -298,11 +302,11 @@ class CheckpointEngine(CheckpointReader):
         async with self._lock:
             journal = self._journal
             chain = await journal.chain()
-            gone = let_go(tuple(chain.by_id), keep)
-            if gone:
+            pruned = let_go(tuple(chain.by_id), keep)
+            if pruned:
                 pruning: Pruning = sealed(
                     Pruning(
-                        ids=gone,
+                        ids=pruned,
                         timestamp=journal.clock + 1,
                         event_seq=journal.version,
                         previous=chain.head,
@@ -311,7 +315,7 @@ class CheckpointEngine(CheckpointReader):
                 )
                 journal.accept((Entry(CHECKPOINTS_PRUNED, encode(pruning)),))
                 await journal.save()
-            return gone
+            return pruned
 
     async def _append(
         self, label: str, given: ExplicitState | None, *, back_to: int | None = None
@@ -319,11 +323,11 @@ class CheckpointEngine(CheckpointReader):
         """Append a checkpoint and its event, behind what leads back where that is asked for."""
         journal = self._journal
         if given is None:
-            way, chain, state = await self._captured(back_to)
+            rollback_entries, chain, state = await self._captured(back_to)
         else:
-            way, chain, state = (), await journal.chain(), given
+            rollback_entries, chain, state = (), await journal.chain(), given
         # From here on nothing is awaited: what was read is as of the newest record.
-        seq = journal.version + len(way)
+        seq = journal.version + len(rollback_entries)
         checkpoint: Checkpoint = sealed(
             Checkpoint(
                 id=chain.newest_id + 1,
@@ -335,11 +339,11 @@ class CheckpointEngine(CheckpointReader):
                 hash="",
             )
         )
-        group = (*way, Entry(CHECKPOINT, encode(checkpoint)), self._event(checkpoint))
-        whole = tuple(entry._replace(end=False) for entry in group[:-1])
+        group = (*rollback_entries, Entry(CHECKPOINT, encode(checkpoint)), self._event(checkpoint))
+        chain_after = tuple(entry._replace(end=False) for entry in group[:-1])
         if back_to is not None:
             journal.going_back()
-        journal.accept((*whole, group[-1]), captured=None if given is not None else seq)
+        journal.accept((*chain_after, group[-1]), captured=None if given is not None else seq)
         await journal.save()
         return checkpoint
 
@@ -349,13 +353,15 @@ class CheckpointEngine(CheckpointReader):
         """Return what leads back, the chain, and the state behind it, as of the newest record."""
         journal = self._journal
         for _ in range(_TRIES):
-            way = RollbackEntries(0, ()) if back_to is None else await journal.way_back(back_to)
+            rollback_entries = (
+                RollbackEntries(0, ()) if back_to is None else await journal.way_back(back_to)
+            )
             digest = (await journal.digest()).copy()
             chain = await journal.chain()
-            if digest.seq == journal.version and way.version in (0, digest.seq):
-                for seq, entry in enumerate(way.entries, journal.version + 1):
+            if digest.seq == journal.version and rollback_entries.version in (0, digest.seq):
+                for seq, entry in enumerate(rollback_entries.entries, journal.version + 1):
                     digest.feed(seq, entry.kind, entry.payload)
-                return way.entries, chain, CapturedState(digest.since, digest.value)
+                return rollback_entries.entries, chain, CapturedState(digest.since, digest.value)
         message = (
             f"session {journal.key} is being appended to all the time: go back in a turn, or when "
             "nothing else runs"

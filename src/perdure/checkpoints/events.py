@@ -136,6 +136,8 @@ async def read_events(
     log = reading.store.read_log(reading.key, after=after, before=upto)
     async with aclosing(log):
         async for chunk in log:
-            found = (event_of(one.payload) for one in chunk.records if one.kind == EVENT)
-            events += [event for event in found if event is not None]
+            events_read = (
+                event_of(record.payload) for record in chunk.records if record.kind == EVENT
+            )
+            events += [event for event in events_read if event is not None]
     return sorted(events, key=lambda event: event.timestamp)

@@ -56,14 +56,14 @@ async def replayed(
     run = Replay("record", gapless=True, clock=clock)
     for problem in problems_of(chain.links):
         run.problem(f"checkpoint {problem.id}: {problem.what}")
-    made: Checkpoint | None = None
+    newest: Checkpoint | None = None
     calls = _ToolCalls()
     log = reading.store.read_log(reading.key, after=after, before=reading.head + 1)
     async with aclosing(log):
         async for chunk in log:
             for record in chunk.records:
                 if record.kind == CHECKPOINT:
-                    made = decode(record.payload, Checkpoint)
+                    newest = decode(record.payload, Checkpoint)
                 calls.note(record)
                 item = _item(record)
                 if item is None:
@@ -72,7 +72,7 @@ async def replayed(
                 if row is not None and on_row is not None:
                     on_row(calls.completed(row))
                 if item.event is not None and item.event.kind == SNAPSHOT_CREATED:
-                    await _compare(run, item, made, reading, chain)
+                    await _compare(run, item, newest, reading, chain)
     return run.report(str(reading.key), since=since)
 
 
@@ -156,21 +156,25 @@ def event_of(payload: bytes) -> KernelEvent | None:
 async def _compare(
     run: Replay,
     item: ReplayItem,
-    made: Checkpoint | None,
+    replayed_checkpoint: Checkpoint | None,
     reading: JournalReader,
     chain: CheckpointChain,
 ) -> None:
     """Compare a ``snapshot_created`` event with the checkpoint that stands before it."""
     assert item.event is not None
     number = item.event.detail.get("snapshot")
-    is_made = made is not None and made.id == number
+    is_made = replayed_checkpoint is not None and replayed_checkpoint.id == number
     if item.event.detail.get(PRUNED) and not is_made:
         run.unverified += 1  # it was imported so
         return
-    if made is None or not is_made or item.event.label not in {made.label, None}:
+    if (
+        replayed_checkpoint is None
+        or not is_made
+        or item.event.label not in {replayed_checkpoint.label, None}
+    ):
         run.problem(f"checkpoint {number} does not stand before its event", item.place)
         return
-    known = chain.by_id.get(made.id)
+    known = chain.by_id.get(replayed_checkpoint.id)
     if known is None:
         run.unverified += 1
         return
@@ -178,9 +182,9 @@ async def _compare(
         run.unverified += 1
         return
     for problem in await state_problems(reading, known):
-        run.problem(f"checkpoint {made.id}: {problem.what}", item.place)
-    if known != made:
-        run.problem(f"checkpoint {made.id} is not what was recorded", item.place)
+        run.problem(f"checkpoint {replayed_checkpoint.id}: {problem.what}", item.place)
+    if known != replayed_checkpoint:
+        run.problem(f"checkpoint {replayed_checkpoint.id} is not what was recorded", item.place)
     run.snapshots += 1
 
 
@@ -197,12 +201,12 @@ async def replay_files(
         ReplayError: There are no events there, or a line is larger than any event.
 
     """
-    left = threading.Event()
-    play = partial(replay_folder, folder, on_row=on_row, go_on=lambda: not left.is_set())
+    remaining = threading.Event()
+    play = partial(replay_folder, folder, on_row=on_row, go_on=lambda: not remaining.is_set())
     try:
         return await anyio.to_thread.run_sync(play, abandon_on_cancel=True)
     finally:
-        left.set()  # the thread of a cancelled replay ends soon
+        remaining.set()  # the thread of a cancelled replay ends soon
 
 
 def diverged(report: ReplayReport) -> ReplayDivergedError:

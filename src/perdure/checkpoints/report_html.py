@@ -96,7 +96,7 @@ def _summary(report: ReplayReport) -> str:
 def _problems(report: ReplayReport) -> str:
     if report.ok:
         return ""
-    items = "".join(f"<li>{_text(one)}</li>" for one in report.problems)
+    items = "".join(f"<li>{_text(problem)}</li>" for problem in report.problems)
     more = report.problem_count - len(report.problems)
     return f"<h2>Problems</h2><ul>{items}</ul>" + (f"<p>and {more:,} more</p>" if more else "")
 
@@ -116,10 +116,10 @@ def _happened(rows: Sequence[TimelineRow], left_out: int) -> str:
     if not rows:
         return ""
     cells = [
-        (one.timestamp, one.token_id, one.what, one.name, one.detail, _clock(one.at))
-        for one in map(shown, rows)
+        (row.timestamp, row.token_id, row.what, row.name, row.detail, _clock(row.at))
+        for row in map(shown, rows)
     ]
-    kinds = [one.what for one in rows]
+    kinds = [row.what for row in rows]
     table = _table(("time", "turn", "what", "name", "detail", "clock (UTC)"), cells, kinds)
     more = f"<p>and {left_out:,} more: the report in JSON has them all</p>" if left_out else ""
     return f"<h2>Decisions, and what was used</h2>{table}{more}"

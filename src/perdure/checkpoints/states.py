@@ -120,13 +120,13 @@ async def read_bytes(store: Store, tenant: str, given: ExplicitState) -> bytes:
         async for _, node in nodes:
             if node.level == 1:
                 leaves += [leaf.name for leaf in node.below]
-    found: dict[str, bytes] = {}
+    chunks: dict[str, bytes] = {}
 
     async def read(name: str) -> None:
-        found[name] = await _blob(store, tenant, name)
+        chunks[name] = await _blob(store, tenant, name)
 
     await each(sorted(set(leaves)), read)
-    return b"".join(found[name] for name in leaves)
+    return b"".join(chunks[name] for name in leaves)
 
 
 async def _tree(store: Store, tenant: str, root: str) -> MerkleTree | None:
@@ -150,13 +150,13 @@ async def _nodes(
     store: Store, tenant: str, root: str
 ) -> AsyncGenerator[tuple[str, TreeNode], None]:
     """Give a tree's nodes, those above leaves in the order of the state."""
-    left = [root]
-    while left:
-        name = left.pop()
+    remaining = [root]
+    while remaining:
+        name = remaining.pop()
         node = node_of(await _blob(store, tenant, name))
         yield name, node
         if node.level > 1:
-            left += [below.name for below in reversed(node.below)]
+            remaining += [below.name for below in reversed(node.below)]
 
 
 async def _blob(store: Store, tenant: str, name: str) -> bytes:

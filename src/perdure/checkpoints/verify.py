@@ -45,9 +45,9 @@ async def verified(reading: JournalReader) -> Verification:
                 runs.feed(record)
                 written.apply(record.kind, record.payload)
     problems += _differing(chain, written) + runs.problems
-    for one in chain.by_id.values():
-        if isinstance(one.state, ExplicitState):
-            problems += await state_problems(reading, one)
+    for problem in chain.by_id.values():
+        if isinstance(problem.state, ExplicitState):
+            problems += await state_problems(reading, problem)
     return Verification(
         checkpoints=len(chain.by_id),
         pruned=sum(isinstance(link, Tombstone) for link in chain.links),
@@ -79,9 +79,15 @@ class _Runs:
     """The runs of the log that checkpoints are sealed with, one after the other."""
 
     def __init__(self, chain: CheckpointChain, cut: int) -> None:
-        captured = [one for one in chain.by_id.values() if isinstance(one.state, CapturedState)]
-        self.unchecked: tuple[int, ...] = tuple(one.id for one in captured if _since(one) < cut)
-        self._left = deque(one for one in captured if _since(one) >= cut)
+        captured = [
+            checkpoint
+            for checkpoint in chain.by_id.values()
+            if isinstance(checkpoint.state, CapturedState)
+        ]
+        self.unchecked: tuple[int, ...] = tuple(
+            checkpoint.id for checkpoint in captured if _since(checkpoint) < cut
+        )
+        self._left = deque(checkpoint for checkpoint in captured if _since(checkpoint) >= cut)
         self._digest = LogDigest(_since(self._left[0])) if self._left else None
         self._found: list[ChainProblem] = []
         self._end()
@@ -95,15 +101,15 @@ class _Runs:
     def _end(self) -> None:
         """Compare the runs that are whole, and go on to the next one."""
         while self._digest is not None and self._digest.seq >= self._left[0].event_seq:
-            one, digest = self._left.popleft(), self._digest
-            if isinstance(one.state, CapturedState) and digest.value != one.state.log:
-                self._found.append(_changed(one))
+            checkpoint, digest = self._left.popleft(), self._digest
+            if isinstance(checkpoint.state, CapturedState) and digest.value != checkpoint.state.log:
+                self._found.append(_changed(checkpoint))
             self._digest = LogDigest(_since(self._left[0])) if self._left else None
 
     @property
     def problems(self) -> list[ChainProblem]:
         """What does not fit, runs that did not come to their end among it."""
-        return self._found + [_changed(one) for one in self._left]
+        return self._found + [_changed(problem) for problem in self._left]
 
 
 def _since(checkpoint: Checkpoint) -> int:
@@ -118,7 +124,7 @@ def _changed(checkpoint: Checkpoint) -> ChainProblem:
 def _differing(chain: CheckpointChain, written: CheckpointChain) -> list[ChainProblem]:
     """Return the checkpoints that the document knows otherwise than the log."""
     return [
-        ChainProblem(one.id, "the log's record of it is another one than the document's")
-        for one in written.by_id.values()
-        if chain.by_id.get(one.id) != one
+        ChainProblem(checkpoint.id, "the log's record of it is another one than the document's")
+        for checkpoint in written.by_id.values()
+        if chain.by_id.get(checkpoint.id) != checkpoint
     ]

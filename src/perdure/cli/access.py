@@ -94,10 +94,10 @@ async def _tenants(store: Store) -> list[str]:
     try:
         return await store.tenants()
     except CorruptRecordError:
-        found = await found_keys(store)
-        if found is None:
+        tenants = await found_keys(store)
+        if tenants is None:
             raise
-        return [key.tenant for key in found]
+        return [key.tenant for key in tenants]
 
 
 def layers(store: Store) -> Iterator[Store]:

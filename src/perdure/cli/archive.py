@@ -69,14 +69,14 @@ def archive(
     _check_action(action, {"--to": to}, "save")
     _check_action(action, {"--from": from_, "--archive": archive}, "restore")
     paths = (*path, *(() if config is None else declared_at(config).declaration.persist_paths))
-    made = partial(_archives, id, home, paths, whole=not only, where=where)
+    archive_made = partial(_archives, id, home, paths, whole_folders=not only, where=where)
     if action == "list":
-        return anyio.run(_list, made, where)
+        return anyio.run(_list, archive_made, where)
     if action == "save":
         if home is not None and not home.is_dir():  # misspelled: not an empty one to archive
             raise ConfigError(f"--home {home}: there is no such folder", home=str(home))
-        return anyio.run(_save, made, label, to, where)
-    return anyio.run(partial(_restore, made, archive, from_, where, force=force))
+        return anyio.run(_save, archive_made, label, to, where)
+    return anyio.run(partial(_restore, archive_made, archive, from_, where, force=force))
 
 
 def _check_action(action: Action, given: dict[str, object], wanted: Action) -> None:
@@ -91,7 +91,7 @@ async def _archives(
     home: Path | None,
     paths: tuple[str, ...],
     *,
-    whole: bool,
+    whole_folders: bool,
     where: SessionOption,
     write: bool,
 ) -> AsyncGenerator[Archives, None]:
@@ -102,56 +102,63 @@ async def _archives(
             view = await sessions.load(id, session=session, tenant=tenant)
             if view is None:
                 raise no_session(key, store)
-            yield Archives(view, home, paths=paths, whole=whole)
+            yield Archives(view, home, paths=paths, whole=whole_folders)
             return
         if not await sessions.exists(id, session=session, tenant=tenant):
             raise no_session(key, store)
         async with sessions.open(id, session=session, tenant=tenant, on_held="raise") as opened:
-            yield Archives(opened, home, paths=paths, whole=whole)
+            yield Archives(opened, home, paths=paths, whole=whole_folders)
 
 
-async def _list(made: Any, where: SessionOption) -> int:
-    async with made(write=False) as archives:
-        found = await archives.all()
+async def _list(archives_made: Any, where: SessionOption) -> int:
+    async with archives_made(write=False) as archives:
+        stored = await archives.all()
     if where.json:
-        print_json({"home": archives.home, "archives": found})
+        print_json({"home": archives.home, "archives": stored})
         return 0
     now = time.time()
     rows = [
-        (one.id, one.label, ago(one.at, now), str(one.files), size(one.bytes), " ".join(one.paths))
-        for one in found
+        (
+            archive.id,
+            archive.label,
+            ago(archive.at, now),
+            str(archive.files),
+            size(archive.bytes),
+            " ".join(archive.paths),
+        )
+        for archive in stored
     ]
     columns = ("archive", "label", "saved", "files", "bytes", "paths")
     print_table(columns, rows, right="files bytes")
     return 0
 
 
-async def _save(made: Any, label: str, to: Path | None, where: SessionOption) -> int:
-    async with made(write=True) as archives:
+async def _save(archive_made: Any, label: str, to: Path | None, where: SessionOption) -> int:
+    async with archive_made(write=True) as archives:
         with _bar("saving") as progress:
             saved: ArchiveSaved = await archives.save(label=label, progress=progress)
         written = None if to is None else await archives.write(to, saved.archive.id)
     if where.json:
         print_json({**msgspec.to_builtins(saved), "file_bytes": written})
         return 0
-    for one in saved.skipped:
-        say(f"passed over: {one.path}: {one.why}")
+    for path in saved.skipped:
+        say(f"passed over: {path.path}: {path.why}")
     for name in saved.changing:
         say(f"changed while it was read: {name}")
-    whole = f"{saved.archive.files} files, {size(saved.archive.bytes)}"
+    whole_folders = f"{saved.archive.files} files, {size(saved.archive.bytes)}"
     new = "saved" if saved.new else "is the newest, and nothing has changed"
-    say(f"{saved.archive.id} {new}: {whole}, {size(saved.stored_bytes)} of them stored now")
+    say(f"{saved.archive.id} {new}: {whole_folders}, {size(saved.stored_bytes)} of them stored now")
     if to is not None and written is not None:
         say(f"{to}: {size(written)}")
     return 0
 
 
 async def _restore(
-    made: Any, name: str | None, source: Path | None, where: SessionOption, *, force: bool
+    archive_made: Any, name: str | None, source: Path | None, where: SessionOption, *, force: bool
 ) -> int:
     if name is not None and source is not None:
         raise ConfigError("give --archive or --from, not both")
-    async with made(write=True) as archives:
+    async with archive_made(write=True) as archives:
         with _bar("restoring") as progress:
             if source is not None:
                 done = await archives.read(source, force=force, progress=progress)

@@ -51,30 +51,32 @@ class Audit(msgspec.Struct, kw_only=True):
     @property
     def repairable(self) -> bool:
         """Whether there are problems, and a rebuild mends all of them."""
-        return bool(self.problems) and all(one.repairable for one in self.problems)
+        return bool(self.problems) and all(problem.repairable for problem in self.problems)
 
 
 async def audit(store: Store, key: SessionKey) -> Audit:
     """Look at a session in whole: every record, every document, and who holds it."""
-    seen = Audit(key=key)
+    lease_state = Audit(key=key)
     store = lineage = followed(store)  # a fork's log goes on behind its parent's
-    documents = await _documents(store, seen)
+    documents = await _documents(store, lease_state)
     tail = "" if documents is None else documents.unproven_tail
-    records = await _records(store, seen)
-    base, began = await _beginning(lineage, seen)
-    seen.findings += log_problems(records, base)
+    records = await _records(store, lease_state)
+    base, began = await _beginning(lineage, lease_state)
+    lease_state.findings += log_problems(records, base)
     lost = [record for record in records if record.kind == MISSING]
-    seen.findings += _missing_notes(lost)
+    lease_state.findings += _missing_notes(lost)
     if lost:
         documents = None  # they may know what the log does not
-    if documents is not None and not any(one.what == "log" for one in seen.problems):
+    if documents is not None and not any(problem.what == "log" for problem in lease_state.problems):
         log = WholeLog(key, records, began)
-        found = await anyio.to_thread.run_sync(lambda: list(_document_problems(log, documents)))
-        seen.findings += found
+        problems = await anyio.to_thread.run_sync(lambda: list(_document_problems(log, documents)))
+        lease_state.findings += problems
     if tail:
-        seen.findings.append(CheckFinding(what="log", detail=tail, cure=ACCEPT, repairable=True))
-    seen.findings += _lease_notes(await store.holder(key))
-    return seen
+        lease_state.findings.append(
+            CheckFinding(what="log", detail=tail, cure=ACCEPT, repairable=True)
+        )
+    lease_state.findings += _lease_notes(await store.holder(key))
+    return lease_state
 
 
 def _missing_notes(records: list[Record]) -> list[CheckFinding]:
@@ -185,8 +187,8 @@ def _document_problems(log: WholeLog, documents: Documents) -> Iterator[CheckFin
             cure="restore the log's files from a copy",
         )
         return
-    for one in differences(log, documents):
-        yield CheckFinding(what="document", detail=one.detail, cure=REBUILD, repairable=True)
+    for difference in differences(log, documents):
+        yield CheckFinding(what="document", detail=difference.detail, cure=REBUILD, repairable=True)
 
 
 def _lease_notes(holder: LeaseState | None) -> Iterator[CheckFinding]:

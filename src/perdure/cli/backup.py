@@ -51,24 +51,30 @@ def backup(
 
 
 async def _backup(source: str, target: str, verify: bool, wait: float, answer: Answer) -> int:  # noqa: FBT001  # passed by position
-    here, there = existing(source), perdure.store_for(target)
-    await open_read_only(here)
+    source_store, target_store = existing(source), perdure.store_for(target)
+    await open_read_only(source_store)
     try:
-        await require_key(here)
-        await there.open()
+        await require_key(source_store)
+        await target_store.open()
         try:
-            done = await _with_bar("backing up", partial(write_backup, here, there, wait=wait))
-            seen = await _with_bar("verifying", partial(verify_backup, there)) if verify else None
+            done = await _with_bar(
+                "backing up", partial(write_backup, source_store, target_store, wait=wait)
+            )
+            report = (
+                await _with_bar("verifying", partial(verify_backup, target_store))
+                if verify
+                else None
+            )
         finally:
-            await there.aclose()
+            await target_store.aclose()
     finally:
-        await here.aclose()
+        await source_store.aclose()
     if answer.json:
-        facts = {"verified": seen, **msgspec.to_builtins(done)}
-        print_json({"source": here.location, "target": there.location, **facts})
+        facts = {"verified": report, **msgspec.to_builtins(done)}
+        print_json({"source": source_store.location, "target": target_store.location, **facts})
     else:
-        _print_backup(done, seen, there.location)
-    return 1 if done.failed or (seen is not None and seen.problems) else 0
+        _print_backup(done, report, target_store.location)
+    return 1 if done.failed or (report is not None and report.problems) else 0
 
 
 def restore_backup(
@@ -98,22 +104,22 @@ restore_backup.__name__ = "restore-backup"  # what the command is called
 
 
 async def _restore(backup: str, store: str, wait: float, answer: Answer) -> int:
-    here, there = existing(backup), perdure.store_for(store)
-    await open_read_only(here)
+    backup_store, target = existing(backup), perdure.store_for(store)
+    await open_read_only(backup_store)
     try:
-        await require_key(here)
-        await there.open()
+        await require_key(backup_store)
+        await target.open()
         try:
-            done = await _with_bar("restoring", partial(read_back, here, there, wait=wait))
+            done = await _with_bar("restoring", partial(read_back, backup_store, target, wait=wait))
         finally:
-            await there.aclose()
+            await target.aclose()
     finally:
-        await here.aclose()
+        await backup_store.aclose()
     if answer.json:
         facts = msgspec.to_builtins(done)
-        print_json({"source": here.location, "target": there.location, **facts})
+        print_json({"source": backup_store.location, "target": target.location, **facts})
     else:
-        _print_restored(done, there.location)
+        _print_restored(done, target.location)
     return 1 if done.failed else 0
 
 
@@ -129,25 +135,25 @@ async def _with_bar(what: str, act: Callable[..., Awaitable[T]]) -> T:
         return await act(progress=show)
 
 
-def _print_backup(done: Backup, seen: VerifyReport | None, target: str) -> None:
-    for key, why in done.failed.items():
-        say(f"{key}: NOT BACKED UP: {why}")
+def _print_backup(done: Backup, report: VerifyReport | None, target: str) -> None:
+    for key, reason in done.failed.items():
+        say(f"{key}: NOT BACKED UP: {reason}")
     say(
         f"{done.written} of {done.sessions} sessions written to {target}, {done.there} had not "
         f"changed: {done.records} records, {done.blobs} blobs, {size(done.bytes)}"
     )
     if done.forgotten:
         say(f"{done.forgotten} removed from the backup, as they were from the store")
-    if seen is not None:
-        for key, why in seen.problems.items():
-            say(f"{key}: PROBLEM: {why}")
-        problems = len(seen.problems) or "no"
-        say(f"verified: {seen.sessions} sessions, {seen.records} records, {problems} problems")
+    if report is not None:
+        for key, reason in report.problems.items():
+            say(f"{key}: PROBLEM: {reason}")
+        problems = len(report.problems) or "no"
+        say(f"verified: {report.sessions} sessions, {report.records} records, {problems} problems")
 
 
 def _print_restored(done: RestoreSummary, target: str) -> None:
-    for key, why in done.failed.items():
-        say(f"{key}: NOT RESTORED: {why}")
+    for key, reason in done.failed.items():
+        say(f"{key}: NOT RESTORED: {reason}")
     for key in done.forgotten:
         say(f"{key}: was forgotten since the backup, and stays so")
     say(

@@ -237,9 +237,9 @@ def chat(
         ask: Ask before each tool runs: y, n, or a for always.
 
     """
-    made = config(model, base_url, mcp, instructions)
-    made = msgspec.structs.replace(made, approve="ask" if ask else None)
-    is_answered = anyio.run(_chat, id, made, where)
+    agent_made = config(model, base_url, mcp, instructions)
+    agent_made = msgspec.structs.replace(agent_made, approve="ask" if ask else None)
+    is_answered = anyio.run(_chat, id, agent_made, where)
     return 0 if is_answered else 1
 
 
@@ -280,8 +280,8 @@ def config(
     """
     if model is not None:
         options: dict[str, Any] = {} if base_url is None else {"base_url": base_url}
-        made = named_model(model, **options)
-        return AgentConfig(name="chat", model=made, mcp=mcp, instructions=instructions)
+        settings = named_model(model, **options)
+        return AgentConfig(name="chat", model=settings, mcp=mcp, instructions=instructions)
     if base_url is not None or mcp or instructions:
         raise ConfigError("the scripted agent takes no options: give --model openai:NAME, too")
     return AgentConfig(
@@ -299,12 +299,12 @@ async def count_words(text: str) -> int:
 
 def answer(messages: Sequence[Message]) -> ScriptedReply:
     """Return what the scripted model says: it repeats, counts and remembers."""
-    said = [message.text for message in messages if message.role == "user"]
+    text = [message.text for message in messages if message.role == "user"]
     last = messages[-1]
     if last.tool_result is not None:
         return f"Those were {last.tool_result.result} words."
-    if said[-1].lower().startswith("count "):
-        return call("count_words", text=said[-1][len("count ") :])
-    if len(said) == 1:
-        return f"You said {said[-1]!r}. I will remember it. (Try: count these four words)"
-    return f"You said {said[-1]!r}; before that, {said[-2]!r}. I know {len(said)} things you said."
+    if text[-1].lower().startswith("count "):
+        return call("count_words", text=text[-1][len("count ") :])
+    if len(text) == 1:
+        return f"You said {text[-1]!r}. I will remember it. (Try: count these four words)"
+    return f"You said {text[-1]!r}; before that, {text[-2]!r}. I know {len(text)} things you said."

@@ -64,9 +64,9 @@ async def _check(id: str | None, *, repair: bool, grace: float | None, where: Se
         location = store.location
     repaired: list[RepairAction] = []
     if repair:
-        repaired = [await _repair(where, seen) for seen in audits if seen.repairable]
-        folded = [await _repair(where, seen) for seen in audits if _is_unlisted(seen)]
-        index.folded = sum(one.error is None for one in folded)
+        repaired = [await _repair(where, audit) for audit in audits if audit.repairable]
+        folded = [await _repair(where, audit) for audit in audits if _is_unlisted(audit)]
+        index.folded = sum(blob.error is None for blob in folded)
     report = {**_report(location, audits, repaired, blobs), "index": index, "file": file}
     report["problems"] += len(file.left) if file is not None else 0
     if where.json:
@@ -76,8 +76,8 @@ async def _check(id: str | None, *, repair: bool, grace: float | None, where: Se
         print_integrity(file, location, audits, repair=repair)
     _print(report, audits, repaired, repair=repair)
     _print_index(index)
-    for one in blobs:
-        _print_blobs(one)
+    for blob in blobs:
+        _print_blobs(blob)
     return 1 if report["problems"] else 0
 
 
@@ -100,30 +100,31 @@ async def _seen(
 
 
 async def _blobs(store: Store, tenant: str, keys: list[SessionKey], grace: float | None) -> Garbage:
-    found, reached = await garbage(store, tenant, keys)
+    garbage_found, reached = await garbage(store, tenant, keys)
     if grace is not None:
-        await collect(store, found, reached, grace * 3600)
-    return found
+        await collect(store, garbage_found, reached, grace * 3600)
+    return garbage_found
 
 
-def _print_blobs(found: Garbage) -> None:
-    whose = f" of tenant {found.tenant}" if found.tenant else ""
-    if found.receipts:
+def _print_blobs(garbage: Garbage) -> None:
+    whose = f" of tenant {garbage.tenant}" if garbage.tenant else ""
+    if garbage.receipts:
         say(
-            f"blobs{whose}: {found.receipts} are receipts of `perdure migrate` or `restore-backup`,"
+            f"blobs{whose}: {garbage.receipts} are receipts of `perdure migrate` or "
+            "`restore-backup`,"
             " for when it runs again"
         )
-    if found.unknown is not None:
-        say(f"blobs{whose}: none was looked at: {found.unknown}")
-    elif found.swept is not None:
-        swept = found.swept
+    if garbage.unknown is not None:
+        say(f"blobs{whose}: none was looked at: {garbage.unknown}")
+    elif garbage.swept is not None:
+        swept = garbage.swept
         say(
             f"blobs{whose}: {swept.quarantined} set aside, {swept.removed} removed, "
             f"{size(swept.bytes)} freed"
         )
-    elif found.unreachable:
+    elif garbage.unreachable:
         say(
-            f"blobs{whose}: no session reaches {found.unreachable} of {found.blobs}; "
+            f"blobs{whose}: no session reaches {garbage.unreachable} of {garbage.blobs}; "
             "`perdure check --gc` would set them aside"
         )
 
@@ -132,12 +133,12 @@ async def _listed(store: Store, tenant: str) -> tuple[list[str], list[SessionKey
     """Return the tenants and their sessions; past damage, those that can be found."""
     try:
         tenants = [tenant] if tenant else await store.tenants()
-        return tenants, [key for one in tenants for key in await _keys(store, one)]
+        return tenants, [key for listed in tenants for key in await _keys(store, listed)]
     except CorruptRecordError:
-        found = await found_keys(store)
-        if found is None:
+        known = await found_keys(store)
+        if known is None:
             raise
-    keys = [key for key in found if not tenant or key.tenant == tenant]
+    keys = [key for key in known if not tenant or key.tenant == tenant]
     return sorted({key.tenant for key in keys}), keys
 
 
@@ -163,13 +164,13 @@ async def _audit_all(store: Store, keys: list[SessionKey]) -> list[Audit]:
         task = progress.add_task("checking", total=len(keys))
         for key in keys:
             try:
-                seen = await _audit(store, key)
+                audit = await _audit(store, key)
             except ConfigError as error:  # its key is gone, or another one than the others'
                 refused.append(error)
-                seen = Audit(key=key, findings=[CheckFinding(what="key", detail=str(error))])
-            seen.findings += leftovers(store, key)
-            seen.findings += await _dead_letters(store, key)
-            audits.append(seen)
+                audit = Audit(key=key, findings=[CheckFinding(what="key", detail=str(error))])
+            audit.findings += leftovers(store, key)
+            audit.findings += await _dead_letters(store, key)
+            audits.append(audit)
             progress.advance(task)
     if refused and len(refused) == len(keys):
         raise refused[0]  # it is the key that was given
@@ -237,20 +238,20 @@ def _print_index(index: RebuiltIndex) -> None:
         say(f"index: {index.folded} sessions folded, of which a listing knew only the ids")
 
 
-async def _repair(where: SessionOption, seen: Audit) -> RepairAction:
+async def _repair(where: SessionOption, audited: Audit) -> RepairAction:
     """Rebuild one session's documents, and look at it again."""
     try:
         async with managed(existing(where.store), write=True) as sessions:
-            key = seen.key
+            key = audited.key
             await sessions.rebuild_working_context(
                 key.agent, session=key.session, tenant=key.tenant
             )
         async with opened(where.store, write=True) as store:
-            await _accept_log(store, seen.key)
-            again = await audit(store, seen.key)
+            await _accept_log(store, audited.key)
+            again = await audit(store, audited.key)
     except PerdureError as error:
-        return RepairAction(seen.key, tuple(seen.problems), str(error))
-    return RepairAction(seen.key, tuple(again.problems))
+        return RepairAction(audited.key, tuple(audited.problems), str(error))
+    return RepairAction(audited.key, tuple(again.problems))
 
 
 async def _accept_log(store: Store, key: SessionKey) -> None:
@@ -264,28 +265,30 @@ async def _accept_log(store: Store, key: SessionKey) -> None:
 def _report(
     location: str, audits: list[Audit], repaired: list[RepairAction], blobs: list[Garbage]
 ) -> dict[str, Any]:
-    after = {one.key: one for one in repaired}
-    left = sum(len(after[seen.key].left if seen.key in after else seen.problems) for seen in audits)
+    after = {finding.key: finding for finding in repaired}
+    remaining = sum(
+        len(after[audit.key].left if audit.key in after else audit.problems) for audit in audits
+    )
     sessions = [
         {
-            "agent": seen.key.agent,
-            "session": seen.key.session,
-            "tenant": seen.key.tenant,
-            "records": seen.records,
-            "documents": seen.documents,
-            "findings": seen.findings,
-            "repaired": seen.key in after and not after[seen.key].left,
-            "repair_error": after[seen.key].error if seen.key in after else None,
+            "agent": audit.key.agent,
+            "session": audit.key.session,
+            "tenant": audit.key.tenant,
+            "records": audit.records,
+            "documents": audit.documents,
+            "findings": audit.findings,
+            "repaired": audit.key in after and not after[audit.key].left,
+            "repair_error": after[audit.key].error if audit.key in after else None,
         }
-        for seen in audits
+        for audit in audits
     ]
     return {
         "location": location,
         "checked": len(audits),
-        "records": sum(seen.records for seen in audits),
-        "problems": left,
-        "repairable": sum(seen.repairable and seen.key not in after for seen in audits),
-        "repaired": sum(not one.left for one in repaired),
+        "records": sum(audit.records for audit in audits),
+        "problems": remaining,
+        "repairable": sum(audit.repairable and audit.key not in after for audit in audits),
+        "repaired": sum(not finding.left for finding in repaired),
         "sessions": sessions,
         "blobs": blobs,
     }
@@ -294,12 +297,12 @@ def _report(
 def _print(
     report: dict[str, Any], audits: list[Audit], repaired: list[RepairAction], *, repair: bool
 ) -> None:
-    after = {one.key: one for one in repaired}
-    for seen in audits:
-        for finding in seen.findings:
-            say(_line(seen.key, finding))
-        if seen.key in after:
-            say(f"{seen.key}: {_became_of(after[seen.key])}")
+    after = {problem.key: problem for problem in repaired}
+    for audited in audits:
+        for finding in audited.findings:
+            say(_line(audited.key, finding))
+        if audited.key in after:
+            say(f"{audited.key}: {_became_of(after[audited.key])}")
     say(
         f"{report['checked']} sessions with {report['records']} records in {report['location']}: "
         f"{report['problems'] or 'no'} problem{'s' if report['problems'] != 1 else ''}"

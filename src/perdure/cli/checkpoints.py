@@ -54,12 +54,17 @@ async def _checkpoints(
         if create is not None or keep is not None:
             await _change(sessions, id, create, keep, where)
         view = await _view(sessions, id, where)
-        found = await view.checkpoints.states()
+        checkpoints = await view.checkpoints.states()
         verified = await view.checkpoints.verify() if verify else None
     if where.json:
-        print_json({"checkpoints": [_fields(one) for one in found], "verified": verified})
+        print_json(
+            {
+                "checkpoints": [_fields(checkpoint) for checkpoint in checkpoints],
+                "verified": verified,
+            }
+        )
     else:
-        _print(found, verified)
+        _print(checkpoints, verified)
     return 0 if verified is None or verified.ok else 1
 
 
@@ -91,11 +96,11 @@ async def checkpoint_of(
 
     """
     view = await _view(sessions, id, where)
-    found = await view.checkpoints.get(number)
-    if found is None:
+    checkpoint = await view.checkpoints.get(number)
+    if checkpoint is None:
         message = f"session {view.key} has no checkpoint {number}: `perdure checkpoints {id}`"
         raise ConfigError(message, checkpoint=number)
-    return found
+    return checkpoint
 
 
 def _fields(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -104,17 +109,17 @@ def _fields(checkpoint: Checkpoint) -> dict[str, Any]:
     return fields
 
 
-def _print(found: list[Checkpoint], verified: Verification | None) -> None:
-    if found:
+def _print(checkpoints: list[Checkpoint], verified: Verification | None) -> None:
+    if checkpoints:
         rows = (
             (
-                str(one.id),
-                str(one.timestamp),
-                str(one.event_seq),
-                _of(one),
-                clip(one.label, PREVIEW),
+                str(checkpoint.id),
+                str(checkpoint.timestamp),
+                str(checkpoint.event_seq),
+                _of(checkpoint),
+                clip(checkpoint.label, PREVIEW),
             )
-            for one in found
+            for checkpoint in checkpoints
         )
         print_table(("id", "time", "record", "of", "label"), rows, right="id time record")
     else:
@@ -161,17 +166,17 @@ def diff(
 async def _diff(id: str, a: int, b: int, where: SessionOption) -> None:
     async with managed(existing(where.store)) as sessions:
         view = await _view(sessions, id, where)
-        found: Difference = await view.checkpoints.diff(a, b)
+        differences: Difference = await view.checkpoints.diff(a, b)
     if where.json:
-        print_json(found)
+        print_json(differences)
         return
-    for path, value in found.removed.items():
+    for path, value in differences.removed.items():
         say(f"- {path}  {_shown(value)}")
-    for path, change in found.changed.items():
+    for path, change in differences.changed.items():
         say(f"~ {path}  {_shown(change.before)} → {_shown(change.after)}")
-    for path, value in found.added.items():
+    for path, value in differences.added.items():
         say(f"+ {path}  {_shown(value)}")
-    if not found:
+    if not differences:
         say("no difference")
 
 

@@ -78,9 +78,9 @@ def _check(file: Path, *, as_json: bool) -> int:
             }
         )
         return 1 if problems else 0
-    for level, found in (("problem", problems), ("warning", declaration.warnings)):
-        for one in found:
-            say(f"{file}:{one.line}:{one.column}: {level}: {one.message}")
+    for level, found_problems in (("problem", problems), ("warning", declaration.warnings)):
+        for problem in found_problems:
+            say(f"{file}:{problem.line}:{problem.column}: {level}: {problem.message}")
     if not problems:
         say(f"{file}: {len(declaration.config)} keys, {len(declaration.persist_paths)} paths: fits")
     return 1 if problems else 0

@@ -65,8 +65,8 @@ def of_settings(environment: Mapping[str, str]) -> Diagnosis:
         names = ", ".join(strange)
         cure = f"choose among {', '.join(sorted(known))}"
         return Diagnosis("settings", "warning", f"{names}: perdure does not read this", cure)
-    said = "autosave off" if autosave is None else str(autosave)
-    return Diagnosis("settings", "ok", f"{said}, where connect() gets no autosave=…")
+    verdict = "autosave off" if autosave is None else str(autosave)
+    return Diagnosis("settings", "ok", f"{verdict}, where connect() gets no autosave=…")
 
 
 _WEAKER = {
@@ -87,35 +87,35 @@ def of_durability(durability: str) -> Diagnosis:
         return Diagnosis("durability", "warning", f"{durability}: {_WEAKER[durability]}", cure)
     if durability.startswith("unsafe: "):
         cure = "see docs/stores.md for how a server is set up to sync each save"
-        said = f"{durability}: a crash of the server may cost what it had acknowledged"
-        return Diagnosis("durability", "warning", said, cure)
-    said = "each save is synced to the disk" if durability == "fsync" else durability
-    return Diagnosis("durability", "ok", said)
+        verdict = f"{durability}: a crash of the server may cost what it had acknowledged"
+        return Diagnosis("durability", "warning", verdict, cure)
+    verdict = "each save is synced to the disk" if durability == "fsync" else durability
+    return Diagnosis("durability", "ok", verdict)
 
 
 def of_syncs(by: str, *, folders: bool) -> Diagnosis:
     """Judge what this platform makes files durable by."""
     if folders:
         return Diagnosis("syncs", "ok", f"files by {by}, and their folders too")
-    said = f"files by {by}; folders cannot be synced here"
+    verdict = f"files by {by}; folders cannot be synced here"
     cure = "a new session's first save may not outlast a power cut; a crash it does"
-    return Diagnosis("syncs", "warning", said, cure)
+    return Diagnosis("syncs", "warning", verdict, cure)
 
 
 def of_mode(path: str, mode: int, *, mine: bool) -> Diagnosis:
     """Judge who may read and write a folder of the store."""
     bits = stat.S_IMODE(mode)
-    said = f"{path} has mode {bits:04o}"
+    verdict = f"{path} has mode {bits:04o}"
     if bits & (stat.S_IWGRP | stat.S_IWOTH):
         cure = f"chmod go-w {path}"
-        return Diagnosis("permissions", "problem", f"{said}: others can change it", cure)
+        return Diagnosis("permissions", "problem", f"{verdict}: others can change it", cure)
     if not mine:
         cure = "run perdure as its owner, or chown it"
         return Diagnosis("permissions", "warning", f"{path} belongs to another user", cure)
     if bits & (stat.S_IRWXG | stat.S_IRWXO):
         cure = f"chmod go-rwx {path}"
-        return Diagnosis("permissions", "warning", f"{said}: others can look into it", cure)
-    return Diagnosis("permissions", "ok", said)
+        return Diagnosis("permissions", "warning", f"{verdict}: others can look into it", cure)
+    return Diagnosis("permissions", "ok", verdict)
 
 
 def of_network(kind: str | None) -> Diagnosis:
@@ -123,45 +123,45 @@ def of_network(kind: str | None) -> Diagnosis:
     if kind is None:
         return Diagnosis("file system", "ok", "local")
     cure = "keep the store on a local disk, or use a server store"
-    said = f"{kind} is a network file system, where locks and syncs may not hold"
-    return Diagnosis("file system", "warning", said, cure)
+    verdict = f"{kind} is a network file system, where locks and syncs may not hold"
+    return Diagnosis("file system", "warning", verdict, cure)
 
 
-def of_locks(taken: bool | None) -> Diagnosis:  # noqa: FBT001  # what try_lock said
+def of_locks(locks_work: bool | None) -> Diagnosis:  # noqa: FBT001  # what try_lock said
     """Judge whether files can be locked, which tells dead processes from living ones."""
-    if taken:
+    if locks_work:
         return Diagnosis("locks", "ok", "files can be locked")
     cure = "keep the store on a file system with locks for fast takeovers"
-    said = (
+    verdict = (
         "files cannot be locked here: a process that died is noticed only after LeaseOptions(ttl=…)"
     )
-    return Diagnosis("locks", "warning", said, cure)
+    return Diagnosis("locks", "warning", verdict, cure)
 
 
 def of_space(free: int, total: int, files: int | None) -> Diagnosis:
     """Judge the room on the disk: bytes that are free, of how many, and files that fit."""
-    said = f"{size(free)} of {size(total)} free"
+    verdict = f"{size(free)} of {size(total)} free"
     if files == 0:
         cure = "remove files: this disk has no inodes left"
-        return Diagnosis("space", "problem", f"{said}, but room for no further file", cure)
+        return Diagnosis("space", "problem", f"{verdict}, but room for no further file", cure)
     if free < FULL:
-        return Diagnosis("space", "problem", said, "make room: saves are about to fail")
+        return Diagnosis("space", "problem", verdict, "make room: saves are about to fail")
     if free < SCARCE:
-        return Diagnosis("space", "warning", said, "make room before saves fail")
-    return Diagnosis("space", "ok", said)
+        return Diagnosis("space", "warning", verdict, "make room before saves fail")
+    return Diagnosis("space", "ok", verdict)
 
 
 def of_clock(now: float, stamped: float, newest: float) -> Diagnosis:
     """Judge the wall clock by the time of a file written now, and of the newest one there."""
     if now < RELEASED:
-        said = f"the clock says {_date(now)}"
-        return Diagnosis("clock", "problem", said, "set it: times of records would be wrong")
+        verdict = f"the clock says {_date(now)}"
+        return Diagnosis("clock", "problem", verdict, "set it: times of records would be wrong")
     if abs(stamped - now) > SKEW:
-        said = f"files get a time {stamped - now:+.0f} s off this machine's clock"
-        return Diagnosis("clock", "warning", said, "synchronize the clocks (NTP)")
+        verdict = f"files get a time {stamped - now:+.0f} s off this machine's clock"
+        return Diagnosis("clock", "warning", verdict, "synchronize the clocks (NTP)")
     if newest - now > BACK:
-        said = f"the store has a file from {_date(newest)}, in the future"
-        return Diagnosis("clock", "warning", said, "see whether the clock was set back")
+        verdict = f"the store has a file from {_date(newest)}, in the future"
+        return Diagnosis("clock", "warning", verdict, "see whether the clock was set back")
     return Diagnosis("clock", "ok", "agrees with the file system's")
 
 
@@ -170,16 +170,16 @@ def of_grace(grace: float | None, shutdown: Shutdown) -> Diagnosis:
     needed = shutdown.deadline + shutdown.hard_grace
     if grace is None:
         cure = "give it with --grace (Docker's default is 10 s, Kubernetes' 30 s)"
-        said = f"stopping may take {needed:g} s; the time until SIGKILL is not known"
-        return Diagnosis("grace", "ok", said, cure)
+        verdict = f"stopping may take {needed:g} s; the time until SIGKILL is not known"
+        return Diagnosis("grace", "ok", verdict, cure)
     if grace <= needed:
         cure = (
             f"allow more than {needed:g} s (terminationGracePeriodSeconds, TimeoutStopSec, "
             f"docker stop -t), or connect with Shutdown(deadline=…) below "
             f"{max(grace - shutdown.hard_grace, 0):g}"
         )
-        said = f"SIGKILL comes {grace:g} s after SIGTERM, and stopping may take {needed:g} s"
-        return Diagnosis("grace", "problem", said, cure)
+        verdict = f"SIGKILL comes {grace:g} s after SIGTERM, and stopping may take {needed:g} s"
+        return Diagnosis("grace", "problem", verdict, cure)
     return Diagnosis("grace", "ok", f"{grace:g} s, and stopping takes at most {needed:g} s")
 
 
@@ -218,16 +218,17 @@ def doctor(
 
     """
     shutdown = Shutdown() if deadline is None else _shutdown(deadline)
-    found = [_versions(), of_settings(os.environ)]
-    found += anyio.run(_examine, where.store)
-    found.append(of_grace(_grace() if grace is None else grace, shutdown))
-    problems = sum(one.level == "problem" for one in found)
+    diagnoses = [_versions(), of_settings(os.environ)]
+    diagnoses += anyio.run(_examine, where.store)
+    diagnoses.append(of_grace(_grace() if grace is None else grace, shutdown))
+    problems = sum(diagnosis.level == "problem" for diagnosis in diagnoses)
     if where.json:
-        warnings = sum(one.level == "warning" for one in found)
-        print_json({"problems": problems, "warnings": warnings, "checks": found})
+        warnings = sum(diagnosis.level == "warning" for diagnosis in diagnoses)
+        print_json({"problems": problems, "warnings": warnings, "checks": diagnoses})
     else:
-        for one in found:
-            say(f"{one.level:8} {one.what:12} {one.detail}{': ' if one.cure else ''}{one.cure}")
+        for diagnosis in diagnoses:
+            cure = f": {diagnosis.cure}" if diagnosis.cure else ""
+            say(f"{diagnosis.level:8} {diagnosis.what:12} {diagnosis.detail}{cure}")
     return 1 if problems else 0
 
 
@@ -247,8 +248,8 @@ def _grace() -> float | None:
 def _versions() -> Diagnosis:
     python = ".".join(map(str, sys.version_info[:3]))
     packages = ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
-    said = f"perdure {perdure.__version__}, Python {python} on {sys.platform}, {packages}"
-    return Diagnosis("versions", "ok", said)
+    versions = f"perdure {perdure.__version__}, Python {python} on {sys.platform}, {packages}"
+    return Diagnosis("versions", "ok", versions)
 
 
 def _version(name: str) -> str:
@@ -270,14 +271,14 @@ class _Place(NamedTuple):
 async def _examine(url: str | None) -> list[Diagnosis]:
     try:
         with _place(url) as place:
-            found = [place.said, *await _probe(place.store)]
-            return found if place.folder is None else [*found, *_look_at(place.folder)]
+            diagnoses = [place.said, *await _probe(place.store)]
+            return diagnoses if place.folder is None else [*diagnoses, *_look_at(place.folder)]
     except PerdureError as error:
         return [Diagnosis("store", "problem", str(error))]
     except OSError as error:
-        said = f"{os.fsdecode(error.filename or '')}: {error.strerror}"
+        verdict = f"{os.fsdecode(error.filename or '')}: {error.strerror}"
         cure = "make the folder belong to this user (chown, chmod u+rwx), or choose another"
-        return [Diagnosis("store", "problem", said, cure)]
+        return [Diagnosis("store", "problem", verdict, cure)]
 
 
 @contextmanager
@@ -288,16 +289,16 @@ def _place(url: str | None) -> Iterator[_Place]:
         yield _Place(store, None, Diagnosis("store", "ok", store.location))
         return
     folder = Path(store.location)
-    parent = next(one for one in folder.parents if one.is_dir())
+    parent = next(diagnosis for diagnosis in folder.parents if diagnosis.is_dir())
     named = url is not None or any(map(os.environ.get, NAMED_BY))
     if folder.exists() or (named and parent != folder.parent):  # opening it says what is wrong
         yield _Place(store, folder, Diagnosis("store", "ok", str(folder)))
         return
-    said = f"there is no store at {folder} yet: the first connect makes it"
+    verdict = f"there is no store at {folder} yet: the first connect makes it"
     cure = f"if that surprises you, look at --store, {' and '.join(NAMED_BY)}"
     with tempfile.TemporaryDirectory(prefix=".perdure-doctor-", dir=parent) as beside:
         trial = Path(beside) / "store"
-        yield _Place(FileStore(trial), trial, Diagnosis("store", "warning", said, cure))
+        yield _Place(FileStore(trial), trial, Diagnosis("store", "warning", verdict, cure))
 
 
 async def _probe(store: Store) -> list[Diagnosis]:
@@ -316,11 +317,11 @@ async def _probe(store: Store) -> list[Diagnosis]:
         with anyio.fail_after(PATIENCE):
             probed = await _round_trip(store, sessions)
     except LeaseError:
-        said = "another process has the probe session"
-        probed = Diagnosis("probe", "warning", said, "let the other doctor end first")
+        verdict = "another process has the probe session"
+        probed = Diagnosis("probe", "warning", verdict, "let the other doctor end first")
     except TimeoutError:
-        why = f": {failures[-1].error}" if failures else ""
-        probed = Diagnosis("probe", "problem", f"nothing was saved within {PATIENCE} s{why}")
+        reason = f": {failures[-1].error}" if failures else ""
+        probed = Diagnosis("probe", "problem", f"nothing was saved within {PATIENCE} s{reason}")
     except PerdureError as error:
         probed = Diagnosis("probe", "problem", str(error))
     finally:
@@ -331,13 +332,13 @@ async def _probe(store: Store) -> list[Diagnosis]:
 async def _round_trip(store: Store, sessions: SessionManager) -> Diagnosis:
     session = await sessions.open(PROBE, wait=PATIENCE / 2)
     start = time.perf_counter()
-    whole = await _write_and_read(store, session)
+    is_whole = await _write_and_read(store, session)
     took = (time.perf_counter() - start) * 1000
     await sessions.delete(PROBE)
-    if whole:
+    if is_whole:
         return Diagnosis("probe", "ok", f"saved, read back and removed, in {took:.1f} ms")
-    said = "what was saved was not what could be read"
-    return Diagnosis("probe", "problem", said, "do not trust this disk or mount")
+    text = "what was saved was not what could be read"
+    return Diagnosis("probe", "problem", text, "do not trust this disk or mount")
 
 
 async def _write_and_read(store: Store, session: Session) -> bool:
@@ -374,7 +375,7 @@ def _modes(folder: Path) -> Iterator[Diagnosis]:
     folders = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
     judged = []
     for path in folders:
-        found = path.lstat()
-        mine = found.st_uid == os.geteuid()
-        judged.append(of_mode(str(path), found.st_mode, mine=mine))
-    yield from [one for one in judged if one.level != "ok"] or judged[:1]
+        modes = path.lstat()
+        is_own = modes.st_uid == os.geteuid()
+        judged.append(of_mode(str(path), modes.st_mode, mine=is_own))
+    yield from [checked for checked in judged if checked.level != "ok"] or judged[:1]

@@ -145,34 +145,34 @@ async def _salvage(id: str, *, out: Path | None, where: SessionOption) -> int:
         await require_key(store)
         await require_no_backup(store)
         try:
-            found = await salvage_session(store, key, out)
+            salvaged = await salvage_session(store, key, out)
         except SessionNotFoundError:
             raise no_session(key, store) from None
     finally:
         await store.aclose()
     if where.json:
-        print_json({"out": str(out), "whole": found.is_whole, **msgspec.to_builtins(found)})
+        print_json({"out": str(out), "whole": salvaged.is_whole, **msgspec.to_builtins(salvaged)})
     else:
-        _print_salvage(found, out)
+        _print_salvage(salvaged, out)
     return 0
 
 
-def _print_salvage(found: Salvage, out: Path) -> None:
-    for run in found.missing:
+def _print_salvage(salvage: Salvage, out: Path) -> None:
+    for run in salvage.missing:
         which = (
             f"records {run.first} to {run.last}" if run.last > run.first else f"record {run.first}"
         )
-        say(f"{found.key}: MISSING: {which}: {run.why}")
-    for name in found.lost_documents:
-        say(f"{found.key}: MISSING: document {name}: made anew from what is left of the log")
-    for name in found.lost_blobs:
-        say(f"{found.key}: MISSING: blob {name}")
-    if found.lost_dead_letters:
-        say(f"{found.key}: MISSING: {found.lost_dead_letters} dead letters, which are damaged")
+        say(f"{salvage.key}: MISSING: {which}: {run.why}")
+    for name in salvage.lost_documents:
+        say(f"{salvage.key}: MISSING: document {name}: made anew from what is left of the log")
+    for name in salvage.lost_blobs:
+        say(f"{salvage.key}: MISSING: blob {name}")
+    if salvage.lost_dead_letters:
+        say(f"{salvage.key}: MISSING: {salvage.lost_dead_letters} dead letters, which are damaged")
     say(
-        f"{found.key}: {found.records} records, {len(found.documents)} documents and {found.blobs} "
-        f"blobs written to {out} ({size(found.bytes)}): `perdure import {out} --store NEW` takes "
-        "them into a store that does not have this session"
+        f"{salvage.key}: {salvage.records} records, {len(salvage.documents)} documents and "
+        f"{salvage.blobs} blobs written to {out} ({size(salvage.bytes)}): "
+        f"`perdure import {out} --store NEW` takes them into a store that does not have this session"
     )
 
 
@@ -244,10 +244,10 @@ async def _import(path: Path, *, id: str | None, where: SessionOption) -> int:
         if pair:
             async with sessions.open(
                 done.key.agent, session=where.session, tenant=where.tenant
-            ) as mine:
-                taken = await import_pair(mine, path)
-            done = msgspec.structs.replace(done, version=mine.durable_version)
-            left_out = [Finding("left out", str(path), one) for one in taken.findings]
+            ) as own_files:
+                target_key = await import_pair(own_files, path)
+            done = msgspec.structs.replace(done, version=own_files.durable_version)
+            left_out = [Finding("left out", str(path), file) for file in target_key.findings]
     findings = [*read.findings, *done.findings, *left_out]
     if where.json:
         print_json(_answer(done, store.location, findings))

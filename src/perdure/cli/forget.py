@@ -62,19 +62,21 @@ async def _forget(
     chosen: dict[str, Any], where: StoreOption, backups: Sequence[str], *, dry_run: bool
 ) -> int:
     async with AsyncExitStack() as stack:
-        kept = [await _backup(stack, url) for url in backups]  # a wrong one: before anything goes
+        retained = [
+            await _backup(stack, url) for url in backups
+        ]  # a wrong one: before anything goes
         async with managed(existing(where.store), write=not dry_run) as sessions:
             report = await sessions.forget(**chosen, dry_run=dry_run)
-        gone: dict[str, list[SessionKey]] = {}
-        if not dry_run and kept:
+        removed: dict[str, list[SessionKey]] = {}
+        if not dry_run and retained:
             async with opened(where.store) as store:
-                for target in kept:
-                    gone[target.location] = await follow_deletions(store, target)
+                for target in retained:
+                    removed[target.location] = await follow_deletions(store, target)
     if where.json:
-        print_json({**msgspec.to_builtins(report), "backups": msgspec.to_builtins(gone)})
+        print_json({**msgspec.to_builtins(report), "backups": msgspec.to_builtins(removed)})
     else:
         _print_forgotten(report)
-        for place, keys in gone.items():
+        for place, keys in removed.items():
             say(
                 f"{len(keys)} sessions removed from the backup in {place}, which will not bring "
                 "them back"
@@ -94,8 +96,8 @@ async def _backup(stack: AsyncExitStack, url: str) -> Store:
 def _print_forgotten(report: ForgetReport) -> None:
     for key in report.sessions:
         say(f"{key}: {'would be forgotten' if report.dry_run else 'forgotten'}")
-    for kept in report.kept:
-        say(f"{kept.of}: kept: {kept.what}: {kept.why}")
+    for retained in report.kept:
+        say(f"{retained.of}: kept: {retained.what}: {retained.why}")
     parts = f"{report.records} records, {report.documents} documents, {report.blobs} blobs"
     what = f"{len(report.sessions)} sessions with {parts} ({size(report.bytes)})"
     say(f"{what} in {', '.join(report.places)}{'; nothing was removed' * report.dry_run}")
@@ -136,11 +138,11 @@ def prune(
 
 
 def _days(age: str) -> float:
-    found = _AGE.fullmatch(age)
-    if found is None:
+    match = _AGE.fullmatch(age)
+    if match is None:
         message = f"--older-than {age!r} does not fit: give days, hours or weeks, as 90d, 12h, 8w"
         raise ConfigError(message, option="older-than", value=age)
-    return float(found[1]) * _DAYS[found[2]]
+    return float(match[1]) * _DAYS[match[2]]
 
 
 async def _prune(
@@ -168,11 +170,13 @@ def say_pruned(report: PruneReport) -> None:
     would = "would be " * report.dry_run
     for key in report.expired:
         say(f"{key}: {would}forgotten: long unused")
-    for one in report.pruned:
-        freed = f", {size(one.bytes)} freed" if one.bytes else ""
-        say(f"{one.key}: {would}pruned: {one.turns} turns up to record {one.cut}{freed}")
-    for kept in report.kept_for:
-        say(f"{kept.key}: keeps more for checkpoint {kept.checkpoint}: let that go first")
+    for session in report.pruned:
+        freed = f", {size(session.bytes)} freed" if session.bytes else ""
+        say(
+            f"{session.key}: {would}pruned: {session.turns} turns up to record {session.cut}{freed}"
+        )
+    for retained in report.kept_for:
+        say(f"{retained.key}: keeps more for checkpoint {retained.checkpoint}: let that go first")
     for key in report.held:
         say(f"{key}: somebody holds it: left alone")
     for key in report.damaged:

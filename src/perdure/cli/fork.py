@@ -117,13 +117,13 @@ def rename(
     return anyio.run(partial(_do, act, where, "was {parent}"))
 
 
-async def _do(act: Any, where: SessionOption, said: str) -> int:
+async def _do(act: Any, where: SessionOption, text: str) -> int:
     async with managed(existing(where.store), write=True) as sessions:
         done: Fork = await act(sessions)
     if where.json:
         print_json({"agent": done.key.agent, "session": done.key.session, **_parts(done)})
     else:
-        say(f"{done.key} {said.format(at=done.at, parent=done.parent)}")
+        say(f"{done.key} {text.format(at=done.at, parent=done.parent)}")
     return 0
 
 

@@ -78,16 +78,16 @@ async def _show(id: str | None, keys: tuple[str, ...], where: SessionOption) -> 
         unknown = set(keys).difference(letter.item.key for letter in all_)
         if unknown:
             raise ConfigError(f"session {key} has no dead letter {min(unknown)!r}")
-        letters[key] = [one for one in all_ if not keys or one.item.key in keys]
+        letters[key] = [item for item in all_ if not keys or item.item.key in keys]
     if where.json:
-        whole = bool(keys)
-        shown = [_listed(key, one, whole=whole) for key, all_ in letters.items() for one in all_]
+        items = bool(keys)
+        shown = [_listed(key, item, whole=items) for key, all_ in letters.items() for item in all_]
         print_json({"location": location, "dead_letters": shown})
     elif not any(letters.values()):
         say(f"no dead letters in {location}")
     elif keys:
-        for key, found in letters.items():
-            _print_whole(key, found)
+        for key, dead in letters.items():
+            _print_whole(key, dead)
     else:
         _print_table(letters)
 
@@ -130,12 +130,12 @@ def _print_table(letters: dict[SessionKey, list[DeadLetter]]) -> None:
     now = time.time()
     rows = []
     for key, all_ in letters.items():
-        for post, items in groupby(all_, lambda one: one.item.key):
-            first, *rest = items
+        for post, items in groupby(all_, lambda row: row.item.key):
+            first, *remaining = items
             tried = str(first.tries)
-            why = clip(first.reason, PREVIEW)
-            count = str(1 + len(rest))
-            rows.append((key.agent, key.session, post, count, tried, ago(first.at, now), why))
+            reason = clip(first.reason, PREVIEW)
+            count = str(1 + len(remaining))
+            rows.append((key.agent, key.session, post, count, tried, ago(first.at, now), reason))
     columns = ("agent", "session", "post", "items", "tries", "set aside", "why")
     print_table(columns, rows, right="items tries")
 

@@ -37,15 +37,15 @@ class InputLines:
         self._send.close()
 
     def _read(self, token: EventLoopToken) -> None:
-        descriptor, rest = sys.stdin.fileno(), b""
+        descriptor, partial = sys.stdin.fileno(), b""
         # The loop, or the reader, may be gone by the time that a line comes.
         with contextlib.suppress(RuntimeError, anyio.BrokenResourceError, OSError):
             while data := os.read(descriptor, CHUNK):
-                *lines, rest = (rest + data).split(b"\n")
+                *lines, partial = (partial + data).split(b"\n")
                 for line in lines:
                     self._pass_on(line, token)
-            if rest:
-                self._pass_on(rest, token)
+            if partial:
+                self._pass_on(partial, token)
             anyio.from_thread.run_sync(self._send.close, token=token)
 
     def _pass_on(self, line: bytes, token: EventLoopToken) -> None:

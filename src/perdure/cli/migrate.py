@@ -48,30 +48,30 @@ def migrate(
 async def _migrate(
     source: str, target: str, tenant: str | None, wait: float, answer: Answer
 ) -> int:
-    here, there = existing(source), perdure.store_for(target)
+    source_store, target_store = existing(source), perdure.store_for(target)
     try:
-        await here.open()
+        await source_store.open()
     except StoreUnavailableError:  # it may lie on a disk that is mounted read-only
-        await open_read_only(here)
+        await open_read_only(source_store)
     try:
-        await require_key(here)
-        await there.open()
+        await require_key(source_store)
+        await target_store.open()
         try:
-            await require_key(there)
-            done = await _with_bar(here, there, tenant, wait)
+            await require_key(target_store)
+            done = await _with_bar(source_store, target_store, tenant, wait)
         finally:
-            await there.aclose()
+            await target_store.aclose()
     finally:
-        await here.aclose()
+        await source_store.aclose()
     if answer.json:
         facts = msgspec.to_builtins(done)
-        print_json({"source": here.location, "target": there.location, **facts})
+        print_json({"source": source_store.location, "target": target_store.location, **facts})
     else:
-        _print(done, there.location)
+        _print(done, target_store.location)
     return 1 if done.failed else 0
 
 
-async def _with_bar(here: Store, there: Store, tenant: str | None, wait: float) -> Migration:
+async def _with_bar(store: Store, target: Store, tenant: str | None, wait: float) -> Migration:
     columns = (TextColumn("copying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = progress_console()
     with Bar(*columns, console=console, transient=True, disable=console.quiet) as bar:
@@ -81,12 +81,12 @@ async def _with_bar(here: Store, there: Store, tenant: str | None, wait: float) 
             bar.update(task, completed=progress.done, total=progress.total)
 
         tenants = None if tenant is None else [tenant]
-        return await move(here, there, tenants=tenants, wait=wait, progress=show)
+        return await move(store, target, tenants=tenants, wait=wait, progress=show)
 
 
 def _print(done: Migration, target: str) -> None:
-    for key, why in done.failed.items():
-        say(f"{key}: NOT COPIED: {why}")
+    for key, reason in done.failed.items():
+        say(f"{key}: NOT COPIED: {reason}")
     say(
         f"{done.copied + done.continued} of {done.sessions} sessions copied to {target} and "
         f"verified, {done.continued} of them behind what was there; {done.there} were there "

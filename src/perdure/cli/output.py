@@ -101,8 +101,8 @@ def _as_text(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode(errors="backslashreplace").decode()
     if isinstance(value, dict):
-        return {_as_text(name): _as_text(one) for name, one in value.items()}
-    return [_as_text(one) for one in value] if isinstance(value, list | tuple) else value
+        return {_as_text(name): _as_text(item) for name, item in value.items()}
+    return [_as_text(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: str = "") -> None:

@@ -26,10 +26,10 @@ HINT: Final = "/resume goes on with that, /dismiss gives up on it; or say someth
 
 def as_text(agent: Agent) -> Iterator[str]:
     """Give a line for each thing that is open."""
-    for one in agent.unfinished:
-        begun = f", begun in {one.turn_id}" if one.attempts else ""
-        why = f", failed with {one.error}" if one.error else ""
-        yield f"not answered{begun}{why}: {clip(one.message.text, WIDTH)}"
+    for call in agent.unfinished:
+        begun = f", begun in {call.turn_id}" if call.attempts else ""
+        reason = f", failed with {call.error}" if call.error else ""
+        yield f"not answered{begun}{reason}: {clip(call.message.text, WIDTH)}"
     for effect in agent.unknown_effects:
         yield f"unknown whether it has done its work: {_call_of(agent, effect)}"
     for approval in agent.pending_approvals:
@@ -38,17 +38,17 @@ def as_text(agent: Agent) -> Iterator[str]:
 
 def as_json(agent: Agent) -> Iterator[dict[str, Any]]:
     """Give a value for each thing that is open."""
-    for one in agent.unfinished:
+    for call in agent.unfinished:
         yield {
-            "unfinished": one.id,
-            "turn": one.turn_id,
-            "attempts": one.attempts,
-            "error": one.error,
-            "message": one.message.text,
+            "unfinished": call.id,
+            "turn": call.turn_id,
+            "attempts": call.attempts,
+            "error": call.error,
+            "message": call.message.text,
         }
     for effect in agent.unknown_effects:
-        told = {"turn": effect.turn, "call": effect.call, "tool": effect.tool}
-        yield {"unknown_effect": effect.id, "policy": effect.policy, **told}
+        fields = {"turn": effect.turn, "call": effect.call, "tool": effect.tool}
+        yield {"unknown_effect": effect.id, "policy": effect.policy, **fields}
     for approval in agent.pending_approvals:
         yield {"waits_for_approval": approval.call, "turn": approval.turn, "tool": approval.tool}
 
@@ -60,12 +60,12 @@ def shown_arguments(call: ToolCall) -> str:
     return clip(text, WIDTH)
 
 
-def _call_of(agent: Agent, one: Effect | Approval) -> str:
+def _call_of(agent: Agent, effect: Effect | Approval) -> str:
     for message in reversed(agent.session.context()):
         for call in message.tool_calls:
-            if call.id == one.call:
-                return f"{one.tool} {shown_arguments(call)}"
-    return one.tool
+            if call.id == effect.call:
+                return f"{effect.tool} {shown_arguments(call)}"
+    return effect.tool
 
 
 @final
@@ -125,11 +125,11 @@ class Questions:
                 else:
                     write(f"\n{visible(text)}")
                 line = await self._lines.next()
-                said = None if line is None else line.strip().lower()
-                if said is None or said in LEAVE:
+                answer = None if line is None else line.strip().lower()
+                if answer is None or answer in LEAVE:
                     self.is_over = True
-                elif said[:1] in choices and said in {said[:1], *_WORDS}:
-                    return said[:1]
+                elif answer[:1] in choices and answer in {answer[:1], *_WORDS}:
+                    return answer[:1]
                 elif not self._json:  # it may be a message that was typed ahead
                     say(f"(answer {', '.join(choices)}; /quit leaves it open)")
         return None

@@ -40,16 +40,16 @@ async def _rebuild(id: str, *, dry_run: bool, where: SessionOption) -> int:
     async with opened(where.store) as store:
         if not await is_there(store, key):
             raise no_session(key, store)
-        seen = await audit(store, key)
-    for finding in seen.problems:
+        audited = await audit(store, key)
+    for finding in audited.problems:
         if not finding.repairable:
             raise CorruptRecordError(f"session {key}: {finding.detail}", key=str(key))
     answer: dict[str, Any] = {
         "agent": key.agent,
         "session": key.session,
         "tenant": key.tenant,
-        "records": seen.records,
-        "wrong": [finding.detail for finding in seen.problems],
+        "records": audited.records,
+        "wrong": [finding.detail for finding in audited.problems],
         "rebuilt": [],
     }
     if not dry_run:

@@ -57,17 +57,17 @@ async def _replay(
     sink = _sink_for(report)
     try:
         if files is not None:
-            found = await replay_files(files, on_row=sink.row)
+            replay_report = await replay_files(files, on_row=sink.row)
         else:
-            found = await _of_session(id or "", since, sink, where)
-        sink.publish(found)
+            replay_report = await _of_session(id or "", since, sink, where)
+        sink.publish(replay_report)
     finally:
         sink.close()
     if where.json:
-        print_json({**msgspec.to_builtins(found), "ok": found.ok})
+        print_json({**msgspec.to_builtins(replay_report), "ok": replay_report.ok})
     else:
-        _print(found, report)
-    return 0 if found.ok else 1
+        _print(replay_report, report)
+    return 0 if replay_report.ok else 1
 
 
 async def _of_session(
@@ -81,23 +81,23 @@ async def _of_session(
         return await view.events.replay(since=since, on_row=sink.row)
 
 
-def _print(found: ReplayReport, written: Path | None) -> None:
+def _print(report: ReplayReport, written: Path | None) -> None:
     say(
-        f"{found.source}: {found.events:,} events of {found.turns:,} turns, "
-        f"{found.decisions:,} decisions, {found.snapshots:,} checkpoints compared"
+        f"{report.source}: {report.events:,} events of {report.turns:,} turns, "
+        f"{report.decisions:,} decisions, {report.snapshots:,} checkpoints compared"
     )
-    if found.capabilities:
+    if report.capabilities:
         rows = (
-            (name, *(str(getattr(use, one)) for one in use.__struct_fields__))
-            for name, use in found.capabilities.items()
+            (name, *(str(getattr(use, problem)) for problem in use.__struct_fields__))
+            for name, use in report.capabilities.items()
         )
         columns = ("capability", "requested", "granted", "denied", "used", "failed")
         print_table(columns, rows, right=" ".join(columns[1:]))
-    for one in found.problems:
-        say(f"problem: {one}")
-    if found.problem_count > len(found.problems):
-        say(f"and {found.problem_count - len(found.problems):,} more problems")
-    if found.ok:
+    for problem in report.problems:
+        say(f"problem: {problem}")
+    if report.problem_count > len(report.problems):
+        say(f"and {report.problem_count - len(report.problems):,} more problems")
+    if report.ok:
         say("nothing is missing, moved or changed")
     if written is not None:
         say(f"report written to {written}")

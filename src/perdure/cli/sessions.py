@@ -82,17 +82,17 @@ async def _ls(
     filters: dict[str, Any], after: SessionKey | None, limit: int, where: StoreOption
 ) -> None:
     async with opened(where.store) as store:
-        found = await _list(store, filters, after, limit)
+        sessions = await _list(store, filters, after, limit)
         location = store.location
     if where.json:
-        print_json({"location": location, "sessions": [_listed(info) for info in found]})
-    elif not found:
+        print_json({"location": location, "sessions": [_listed(info) for info in sessions]})
+    elif not sessions:
         say(f"no {'more ' * (after is not None)}sessions in {location}")
     else:
         now = time.time()
         columns = ("agent", "session", "turns", "records", "active", "title")
-        print_table(columns, (_row(info, now) for info in found), right="turns records")
-        damaged = sum(info.damaged for info in found)
+        print_table(columns, (_row(info, now) for info in sessions), right="turns records")
+        damaged = sum(info.damaged for info in sessions)
         if damaged:
             say(
                 f"what was folded of {damaged} of them is damaged: `perdure check --repair` makes "
@@ -103,16 +103,16 @@ async def _ls(
 async def _list(
     store: Store, filters: dict[str, Any], after: SessionKey | None, limit: int
 ) -> list[SessionInfo]:
-    found: list[SessionInfo] = []
+    sessions: list[SessionInfo] = []
     require_filters(**filters)
-    while len(found) < limit:
-        last = found[-1].key if found else after
-        count = min(PAGE, limit - len(found))
+    while len(sessions) < limit:
+        last = sessions[-1].key if sessions else after
+        count = min(PAGE, limit - len(sessions))
         page = await store.sessions(**filters, after=last, limit=count)
-        found += page
+        sessions += page
         if len(page) < count:
             break
-    return found
+    return sessions
 
 
 async def _ls_waiting(
@@ -123,10 +123,10 @@ async def _ls_waiting(
         message = "--waiting goes without --owner and --tag: what nobody has opened has neither"
         raise ConfigError(message, option="waiting")
     async with opened(where.store) as store:
-        found = [key for key in await store.waiting() if _fits(key, filters, after)]
-        there = [await store.head(key) > 0 for key in found[:limit]]
+        keys = [key for key in await store.waiting() if _fits(key, filters, after)]
+        known = [await store.head(key) > 0 for key in keys[:limit]]
         location = store.location
-    pairs = list(zip(found, there, strict=False))
+    pairs = list(zip(keys, known, strict=False))
     if where.json:
         waiting = [{**msgspec.structs.asdict(key), "exists": exists} for key, exists in pairs]
         print_json({"location": location, "waiting": waiting})
@@ -268,7 +268,7 @@ async def _describe(store: Store, view: SessionView) -> SessionDescription:
         held_by=holder_of(holder),
         epoch=0 if holder is None else holder.epoch,
         restored=str(view.restore_report),
-        documents={name: one.size for name, one in sorted(folded.items())},
+        documents={name: record.size for name, record in sorted(folded.items())},
         memory=await view.memory.keys(),
         state=await view.state.keys(),
     )

@@ -43,31 +43,31 @@ async def garbage(store: Store, tenant: str, keys: list[SessionKey]) -> tuple[Ga
     """Look for blobs that none of a tenant's sessions, which are *keys*, reaches."""
     reached: set[str] = set()
     try:
-        there = set(await store.blob_names(tenant))
+        names_there = set(await store.blob_names(tenant))
     except CorruptRecordError as error:
         return Garbage(tenant=tenant, unknown=str(error)), reached
-    found = Garbage(tenant=tenant, blobs=len(there))
-    if not there:
-        return found, reached
+    names = Garbage(tenant=tenant, blobs=len(names_there))
+    if not names_there:
+        return names, reached
     lineage = followed(store)
     for key in keys:
         try:
             documents = await lineage.read_documents(key)
             reached |= await names_of(store, key, documents, await store.head(key))
         except PerdureError as error:
-            found.unknown = f"{key} cannot be read: {error}"
-            return found, there
-    kept = await receipts.current(store, tenant, there - reached)
-    found.receipts = len(kept)
-    reached |= kept
-    found.unreachable = len(there - reached)
-    return found, reached
+            names.unknown = f"{key} cannot be read: {error}"
+            return names, names_there
+    reachable = await receipts.current(store, tenant, names_there - reached)
+    names.receipts = len(reachable)
+    reached |= reachable
+    names.unreachable = len(names_there - reached)
+    return names, reached
 
 
-async def collect(store: Store, found: Garbage, reached: set[str], grace: float) -> None:
+async def collect(store: Store, garbage_found: Garbage, reached: set[str], grace: float) -> None:
     """Set aside what nothing reaches, and remove what was set aside long enough ago."""
-    if found.unknown is None:
-        found.swept = await store.sweep(found.tenant, reached, grace)
+    if garbage_found.unknown is None:
+        garbage_found.swept = await store.sweep(garbage_found.tenant, reached, grace)
 
 
 # The file that a store keeps everything in: whether it is sound, and what is readable if not
@@ -100,12 +100,12 @@ async def mended(store: Store) -> list[str] | None:
         if hasattr(layer, "reindex"):
             await layer.open_read_only()
             try:
-                found: list[str] = await layer.integrity_problems()
+                findings: list[str] = await layer.integrity_problems()
             finally:
                 await layer.aclose()
-            if found:
+            if findings:
                 await layer.reindex()
-            return found
+            return findings
     return None
 
 
@@ -114,23 +114,25 @@ async def examined(store: Store, before: list[str] | None = None) -> Integrity |
     for layer in layers(store):
         look = getattr(layer, "integrity_problems", None)
         if look is not None:
-            left: list[str] = await look()
-            found = left if before is None else before
-            return Integrity(problems=found, reindexed=len(left) < len(found), left=left)
+            remaining: list[str] = await look()
+            findings = remaining if before is None else before
+            return Integrity(
+                problems=findings, reindexed=len(remaining) < len(findings), left=remaining
+            )
     return None
 
 
 def print_integrity(
-    seen: Integrity, location: str, audits: Sequence[Audit], *, repair: bool
+    integrity: Integrity, location: str, audits: Sequence[Audit], *, repair: bool
 ) -> None:
     """Say what is wrong with the file, what was done about it, and the way out."""
-    for line in (seen.left or seen.problems)[:TOLD]:
-        say(f"{location}: {'PROBLEM' if seen.left else 'mended'}: file: {line}")
-    if len(seen.left) > TOLD:
-        say(f"{location}: and {len(seen.left) - TOLD} more problems of the file")
-    if seen.reindexed:
+    for line in (integrity.left or integrity.problems)[:TOLD]:
+        say(f"{location}: {'PROBLEM' if integrity.left else 'mended'}: file: {line}")
+    if len(integrity.left) > TOLD:
+        say(f"{location}: and {len(integrity.left) - TOLD} more problems of the file")
+    if integrity.reindexed:
         say(f"{location}: the indexes were made anew from their tables (REINDEX)")
-    if not seen.left:
+    if not integrity.left:
         return
     if not repair:
         say(
@@ -138,7 +140,7 @@ def print_integrity(
             "file stays"
         )
         return
-    damaged = [str(one.key) for one in audits if one.problems]
+    damaged = [str(audit.key) for audit in audits if audit.problems]
     count = f"{len(audits) - len(damaged)} of {len(audits)} sessions can be read in whole"
     lost = f"; not so: {', '.join(damaged)}" if damaged else ""
     say(

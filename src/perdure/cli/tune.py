@@ -126,10 +126,10 @@ def _facts(
             "bytes_of_a_change": workload.size,
         },
         "measured": [
-            {"sessions": one.sessions, "seconds": one.seconds, "saves_per_s": one.rate}
-            for one in measured.levels
+            {"sessions": level.sessions, "seconds": level.seconds, "saves_per_s": level.rate}
+            for level in measured.levels
         ],
-        "settings": [_option(one) for one in advice.options],
+        "settings": [_option(level) for level in advice.options],
         "recommended": _option(advice.best) if advice.best else None,
         "warnings": advice.warnings,
     }
@@ -163,7 +163,7 @@ def _print(
     columns = ["debounce", "max_delay", "saves/s", "busy", "unsaved", "lost", "worst"]
     if needs.price:
         columns.append("monthly")
-    rows = [_row(one, advice, needs) for one in advice.options]
+    rows = [_row(option, advice, needs) for option in advice.options]
     print_table([*columns, ""], rows, right=" ".join(columns))
     say("")
     say("busy: how much of what the store can take; unsaved: the share of sessions that have")

@@ -135,14 +135,14 @@ def anchored(url: str, folder: Path) -> str:
     """
     if url.lower().startswith(_ENCRYPTED):
         return url[: len(_ENCRYPTED)] + anchored(url[len(_ENCRYPTED) :], folder)
-    scheme, colon, rest = url.partition(":")
+    scheme, colon, place = url.partition(":")
     if not colon or len(scheme) == 1:
         path = _from(folder, url)
         return f"file:{path}" if ":" in path else path  # where the folder's own name has a colon
-    if scheme.lower() == "file" and not rest.startswith("//"):
-        return f"{scheme}:{_from(folder, rest)}"
-    if scheme.lower() == "sqlite" and rest.startswith("///"):
-        return f"{scheme}:///{_from(folder, rest[3:])}"
+    if scheme.lower() == "file" and not place.startswith("//"):
+        return f"{scheme}:{_from(folder, place)}"
+    if scheme.lower() == "sqlite" and place.startswith("///"):
+        return f"{scheme}:///{_from(folder, place[3:])}"
     return url
 
 

@@ -90,8 +90,8 @@ class SessionPlace:
 
 
 def _saved(value: Any, owner: str) -> StoredValues:
-    where = f"the state {DOCUMENT!r} of {owner}"
-    return saved_in(None if value is None else msgspec.json.encode(value), where)
+    place = f"the state {DOCUMENT!r} of {owner}"
+    return saved_in(None if value is None else msgspec.json.encode(value), place)
 
 
 @final

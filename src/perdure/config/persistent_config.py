@@ -270,7 +270,7 @@ class PersistentConfig:
         if self._parts is None:
             message = "this config is not loaded: use `async with PersistentConfig(…) as config`"
             raise ConfigError(message)
-        return self._values | {one.key: one.data for one in self._pending}
+        return self._values | {part.key: part.data for part in self._pending}
 
     # writing
 
@@ -345,8 +345,8 @@ def _encoded(key: str, value: Any) -> bytes:
     data, types = encode_value(value, at=f"config.{key}")
     if types:
         path, tag = next(iter(types.items()))
-        where = f"config.{key}{path}".rstrip("/")
-        message = f"the {tag} at {where} is not JSON: convert it first"
+        place = f"config.{key}{path}".rstrip("/")
+        message = f"the {tag} at {place} is not JSON: convert it first"
         raise NotStorableError(message, key=key)
     if len(data) > MAX_VALUE_BYTES:
         message = (

@@ -72,13 +72,13 @@ def persist_paths_in(node: YamlNode, problems: Problems) -> tuple[str, ...]:
         problems.add(node, f"{len(node.value)} persist_paths, the limit is {MAX_PATHS}: name less")
         return ()
     paths: dict[str, YamlNode] = {}
-    for one in node.value:
-        path = _path(one, problems)
+    for item in node.value:
+        path = _path(item, problems)
         if path is not None and path in paths:
-            said = f"{shown(path)} stands in line {paths[path].line} already: keep one"
-            problems.add(one, said)
+            value = f"{shown(path)} stands in line {paths[path].line} already: keep one"
+            problems.add(item, value)
         elif path is not None:
-            paths[path] = one
+            paths[path] = item
     return tuple(paths)
 
 
@@ -87,9 +87,9 @@ def _path(node: YamlNode, problems: Problems) -> str | None:
     if not isinstance(text, str):
         problems.add(node, f"a path is {kind_of(node)}: give text, such as data/")
         return None
-    why = _unfit(text)
-    if why is not None:
-        problems.add(node, f"the path {shown(text)} {why}")
+    reason = _unfit(text)
+    if reason is not None:
+        problems.add(node, f"the path {shown(text)} {reason}")
         return None
     return "/".join(step for step in text.split("/") if step not in {"", "."})
 
@@ -107,7 +107,7 @@ def _unfit(path: str) -> str | None:
         (".." in steps, "leads out by ..: name a folder below the agent's home"),
         (not steps, "is the whole home: name the folders in it that are to persist"),
     )
-    return next((why for broken, why in rules if broken), None)
+    return next((reason for broken, reason in rules if broken), None)
 
 
 def store_in(node: YamlNode, problems: Problems) -> StorePlace | None:
@@ -119,8 +119,8 @@ def store_in(node: YamlNode, problems: Problems) -> StorePlace | None:
             problems.add(node, "store says nothing: give a URL, or url_env: NAME_OF_A_VARIABLE")
         return None if name is None else StorePlace(url_env=name)
     if not isinstance(node.value, str) or not node.value.strip():
-        said = f"store is {kind_of(node)}: give a path or a URL, such as file:./sessions"
-        problems.add(node, said)
+        value = f"store is {kind_of(node)}: give a path or a URL, such as file:./sessions"
+        problems.add(node, value)
         return None
     if _has_password(node.value):
         problems.add(node, "store holds a password: write url_env: NAME, and set that variable")
@@ -130,8 +130,8 @@ def store_in(node: YamlNode, problems: Problems) -> StorePlace | None:
 
 def _has_password(url: str) -> bool:
     """Say whether a URL holds one, before its host or among its options."""
-    found = _AUTHORITY.match(url)
-    who = found[1].rpartition("@")[0] if found is not None else ""
+    match = _AUTHORITY.match(url)
+    who = match[1].rpartition("@")[0] if match is not None else ""
     return bool(who.partition(":")[2] or _SECRET.search(url))
 
 
@@ -139,8 +139,8 @@ def encryption_in(node: YamlNode, problems: Problems) -> KeySource | None:
     """Return where the master key is; the key itself has no place in a file."""
     known = ("key_env", "key_file")
     if not node.is_mapping:
-        said = f"encryption is {kind_of(node)}: give key_env: NAME, or key_file: PATH"
-        problems.add(node, f"{said}; the key itself does not belong here")
+        value = f"encryption is {kind_of(node)}: give key_env: NAME, or key_file: PATH"
+        problems.add(node, f"{value}; the key itself does not belong here")
         return None
     if any(key.value == "key" for key, _ in node.pairs):
         problems.add(node, "encryption holds a key, which does not belong here: name its variable")
@@ -174,15 +174,15 @@ def autosave_in(node: YamlNode, problems: Problems) -> Autosave | UnsetType | No
     if base is None:
         problems.add(node, "autosave is off, and has settings: choose")
         return UNSET
-    whole = msgspec.structs.asdict(base) | settings
-    return _made(node, problems, lambda: Autosave(**whole), UNSET)
+    given_fields = msgspec.structs.asdict(base) | settings
+    return _made(node, problems, lambda: Autosave(**given_fields), UNSET)
 
 
 def _preset(node: YamlNode, problems: Problems) -> Autosave | UnsetType | None:
     if isinstance(node.value, str) and node.value in PRESETS:
         return PRESETS[node.value]
-    said = shown(node.value) if isinstance(node.value, str) else kind_of(node)
-    problems.add(node, f"autosave is {said}: choose from {', '.join(PRESETS)}, or give settings")
+    value = shown(node.value) if isinstance(node.value, str) else kind_of(node)
+    problems.add(node, f"autosave is {value}: choose from {', '.join(PRESETS)}, or give settings")
     return UNSET
 
 
@@ -191,8 +191,8 @@ def retention_in(node: YamlNode, problems: Problems) -> Retention | None:
     fields = _fields(node, problems, "retention", tuple(_RETENTION))
     settings = _typed(fields, "retention", _RETENTION, problems)
     if settings.get("expire_days") == 0:
-        said = "0 would forget every session: leave expire_days out to forget none"
-        problems.add(fields["expire_days"], said)
+        content = "0 would forget every session: leave expire_days out to forget none"
+        problems.add(fields["expire_days"], content)
     return _made(node, problems, lambda: Retention(**settings), None) if settings else None
 
 
@@ -206,25 +206,25 @@ def _made(node: YamlNode, problems: Problems, make: Callable[[], T], otherwise: 
 
 
 def _fields(
-    node: YamlNode, problems: Problems, where: str, known: tuple[str, ...]
+    node: YamlNode, problems: Problems, section: str, known: tuple[str, ...]
 ) -> dict[str, YamlNode]:
     """Return a mapping's values by their keys, those that are known."""
     if not node.is_mapping:
-        problems.add(node, f"{where} is {kind_of(node)}: give a mapping of {', '.join(known)}")
+        problems.add(node, f"{section} is {kind_of(node)}: give a mapping of {', '.join(known)}")
         return {}
     fields: dict[str, YamlNode] = {}
     for key, value in node.pairs:
         if key.value in known:
             fields[key.value] = value
         else:
-            problems.unknown(key, where, known)
-    if not node.pairs and where == "retention":
-        problems.add(node, f"{where} says nothing: give one of {', '.join(known)}")
+            problems.unknown(key, section, known)
+    if not node.pairs and section == "retention":
+        problems.add(node, f"{section} says nothing: give one of {', '.join(known)}")
     return fields
 
 
 def _typed(
-    fields: Mapping[str, YamlNode], where: str, types: Mapping[str, type], problems: Problems
+    fields: Mapping[str, YamlNode], section: str, types: Mapping[str, type], problems: Problems
 ) -> dict[str, Any]:
     """Return settings whose values are of the types that they should be of."""
     words = {int: "a whole number", float: "a number", bool: "true or false"}
@@ -235,8 +235,8 @@ def _typed(
         if fits:
             settings[name] = wanted(node.value)
         else:
-            said = f"{where}: {name} is {kind_of(node)}: it must be {words[wanted]}"
-            problems.add(node, said)
+            value = f"{section}: {name} is {kind_of(node)}: it must be {words[wanted]}"
+            problems.add(node, value)
     return settings
 
 
@@ -245,8 +245,8 @@ def _variable(fields: Mapping[str, YamlNode], name: str, problems: Problems) -> 
     if node is None:
         return None
     if not isinstance(node.value, str) or not _VARIABLE.fullmatch(node.value):
-        said = f"{name} names no environment variable: give a name such as PERDURE_KEY"
-        problems.add(node, said)
+        value = f"{name} names no environment variable: give a name such as PERDURE_KEY"
+        problems.add(node, value)
         return None
     return node.value
 
@@ -314,22 +314,22 @@ def declaration_of(root: YamlNode, source: str) -> Declaration:
     if not root.is_mapping:
         problems.add(root, f"the file is {kind_of(root)}: begin it with version: {FORMAT}")
         problems.raise_if_any()
-    found: dict[str, YamlNode] = {}
+    names_found: dict[str, YamlNode] = {}
     for key, value in root.pairs:
         if key.value in SECTIONS:
-            found[key.value] = value
+            names_found[key.value] = value
         else:
             problems.unknown(key, "persistence.yaml", SECTIONS)
-    _check_version(root, found.pop("version", None), problems)
-    said = {
+    _check_version(root, names_found.pop("version", None), problems)
+    document = {
         name: _SECTION[name](node, problems)
-        for name, node in found.items()
+        for name, node in names_found.items()
         if name in _SECTION and node.value is not None
     }
-    if "config" in found:
-        said["config"] = _config(found["config"], problems, warnings)
+    if "config" in names_found:
+        document["config"] = _config(names_found["config"], problems, warnings)
     problems.raise_if_any()
-    return Declaration(**said, warnings=tuple(warnings.found))
+    return Declaration(**document, warnings=tuple(warnings.found))
 
 
 _SECTION: Final[dict[str, Any]] = {
@@ -347,8 +347,8 @@ def _check_version(root: YamlNode, version: YamlNode | None, problems: Problems)
     elif type(version.value) is not int:
         problems.add(version, f"version is {kind_of(version)}: write version: {FORMAT}")
     elif version.value != FORMAT:
-        said = f"version {version.value} is unknown: this release reads version {FORMAT}"
-        problems.add(version, said)
+        value = f"version {version.value} is unknown: this release reads version {FORMAT}"
+        problems.add(version, value)
 
 
 def _config(node: YamlNode, problems: Problems, warnings: Problems) -> dict[str, ConfigKey]:
@@ -365,8 +365,10 @@ def _config(node: YamlNode, problems: Problems, warnings: Problems) -> dict[str,
         _check_name(name, problems)
         key = _key(name, value, problems)
         if redact({name.value: "x"})[1]:
-            said = f"{shown(name.value)} looks like a credential: keep it out of the agent's state"
-            warnings.add(name, f"{said}, in an environment variable")
+            options = (
+                f"{shown(name.value)} looks like a credential: keep it out of the agent's state"
+            )
+            warnings.add(name, f"{options}, in an environment variable")
         keys[name.value] = key
     return keys
 
@@ -382,38 +384,38 @@ def _check_name(name: YamlNode, problems: Problems) -> None:
 
 
 def _key(name: YamlNode, node: YamlNode, problems: Problems) -> ConfigKey:
-    where = f"config.{name.value[:60]}"
+    section = f"config.{name.value[:60]}"
     if node.value is None:
         return ConfigKey(name=name.value)
     if not node.is_mapping:
-        said = f"{where} is {kind_of(node)}: give a mapping, such as {{init: …}}"
-        problems.add(node, said)
+        member = f"{section} is {kind_of(node)}: give a mapping, such as {{init: …}}"
+        problems.add(node, member)
         return ConfigKey(name=name.value)
     fields: dict[str, Any] = {}
     for key, value in node.pairs:
         if key.value not in FIELDS:
-            problems.unknown(key, where, FIELDS)
-        elif _fits(key.value, value, where, problems):
+            problems.unknown(key, section, FIELDS)
+        elif _fits(key.value, value, section, problems):
             fields[key.value] = value.value
     return ConfigKey(name=name.value, **fields)
 
 
-def _fits(field: str, node: YamlNode, where: str, problems: Problems) -> bool:
+def _fits(field: str, node: YamlNode, section: str, problems: Problems) -> bool:
     value, before = node.value, len(problems.found)
     if field == "description" and not isinstance(value, str):
-        problems.add(node, f"{where}: description is {kind_of(node)}: give text")
+        problems.add(node, f"{section}: description is {kind_of(node)}: give text")
     elif field == "on_new_session" and value not in ("preserve", "regenerate"):
-        said = shown(value) if isinstance(value, str) else kind_of(node)
-        message = f"{where}: on_new_session is {said}: choose preserve or regenerate"
+        member = shown(value) if isinstance(value, str) else kind_of(node)
+        message = f"{section}: on_new_session is {member}: choose preserve or regenerate"
         problems.add(node, message)
     elif field == "init" and isinstance(value, tuple):
-        said = "give text, a number, true, false or null, and set the rest in setup()"
-        problems.add(node, f"{where}: init is {kind_of(node)}: {said}")
+        member = "give text, a number, true, false or null, and set the rest in setup()"
+        problems.add(node, f"{section}: init is {kind_of(node)}: {member}")
     elif field == "init" and isinstance(value, str):
         try:
             template.check(value)
         except TemplateError as error:
-            problems.add(node, f"{where}: {error}", TemplateError)
+            problems.add(node, f"{section}: {error}", TemplateError)
     return len(problems.found) == before
 
 
@@ -432,7 +434,7 @@ def name_of(root: YamlNode, source: str) -> str | None:
         if key.value == "name":
             if isinstance(value.value, str) and value.value.strip():
                 return value.value.strip()
-            found = "not text" if value.value is None else kind_of(value)
-            problems.add(value, f"name is {found}: give text", ConfigError)
+            name = "not text" if value.value is None else kind_of(value)
+            problems.add(value, f"name is {name}: give text", ConfigError)
             problems.raise_if_any()
     return None

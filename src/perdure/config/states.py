@@ -31,17 +31,17 @@ def check_state_key(key: str, reserved: Collection[str] = (DOCUMENT,)) -> str:
         ConfigError: It is empty, too long, no text, or reserved.
 
     """
-    why, given = None, cast("object", key)
+    reason, given = None, cast("object", key)
     if not isinstance(given, str) or not all(given.split("/")):
-        why = "give text of at least one character, with no empty step between slashes"
+        reason = "give text of at least one character, with no empty step between slashes"
     elif key in reserved:
-        why = "it is reserved"
+        reason = "it is reserved"
     elif any("\ud800" <= char <= "\udfff" for char in key):
-        why = "it holds a lone surrogate, which is not text"
+        reason = "it holds a lone surrogate, which is not text"
     elif len(key.encode()) > MAX_ID_BYTES:
-        why = f"it is longer than {MAX_ID_BYTES} bytes"
-    if why is not None:
-        message = f"the state's key {str(key)[:60]!r} does not fit: {why}"
+        reason = f"it is longer than {MAX_ID_BYTES} bytes"
+    if reason is not None:
+        message = f"the state's key {str(key)[:60]!r} does not fit: {reason}"
         raise ConfigError(message, option="key")
     return key
 
@@ -122,7 +122,7 @@ class PersistentState:
 
     def _names(self) -> list[str]:
         with folder_trouble(self._path, "read"):
-            return [one.name for one in self._path.iterdir()] if self._path.is_dir() else []
+            return [name.name for name in self._path.iterdir()] if self._path.is_dir() else []
 
     def _remove(self, name: str) -> bool:
         with folder_trouble(self._path, "written"):

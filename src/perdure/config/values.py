@@ -49,7 +49,7 @@ class _StoredValuesFile(msgspec.Struct, omit_defaults=False):
     session: str | None
 
 
-def saved_in(data: bytes | None, where: str) -> StoredValues:
+def saved_in(data: bytes | None, place: str) -> StoredValues:
     """Return what stored bytes hold; nothing for none.
 
     Raises:
@@ -64,13 +64,13 @@ def saved_in(data: bytes | None, where: str) -> StoredValues:
         if head.version <= FORMAT:
             return decode(data, StoredValues)
     except CorruptRecordError as error:
-        message = f"{where} is damaged, and was left as it is: mend it, or move it away ({error})"
-        raise CorruptRecordError(message, path=where) from None
+        message = f"{place} is damaged, and was left as it is: mend it, or move it away ({error})"
+        raise CorruptRecordError(message, path=place) from None
     message = (
-        f"{where} has version {head.version}, this release reads up to {FORMAT}: "
+        f"{place} has version {head.version}, this release reads up to {FORMAT}: "
         "use a newer perdure"
     )
-    raise UnsupportedVersionError(message, path=where, version=head.version)
+    raise UnsupportedVersionError(message, path=place, version=head.version)
 
 
 class _Head(msgspec.Struct):
@@ -79,8 +79,8 @@ class _Head(msgspec.Struct):
 
 def written(saved: StoredValues) -> Any:
     """Return what is to be written, as JSON values."""
-    whole = _StoredValuesFile(FORMAT, saved.values, saved.orphans, saved.session)
-    return decode(msgspec.json.encode(whole))
+    file = _StoredValuesFile(FORMAT, saved.values, saved.orphans, saved.session)
+    return decode(msgspec.json.encode(file))
 
 
 def shared(config: Mapping[str, ConfigKey]) -> dict[str, ConfigKey]:
@@ -121,9 +121,9 @@ def begun(
         for name, key in config.items()
     }
     others = {name: raw for name, raw in known.items() if name not in config}
-    kept = {name: raw for name, raw in others.items() if name in saved.values and keep(name)}
-    orphans = {name: raw for name, raw in others.items() if name not in kept}
-    new = StoredValues(FORMAT, values | kept, orphans, session)
+    values_kept = {name: raw for name, raw in others.items() if name in saved.values and keep(name)}
+    orphans = {name: raw for name, raw in others.items() if name not in values_kept}
+    new = StoredValues(FORMAT, values | values_kept, orphans, session)
     return saved if new == saved else new
 
 

@@ -66,11 +66,11 @@ class Problems:
         if len(self.found) >= self._most:
             self.raise_if_any()
 
-    def unknown(self, key: YamlNode, where: str, known: tuple[str, ...]) -> None:
+    def unknown(self, key: YamlNode, place: str, known: tuple[str, ...]) -> None:
         """Take note of a key that is not known there."""
         near = get_close_matches(str(key.value)[:60], known, n=1)
         cure = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}"
-        self.add(key, f"{shown(key.value)} is no key of {where}: {cure}")
+        self.add(key, f"{shown(key.value)} is no key of {place}: {cure}")
 
     def raise_if_any(self) -> None:
         """Raise the first, and count the others.
@@ -81,11 +81,11 @@ class Problems:
         """
         if not self.found:
             return
-        self.found.sort(key=lambda one: (one.line, one.column))
+        self.found.sort(key=lambda problem: (problem.line, problem.column))
         first, more = self.found[0], len(self.found) - 1
-        rest = f" (and {more} more: see `perdure config check`)" if more else ""
+        others = f" (and {more} more: see `perdure config check`)" if more else ""
         raise self.error(
-            f"{self.source}, {first}{rest}",
+            f"{self.source}, {first}{others}",
             path=self.source,
             line=first.line,
             column=first.column,
@@ -168,8 +168,8 @@ def read_top(data: bytes, source: str) -> YamlNode:
 def _read(data: bytes, source: str, act: Callable[[_Tree], YamlNode]) -> YamlNode:
     problems = Problems(source)
     if len(data) > MAX_BYTES:
-        said = f"{len(data)} bytes, the limit is {MAX_BYTES}: declare less"
-        problems.add(YamlNode(None, 1, 1), said)
+        content = f"{len(data)} bytes, the limit is {MAX_BYTES}: declare less"
+        problems.add(YamlNode(None, 1, 1), content)
         problems.raise_if_any()
     text = _text(data, problems)
     yaml = _yaml()
@@ -178,8 +178,8 @@ def _read(data: bytes, source: str, act: Callable[[_Tree], YamlNode]) -> YamlNod
         return act(_Tree(yaml, yaml.parse(text, Loader=loader), problems))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        said = error.problem or error.context or "it cannot be read"
-        problems.add(_at(mark), f"this is not YAML: {said}{_hint(text, mark)}")
+        content = error.problem or error.context or "it cannot be read"
+        problems.add(_at(mark), f"this is not YAML: {content}{_hint(text, mark)}")
         problems.raise_if_any()
         raise
     except (yaml.YAMLError, ValueError) as error:
@@ -204,14 +204,14 @@ def _text(data: bytes, problems: Problems) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         before = data[: error.start].decode(errors="replace")
-        said = "this is not UTF-8: save the file as UTF-8"
-        problems.add(_after(before), said)
+        content = "this is not UTF-8: save the file as UTF-8"
+        problems.add(_after(before), content)
         problems.raise_if_any()
         raise
-    found = _CONTROL.search(text)
-    if found is not None:
-        said = f"the character U+{ord(found[0]):04X} has no place in YAML: remove it"
-        problems.add(_after(text[: found.start()]), said)
+    marks = _CONTROL.search(text)
+    if marks is not None:
+        content = f"the character U+{ord(marks[0]):04X} has no place in YAML: remove it"
+        problems.add(_after(text[: marks.start()]), content)
         problems.raise_if_any()
     return text
 
@@ -331,8 +331,8 @@ class _Tree:
     def _key(self, event: Any, key: YamlNode) -> YamlNode:
         if not isinstance(key.value, str):
             braces = key.is_mapping or isinstance(key.value, tuple)
-            said = "put text with {{ … }} into quotes" if braces else "put it into quotes"
-            self._refuse(event, f"a key has to be text: {said}")
+            node = "put text with {{ … }} into quotes" if braces else "put it into quotes"
+            self._refuse(event, f"a key has to be text: {node}")
         if key.value == "<<" and not event.style:
             self._refuse(event, "the merge key << is not allowed: write the keys out")
         return key
@@ -349,8 +349,8 @@ class _Tree:
         if text in _BOOL:
             return self._placed(event, _BOOL[text])
         if _DOUBTFUL.fullmatch(text):
-            said = f"{text[:60]} is read differently by different readers: "
-            self._refuse(event, f"{said}write a plain decimal number, or quotes around text")
+            node = f"{text[:60]} is read differently by different readers: "
+            self._refuse(event, f"{node}write a plain decimal number, or quotes around text")
         return self._placed(event, self._number(event, text))
 
     def _number(self, event: Any, text: str) -> Any:

@@ -63,7 +63,7 @@ def carried_of(state: FullAgentState) -> Entry:
     if memory is not None:
         carried.memory = memory.extra
         carried.stats = memory.stats.extra
-        carried.entries = {one.key: one.extra for one in memory.entries if one.extra}
+        carried.entries = {entry.key: entry.extra for entry in memory.entries if entry.extra}
     return Entry(STATE, encode(StateSet(CARRIED, msgspec.Raw(encode(carried)))))
 
 

@@ -105,13 +105,13 @@ def item_of(record: Record) -> msgspec.Raw:
 
 def _visible(records: Sequence[Record]) -> list[Record]:
     """Return the records that were not taken back, oldest first."""
-    newest, found = inf, []
+    newest, messages = inf, []
     for record in reversed(records):
         if record.seq <= newest:
-            found.append(record)
+            messages.append(record)
             if record.kind == RETRACT:
                 newest = decode(record.payload, RetractionPayload).after
-    return found[::-1]
+    return messages[::-1]
 
 
 def _system_prompt(records: Iterable[Record]) -> str:
@@ -119,8 +119,8 @@ def _system_prompt(records: Iterable[Record]) -> str:
     for record in records:
         context.feed(record.seq, record.kind, record.payload)
     first = next(context.messages(), b"null")
-    said = decode(first)
-    if not isinstance(said, dict) or said.get("role") != "system":
+    prompt = decode(first)
+    if not isinstance(prompt, dict) or prompt.get("role") != "system":
         return ""
     return decode_message(first).text
 
@@ -164,10 +164,10 @@ def _plugins(records: Iterable[Record]) -> tuple[Fields, Fields]:
         beside = fold_state(typed(document), None, changes)
         name = document[len(_FOLDER) : -len(".json")]
         if beside is not None:
-            said = decode(beside, StateSet)
-            data = bytes(said.value) if data is None else data
-            if said.version != 1:
-                versions[name] = said.version
+            plugin_states = decode(beside, StateSet)
+            data = bytes(plugin_states.value) if data is None else data
+            if plugin_states.version != 1:
+                versions[name] = plugin_states.version
         if data is not None:
             states[name] = compact(data)
     return states, {VERSIONS: msgspec.Raw(encode(versions))} if versions else {}
@@ -203,33 +203,33 @@ def _memory(records: Iterable[Record], carried: ForeignFields) -> SerializedMemo
     index = changes_of(MemoryIndex(), changes)
     entries = [
         SerializedMemoryEntry(
-            key=one.key,
-            description=one.description,
-            value=compact(bytes(one.value)),
-            scope=one.scope,
-            size_bytes=one.size_bytes,
-            base_priority=one.base_priority,
-            pinned=one.pinned,
-            created_at=one.created_at,
-            last_accessed_at=one.last_accessed_at,
-            extra=carried.entries.get(one.key, {}),
+            key=entry.key,
+            description=entry.description,
+            value=compact(bytes(entry.value)),
+            scope=entry.scope,
+            size_bytes=entry.size_bytes,
+            base_priority=entry.base_priority,
+            pinned=entry.pinned,
+            created_at=entry.created_at,
+            last_accessed_at=entry.last_accessed_at,
+            extra=carried.entries.get(entry.key, {}),
         )
-        for one in index.entries.values()
+        for entry in index.entries.values()
     ]
     stats = Stats(
         total_entries=len(entries),
-        total_size_bytes=sum(one.size_bytes for one in entries),
+        total_size_bytes=sum(entry.size_bytes for entry in entries),
         extra=carried.stats,
     )
     return SerializedMemoryState(entries=entries, stats=stats, extra=carried.memory)
 
 
 def _metadata(described: SessionDocument) -> SessionMetadata:
-    said = described.metadata
-    extra = {name: compact(bytes(raw)) for name, raw in said.extra.items()}
-    if said.owner is not None:
-        extra["owner"] = msgspec.Raw(encode(said.owner))
-    return SessionMetadata(title=said.title, tags=said.tags, extra=extra)
+    labels = described.metadata
+    extra = {name: compact(bytes(raw)) for name, raw in labels.extra.items()}
+    if labels.owner is not None:
+        extra["owner"] = msgspec.Raw(encode(labels.owner))
+    return SessionMetadata(title=labels.title, tags=labels.tags, extra=extra)
 
 
 def _same_time(written: str, iso: str) -> str:

@@ -91,15 +91,15 @@ def _read(path: str, migrations: Migrations) -> MigratedState:
     except FileNotFoundError:
         return MigratedState(None)
     with folder:
-        found = FolderFiles(folder)
-        read = found.document(
+        content = FolderFiles(folder)
+        read = content.document(
             SESSION, lambda data: read_state(data, migrations=migrations, where=SESSION)
         )
-        memory = found.document(MEMORY, lambda data: read_memory(data, migrations=migrations))
-        plugins = found.plugins()
-    if not found.any:
+        memory = content.document(MEMORY, lambda data: read_memory(data, migrations=migrations))
+        plugins = content.plugins()
+    if not content.any:
         return MigratedState(None)
-    findings = [*found.findings, *(read.findings if read else ()), *(memory[1] if memory else ())]
+    findings = [*content.findings, *(read.findings if read else ()), *(memory[1] if memory else ())]
     state = (read.state if read else None) or FullAgentState()
     if memory is not None:
         state.memory = memory[0]
@@ -141,12 +141,12 @@ class FolderFiles:
             with self._folder.make(QUARANTINE) as quarantine:
                 quarantine.publish(copy, data)
         except OSError as refused:
-            kept = f"it could not be copied ({refused}), and is where it was"
+            evidence = f"it could not be copied ({refused}), and is where it was"
         else:
-            kept = f"a copy is {self._folder.path}/{QUARANTINE}/{copy}"
+            evidence = f"a copy is {self._folder.path}/{QUARANTINE}/{copy}"
         message = "the stored state %s is damaged, and was left out: %s"
-        log.warning(message, path, kept, extra={"path": path})
-        self.findings.append(Finding("quarantined", path, f"{error}; {kept}"))
+        log.warning(message, path, evidence, extra={"path": path})
+        self.findings.append(Finding("quarantined", path, f"{error}; {evidence}"))
 
     def plugins(self) -> dict[str, bytes]:
         """Return the bytes of each plugin's file that holds JSON."""
@@ -154,15 +154,15 @@ class FolderFiles:
             folder = self._folder.enter(PLUGINS)
         except FileNotFoundError:
             return {}
-        found = {}
+        plugins = {}
         with folder:
             for name in sorted(folder.names()):
                 if not name.endswith(_SUFFIX) or name.startswith("."):
                     continue
                 data = self.document(name, _checked, within=folder)
                 if data is not None:
-                    found[name.removesuffix(_SUFFIX)] = data
-        return found
+                    plugins[name.removesuffix(_SUFFIX)] = data
+        return plugins
 
 
 def _checked(data: bytes) -> bytes:
@@ -181,8 +181,8 @@ def _write(path: str, state: FullAgentState) -> list[str]:
             folder.replace(MEMORY, pretty(write_open(state.memory)))
             names.append(MEMORY)
         inline = {name: raw for name, raw in state.plugins.items() if not _FILE_NAME.match(name)}
-        rest = msgspec.structs.replace(state, memory=None, plugins=inline)
-        folder.replace(SESSION, pretty(write_state(rest)))
+        other_fields = msgspec.structs.replace(state, memory=None, plugins=inline)
+        folder.replace(SESSION, pretty(write_state(other_fields)))
         folder.sync()
     return [*names, SESSION]
 
@@ -259,9 +259,9 @@ class FolderStorage:
             modified = (await path.stat()).st_mtime_ns
         except FileNotFoundError:
             return None
-        seconds, rest = divmod(modified, 1_000_000_000)
+        seconds, others = divmod(modified, 1_000_000_000)
         at = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-        return at + datetime.timedelta(microseconds=rest // 1000)
+        return at + datetime.timedelta(microseconds=others // 1000)
 
 
 def _delete(path: str, _: None) -> None:

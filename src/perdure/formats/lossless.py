@@ -48,15 +48,15 @@ def read_open(fields: Fields, cls: type[T], at: str = "$") -> T:
         CorruptRecordError: A known field has another type than it should, or is missing.
 
     """
-    rest = dict(fields)
-    found: dict[str, Any] = {}
+    members = dict(fields)
+    value: dict[str, Any] = {}
     for name, written, kind in _known(cls):
-        raw = rest.pop(written, _NULL)
+        raw = members.pop(written, _NULL)
         if raw != _NULL:
-            found[name] = _read(bytes(raw), kind, f"{at}.{written}")
-    extra = {name: compact(bytes(raw)) for name, raw in rest.items()}
+            value[name] = _read(bytes(raw), kind, f"{at}.{written}")
+    extra = {name: compact(bytes(raw)) for name, raw in members.items()}
     try:
-        return cls(**found, extra=extra)
+        return cls(**value, extra=extra)
     except TypeError as error:
         message = f"the value at {at} cannot be read: {error}"
         raise CorruptRecordError(message, path=at) from None
@@ -75,7 +75,7 @@ def _written(value: Any) -> Any:
             if getattr(value, name) is not None
         }
         return fields | getattr(value, _EXTRA)
-    return [_written(one) for one in value] if isinstance(value, list) else value
+    return [_written(member) for member in value] if isinstance(value, list) else value
 
 
 def _read(data: bytes, kind: Any, at: str) -> Any:
@@ -93,8 +93,8 @@ def _compacted(value: Any) -> Any:
     if isinstance(value, msgspec.Raw):
         return compact(bytes(value))
     if isinstance(value, dict):
-        return {key: _compacted(one) for key, one in value.items()}
-    return [_compacted(one) for one in value] if isinstance(value, list) else value
+        return {key: _compacted(member) for key, member in value.items()}
+    return [_compacted(member) for member in value] if isinstance(value, list) else value
 
 
 def _object(data: bytes, at: str) -> Fields:
@@ -114,16 +114,16 @@ def _decode(data: bytes, kind: Any, at: str) -> Any:
 def _known(cls: type[msgspec.Struct]) -> tuple[tuple[str, str, Any], ...]:
     """Return each known field's name, its written name, and its type, None aside."""
     return tuple(
-        (one.name, one.encode_name, _without_none(one.type))
-        for one in msgspec.structs.fields(cls)
-        if one.name != _EXTRA
+        (field.name, field.encode_name, _without_none(field.type))
+        for field in msgspec.structs.fields(cls)
+        if field.name != _EXTRA
     )
 
 
 def _without_none(kind: Any) -> Any:
     if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
-        rest = [one for one in typing.get_args(kind) if one is not types.NoneType]
-        return rest[0] if len(rest) == 1 else kind
+        members = [member for member in typing.get_args(kind) if member is not types.NoneType]
+        return members[0] if len(members) == 1 else kind
     return kind
 
 

@@ -193,8 +193,8 @@ class FileMemoryStorage:
 
     async def entries(self, *, scope: str | None = None) -> list[MemoryInfo]:
         """Return what is known of the entries, oldest first; of one scope, or of all."""
-        found = (await self._loaded.get()).entries.values()
-        return [_info(entry) for entry in found if scope is None or entry.scope == scope]
+        entries = (await self._loaded.get()).entries.values()
+        return [_info(entry) for entry in entries if scope is None or entry.scope == scope]
 
     async def clear(self, *, scope: str | None = None) -> None:
         """Forget the entries of one scope, or all."""
@@ -256,10 +256,10 @@ def _read(path: str, migrations: Migrations) -> _Loaded:
     except FileNotFoundError:
         return _Loaded(SerializedMemoryState(), ())
     with folder:
-        found = FolderFiles(folder)
-        read = found.document(MEMORY, lambda data: read_memory(data, migrations=migrations))
+        content = FolderFiles(folder)
+        read = content.document(MEMORY, lambda data: read_memory(data, migrations=migrations))
     state, findings = read or (SerializedMemoryState(), [])
-    return _Loaded(state, (*found.findings, *findings))
+    return _Loaded(state, (*content.findings, *findings))
 
 
 def _write(path: str, data: bytes) -> None:

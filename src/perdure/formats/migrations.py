@@ -105,20 +105,20 @@ def migrate_from_v0(fields: Fields) -> Fields:
 
     Then the parts of the context lay at the top, where they were not in a context already.
     """
-    rest = dict(fields)
-    rest.pop("version", None)
-    context = fields_of(bytes(rest.pop("context", msgspec.Raw(b"{}"))))
+    other_fields = dict(fields)
+    other_fields.pop("version", None)
+    context = fields_of(bytes(other_fields.pop("context", msgspec.Raw(b"{}"))))
     core = fields_of(bytes(context.get("core", msgspec.Raw(b"{}"))))
     for name, spellings in _CORE.items():
         _move(context, core, name, spellings)
-        _move(rest, core, name, spellings)
+        _move(other_fields, core, name, spellings)
     for name in _CONTEXT:
-        _move(rest, context, name, (name,))
+        _move(other_fields, context, name, (name,))
     for name, spellings in _TOP.items():
-        _move(rest, rest, name, spellings)
+        _move(other_fields, other_fields, name, spellings)
     context["core"] = msgspec.Raw(encode(core))
     context.setdefault("version", msgspec.Raw(b"1"))
-    return {**rest, "context": msgspec.Raw(encode(context))}
+    return {**other_fields, "context": msgspec.Raw(encode(context))}
 
 
 def _move(source: Fields, goal: Fields, name: str, spellings: tuple[str, ...]) -> None:
@@ -129,9 +129,9 @@ def _move(source: Fields, goal: Fields, name: str, spellings: tuple[str, ...]) -
 
 def _memory_from_v0(fields: Fields) -> Fields:
     """Return the first version's form of a memory: entries were called items by some."""
-    rest = dict(fields)
-    _move(rest, rest, "entries", ("items",))
-    return rest
+    other_fields = dict(fields)
+    _move(other_fields, other_fields, "entries", ("items",))
+    return other_fields
 
 
 MIGRATIONS: Final = Migrations()
@@ -190,9 +190,9 @@ def read_state(
         )
         raise ConfigError(message, where=where)
     if memory is not None and bytes(memory) != b"null":
-        found = read_memory(bytes(memory), migrations=migrations, where=f"{where}: memory")
-        state.memory = found[0]
-        findings += found[1]
+        document = read_memory(bytes(memory), migrations=migrations, where=f"{where}: memory")
+        state.memory = document[0]
+        findings += document[1]
     _unite_plugins(state, findings, where)
     return MigratedState(state, tuple(findings))
 
@@ -229,28 +229,28 @@ def merge_plugins(
 
 
 def _upgraded(
-    kind: str, fields: Fields, migrations: Migrations, where: str, findings: list[Finding]
+    kind: str, fields: Fields, migrations: Migrations, source: str, findings: list[Finding]
 ) -> Fields:
     upgraded = migrations.apply("memory" if kind == "memory" else "session", fields)
     if upgraded is not fields:
-        findings.append(Finding("migrated", where, f"to format version {migrations.current}"))
+        findings.append(Finding("migrated", source, f"to format version {migrations.current}"))
     return dict(upgraded)
 
 
-def _unite_plugins(state: FullAgentState, findings: list[Finding], where: str) -> None:
+def _unite_plugins(state: FullAgentState, findings: list[Finding], source: str) -> None:
     """Put the plugins of the context beside those of the state, which count before them."""
     inner, state.context.plugins = state.context.plugins, {}
     for name, raw in inner.items():
         if state.plugins.setdefault(name, raw) != raw:
             detail = f"plugins.{name} counts, context.plugins.{name} is another state"
-            findings.append(Finding("mended", where, detail))
+            findings.append(Finding("mended", source, detail))
 
 
-def _mend_sizes(memory: SerializedMemoryState, findings: list[Finding], where: str) -> None:
+def _mend_sizes(memory: SerializedMemoryState, findings: list[Finding], source: str) -> None:
     last = {entry.key: entry for entry in memory.entries}
     if len(last) < len(memory.entries):
         detail = f"{len(memory.entries) - len(last)} entries have the key of a later one"
-        findings.append(Finding("mended", where, detail))
+        findings.append(Finding("mended", source, detail))
         memory.entries = list(last.values())
     for entry in memory.entries:
         if entry.size_bytes < 1:
@@ -258,16 +258,17 @@ def _mend_sizes(memory: SerializedMemoryState, findings: list[Finding], where: s
 
 
 def _mend_stats(
-    memory: SerializedMemoryState, findings: list[Finding], where: str, *, given: bool
+    memory: SerializedMemoryState, findings: list[Finding], source: str, *, given: bool
 ) -> None:
     stats = memory.stats
-    said = (stats.total_entries, stats.total_size_bytes)
+    counted = (stats.total_entries, stats.total_size_bytes)
     true = (len(memory.entries), sum(entry.size_bytes for entry in memory.entries))
-    if said == true:
+    if counted == true:
         return
     stats.total_entries, stats.total_size_bytes = true
     if given:
         detail = (
-            f"the stats said {said[0]} entries of {said[1]} bytes, there are {true[0]} of {true[1]}"
+            f"the stats said {counted[0]} entries of {counted[1]} bytes, there are "
+            f"{true[0]} of {true[1]}"
         )
-        findings.append(Finding("mended", where, detail))
+        findings.append(Finding("mended", source, detail))

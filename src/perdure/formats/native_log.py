@@ -188,7 +188,7 @@ class _Name(msgspec.Struct):
 
 
 def _digest(state: FullAgentState) -> str:
-    rest = {name: raw for name, raw in state.extra.items() if name != FIELD}
-    data = write_state(msgspec.structs.replace(state, extra=rest))
-    told = msgspec.json.encode(msgspec.json.decode(data), order="sorted")
-    return hashlib.sha256(told).hexdigest()
+    payload = {name: raw for name, raw in state.extra.items() if name != FIELD}
+    data = write_state(msgspec.structs.replace(state, extra=payload))
+    fields = msgspec.json.encode(msgspec.json.decode(data), order="sorted")
+    return hashlib.sha256(fields).hexdigest()

@@ -73,7 +73,7 @@ def unfold(state: FullAgentState, *, now: float) -> NewLog:
     findings: list[Finding] = []
     entries = [_meta(state, now, findings), *_conversation(state, findings)]
     if state.memory is not None:
-        entries += [_memory_entry(one) for one in state.memory.entries]
+        entries += [_memory_entry(entry) for entry in state.memory.entries]
     versions = _versions(state)
     entries += [
         _plugin(name, raw, versions.get(name, 1)) for name, raw in _plugins(state, findings).items()
@@ -93,7 +93,7 @@ def _one_group(entries: list[Entry]) -> tuple[Entry, ...]:
 
 def _meta(state: FullAgentState, now: float, findings: list[Finding]) -> Entry:
     metadata = state.metadata
-    clean, where = _redacted(metadata.extra, "metadata", findings)
+    clean, source = _redacted(metadata.extra, "metadata", findings)
     owner = decode(bytes(clean["owner"])) if "owner" in clean else None
     if isinstance(owner, str):
         del clean["owner"]
@@ -107,7 +107,7 @@ def _meta(state: FullAgentState, now: float, findings: list[Finding]) -> Entry:
         at=_seconds(state.last_active_at) or now,
         agent_type=state.agent_type,
         created_at=_seconds(state.created_at),
-        redacted=where,
+        redacted=source,
     )
     return Entry(META, encode(meta))
 
@@ -115,14 +115,14 @@ def _meta(state: FullAgentState, now: float, findings: list[Finding]) -> Entry:
 def _redacted(fields: Fields, what: str, findings: list[Finding]) -> tuple[Fields, list[str]]:
     """Return fields without credentials; what holds none stays as it was written."""
     plain = {name: decode(bytes(raw)) for name, raw in fields.items()}
-    clean, where = redact(plain)
-    if where:
-        findings.append(Finding("redacted", what, ", ".join(where)))
-    kept = {
+    clean, paths = redact(plain)
+    if paths:
+        findings.append(Finding("redacted", what, ", ".join(paths)))
+    redacted = {
         name: raw if clean[name] is plain[name] else msgspec.Raw(encode(clean[name]))
         for name, raw in fields.items()
     }
-    return kept, list(where)
+    return redacted, list(paths)
 
 
 def _seconds(iso: str) -> float | None:
@@ -155,8 +155,8 @@ def _item(payload: bytes) -> Entry:
         message = decode_message(payload)
     except FormatError:
         return Entry(FOREIGN, payload)
-    made = _from_chat(message, payload)
-    return Entry(kind_of(message), payload) if made is None else encode_message(made)
+    record = _from_chat(message, payload)
+    return Entry(kind_of(message), payload) if record is None else encode_message(record)
 
 
 def _from_chat(message: Message, payload: bytes) -> Message | None:
@@ -176,12 +176,12 @@ def _from_chat(message: Message, payload: bytes) -> Message | None:
 
 def _calls(listed: Any) -> tuple[ToolCall, ...]:
     calls = []
-    for one in listed if isinstance(listed, list) else ():
-        function = one.get("function") if isinstance(one, dict) else None
+    for call in listed if isinstance(listed, list) else ():
+        function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             return ()
         arguments = function.get("arguments", {})
-        calls.append(ToolCall(str(one.get("id", "")), function["name"], _arguments(arguments)))
+        calls.append(ToolCall(str(call.get("id", "")), function["name"], _arguments(arguments)))
     return tuple(calls)
 
 
@@ -199,17 +199,17 @@ def _arguments(arguments: Any) -> Any:
 # the rest
 
 
-def _memory_entry(one: SerializedMemoryEntry) -> Entry:
+def _memory_entry(serialized: SerializedMemoryEntry) -> Entry:
     entry = MemoryEntry(
-        key=one.key,
-        description=one.description,
-        value=one.value,
-        scope=one.scope,
-        size_bytes=one.size_bytes,
-        base_priority=one.base_priority,
-        pinned=one.pinned,
-        created_at=one.created_at,
-        last_accessed_at=one.last_accessed_at,
+        key=serialized.key,
+        description=serialized.description,
+        value=serialized.value,
+        scope=serialized.scope,
+        size_bytes=serialized.size_bytes,
+        base_priority=serialized.base_priority,
+        pinned=serialized.pinned,
+        created_at=serialized.created_at,
+        last_accessed_at=serialized.last_accessed_at,
     )
     return Entry(MEMORY_SET, encode(entry))
 
@@ -222,9 +222,9 @@ def _plugins(state: FullAgentState, findings: list[Finding]) -> Fields:
     if context.permissions != PermissionState():
         plugins[PERMISSIONS] = msgspec.Raw(write_open(context.permissions))
     if context.config:
-        config, where = _redacted(context.config, "context.config", findings)
-        if where:
-            config["redacted"] = msgspec.Raw(encode(where))
+        config, source = _redacted(context.config, "context.config", findings)
+        if source:
+            config["redacted"] = msgspec.Raw(encode(source))
         plugins[CONFIG] = msgspec.Raw(encode(config))
     for name in [name for name in plugins if not all(name.split("/"))]:
         findings.append(
@@ -271,8 +271,8 @@ def with_history(state: FullAgentState, read: StateMemories) -> FullAgentState:
     core = state.context.core
     if core.history:
         return state
-    said = [*read.archived, *read.active]
-    history = [msgspec.Raw(encode_message(one.message).payload) for one in said]
+    messages = [*read.archived, *read.active]
+    history = [msgspec.Raw(encode_message(message.message).payload) for message in messages]
     core = msgspec.structs.replace(core, history=history)
     context = msgspec.structs.replace(state.context, core=core)
     return msgspec.structs.replace(state, context=context)
@@ -294,9 +294,9 @@ def with_memories(unfolded: NewLog, read: StateMemories, context: Sequence[Entry
         *(item_entry(item) for item in read.semantic),
         *context,
     ]
-    whole = [entry._replace(end=False) for entry in (*entries, *memories)]
-    whole[-1] = whole[-1]._replace(end=True)
-    return NewLog(tuple(whole), (*unfolded.findings, *read.findings))
+    restored = [entry._replace(end=False) for entry in (*entries, *memories)]
+    restored[-1] = restored[-1]._replace(end=True)
+    return NewLog(tuple(restored), (*unfolded.findings, *read.findings))
 
 
 def _placed(item: EpisodicItem, read: StateMemories, seqs: Sequence[int]) -> EpisodicItem:
@@ -306,16 +306,16 @@ def _placed(item: EpisodicItem, read: StateMemories, seqs: Sequence[int]) -> Epi
     """
     later = len(read.active)
     if item.as_of_seq > 0:
-        known = [one.seq for one in (*read.archived, *read.active)]
+        known = [entry.seq for entry in (*read.archived, *read.active)]
         later = len(known) - bisect_right(known, item.as_of_seq)
     upto = len(seqs) - later
     as_of = seqs[upto - 1] if upto > 0 and (read.archived or read.active) else 0
     return msgspec.structs.replace(item, as_of_seq=as_of)
 
 
-def agrees(context: Sequence[Message], said: Sequence[Message]) -> bool:
+def agrees(context: Sequence[Message], messages: Sequence[Message]) -> bool:
     """Say whether a context ends with what was said last, so that nothing was said since."""
-    return not said or (bool(context) and _gist(context[-1]) == _gist(said[-1]))
+    return not messages or (bool(context) and _gist(context[-1]) == _gist(messages[-1]))
 
 
 def _gist(message: Message) -> tuple[object, ...]:

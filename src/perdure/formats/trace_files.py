@@ -79,8 +79,8 @@ class ArchiveManifest(msgspec.Struct, frozen=True, kw_only=True):
 
     def complete(self) -> list[TraceSegment]:
         """Return the segments that count, in order."""
-        found = [one for one in self.segments if one.status == "complete"]
-        return sorted(found, key=lambda one: one.index)
+        segments = [segment for segment in self.segments if segment.status == "complete"]
+        return sorted(segments, key=lambda segment: segment.index)
 
 
 class PlannedSegment(msgspec.Struct, frozen=True):
@@ -127,7 +127,7 @@ def filled(segment: TraceSegment, first: TraceLine, last: TraceLine, count: int)
 
 def manifest_of(segments: Sequence[TraceSegment]) -> bytes:
     """Return the manifest of some segments, as it is written."""
-    newest = max((one.index for one in segments), default=0)
+    newest = max((segment.index for segment in segments), default=0)
     manifest = ArchiveManifest(next_segment_index=newest + 1, segments=tuple(segments))
     return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
 
@@ -226,7 +226,7 @@ class _Archiving:
 
     async def write(self, lines: AsyncGenerator[TraceLine, None]) -> list[str]:
         if self._planned:
-            await self._say([one.segment for one in self._planned])
+            await self._say([trace.segment for trace in self._planned])
         self._ahead = await anext(lines, None)
         for planned in self._planned:
             if self._ahead is not None and self._ahead.seq <= planned.upto:
@@ -378,7 +378,7 @@ class _Reading:
         except FormatError as error:
             self._tell(ARCHIVE_MANIFEST, f"it cannot be read ({error}): all segments were taken")
             return sorted(name for name in archive.names() if name.endswith(".jsonl"))
-        names = [one.file_name for one in manifest.complete()]
+        names = [item.file_name for item in manifest.complete()]
         for name in names:
             if not is_segment_name(name) or not archive.has(name):
                 self._tell(f"{ARCHIVE}/{name}", "the manifest names it, and it is not there")
@@ -391,8 +391,8 @@ class _Reading:
     # what is remembered
 
     def _items(self, name: str, kind: type[T]) -> tuple[T, ...]:
-        found = {getattr(item, "id", ""): item for item in self._lines(self._folder, name, kind)}
-        return tuple(found.values())
+        items = {getattr(item, "id", ""): item for item in self._lines(self._folder, name, kind)}
+        return tuple(items.values())
 
     def _context(self) -> tuple[WorkingContext | None, str]:
         data = self._folder.read(SNAPSHOT)
@@ -412,15 +412,15 @@ class _Reading:
     def _lines(self, folder: Folder, name: str, kind: type[T], shown: str = "") -> Iterator[T]:
         """Give what a file's lines hold; those that are damaged are counted, and passed over."""
         bad: list[tuple[int, str]] = []
-        for number, line in _numbered(folder, name, lambda *one: bad.append(one)):
+        for number, line in _numbered(folder, name, lambda *item: bad.append(item)):
             try:
                 yield decode(line, kind)
             except FormatError as error:
                 bad.append((number, str(error)))
         if bad:
-            number, why = bad[0]
-            first = f"{len(bad)} lines cannot be read, the first is line {number}: {why}"
-            self._tell(shown or name, first if number else why)
+            number, reason = bad[0]
+            first = f"{len(bad)} lines cannot be read, the first is line {number}: {reason}"
+            self._tell(shown or name, first if number else reason)
 
 
 def _numbered(
@@ -449,9 +449,9 @@ def _numbered(
 
 def _context_of(snapshot: Snapshot) -> WorkingContext:
     """Return the context that a snapshot of any release holds."""
-    whole = 2**62
+    is_whole = 2**62
     try:
-        return WorkingContext.of_snapshot(snapshot, whole)
+        return WorkingContext.of_snapshot(snapshot, is_whole)
     except (CorruptRecordError, ValueError):  # its own bookkeeping does not add up
         plain = Snapshot(
             schema_version=snapshot.schema_version,
@@ -461,4 +461,4 @@ def _context_of(snapshot: Snapshot) -> WorkingContext:
             system_prompt_sha256=snapshot.system_prompt_sha256,
             messages=snapshot.messages,
         )
-        return WorkingContext.of_snapshot(plain, whole)
+        return WorkingContext.of_snapshot(plain, is_whole)

@@ -117,7 +117,7 @@ class TraceMessages:
         """Say whether a trace is a part of the same answer as those before it."""
         if not self._answer or self._answer[-1].turn_id != trace.turn_id:
             return False
-        kinds = {one.trace_type for one in self._answer}
+        kinds = {call.trace_type for call in self._answer}
         return "assistant" not in kinds and not (trace.trace_type == "reasoning" and kinds)
 
 
@@ -125,19 +125,21 @@ _ANSWER: Final = frozenset({"assistant", "reasoning", "tool_call"})
 
 
 def _answered(traces: list[SavedTrace]) -> Message:
-    said = [one for one in traces if one.trace_type == "assistant"]
-    thought = [one.content for one in traces if one.trace_type == "reasoning" and one.content]
+    answer = [trace for trace in traces if trace.trace_type == "assistant"]
+    thought = [
+        trace.content for trace in traces if trace.trace_type == "reasoning" and trace.content
+    ]
     return Message(
         role="assistant",
-        content=said[0].content if said else None,
+        content=answer[0].content if answer else None,
         reasoning=thought[0] if thought else None,
         tool_calls=tuple(
-            ToolCall(one.tool_call_id or "", one.tool_name or "", _arguments(one))
-            for one in traces
-            if one.trace_type == "tool_call"
+            ToolCall(trace.tool_call_id or "", trace.tool_name or "", _arguments(trace))
+            for trace in traces
+            if trace.trace_type == "tool_call"
         ),
         created_at=traces[0].ts or None,
-        **_media(said[0] if said else traces[0]),
+        **_media(answer[0] if answer else traces[0]),
     )
 
 

@@ -31,18 +31,18 @@ async def judged_refusal(store: Store, batch: Batch, outcome: Outcome, begun: in
     """
     durable = batch.first - 1
     try:
-        kept = await _kept(store, batch.key, epoch=batch.epoch, begun=begun, durable=durable)
+        last_kept = await _kept(store, batch.key, epoch=batch.epoch, begun=begun, durable=durable)
     except StoreUnavailableError as error:
         return Outcome(Status.IN_DOUBT, error)  # sent again, and judged then
     except PerdureError:
-        kept = None
-    if kept is None and isinstance(outcome.error, PerdureError):
+        last_kept = None
+    if last_kept is None and isinstance(outcome.error, PerdureError):
         # What a bucket took after it had gone back lies behind a gap.
-        gone = outcome.error.facts.get("gone")
-        kept = min(gone - 1, durable) if isinstance(gone, int) else None
-    if kept is None:
+        first_lost = outcome.error.facts.get("gone")
+        last_kept = min(first_lost - 1, durable) if isinstance(first_lost, int) else None
+    if last_kept is None:
         return outcome
-    lost = records_lost(batch.key, durable=durable, kept=kept)
+    lost = records_lost(batch.key, durable=durable, kept=last_kept)
     lost.__cause__ = outcome.error
     return Outcome(Status.CONFLICT, lost)
 
@@ -72,12 +72,12 @@ async def _kept(
     head = await store.head(key)
     first = await _record(store, key, begun) if head >= begun else None
     pruned = first is None and head >= begun and holder.epoch > epoch
-    mine = pruned or (first is not None and _is_ours(first, epoch, store.owner))
-    if mine and head >= durable and holder.epoch >= epoch:
+    is_own = pruned or (first is not None and _is_ours(first, epoch, store.owner))
+    if is_own and head >= durable and holder.epoch >= epoch:
         return None
     if holder.epoch < epoch:
         return min(head, durable)  # nobody has taken it since
-    last = epoch if mine else epoch - 1
+    last = epoch if is_own else epoch - 1
     log = store.read_log(key, before=min(head, durable) + 1, reverse=True)
     async with contextlib.aclosing(log):
         async for chunk in log:

@@ -34,8 +34,10 @@ def raised(have: Documents, at: int) -> Documents:
     """Return a session's own documents, numbered behind what came before its log."""
     if have.manifest is None or not at:
         return have
-    found = {name: Document(one.data, one.as_of_seq + at) for name, one in have.found.items()}
-    return msgspec.structs.replace(have, manifest=_shifted(have.manifest, at), found=found)
+    records = {
+        name: Document(record.data, record.as_of_seq + at) for name, record in have.found.items()
+    }
+    return msgspec.structs.replace(have, manifest=_shifted(have.manifest, at), found=records)
 
 
 def upto(have: Documents, seq: int) -> Documents:
@@ -45,12 +47,12 @@ def upto(have: Documents, seq: int) -> Documents:
     """
     if have.manifest is None or have.manifest.as_of_seq > seq:
         return Documents()
-    late = {name for name, one in have.found.items() if one.as_of_seq > seq}
+    late = {name for name, segment in have.found.items() if segment.as_of_seq > seq}
     if not late:
         return have
     return msgspec.structs.replace(
         have,
-        found={name: one for name, one in have.found.items() if name not in late},
+        found={name: segment for name, segment in have.found.items() if name not in late},
         damaged=(*have.damaged, *sorted(late)),
         why={**have.why, **dict.fromkeys(late, f"it is further than record {seq}")},
     )
@@ -63,8 +65,8 @@ def lowered(manifest: Manifest, base: Origin) -> Manifest:
 
 def _shifted(manifest: Manifest, by: int) -> Manifest:
     documents = {
-        name: msgspec.structs.replace(one, as_of_seq=max(one.as_of_seq + by, 0))
-        for name, one in manifest.documents.items()
+        name: msgspec.structs.replace(document, as_of_seq=max(document.as_of_seq + by, 0))
+        for name, document in manifest.documents.items()
     }
     as_of = max(manifest.as_of_seq + by, 0)
     return msgspec.structs.replace(manifest, as_of_seq=as_of, documents=documents)
@@ -74,15 +76,15 @@ def handed_down(have: Documents, key: SessionKey, base: Origin) -> Documents:
     """Return another session's documents as those that a session of this key begins with."""
     if have.manifest is None:
         return Documents()
-    found = {name: _renamed(name, one, key) for name, one in have.found.items()}
+    documents = {name: _renamed(name, document, key) for name, document in have.found.items()}
     listed = dict(have.manifest.documents)
-    for name, one in found.items():
-        digest = hashlib.sha256(one.data).hexdigest()
-        listed[name] = FoldedDocument(one.as_of_seq, digest, len(one.data))
+    for name, document in documents.items():
+        digest = hashlib.sha256(document.data).hexdigest()
+        listed[name] = FoldedDocument(document.as_of_seq, digest, len(document.data))
     manifest = msgspec.structs.replace(
         have.manifest, key=key, epoch=0, documents=listed, base=base, position=msgspec.Raw(b"null")
     )
-    return msgspec.structs.replace(have, manifest=manifest, found=found)
+    return msgspec.structs.replace(have, manifest=manifest, found=documents)
 
 
 def _renamed(name: str, document: Document, key: SessionKey) -> Document:
@@ -146,14 +148,16 @@ async def keep_documents(store: Store, tenant: str, documents: Documents) -> str
     manifest = documents.manifest
     if manifest is None or documents.damaged:
         return ""
-    await store.put_blobs(tenant, {name_of(one.data): one.data for one in documents.found.values()})
-    names = {name: name_of(one.data) for name, one in documents.found.items()}
+    await store.put_blobs(
+        tenant, {name_of(document.data): document.data for document in documents.found.values()}
+    )
+    names = {name: name_of(document.data) for name, document in documents.found.items()}
     listed = {
         name: msgspec.structs.replace(manifest.documents[name], sha256=names[name])
         for name in names
     }
-    whole = FoldedDocuments(manifest.as_of_seq, listed, manifest.counters, manifest.about)
-    data = encode(whole)
+    blobs = FoldedDocuments(manifest.as_of_seq, listed, manifest.counters, manifest.about)
+    data = encode(blobs)
     await store.put_blobs(tenant, {name_of(data): data})
     return name_of(data)
 
@@ -164,21 +168,21 @@ async def folded(
     """Return the documents that a base keeps, as those of the session."""
     if not base.folded:
         return Documents()
-    kept = decode(await _get(store, key, base.folded), FoldedDocuments)
+    documents_blob = decode(await _get(store, key, base.folded), FoldedDocuments)
     manifest = Manifest(
         key=key,
         epoch=0,
-        as_of_seq=kept.as_of_seq,
-        counters=kept.counters,
-        documents=kept.documents,
-        about=kept.about,
+        as_of_seq=documents_blob.as_of_seq,
+        counters=documents_blob.counters,
+        documents=documents_blob.documents,
+        about=documents_blob.about,
     )
-    found = {
-        name: Document(await _get(store, key, one.sha256), one.as_of_seq)
-        for name, one in kept.documents.items()
+    documents = {
+        name: Document(await _get(store, key, document.sha256), document.as_of_seq)
+        for name, document in documents_blob.documents.items()
         if names is None or name in names
     }
-    return handed_down(Documents(manifest, found), key, base)
+    return handed_down(Documents(manifest, documents), key, base)
 
 
 async def read(
@@ -186,10 +190,10 @@ async def read(
 ) -> AsyncGenerator[LogChunk, None]:
     """Read records that a base keeps, ``after < seq < before``."""
     index = decode(await _get(store, key, base.kept), HistoryIndex)
-    pieces = [one for one in index.pieces if one.last > after and one.first < before]
+    pieces = [record for record in index.pieces if record.last > after and record.first < before]
     for piece in reversed(pieces) if reverse else pieces:
         data = await _get(store, key, piece.blob)
-        records = tuple(one for one in records_of(data) if after < one.seq < before)
+        records = tuple(record for record in records_of(data) if after < record.seq < before)
         yield LogChunk(records[::-1] if reverse else records)
 
 

@@ -79,9 +79,9 @@ class Lineage(DelegatingStore):
         """
         if key in self._plain:
             return None
-        held = self._held.get(key)
-        if held is not None:
-            return held.base
+        session = self._held.get(key)
+        if session is not None:
+            return session.base
         have = await self.inner.read_documents(key, ())
         return await self._based(key, have)
 
@@ -112,9 +112,9 @@ class Lineage(DelegatingStore):
         """Take note that a session held here has a new base in its log."""
         before = self._held.get(key)
         self._plain.pop(key, None)
-        held = self._held[key] = _HeldSession(epoch, base)
+        session = self._held[key] = _HeldSession(epoch, base)
         if before is not None:
-            held.folded, held.inherited = before.folded, before.inherited
+            session.folded, session.inherited = before.folded, before.inherited
 
     # the log
 
@@ -148,10 +148,10 @@ class Lineage(DelegatingStore):
         return begin is not None and batch.key not in self._held and begin(self.inner, batch, done)
 
     def _lowered(self, batch: Batch) -> Batch:
-        held = self._held.get(batch.key)
-        if held is None or held.epoch != batch.epoch:
+        session = self._held.get(batch.key)
+        if session is None or session.epoch != batch.epoch:
             return batch
-        return Batch(batch.key, batch.epoch, batch.first - held.base.at, batch.records)
+        return Batch(batch.key, batch.epoch, batch.first - session.base.at, batch.records)
 
     async def read_log(
         self,
@@ -173,17 +173,17 @@ class Lineage(DelegatingStore):
             if after < base.at:
                 parts.append(self._earlier(key, base, after, before, reverse=reverse))
             parts = parts if reverse else parts[::-1]
-        left = limit
+        remaining = limit
         for part in parts:
             async with contextlib.aclosing(part) as chunks:
                 async for chunk in chunks:
-                    if base is None or left is None or len(chunk.records) <= left:
+                    if base is None or remaining is None or len(chunk.records) <= remaining:
                         yield chunk
                     else:
-                        yield LogChunk(chunk.records[:left], chunk.settled)
-                    if base is not None and left is not None:
-                        left -= len(chunk.records)
-                        if left <= 0:
+                        yield LogChunk(chunk.records[:remaining], chunk.settled)
+                    if base is not None and remaining is not None:
+                        remaining -= len(chunk.records)
+                        if remaining <= 0:
                             return
 
     async def _own(
@@ -226,12 +226,12 @@ class Lineage(DelegatingStore):
         """Return the base that counts: a newer one, where the parent's history is not whole."""
         if base.parent is None:
             return base
-        there = await self.has(base.parent, base.at, base.epoch)
-        above = await self.base_of(base.parent) if there else None
-        if there and (above is None or above.cut <= base.cut):
+        head = await self.has(base.parent, base.at, base.epoch)
+        above = await self.base_of(base.parent) if head else None
+        if head and (above is None or above.cut <= base.cut):
             return base
         newer = await self.newest_base(key)
-        if there and (newer is None or newer.parent == base.parent):
+        if head and (newer is None or newer.parent == base.parent):
             return base  # the fork was made of what was left
         if newer is None or newer.parent == base.parent:
             message = (
@@ -239,9 +239,9 @@ class Lineage(DelegatingStore):
                 "there any more: restore that session from a copy"
             )
             raise CorruptRecordError(message, key=str(key), parent=str(base.parent), at=base.at)
-        held = self._held.get(key)
-        if held is not None:
-            held.base = newer
+        session = self._held.get(key)
+        if session is not None:
+            session.base = newer
         return newer
 
     async def head(self, key: SessionKey) -> int:
@@ -268,8 +268,8 @@ class Lineage(DelegatingStore):
                 return have
         if have.manifest is None and key in self._plain:
             return have
-        held = self._held.get(key)
-        base = held.base if held is not None else await self._based(key, have)
+        session = self._held.get(key)
+        base = session.base if session is not None else await self._based(key, have)
         if base is None:
             return have
         if have.manifest is None:
@@ -289,12 +289,12 @@ class Lineage(DelegatingStore):
     async def _inherited(
         self, key: SessionKey, base: Origin, names: Collection[str] | None
     ) -> Documents:
-        held = self._held.get(key)
-        if held is not None and held.inherited is not None:
-            return _only(held.inherited, names)
+        session = self._held.get(key)
+        if session is not None and session.inherited is not None:
+            return _only(session.inherited, names)
         base = await self._counting(key, base)
-        found = await self.documents_at(key, base, names)
-        return rebase.handed_down(found, key, base)
+        documents = await self.documents_at(key, base, names)
+        return rebase.handed_down(documents, key, base)
 
     async def documents_at(
         self, key: SessionKey, base: Origin, names: Collection[str] | None
@@ -321,23 +321,26 @@ class Lineage(DelegatingStore):
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
         """Fold; the first fold of a session that began with others' documents takes them over."""
-        held = self._held.get(key)
-        if held is None and key not in self._plain:
+        session = self._held.get(key)
+        if session is None and key not in self._plain:
             base = await self.base_of(key)  # held through another of these
-            held = None if base is None else _HeldSession(manifest.epoch, base)
-        if held is None or held.epoch != manifest.epoch:
+            session = None if base is None else _HeldSession(manifest.epoch, base)
+        if session is None or session.epoch != manifest.epoch:
             await self.inner.write_documents(key, documents, manifest)
             return
-        if not held.folded:
+        if not session.folded:
             own = (await self.inner.read_documents(key, ())).manifest
             listed = set() if own is None else set(own.documents)
             missing = manifest.documents.keys() - documents.keys() - listed
             if missing:
-                theirs = await self._inherited(key, held.base, missing)
-                documents = {**{name: one.data for name, one in theirs.found.items()}, **documents}
-        lowered = rebase.lowered(manifest, held.base)
+                theirs = await self._inherited(key, session.base, missing)
+                documents = {
+                    **{name: document.data for name, document in theirs.found.items()},
+                    **documents,
+                }
+        lowered = rebase.lowered(manifest, session.base)
         await self.inner.write_documents(key, documents, lowered)
-        held.folded, held.inherited = True, None
+        session.folded, session.inherited = True, None
 
     # leases
 
@@ -354,32 +357,32 @@ class Lineage(DelegatingStore):
             return grant
         self._plain.pop(key, None)
         try:
-            held = await self._hold(key, grant.epoch)
+            session = await self._hold(key, grant.epoch)
         except BaseException:
             with anyio.CancelScope(shield=True), anyio.move_on_after(1):
                 await self.inner.release(key, grant.epoch)
             raise
-        if held is None:
+        if session is None:
             self._plain[key] = grant.epoch
             return grant
-        self._held[key] = held
-        return msgspec.structs.replace(grant, head=grant.head + held.base.at)
+        self._held[key] = session
+        return msgspec.structs.replace(grant, head=grant.head + session.base.at)
 
     async def _hold(self, key: SessionKey, epoch: int) -> _HeldSession | None:
         have = await self.inner.read_documents(key, ())
         base = await self._based(key, have)
         if base is None:
             return None
-        held = _HeldSession(epoch, base)
+        session = _HeldSession(epoch, base)
         if have.manifest is None:
-            held.inherited = await self._inherited(key, base, None)
+            session.inherited = await self._inherited(key, base, None)
         if base.cut > base.at:  # a pruning may have been killed
             await self.inner.trim(key, epoch, base.cut - base.at + 1)
-        return held
+        return session
 
     def _epoch_of(self, key: SessionKey) -> int:
-        held = self._held.get(key)
-        return self._plain.get(key, 0) if held is None else held.epoch
+        session = self._held.get(key)
+        return self._plain.get(key, 0) if session is None else session.epoch
 
     def forget(self, key: SessionKey) -> None:
         """Know nothing of a session any more: it is not held here."""
@@ -400,9 +403,14 @@ class Lineage(DelegatingStore):
 def _only(have: Documents, names: Collection[str] | None) -> Documents:
     if names is None:
         return have
-    found = {name: one for name, one in have.found.items() if name in names}
-    return Documents(have.manifest, found, tuple(one for one in have.damaged if one in names))
+    documents = {name: document for name, document in have.found.items() if name in names}
+    return Documents(
+        have.manifest, documents, tuple(document for document in have.damaged if document in names)
+    )
 
 
 def _raised(records: tuple[Record, ...], at: int) -> tuple[Record, ...]:
-    return tuple(Record(one.seq + at, one.epoch, one.kind, one.payload, one.end) for one in records)
+    return tuple(
+        Record(record.seq + at, record.epoch, record.kind, record.payload, record.end)
+        for record in records
+    )

@@ -146,4 +146,4 @@ def named_in(values: Iterable[bytes]) -> set[str]:
     >>> sorted(named_in([b'{"blob":"' + b"a" * 64 + b'","text":"b"}'])) == ["a" * 64]
     True
     """
-    return {found.decode() for value in values for found in _NAME.findall(value)}
+    return {names.decode() for value in values for names in _NAME.findall(value)}

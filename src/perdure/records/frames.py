@@ -151,12 +151,12 @@ class Scanner:
             return []
         start = self.next
         data = self._rest + data if self._rest else data
-        found = lines(data, epoch=self._epoch, start=start)
-        self.next = found.end
-        self._rest = data[found.end.offset - start.offset :]
-        if not found.sound or len(self._rest) > MAX_LINE_BYTES:
-            self.damage = found.end.offset
-        return self._whole(data, start, found.records)
+        records_found = lines(data, epoch=self._epoch, start=start)
+        self.next = records_found.end
+        self._rest = data[records_found.end.offset - start.offset :]
+        if not records_found.sound or len(self._rest) > MAX_LINE_BYTES:
+            self.damage = records_found.end.offset
+        return self._whole(data, start, records_found.records)
 
     def _whole(self, data: bytes, start: Position, records: list[Record]) -> list[Record]:
         """Hold back what does not end a group yet."""
@@ -172,9 +172,9 @@ class Scanner:
             offset = data.rindex(b"\n", 0, offset - 1) + 1
         crc = int(data[offset - 11 : offset - 3], 16)
         self.end = Position(start.offset + offset, records[done - 1].seq, crc)
-        whole = [*self._group, *records[:done]]
+        lines_whole = [*self._group, *records[:done]]
         self._group = records[done:]
-        return whole
+        return lines_whole
 
 
 def _record(line: bytes, seq: int, epoch: int, crc: int) -> Record | None:
@@ -216,8 +216,8 @@ def follows(data: bytes, crc: int) -> bool:
     if it is sealed to the line before it, by the checksum that stands there or by the one
     that should.
     """
-    whole = data.split(b"\n")[:-1]
-    for before, line in itertools.pairwise(whole):
+    is_whole = data.split(b"\n")[:-1]
+    for before, line in itertools.pairwise(is_whole):
         check = _CHECK.search(line)
         if check is None or _HEAD.match(line) is None:
             continue
@@ -242,7 +242,7 @@ def salvaged(data: bytes, *, epoch: int, seq: int, crc: int) -> list[Record]:
         crc: That record's checksum.
 
     """
-    found: list[Record] = []
+    runs: list[Record] = []
     seeds = {crc}
     for line in data.split(b"\n")[:-1]:
         content = line[:-_TAIL]
@@ -250,16 +250,16 @@ def salvaged(data: bytes, *, epoch: int, seq: int, crc: int) -> list[Record]:
         stated = None if check is None else int(check[1], 16)
         # Only a line's own number can say which one it is, once others are lost.
         number = int(head[1]) if head is not None else 0
-        proofs = [one for one in seeds if number > seq and zlib.crc32(content, one) == stated]
+        proofs = [seed for seed in seeds if number > seq and zlib.crc32(content, seed) == stated]
         record = _record(line, number, epoch, proofs[0]) if proofs else None
         if record is not None:
-            found.append(record)
+            runs.append(record)
             seq = number
             seeds = {stated} if stated is not None else set()
         else:
-            seeds = {zlib.crc32(content, one) for one in seeds}
+            seeds = {zlib.crc32(content, seed) for seed in seeds}
             seeds |= set() if stated is None else {stated}
-    return found
+    return runs
 
 
 def seal(document: bytes) -> bytes:

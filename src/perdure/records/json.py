@@ -135,13 +135,13 @@ def decoder_of(type: Any) -> msgspec.json.Decoder[Any]:  # msgspec's word
     >>> decoder_of(list[int]).decode(b"[1,2]")
     [1, 2]
     """
-    found = _ready.get(type)
-    if found is None:
+    decoder = _ready.get(type)
+    if decoder is None:
         with _learning:
-            found = _ready.get(type) or msgspec.json.Decoder(type)
+            decoder = _ready.get(type) or msgspec.json.Decoder(type)
             if len(_ready) < _MOST:
-                _ready[type] = found
-    return found
+                _ready[type] = decoder
+    return decoder
 
 
 # The one door for JSON: stored bytes in and out, and only perdure's errors
@@ -196,10 +196,12 @@ def corrupt(
 
     Text, where everything that is stored is an object, is what encryption and compression write.
     """
-    why = "they are not UTF-8" if isinstance(error, UnicodeDecodeError) else reason(error)
-    where = f" at {at}" if at else ""
+    cause = "they are not UTF-8" if isinstance(error, UnicodeDecodeError) else reason(error)
+    place = f" at {at}" if at else ""
     cure = "; if the store is encrypted or compressed, its URL has to say so" if sealed else ""
-    message = f"{size} stored bytes cannot be read{where}: {why}; they were left as they are{cure}"
+    message = (
+        f"{size} stored bytes cannot be read{place}: {cause}; they were left as they are{cure}"
+    )
     return CorruptRecordError(message, size=size, path=at)
 
 
@@ -246,7 +248,7 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, msgspec.Struct):
         yield from ((f".{name}", getattr(value, name)) for name in value.__struct_fields__)
     elif is_dataclass(value) and not isinstance(value, type):
-        yield from ((f".{one.name}", getattr(value, one.name)) for one in fields(value))
+        yield from ((f".{field.name}", getattr(value, field.name)) for field in fields(value))
 
 
 def _is_encodable(value: Any) -> bool:
@@ -275,10 +277,10 @@ LONE_SURROGATE = (
 )
 
 
-def not_storable(at: str, value: object, why: str) -> NotStorableError:
+def not_storable(at: str, value: object, reason: str) -> NotStorableError:
     """Return the error for a value at a path: it names the type and the cure, not the value."""
     name = type(value).__name__
-    message = f"the {name} at {at} cannot be stored: {why}"
+    message = f"the {name} at {at} cannot be stored: {reason}"
     return NotStorableError(message, path=at, type=name)
 
 

@@ -110,8 +110,8 @@ def _content(content: Any) -> Any:
     if type(content) is str:
         return content
     if type(content) is not list:
-        why = "content is text, a list of content parts, or None"
-        raise json.not_storable("$.content", content, why)
+        reason = "content is text, a list of content parts, or None"
+        raise json.not_storable("$.content", content, reason)
     lowered, tags = lower(content, at="$.content")
     if tags:
         place = min(tags)
@@ -230,9 +230,9 @@ class _Reader(Generic[T]):
             return self._strict.decode(data), {}
         except (msgspec.DecodeError, UnicodeDecodeError):
             pass  # it has unknown fields, or is damaged: the next lines tell
-        found = _decode(self._lenient, data, at)
+        known = _decode(self._lenient, data, at)
         fields = _decode(_FIELDS, data, at)
-        return found, {name: _copy(raw) for name, raw in fields.items() if name not in self._known}
+        return known, {name: _copy(raw) for name, raw in fields.items() if name not in self._known}
 
 
 _read_message = _Reader(_Message, MESSAGE_FIELDS).read

@@ -195,8 +195,8 @@ def key_of(op_id: str) -> str:
     return op_id.rpartition("/")[0] or op_id
 
 
-def to_take(items: Sequence[PendingItem], taken: Collection[str]) -> Iterator[list[PendingItem]]:
+def to_take(items: Sequence[PendingItem], received: Collection[str]) -> Iterator[list[PendingItem]]:
     """Give what is not in the log yet, oldest first, a post at a time."""
-    new = (item for item in items if item.op_id not in taken)
+    new = (item for item in items if item.op_id not in received)
     for _, post in groupby(new, lambda item: key_of(item.op_id)):
         yield list(post)

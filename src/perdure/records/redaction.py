@@ -64,21 +64,21 @@ def redact(value: Any, deny_keys: Iterable[str] = DENY_KEYS) -> tuple[Any, tuple
 
 def _redact(value: Any, endings: tuple[str, ...], at: str, paths: list[str], room: int) -> Any:
     if isinstance(value, Mapping):
-        items = [(key, one, f"{at}/{escape(str(key))}") for key, one in value.items()]
+        items = [(key, item, f"{at}/{escape(str(key))}") for key, item in value.items()]
     elif isinstance(value, list | tuple):
-        items = [(index, one, f"{at}/{index}") for index, one in enumerate(value)]
+        items = [(index, item, f"{at}/{index}") for index, item in enumerate(value)]
     else:
         return value
     if not room:
         raise too_deep("$", MAX_VALUE_DEPTH)
     before = len(paths)
     clean = {}
-    for key, one, path in items:
-        if isinstance(key, str) and _is_credential(key, one, endings):
+    for key, item, path in items:
+        if isinstance(key, str) and _is_credential(key, item, endings):
             paths.append(path)
             clean[key] = REDACTED
         else:
-            clean[key] = _redact(one, endings, path, paths, room - 1)
+            clean[key] = _redact(item, endings, path, paths, room - 1)
     if len(paths) == before:
         return value
     if isinstance(value, Mapping):

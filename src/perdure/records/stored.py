@@ -172,15 +172,15 @@ def matched(
 
     Where there is nothing, or something else, they are damaged.
     """
-    found: dict[str, Document] = {}
+    documents: dict[str, Document] = {}
     damaged: list[str] = []
     for name, folded in manifest.documents.items():
         if names is not None and name not in names:
             continue
         data = stored.get(name)
         if data is not None and hashlib.sha256(data).hexdigest() == folded.sha256:
-            found[name] = Document(data, folded.as_of_seq)
+            documents[name] = Document(data, folded.as_of_seq)
         else:
             damaged.append(name)
     remains = {name: stored[name] for name in damaged if name in stored}
-    return Documents(manifest, found, tuple(damaged), remains=remains)
+    return Documents(manifest, documents, tuple(damaged), remains=remains)

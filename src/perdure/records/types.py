@@ -51,30 +51,32 @@ def shape_of(cls: type) -> TypeAdapter | None:
     if issubclass(cls, Enum):
         return _enum(cls)
     if issubclass(cls, msgspec.Struct):
-        return _by_fields(cls, {one.name: one.encode_name for one in msgspec.structs.fields(cls)})
+        return _by_fields(
+            cls, {field.name: field.encode_name for field in msgspec.structs.fields(cls)}
+        )
     if is_dataclass(cls):
-        return _by_fields(cls, {one.name: one.name for one in fields(cls)})
+        return _by_fields(cls, {field.name: field.name for field in fields(cls)})
     if hasattr(cls, "model_dump") and hasattr(cls, "model_validate"):
         return _pydantic(cls)
     return None
 
 
 def _enum(cls: Any) -> TypeAdapter:
-    def dump(one: Any) -> Any:
-        return one.value if type(one.value) in (str, int) else {"name": one.name}
+    def dump(member: Any) -> Any:
+        return member.value if type(member.value) in (str, int) else {"name": member.name}
 
     def load(data: Any) -> Any:
         return cls[data["name"]] if isinstance(data, dict) else cls(data)
 
-    return TypeAdapter(dump, load, lambda one, other: one is other)
+    return TypeAdapter(dump, load, lambda member, other: member is other)
 
 
 def _by_fields(cls: type, names: dict[str, str]) -> TypeAdapter:
-    def dump(one: Any) -> dict[str, Any]:
-        pairs = ((stored, getattr(one, name)) for name, stored in names.items())
+    def dump(member: Any) -> dict[str, Any]:
+        pairs = ((stored, getattr(member, name)) for name, stored in names.items())
         return {stored: value for stored, value in pairs if value is not msgspec.UNSET}
 
-    return TypeAdapter(dump, _loader(cls), lambda one, other: dump(one) == dump(other))
+    return TypeAdapter(dump, _loader(cls), lambda member, other: dump(member) == dump(other))
 
 
 def _loader(cls: type) -> Callable[[Any], Any]:
@@ -93,11 +95,13 @@ def _loader(cls: type) -> Callable[[Any], Any]:
 
 
 def _pydantic(cls: Any) -> TypeAdapter:
-    def dump(one: Any) -> Any:
-        return one.model_dump(mode="json", by_alias=True, round_trip=True)
+    def dump(value: Any) -> Any:
+        return value.model_dump(mode="json", by_alias=True, round_trip=True)
 
     # Private attributes are no data: what counts is what the fields hold.
-    return TypeAdapter(dump, cls.model_validate, lambda one, other: bool(vars(one) == vars(other)))
+    return TypeAdapter(
+        dump, cls.model_validate, lambda value, other: bool(vars(value) == vars(other))
+    )
 
 
 # The user's own types: which there are, under which stable tags, in which versions
@@ -204,8 +208,8 @@ class Registry:
         self._by_tag: dict[str, _RegisteredType] = {}
         self._parts: dict[type, TypeAdapter | None] = {}
         self._warned: set[str] = set()
-        for one in types:
-            self._add(one if isinstance(one, Registered) else register(one))
+        for cls in types:
+            self._add(cls if isinstance(cls, Registered) else register(cls))
 
     def _add(self, registered: Registered) -> None:
         cls, tag = registered.cls, registered.tag
@@ -305,20 +309,20 @@ class Registry:
         try:
             return known.shape.load(data)
         except msgspec.ValidationError as error:
-            why = json.reason(error)
+            reason = json.reason(error)
         except Exception as error:  # noqa: BLE001  # the user's own constructors and validators
-            why = f"its type raises {type(error).__name__}"
+            reason = f"its type raises {type(error).__name__}"
         # Outside of the handler, so that no traceback shows what the error quotes.
-        message = f"stored data of {tag!r} version {version} does not fit its type: {why}"
+        message = f"stored data of {tag!r} version {version} does not fit its type: {reason}"
         raise CorruptRecordError(message, tag=tag, version=version)
 
-    def same(self, one: Any, other: Any) -> bool:
+    def same(self, left: Any, right: Any) -> bool:
         """Tell whether an instance came back as itself."""
-        if type(one) is not type(other):
+        if type(left) is not type(right):
             return False
-        if isinstance(one, Enum):
-            return one is other
-        return bool(one == other) or self._by_type[type(one)].shape.same(one, other)
+        if isinstance(left, Enum):
+            return left is right
+        return bool(left == right) or self._by_type[type(left)].shape.same(left, right)
 
 
 def _upcast(registered: Registered, version: int, data: Any) -> Any:

@@ -95,7 +95,7 @@ class Types(Protocol):
     def load(self, label: str, data: Any) -> Any:
         """Return the instance. Raises FormatError where the data does not fit."""
 
-    def same(self, one: Any, other: Any) -> bool:
+    def same(self, left: Any, right: Any) -> bool:
         """Tell whether an instance came back as itself."""
 
 
@@ -108,8 +108,8 @@ class _NoTypes:
         return False
 
     def load(self, label: str, data: Any) -> Any: ...
-    def same(self, one: Any, other: Any) -> bool:
-        return bool(one == other)
+    def same(self, left: Any, right: Any) -> bool:
+        return bool(left == right)
 
 
 UNKNOWN = object()
@@ -496,17 +496,17 @@ class ValueEncoder:
         return lowered
 
     def _comes_back(self, value: Any, lowered: Any, own: Tags) -> bool:
-        here = len(self._pointer())
-        tags = {at[here:]: tag for at, tag in own.items()}
+        decoded = len(self._pointer())
+        tags = {at[decoded:]: tag for at, tag in own.items()}
         try:
             back = lift(json.decode(json.encode(lowered)), tags, self._types)
         except CorruptRecordError:
             return False
         return self._types.same(value, back)
 
-    def _unstorable(self, value: Any, why: str) -> Any:
+    def _unstorable(self, value: Any, reason: str) -> Any:
         if self._on_unstorable == "raise":
-            raise not_storable(self._path(), value, why)
+            raise not_storable(self._path(), value, reason)
         self.tags[self._pointer()] = "repr"
         return _repr(value)
 

@@ -297,8 +297,8 @@ def _with_prompt(messages: Sequence[Message], prompt: str | None) -> tuple[Messa
     """Return the messages behind another system prompt; the same object if it has not changed."""
     if system_prompt_of(messages) == prompt:
         return tuple(messages)
-    rest = messages[1:] if messages and messages[0].role == "system" else messages
-    return (*((Message.system(prompt),) if prompt else ()), *rest)
+    others = messages[1:] if messages and messages[0].role == "system" else messages
+    return (*((Message.system(prompt),) if prompt else ()), *others)
 
 
 def mending_steps(mended: Repair) -> list[RestoreStep]:

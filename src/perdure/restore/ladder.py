@@ -125,7 +125,7 @@ async def restore(
             for record in chunk.records:
                 _take_in(restored, record, since, counted, folded)
             records += len(chunk.records)
-            content = content or any(one.kind != EPOCH for one in chunk.records)
+            content = content or any(document.kind != EPOCH for document in chunk.records)
     restored.head = max(restored.head, folded)
     restored.report = _report(
         restored, documents, steps, since, records, settled=settled, content=content
@@ -148,20 +148,20 @@ def require_plain(manifest: Manifest | None, key: SessionKey) -> None:
 
 def _require_sound(documents: Documents, key: SessionKey) -> None:
     if documents.damaged:
-        why = "; ".join(
+        reason = "; ".join(
             f"{name}: {documents.why.get(name, 'lost, or not what its manifest says')}"
             for name in documents.damaged
         )
         message = (
             f"session {key} has documents that cannot be used, and strict=True forbids to make "
-            f"them anew ({why}): run `perdure rebuild {key.agent}`, or open it without strict"
+            f"them anew ({reason}): run `perdure rebuild {key.agent}`, or open it without strict"
         )
         raise CorruptRecordError(message, key=str(key), damaged=documents.damaged)
 
 
 def _snapshot(documents: Documents, key: SessionKey) -> Snapshot | str | None:
-    found = documents.found.get(SNAPSHOT)
-    return None if found is None else snapshot_of(found.data, key, found.as_of_seq)
+    document = documents.found.get(SNAPSHOT)
+    return None if document is None else snapshot_of(document.data, key, document.as_of_seq)
 
 
 def _cached(snapshot: Snapshot | str | None, limit: int) -> tuple[WorkingContext, int]:
@@ -172,10 +172,10 @@ def _cached(snapshot: Snapshot | str | None, limit: int) -> tuple[WorkingContext
 
 
 def _described(documents: Documents) -> tuple[SessionDocument | None, int]:
-    found = documents.found.get(SESSION)
-    if found is None:
+    document = documents.found.get(SESSION)
+    if document is None:
         return None, 0
-    return decode(found.data, SessionDocument), found.as_of_seq
+    return decode(document.data, SessionDocument), document.as_of_seq
 
 
 def _as_folded(
@@ -281,10 +281,10 @@ async def keep_evidence(store: Store, key: SessionKey, have: Documents) -> dict[
     """
     if not have.remains or not store.capabilities.blobs:
         return {}
-    kept = {name: hashlib.sha256(data).hexdigest() for name, data in have.remains.items()}
-    await store.put_blobs(key.tenant, {kept[name]: data for name, data in have.remains.items()})
-    for name, blob in kept.items():
+    names = {name: hashlib.sha256(data).hexdigest() for name, data in have.remains.items()}
+    await store.put_blobs(key.tenant, {names[name]: data for name, data in have.remains.items()})
+    for name, blob in names.items():
         extra = {"session": str(key), "document": name, "why": have.why.get(name), "blob": blob}
         message = "%s of session %s cannot be used, its bytes are kept as the blob %s"
         log.warning(message, name, key, blob, extra=extra)
-    return kept
+    return names

@@ -64,7 +64,7 @@ class RestorePlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=
     @property
     def is_sound(self) -> bool:
         """Whether everything would be used as it lies, and nothing repaired."""
-        rebuilt = any(one.fate == "rebuild" for one in self.documents)
+        rebuilt = any(document.fate == "rebuild" for document in self.documents)
         return not (rebuilt or self.appended or self.replaces)
 
     def __str__(self) -> str:
@@ -72,20 +72,24 @@ class RestorePlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=
 
     def lines(self) -> list[str]:
         """Return the plan in words, a line for each thing."""
-        said = [f"{self.key}: the context comes from {_WORDS[self.source]}, up to {self.head}"]
-        said += [f"{one.fate:9} {one.name}{_reason(one)}" for one in self.documents]
-        said += [f"step      {step}" for step in self.steps]
-        said += [f"strip     {step}" for step in self.stripped]
-        said += [f"append    a result for call {_call_of(one)}" for one in self.appended]
+        text = [f"{self.key}: the context comes from {_WORDS[self.source]}, up to {self.head}"]
+        text += [
+            f"{document.fate:9} {document.name}{_reason(document)}" for document in self.documents
+        ]
+        text += [f"step      {step}" for step in self.steps]
+        text += [f"strip     {step}" for step in self.stripped]
+        text += [f"append    a result for call {_call_of(document)}" for document in self.appended]
         if self.replaces:
-            said.append(f"replace   the context, by {len(self.messages)} messages")
+            text.append(f"replace   the context, by {len(self.messages)} messages")
         if self.is_sound:
-            said.append("nothing has to be mended")
-        return said
+            text.append("nothing has to be mended")
+        return text
 
     def _repr_html_(self) -> str:
         facts: dict[str, object] = {"source": self.source, "head": self.head}
-        facts.update({one.name: f"{one.fate}{_reason(one)}" for one in self.documents})
+        facts.update(
+            {document.name: f"{document.fate}{_reason(document)}" for document in self.documents}
+        )
         facts.update({step.what: step.detail for step in (*self.steps, *self.stripped)})
         return card("RestorePlan", facts)
 
@@ -113,14 +117,14 @@ def planned_documents(have: Documents, tail: Sequence[Record]) -> tuple[PlannedD
         )
         for name in have.damaged
     ]
-    for name, one in have.found.items():
+    for name, step in have.found.items():
         if name in have.damaged:
             continue  # an older one, which a pruned session has kept
-        count = sum(seq > one.as_of_seq for seq in later.get(name, ()))
+        count = sum(seq > step.as_of_seq for seq in later.get(name, ()))
         fate: Fate = "catch up" if count else "use"
-        why = f"{count} records came after record {one.as_of_seq}" if count else ""
-        planned.append(PlannedDocument(name, fate, one.as_of_seq, why))
-    return tuple(sorted(planned, key=lambda one: one.name))
+        reason = f"{count} records came after record {step.as_of_seq}" if count else ""
+        planned.append(PlannedDocument(name, fate, step.as_of_seq, reason))
+    return tuple(sorted(planned, key=lambda step: step.name))
 
 
 def _changes_after(tail: Sequence[Record]) -> Mapping[str, list[int]]:
@@ -153,8 +157,8 @@ def _issuer_of(message: Message) -> str:
     return "whoever issued it" if stamp is None else stamp.provider
 
 
-def _reason(one: PlannedDocument) -> str:
-    return f": {one.why}" if one.why else ""
+def _reason(document: PlannedDocument) -> str:
+    return f": {document.why}" if document.why else ""
 
 
 def _call_of(message: Message) -> str:

@@ -104,7 +104,7 @@ def context_entry(
 
     """
     payload = {
-        "messages": [msgspec.Raw(encode_message(one, types).payload) for one in messages],
+        "messages": [msgspec.Raw(encode_message(message, types).payload) for message in messages],
         "epoch_id": epoch_id,
         "last_compaction_ts": last_compaction_ts,
         "system_prompt_sha256": system_prompt_sha256,

@@ -55,22 +55,22 @@ def repair(
 
     """
     given = tuple(messages)
-    found = paired(given, policy)
-    mended = found.messages
+    repaired = paired(given, policy)
+    mended = repaired.messages
     stripped = 0
     if target is not None:
         bare = tuple(without_reasoning(message, target) for message in mended)
-        stripped = sum(one is not other for one, other in zip(bare, mended, strict=True))
+        stripped = sum(part is not other for part, other in zip(bare, mended, strict=True))
         mended = bare
     is_longer = mended[: len(given)] == given
     return Repair(
         mended,
         mended[len(given) :] if is_longer else None,
-        closed=found.closed,
-        dropped=found.dropped,
-        orphans=found.orphans,
-        moved=found.moved,
-        empty=found.empty,
-        joined=found.joined,
+        closed=repaired.closed,
+        dropped=repaired.dropped,
+        orphans=repaired.orphans,
+        moved=repaired.moved,
+        empty=repaired.empty,
+        joined=repaired.joined,
         stripped=stripped,
     )

@@ -24,10 +24,10 @@ class RestoreStep(msgspec.Struct, frozen=True):
         return f"{self.what} {self.detail}".strip()
 
 
-def lost_step(name: str, why: str | None) -> RestoreStep:
+def lost_step(name: str, reason: str | None) -> RestoreStep:
     """Return the step for a document that cannot be used."""
-    why = why or "it is lost, or not what its manifest says"
-    return RestoreStep("damaged", f"{name}: {why}; made anew from the log")
+    reason = reason or "it is lost, or not what its manifest says"
+    return RestoreStep("damaged", f"{name}: {reason}; made anew from the log")
 
 
 class RestoreReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
@@ -47,12 +47,12 @@ class RestoreReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_default
         """Return the report with more steps."""
         return msgspec.structs.replace(self, steps=(*self.steps, *steps))
 
-    def with_damaged(self, name: str, why: str | None) -> RestoreReport:
+    def with_damaged(self, name: str, reason: str | None) -> RestoreReport:
         """Return the report with one more document that was unusable, once."""
         if name in self.damaged:
             return self
         known = msgspec.structs.replace(self, damaged=(*self.damaged, name))
-        return known.with_step(lost_step(name, why))
+        return known.with_step(lost_step(name, reason))
 
     def __str__(self) -> str:
         steps = "; ".join(map(str, self.steps))

@@ -78,11 +78,11 @@ class WorkingContextSnapshotStore:
     async def read(self, agent_id: str) -> JSON | None:
         """Return the snapshot; None if there is none, or its bytes are no JSON object."""
         self._check(agent_id)
-        found = (await self._store.read_documents(self._key, {SNAPSHOT})).found.get(SNAPSHOT)
-        if found is None:
+        document = (await self._store.read_documents(self._key, {SNAPSHOT})).found.get(SNAPSHOT)
+        if document is None:
             return None
         try:
-            payload = decode(found.data)
+            payload = decode(document.data)
         except CorruptRecordError:  # a cache: whoever reads it makes a new one
             return None
         return payload if isinstance(payload, dict) else None

@@ -44,18 +44,18 @@ def judged(
 
     """
     problems: dict[str, str] = {}
-    for name, one in have.found.items():
+    for name, document in have.found.items():
         if known is not None and name in known:
             problem = known[name]
         else:
-            problem = problem_of(name, one.data, key, one.as_of_seq)
+            problem = problem_of(name, document.data, key, document.as_of_seq)
         if problem is not None and name not in have.damaged:
             problems[name] = problem
     if not problems:
         return have
     return msgspec.structs.replace(
         have,
-        found={name: one for name, one in have.found.items() if name not in problems},
+        found={name: document for name, document in have.found.items() if name not in problems},
         damaged=(*have.damaged, *problems),
         why={**have.why, **problems},
         remains={**have.remains, **{name: have.found[name].data for name in problems}},

@@ -114,10 +114,10 @@ def relayed(session: Session, contributor: Contributor | AsyncContributor) -> As
     if inspect.iscoroutinefunction(contributor.capture):
         return cast("AsyncContributor", contributor)
     attached = session._contributors._attached.values() if session._contributors else ()
-    for one in attached:
+    for attachment in attached:
         if (
-            isinstance(one.contributor, ContributorAdapter)
-            and one.contributor.contributor is contributor
+            isinstance(attachment.contributor, ContributorAdapter)
+            and attachment.contributor.contributor is contributor
         ):
-            return one.contributor
+            return attachment.contributor
     return ContributorAdapter(cast("Contributor", contributor))

@@ -84,8 +84,8 @@ class LoopThread:
     @property
     def usable(self) -> bool:
         """Whether there is a loop to ask, and this is not its own thread."""
-        here = self._thread is threading.current_thread()
-        return not (self.forked or self._ended or here)
+        current_process = self._thread is threading.current_thread()
+        return not (self.forked or self._ended or current_process)
 
     def call(self, make: Callable[[], Awaitable[T]]) -> T:
         """Await ``make()`` in the loop; a wait that an exception ends cancels it."""

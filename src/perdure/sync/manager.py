@@ -215,10 +215,10 @@ class SessionManager:
 
     def _share(self, inner: session.Session) -> Session:
         """Return the one object for a session, in the loop's thread."""
-        found = self._shared.get(inner.key)
-        if found is None or found._inner is not inner:
-            found = self._shared[inner.key] = Session(self._loop, inner)
-        return found
+        shared = self._shared.get(inner.key)
+        if shared is None or shared._inner is not inner:
+            shared = self._shared[inner.key] = Session(self._loop, inner)
+        return shared
 
     def post(
         self,
@@ -353,7 +353,7 @@ class SessionManager:
         As `perdure.SessionManager.lost`.
         """
         return self._loop.read(
-            lambda: tuple([LostSession(self._loop, one) for one in self._inner.lost])
+            lambda: tuple([LostSession(self._loop, session) for session in self._inner.lost])
         )
 
     def tune(self, autosave: Autosave | None) -> None:

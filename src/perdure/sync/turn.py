@@ -148,25 +148,25 @@ class _TurnTask:
                 raise
             await self._exit(self._told)
 
-    async def _exit(self, told: _Error) -> None:
+    async def _exit(self, exit_error: _Error) -> None:
         try:
-            await self._inner.__aexit__(*told)
+            await self._inner.__aexit__(*exit_error)
         except Exception as error:  # noqa: BLE001  # for whoever leaves
             self._error = error
         finally:
             self._left.set()
 
-    async def leave(self, told: _Error) -> None:
+    async def leave(self, error: _Error) -> None:
         """Leave the turn; cancelling this ends the wait only."""
-        self.tell(told)
+        self.tell(error)
         await self._left.wait()
         if self._error is not None:
             raise self._error
 
-    def tell(self, told: _Error) -> None:
+    def tell(self, error: _Error) -> None:
         """Have the turn left, if nobody has told it to leave."""
         if not self._leave.is_set():
-            self._told = told
+            self._told = error
             self._leave.set()
 
     def give_up(self) -> None:

@@ -62,11 +62,11 @@ def _is_saved(session: Session) -> bool:
 def _unsaved(session: Session) -> str:
     tracked = tracked_of(session)
     count = session.version - session.durable_version
-    why = f", the last save failed: {tracked.last_error}" if tracked.last_error else ""
+    reason = f", the last save failed: {tracked.last_error}" if tracked.last_error else ""
     return (
         f"session {session.key} has {count} records that are not durable "
         f"(version {session.version}, durable up to {session.durable_version}, "
-        f"{tracked.state.value}{why})"
+        f"{tracked.state.value}{reason})"
     )
 
 

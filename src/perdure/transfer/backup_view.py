@@ -124,15 +124,15 @@ class BackupView(DelegatingStore):
 
     async def forgotten(self) -> list[SessionKey]:
         """Return the sessions that were forgotten, and that the backup does not have again."""
-        gone: set[SessionKey] = set()
+        tombstones: set[SessionKey] = set()
         async with contextlib.aclosing(self.inner.read_log(JOURNAL)) as log:
             async for chunk in log:
-                gone |= {
+                tombstones |= {
                     decode(record.payload, SessionKey)
                     for record in chunk.records
                     if record.kind == FORGOTTEN
                 }
-        return sorted(gone.difference(self._points))
+        return sorted(tombstones.difference(self._points))
 
     async def read_log(
         self,
@@ -144,26 +144,26 @@ class BackupView(DelegatingStore):
         reverse: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
         """Read a session's records with the numbers that they had."""
-        found: list[Record] = []
-        left = -1 if limit is None else limit
+        chunks: list[Record] = []
+        remaining = -1 if limit is None else limit
         async with contextlib.aclosing(self.entries(key)) as entries:
-            async for one in entries:
-                if one.kind != KEPT:
+            async for entry in entries:
+                if entry.kind != KEPT:
                     continue
-                record = decode(one.payload, BackupLine).record()
+                record = decode(entry.payload, BackupLine).record()
                 if record.seq <= after or (before is not None and record.seq >= before):
                     continue
-                found.append(record)
-                if not reverse and (len(found) == left or len(found) >= CHUNK):
-                    yield LogChunk(tuple(found))
-                    left -= len(found)
-                    found = []
-                    if left == 0:
+                chunks.append(record)
+                if not reverse and (len(chunks) == remaining or len(chunks) >= CHUNK):
+                    yield LogChunk(tuple(chunks))
+                    remaining -= len(chunks)
+                    chunks = []
+                    if remaining == 0:
                         return
         if reverse:
-            found = found[::-1][:limit]
-        if found:
-            yield LogChunk(tuple(found))
+            chunks = chunks[::-1][:limit]
+        if chunks:
+            yield LogChunk(tuple(chunks))
 
     async def entries(self, key: SessionKey) -> AsyncGenerator[Record, None]:
         """Yield what the backup has of a session up to its newest point."""
@@ -190,16 +190,16 @@ class BackupView(DelegatingStore):
             return Documents()
         if names is not None and not names:
             return Documents(point.manifest)
-        there = await self.inner.read_documents(key, names)
-        if there.manifest is None or there.manifest.as_of_seq != self._points[key][0]:
+        stored_names = await self.inner.read_documents(key, names)
+        if stored_names.manifest is None or stored_names.manifest.as_of_seq != self._points[key][0]:
             return Documents()  # of another point: they are made anew from the log
         listed = point.manifest.documents
-        found = {
-            name: Document(one.data, listed[name].as_of_seq)
-            for name, one in there.found.items()
+        documents = {
+            name: Document(document.data, listed[name].as_of_seq)
+            for name, document in stored_names.found.items()
             if name in listed
         }
-        return Documents(point.manifest, found, there.damaged)
+        return Documents(point.manifest, documents, stored_names.damaged)
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
         """Say that nobody has a session."""
@@ -215,7 +215,7 @@ class BackupView(DelegatingStore):
         """List the sessions for which something waited."""
         await anyio.lowlevel.checkpoint()
         points = [(key, self._points[key][1]) for key in self.keys]
-        return [key for key, one in points if (one.letters if dead_letters else one.posts)]
+        return [key for key, point in points if (point.letters if dead_letters else point.posts)]
 
     async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
         """Return what waited for a session."""
@@ -247,16 +247,16 @@ async def verify_backup(
 
     """
     view = await BackupView.of(target)
-    found = VerifyReport(sessions=len(view.damaged), problems=dict(view.damaged))
+    report = VerifyReport(sessions=len(view.damaged), problems=dict(view.damaged))
     for key in view.keys:
         try:
-            found.records += await _verify(view, key)
+            report.records += await _verify(view, key)
         except PerdureError as error:
-            found.problems[str(key)] = str(error)
-        found.sessions += 1
+            report.problems[str(key)] = str(error)
+        report.sessions += 1
         if progress is not None:
-            progress(MigrationProgress(found.sessions, len(view.keys) + len(view.damaged), key))
-    return found
+            progress(MigrationProgress(report.sessions, len(view.keys) + len(view.damaged), key))
+    return report
 
 
 async def _verify(view: BackupView, key: SessionKey) -> int:
@@ -264,11 +264,11 @@ async def _verify(view: BackupView, key: SessionKey) -> int:
     assert point is not None  # as it was listed
     total, count, put = "", 0, set[str]()
     async with contextlib.aclosing(view.entries(key)) as entries:
-        async for one in entries:
-            if one.kind == KEPT:
-                total, count = hashed(total, one.payload), count + 1
-            elif one.kind == BLOBS:
-                put.update(decode(one.payload, BackupBlobs).names)
+        async for entry in entries:
+            if entry.kind == KEPT:
+                total, count = hashed(total, entry.payload), count + 1
+            elif entry.kind == BLOBS:
+                put.update(decode(entry.payload, BackupBlobs).names)
     if total != point.sum:
         message = f"the records of {key} in {view.location} are not those that were written"
         raise CorruptRecordError(message, key=str(key))
@@ -318,35 +318,35 @@ async def restore_backup(
 
     """
     view = await BackupView.of(source)
-    found = RestoreSummary(sessions=len(view.keys) + len(view.damaged), failed=dict(view.damaged))
-    await _leave_alone(view, target, found)
+    summary = RestoreSummary(sessions=len(view.keys) + len(view.damaged), failed=dict(view.damaged))
+    await _leave_alone(view, target, summary)
     done: Migration = await migrate(view.store, target, wait=wait, progress=progress)
-    for name, why in done.failed.items():
-        way, mark, _ = why.partition("; keep both by")
-        found.failed[name] = f"{way}; {_CURE}" if mark else why
+    for name, reason in done.failed.items():
+        order, mark, _ = reason.partition("; keep both by")
+        summary.failed[name] = f"{order}; {_CURE}" if mark else reason
     for key in await view.forgotten():
         if await target.holder(key) is None:  # so that no older backup brings it back either
             grant = await target.acquire(key, after=0)
             await target.delete(key, grant.epoch)
-    found.written = done.copied + done.continued
-    found.there, found.posted = done.there, done.posted
-    found.dead_letters = done.dead_letters
-    found.records, found.blobs = done.records, done.blobs
-    return found
+    summary.written = done.copied + done.continued
+    summary.there, summary.posted = done.there, done.posted
+    summary.dead_letters = done.dead_letters
+    summary.records, summary.blobs = done.records, done.blobs
+    return summary
 
 
-async def _leave_alone(view: BackupView, target: Store, found: RestoreSummary) -> None:
+async def _leave_alone(view: BackupView, target: Store, summary: RestoreSummary) -> None:
     """Hide what was forgotten, and what has gone on, since the backup."""
     for key in view.keys:
-        there = await target.holder(key)
-        if there is None:
+        target_head = await target.holder(key)
+        if target_head is None:
             continue
-        if there.deleted:
-            if not await was_removed(view.store, target, key, there.epoch):
-                found.forgotten.append(str(key))
+        if target_head.deleted:
+            if not await was_removed(view.store, target, key, target_head.epoch):
+                summary.forgotten.append(str(key))
                 view.hidden.add(key)
         elif await _is_newer(view, target, key):
-            found.failed[str(key)] = f"{target.location} has {key} newer than the backup; {_CURE}"
+            summary.failed[str(key)] = f"{target.location} has {key} newer than the backup; {_CURE}"
             view.hidden.add(key)
 
 

@@ -175,8 +175,8 @@ async def follow_deletions(source: Store, target: Store, *, wait: float = 10.0) 
     run = _Run(source, target, wait)
     await while_beating((target,), run.follow_deletions, watches=run.watches)
     if run.found.failed:
-        key, why = next(iter(run.found.failed.items()))
-        message = f"{key} is still in the backup in {target.location}: {why}"
+        key, reason = next(iter(run.found.failed.items()))
+        message = f"{key} is still in the backup in {target.location}: {reason}"
         raise StoreError(message, key=key, count=len(run.found.failed))
     return run.gone
 
@@ -307,11 +307,11 @@ class _Run:
         await self.follow_deletions(keys)
 
     async def _bring(self, key: SessionKey) -> None:
-        for left in reversed(range(TRIES)):
+        for remaining in reversed(range(TRIES)):
             try:
                 await self._save(key)
             except StoreUnavailableError as error:  # it changed while it was read
-                if not left:
+                if not remaining:
                     self.found.failed[str(key)] = str(error)
             except PerdureError as error:
                 self.found.failed[str(key)] = str(error)
@@ -379,20 +379,20 @@ class _Run:
                 raise StoreUnavailableError(message, key=str(key)) from error
         # Again: what went from one to the other meanwhile is in one of the three.
         after = await dead_letters_of(self._source, key) if has_letters or waiting else []
-        there = {one.item.op_id: one for one in [*before, *after]}
+        in_backup = {letter.item.op_id: letter for letter in [*before, *after]}
         for item in waiting:
-            there.pop(item.op_id, None)
-        letters = sorted(there.values(), key=lambda one: (one.at, one.item.op_id))
-        lost = [one for one in waiting if one.damage]
-        lost += [one.item for one in letters if one.item.damage]
+            in_backup.pop(item.op_id, None)
+        letters = sorted(in_backup.values(), key=lambda letter: (letter.at, letter.item.op_id))
+        lost = [letter for letter in waiting if letter.damage]
+        lost += [letter.item for letter in letters if letter.item.damage]
         damaged = (
             f"{len(lost)} of the posts and dead letters of {key} are damaged, and not in the "
             f"backup; all else of it is: {lost[0].damage}"
             if lost
             else ""
         )
-        whole = [item for item in waiting if not item.damage]
-        return whole, [one for one in letters if not one.item.damage], damaged
+        items = [item for item in waiting if not item.damage]
+        return items, [letter for letter in letters if not letter.item.damage], damaged
 
     async def _goes_on(self, key: SessionKey, end: SessionEnd, manifest: Manifest | None) -> bool:
         """Say whether the source still has what the backup has of a session, unpruned."""
@@ -448,7 +448,7 @@ class _Run:
                 self.found.bytes += len(data)
             else:
                 stack.append((name, True))
-                stack += [(one, False) for one in sorted(named_in((data,)) - known)]
+                stack += [(blob_name, False) for blob_name in sorted(named_in((data,)) - known)]
         return sorted(names & known)
 
     async def _collect(self, tenant: str) -> None:
@@ -458,18 +458,18 @@ class _Run:
 
         view = await BackupView.of(self._target)
         named: set[str] = set()
-        for key in [one for one in view.keys if one.tenant == tenant]:
+        for key in [name for name in view.keys if name.tenant == tenant]:
             documents = await view.read_documents(key)
             named |= await names_of(view.store, key, documents, await view.head(key))
-        gone = set(await self._target.blob_names(tenant)) - named
-        if gone:
-            await self._target.remove_blobs(tenant, gone)
+        unreachable = set(await self._target.blob_names(tenant)) - named
+        if unreachable:
+            await self._target.remove_blobs(tenant, unreachable)
 
     # erasure
 
-    async def follow_deletions(self, here: Sequence[SessionKey] = ()) -> None:
+    async def follow_deletions(self, source_keys: Sequence[SessionKey] = ()) -> None:
         """Remove what the source has deleted; what is *here* it has not."""
-        known = {JOURNAL, *here}
+        known = {JOURNAL, *source_keys}
         for tenant in await self._target.tenants():
             for key in await keys_of(self._target, tenant):
                 if key in known:
@@ -483,8 +483,8 @@ class _Run:
 
     async def _follow_deletion(self, key: SessionKey) -> None:
         holder = await self._source.holder(key)
-        there = await self._target.holder(key)
-        if holder is None or not holder.deleted or there is None or there.deleted:
+        backup_end = await self._target.holder(key)
+        if holder is None or not holder.deleted or backup_end is None or backup_end.deleted:
             return  # never one of this store's, or gone already
         await self._note(FORGOTTEN, key)  # first: a kill in between forgets it next time
         grant = await self._lease(key)
@@ -607,10 +607,10 @@ class _SessionBackup:
             raise StoreUnavailableError(message, key=str(self._key))
 
     async def _take(self, record: Record) -> None:
-        kept = _kept(record)
-        payload = encode(kept)
+        line = _kept(record)
+        payload = encode(line)
         self._first = self._first or record.seq
-        self._at, self._mark = record.seq, _mark(kept)
+        self._at, self._mark = record.seq, _mark(line)
         self._sum = hashed(self._sum, payload)
         self._names |= named_in((record.payload,))
         self._run.found.records += 1
@@ -626,9 +626,9 @@ class _SessionBackup:
         """Make durable what has come: blobs first, since records name them."""
         if self._names:
             names, self._names = self._names, set()
-            found = await self._run.put_blobs(self._key.tenant, names)
-            if found:
-                self._entries.insert(0, Entry(BLOBS, encode(BackupBlobs(found))))
+            lines = await self._run.put_blobs(self._key.tenant, names)
+            if lines:
+                self._entries.insert(0, Entry(BLOBS, encode(BackupBlobs(lines))))
                 if self._begin == self._next:  # behind the entry with which all begins
                     self._entries[:2] = self._entries[1::-1]
         entries, self._entries = self._entries, []
@@ -638,7 +638,7 @@ class _SessionBackup:
         self._size = 0
 
     async def _put_documents_blobs(self, documents: Documents) -> None:
-        self._names |= named_in(one.data for one in documents.found.values())
+        self._names |= named_in(document.data for document in documents.found.values())
         manifest = documents.manifest
         base = None if manifest is None else manifest.base
         if base is not None:
@@ -650,18 +650,18 @@ class _SessionBackup:
             return
         target, at = self._run.target, self._next - 1
         before = (await target.read_documents(self._key, ())).manifest
-        there = {} if before is None else before.documents
+        in_backup = {} if before is None else before.documents
         changed = {
-            name: one.data
-            for name, one in documents.found.items()
-            if name not in there or there[name].sha256 != manifest.documents[name].sha256
+            name: document.data
+            for name, document in documents.found.items()
+            if name not in in_backup or in_backup[name].sha256 != manifest.documents[name].sha256
         }
         listed = {
-            name: msgspec.structs.replace(one, as_of_seq=at)
-            for name, one in manifest.documents.items()
+            name: msgspec.structs.replace(document, as_of_seq=at)
+            for name, document in manifest.documents.items()
             if name in documents.found
         }
-        here = msgspec.structs.replace(
+        in_source = msgspec.structs.replace(
             manifest,
             epoch=self._grant.epoch,
             as_of_seq=at,
@@ -669,7 +669,7 @@ class _SessionBackup:
             base=None,
             position=msgspec.Raw(b"null"),
         )
-        await target.write_documents(self._key, changed, here)
+        await target.write_documents(self._key, changed, in_source)
         self._run.found.bytes += sum(map(len, changed.values()))
 
 
@@ -678,8 +678,8 @@ def _kept(record: Record) -> BackupLine:
     return BackupLine(record.seq, record.epoch, record.kind, msgspec.Raw(payload), record.end)
 
 
-def _mark(kept: BackupLine) -> str:
-    return hashlib.sha256(encode(kept)).hexdigest()
+def _mark(line: BackupLine) -> str:
+    return hashlib.sha256(encode(line)).hexdigest()
 
 
 def _plain(manifest: Manifest | None) -> Manifest | None:

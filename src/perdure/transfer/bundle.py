@@ -163,8 +163,8 @@ class Reader:
 
     """
 
-    def __init__(self, where: str) -> None:
-        self._where = where
+    def __init__(self, source: str) -> None:
+        self._where = source
         self._hash = hashlib.sha256()
         self._lines = 0
         self._seq = 1
@@ -248,7 +248,7 @@ class Reader:
         except ValueError:
             raise self._corrupt("its data is not base64") from None
 
-    def _corrupt(self, why: str) -> CorruptRecordError:
+    def _corrupt(self, reason: str) -> CorruptRecordError:
         at = self._lines + 1
-        message = f"{self._where}, line {at}: {why}; export the session again"
+        message = f"{self._where}, line {at}: {reason}; export the session again"
         return CorruptRecordError(message, path=self._where, line=at)

@@ -56,8 +56,8 @@ async def write_items(path: Path, items: AsyncGenerator[Item, None]) -> int:
     new = await anyio.to_thread.run_sync(NewFile, path)
     try:
         writer = BundleWriter()
-        async with aclosing(items) as found:
-            async for item in found:
+        async with aclosing(items) as written:
+            async for item in written:
                 if new.add(writer.line(item)) >= PART:
                     await anyio.to_thread.run_sync(new.write)
         return await anyio.to_thread.run_sync(new.publish)
@@ -86,8 +86,8 @@ async def read_bundle(store: Store, path: Path, *, key: SessionKey | None = None
     if has_letters and not store.capabilities.dead_letters:
         message = f"{path} holds dead letters, and {store.location} keeps none: use another store"
         raise StoreError(message, path=str(path))
-    found = _items(path, renamed=key not in {None, was})
-    return await while_beating((store,), lambda: land(store, key or was, found))
+    items_read = _items(path, renamed=key not in {None, was})
+    return await while_beating((store,), lambda: land(store, key or was, items_read))
 
 
 async def is_bundle(path: Path) -> bool:

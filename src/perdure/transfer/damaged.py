@@ -93,10 +93,10 @@ async def salvage(store: Store, key: SessionKey, path: Path) -> Salvage:
     """
     token = past_damage.set(True)
     try:
-        found = _Salvaging(store, key)
-        await found.look()
-        found.report.bytes = await write_items(path, found.items())
-        return found.report
+        salvaged = _Salvaging(store, key)
+        await salvaged.look()
+        salvaged.report.bytes = await write_items(path, salvaged.items())
+        return salvaged.report
     finally:
         past_damage.reset(token)
 
@@ -120,23 +120,23 @@ class _Salvaging:
             head = 0
         manifest = self._documents.manifest
         report.head = max(head, manifest.as_of_seq if manifest is not None else 0)
-        names = named_in(one.data for name, one in self._found() if name != CHECKPOINTS)
+        names = named_in(document.data for name, document in self._found() if name != CHECKPOINTS)
         links = self._documents.found.get(CHECKPOINTS)
         chain = CheckpointChain.of(None if links is None else links.data)
         async with aclosing(self._log()) as log:
-            async for one in log:
-                if isinstance(one, MissingRecords):
-                    report.missing.append(one)
+            async for document in log:
+                if isinstance(document, MissingRecords):
+                    report.missing.append(document)
                     continue
-                report.head = max(report.head, one.seq)
-                if one.kind in CHAIN_KINDS:
-                    chain.apply(one.kind, one.payload)
+                report.head = max(report.head, document.seq)
+                if document.kind in CHAIN_KINDS:
+                    chain.apply(document.kind, document.payload)
                 else:
-                    names |= named_in((one.payload,))
+                    names |= named_in((document.payload,))
         if report.head == 0 and not report.missing:
             message = f"there is no session {self._key} in {self._store.location}"
             raise SessionNotFoundError(message, key=str(self._key))
-        names |= named_in(encode(one.state) for one in chain.by_id.values())
+        names |= named_in(encode(document.state) for document in chain.by_id.values())
         base = None if manifest is None else manifest.base
         if base is not None:
             names |= {name for name in (base.kept, base.folded) if name}
@@ -158,7 +158,7 @@ class _Salvaging:
 
     async def _look_at_letters(self) -> None:
         letters = await dead_letters_of(self._store, self._key)
-        self._letters = [one for one in letters if not one.item.damage]
+        self._letters = [letter for letter in letters if not letter.item.damage]
         self.report.dead_letters = len(self._letters)
         self.report.lost_dead_letters = len(letters) - len(self._letters)
 
@@ -200,8 +200,8 @@ class _Salvaging:
             for name, document in sorted(self._documents.found.items()):
                 yield BundleDocument(name, document)
             listed = {
-                name: one
-                for name, one in manifest.documents.items()
+                name: part
+                for name, part in manifest.documents.items()
                 if name in self._documents.found
             }
             yield msgspec.structs.replace(manifest, documents=listed)
@@ -211,16 +211,16 @@ class _Salvaging:
         """Yield the log as whole groups, with a record for each run of others that is lost."""
         before: Record | None = None
         async with aclosing(self._log()) as log:
-            async for one in log:
-                if isinstance(one, MissingRecords):
+            async for readable in log:
+                if isinstance(readable, MissingRecords):
                     if before is not None:  # what ended its group may be what is lost
                         yield msgspec.structs.replace(before, end=True)
                     # The first number is the lease's, wherever the session comes to be.
-                    first = max(one.first, 2)
-                    before = Record(first, 0, MISSING, encode(one), end=True)
-                    before = before if first <= one.last else None
+                    first = max(readable.first, 2)
+                    before = Record(first, 0, MISSING, encode(readable), end=True)
+                    before = before if first <= readable.last else None
                     continue
-                record = neutral_record(one)
+                record = neutral_record(readable)
                 if record is None:
                     continue
                 self.report.records += 1
@@ -233,22 +233,22 @@ class _Salvaging:
     async def _log(self) -> AsyncGenerator[Record | MissingRecords, None]:
         """Yield the log past damage; what is missing is told in its place."""
         at = 0
-        why = "the log ends before them"
+        reason = "the log ends before them"
         while True:
             try:
                 async with aclosing(self._run(at)) as run:
-                    async for one in run:
-                        at = one.last if isinstance(one, MissingRecords) else one.seq
-                        yield one
+                    async for readable in run:
+                        at = readable.last if isinstance(readable, MissingRecords) else readable.seq
+                        yield readable
                 break
             except CorruptRecordError as error:
-                why = str(error).partition("; ")[0]
-                told = error.facts.get("next")
-                following = told if isinstance(told, int) else await self._next_readable(at)
+                reason = str(error).partition("; ")[0]
+                reported = error.facts.get("next")
+                following = reported if isinstance(reported, int) else await self._next_readable(at)
             if not following:
                 break
             if following > at + 1:
-                yield MissingRecords(at + 1, following - 1, why)
+                yield MissingRecords(at + 1, following - 1, reason)
             # What comes in larger parts may hide this one for what is behind it: read it alone.
             record = await self._one(following)
             if record is None:
@@ -256,7 +256,7 @@ class _Salvaging:
             at = following
             yield record
         if at < self.report.head:
-            yield MissingRecords(at + 1, self.report.head, why)
+            yield MissingRecords(at + 1, self.report.head, reason)
 
     async def _run(self, after: int) -> AsyncGenerator[Record | MissingRecords, None]:
         """Yield records up to damage; a log that was pruned begins later than with the first."""

@@ -119,11 +119,11 @@ async def migrate(
         ConfigError: One of them is a backup.
 
     """
-    found = Migration()
-    mover = _Mover(source, target, found, on_held=on_held, wait=wait)
+    migration = Migration()
+    mover = _Mover(source, target, migration, on_held=on_held, wait=wait)
     act = partial(_move_all, mover, source, tenants, progress)
     await while_beating((target,), act, watches=mover.watches)
-    return found
+    return migration
 
 
 async def _move_all(
@@ -136,11 +136,11 @@ async def _move_all(
         await require_no_backup(store)
     names = await source.tenants() if tenants is None else tenants
     keys = [key for tenant in names for key in await keys_of(source, tenant)]
-    found, done = mover.found, 0
-    found.sessions = len(keys)
+    sessions_found, done = mover.found, 0
+    sessions_found.sessions = len(keys)
 
-    def wanted(found: Sequence[SessionKey]) -> set[SessionKey]:
-        return {key for key in found if tenants is None or key.tenant in tenants}
+    def wanted(sessions_found: Sequence[SessionKey]) -> set[SessionKey]:
+        return {key for key in sessions_found if tenants is None or key.tenant in tenants}
 
     mover.waiting = wanted(await source.waiting())
     mover.with_letters = wanted(await with_dead_letters(source))
@@ -153,7 +153,7 @@ async def _move_all(
             try:
                 await mover.move(key)
             except PerdureError as error:
-                found.failed[str(key)] = str(error)
+                sessions_found.failed[str(key)] = str(error)
         done += 1
         if progress is not None:
             progress(MigrationProgress(done, len(keys), key))
@@ -236,11 +236,11 @@ class _ChangedError(StoreUnavailableError):
 @final
 class _Mover:
     def __init__(
-        self, source: Store, target: Store, found: Migration, *, on_held: OnHeld, wait: float
+        self, source: Store, target: Store, migration: Migration, *, on_held: OnHeld, wait: float
     ) -> None:
         self._source = source
         self.target: Store = target
-        self.found = found
+        self.found = migration
         self.waiting: set[SessionKey] = set()
         """Sessions for which something waits in the source."""
         self.with_letters: set[SessionKey] = set()
@@ -290,8 +290,8 @@ class _Mover:
 
     async def _empty_it(self, key: SessionKey, before: LeaseState | None) -> None:
         """Have the target keep nothing either, if what it has came from here and was deleted."""
-        seen = await self._compare(key)
-        if not seen.differs:
+        lease_state = await self._compare(key)
+        if not lease_state.differs:
             return
         now = await self._source.holder(key)
         if now is not None and now.deleted:
@@ -299,15 +299,15 @@ class _Mover:
             return
         if (now and now.epoch) != (before and before.epoch):
             raise _ChangedError(f"{key} changed while it was read: try again", key=str(key))
-        self._require_beginning(key, seen)
+        self._require_beginning(key, lease_state)
 
     async def _bring(self, key: SessionKey) -> None:
-        for left in reversed(range(TRIES)):
+        for remaining in reversed(range(TRIES)):
             try:
                 await self._catch_up(key)
             except (LeaseHeldError, ConfigError, StoreUnavailableError):
                 # It changed on either side meanwhile: a killed run may arrive after its end.
-                if not left:
+                if not remaining:
                     raise
             else:
                 return
@@ -317,26 +317,26 @@ class _Mover:
         before = await state_of(self._source, key)
         lives = await self._lives(key)
         note = partial(self._note, key, lives)
-        seen = await self._compare(key)
-        self._supersede(key, receipts.untouched(self._source, key, seen.epoch))
-        if not seen.head:
+        lease_state = await self._compare(key)
+        self._supersede(key, receipts.untouched(self._source, key, lease_state.epoch))
+        if not lease_state.head:
             landed = await self._written(key, partial(land, self.target, key, on_epoch=note))
             self.found.copied += 1
         elif (
-            await self._is_another_life(key, seen, before)
+            await self._is_another_life(key, lease_state, before)
             or not await self._goes_on(key)
-            or self._is_replaced(seen)
+            or self._is_replaced(lease_state)
         ):
-            await self._remove(key, seen)
+            await self._remove(key, lease_state)
             landed = await self._written(key, partial(land, self.target, key, on_epoch=note))
             self.found.copied += 1
-        elif not seen.next and await self._same_documents(key):
+        elif not lease_state.next and await self._same_documents(key):
             self.found.there += 1
-            await self._acknowledge(key, seen.epoch, before, lives)
+            await self._acknowledge(key, lease_state.epoch, before, lives)
             return
         else:
             async with self._lease(key) as grant:
-                self._require_unchanged(seen, grant)
+                self._require_unchanged(lease_state, grant)
                 landed = await self._written(key, partial(go_on, self.target, grant, on_epoch=note))
             self.found.continued += 1
         self.found.records += landed.records
@@ -345,7 +345,7 @@ class _Mover:
         await self._acknowledge(key, landed.epoch, before, lives)
 
     async def _is_another_life(
-        self, key: SessionKey, seen: _Compared, before: ReceiptState | None
+        self, key: SessionKey, compared: _Compared, before: ReceiptState | None
     ) -> bool:
         """Say whether the source has deleted what the target has, and begun it anew.
 
@@ -353,10 +353,10 @@ class _Mover:
             StoreError: The target has other records, and they did not come from here.
 
         """
-        if not seen.differs and seen.proven:
+        if not compared.differs and compared.proven:
             return False
-        untouched = await self._has(key, receipts.untouched(self._source, key, seen.epoch))
-        if untouched and not seen.differs:
+        untouched = await self._has(key, receipts.untouched(self._source, key, compared.epoch))
+        if untouched and not compared.differs:
             return True  # of the records that it has, the source has pruned all
         lives = await self._lives(key)
         if untouched and lives and not any([await self._has(key, life) for life in lives]):
@@ -364,17 +364,17 @@ class _Mover:
         now = await state_of(self._source, key)
         if before is None or now is None or now.epoch != before.epoch:
             raise _ChangedError(f"{key} was deleted while it was read: try again", key=str(key))
-        self._require_beginning(key, seen)
+        self._require_beginning(key, compared)
         message = (
             f"{self.target.location} has a session {key} with other history than what was "
             f"left of it in {self._source.location} after pruning: {_way_out(key)}"
         )
-        raise StoreError(message, key=str(key), seq=seen.head)
+        raise StoreError(message, key=str(key), seq=compared.head)
 
     @staticmethod
-    def _is_replaced(seen: _Compared) -> bool:
+    def _is_replaced(compared: _Compared) -> bool:
         """Say whether the log that is there cannot go on under its numbers."""
-        return seen.pruned or 0 < seen.next <= seen.head + 1
+        return compared.pruned or 0 < compared.next <= compared.head + 1
 
     async def _written(
         self,
@@ -401,14 +401,14 @@ class _Mover:
         return None if manifest is None else manifest.base
 
     async def _new(
-        self, key: SessionKey, found: AsyncGenerator[Item, None]
+        self, key: SessionKey, keys: AsyncGenerator[Item, None]
     ) -> AsyncGenerator[Item, None]:
         """Leave out blobs that the target has."""
         if key.tenant not in self._blobs:
             self._blobs[key.tenant] = set(await self.target.blob_names(key.tenant))
         known = self._blobs[key.tenant]
-        async with contextlib.aclosing(found):
-            async for item in found:
+        async with contextlib.aclosing(keys):
+            async for item in keys:
                 if not isinstance(item, BundleBlob) or item.name not in known:
                     yield item
 
@@ -423,7 +423,7 @@ class _Mover:
         head = 0 if holder is None or holder.deleted else await self.target.head(key)
         if holder is None or not head:
             return _Compared()
-        taken: set[str] = set()
+        target_seq: set[str] = set()
         shared, pruned, has_any = 0, False, False
         theirs = content(self.target, key, head)
         ours = content(self._source, key, await self._source.head(key))
@@ -438,30 +438,30 @@ class _Mover:
                     return _Compared(head, holder.epoch, differs=record.seq)
                 shared += 1
                 if record.kind == TAKEN:
-                    taken.update(decode(record.payload, InboxTakenPayload).ops)
+                    target_seq.update(decode(record.payload, InboxTakenPayload).ops)
                 our = await anext(ours, None)
             following = 0 if our is None else our.seq
             while our is not None:
                 if our.kind == TAKEN:
-                    taken.update(decode(our.payload, InboxTakenPayload).ops)
+                    target_seq.update(decode(our.payload, InboxTakenPayload).ops)
                 our = await anext(ours, None)
         proven = bool(shared) or not has_any
         return _Compared(
-            head, holder.epoch, following, pruned, proven=proven, taken=frozenset(taken)
+            head, holder.epoch, following, pruned, proven=proven, taken=frozenset(target_seq)
         )
 
-    def _require_beginning(self, key: SessionKey, seen: _Compared) -> None:
+    def _require_beginning(self, key: SessionKey, compared: _Compared) -> None:
         """Raise unless what the target has may be what an earlier run has left."""
-        if not seen.differs:
+        if not compared.differs:
             return
         message = (
-            f"{self.target.location} has another session {key}: its record {seen.differs} is "
+            f"{self.target.location} has another session {key}: its record {compared.differs} is "
             f"not in {self._source.location}, or another one there; {_way_out(key)}"
         )
-        raise StoreError(message, key=str(key), seq=seen.differs)
+        raise StoreError(message, key=str(key), seq=compared.differs)
 
-    def _require_unchanged(self, seen: _Compared, grant: HeldLease) -> None:
-        if (grant.epoch, grant.head) != (seen.epoch + 1, seen.head + 1):
+    def _require_unchanged(self, compared: _Compared, grant: HeldLease) -> None:
+        if (grant.epoch, grant.head) != (compared.epoch + 1, compared.head + 1):
             message = f"{grant.key} changed in {self.target.location} meanwhile: try again"
             raise _ChangedError(message, key=str(grant.key))
 
@@ -490,23 +490,23 @@ class _Mover:
             lives: Which life of the session that was.
 
         """
-        there = await state_of(self.target, key)
-        if there is None or there.epoch != epoch:
+        in_target = await state_of(self.target, key)
+        if in_target is None or in_target.epoch != epoch:
             return  # somebody has opened it there
-        left = [receipts.untouched(self._source, key, epoch)]
+        remaining = [receipts.untouched(self._source, key, epoch)]
         if before is not None and before == await state_of(self._source, key):
-            left.append(receipts.equal(self._source, key, before, there))
-        await self._leave(key, [*left, *lives])
-        valid = set(map(receipts.name, left))
+            remaining.append(receipts.equal(self._source, key, before, in_target))
+        await self._leave(key, [*remaining, *lives])
+        valid = set(map(receipts.name, remaining))
         self._stale.setdefault(key.tenant, set()).update(self._left.get(key, set()) - valid)
         self._left[key] = valid
 
-    async def _leave(self, key: SessionKey, left: Sequence[bytes]) -> None:
-        await self.target.put_blobs(key.tenant, {receipts.name(one): one for one in left})
+    async def _leave(self, key: SessionKey, remaining: Sequence[bytes]) -> None:
+        await self.target.put_blobs(key.tenant, {receipts.name(item): item for item in remaining})
 
-    def _supersede(self, key: SessionKey, *left: bytes) -> None:
+    def _supersede(self, key: SessionKey, *remaining: bytes) -> None:
         """Have receipts go, once a session is acknowledged again."""
-        self._left.setdefault(key, set()).update(map(receipts.name, left))
+        self._left.setdefault(key, set()).update(map(receipts.name, remaining))
 
     async def tidy(self) -> None:
         """Remove the receipts that newer ones have replaced."""
@@ -525,15 +525,15 @@ class _Mover:
 
     async def _known(self, key: SessionKey) -> ReceiptState | None:
         """Return the source's state if both were found equal, and neither has changed since."""
-        there = await state_of(self.target, key)
-        here = None if there is None else await state_of(self._source, key)
-        if here is None or there is None:
+        in_target = await state_of(self.target, key)
+        in_source = None if in_target is None else await state_of(self._source, key)
+        if in_source is None or in_target is None:
             return None
-        receipt = receipts.equal(self._source, key, here, there)
+        receipt = receipts.equal(self._source, key, in_source, in_target)
         if not await self._has(key, receipt):
             return None
         self._supersede(key, receipt)
-        return here
+        return in_source
 
     async def _lives(self, key: SessionKey) -> list[bytes]:
         """Return by what a session differs from one of its name that was deleted before it."""
@@ -546,13 +546,13 @@ class _Mover:
             marks.append(f"of {manifest.about.created_at}")
         return [receipts.life(self._source, key, mark) for mark in marks]
 
-    async def _remove(self, key: SessionKey, seen: _Compared) -> None:
+    async def _remove(self, key: SessionKey, compared: _Compared) -> None:
         """Remove the target's copy, for what is to come in its place."""
         await self._require_forks_follow(key)
         async with self._lease(key) as grant:
-            self._require_unchanged(seen, grant)
+            self._require_unchanged(compared, grant)
             waiting = await self.target.take(key, grant.epoch, limit=ALL)
-            known = {*seen.taken, *(item.op_id for item in await self._posted(key))}
+            known = {*compared.taken, *(item.op_id for item in await self._posted(key))}
             own = [item for item in waiting if item.op_id not in known]
             if any(item.kind == FORK for item in own):
                 message = f"{key} was forked in {self.target.location}: {_way_out(key)}"
@@ -569,18 +569,18 @@ class _Mover:
 
     async def _require_no_own_letters(self, key: SessionKey) -> None:
         """Raise if the target has set posts aside that the source knows nothing of."""
-        known = {one.item.op_id for one in await dead_letters_of(self._source, key)}
+        known = {letter.item.op_id for letter in await dead_letters_of(self._source, key)}
         own = [
-            one
-            for one in await dead_letters_of(self.target, key)
-            if one.item.op_id not in known and not await self._is_copy(key, one)
+            letter
+            for letter in await dead_letters_of(self.target, key)
+            if letter.item.op_id not in known and not await self._is_copy(key, letter)
         ]
         if own:
-            where = f" --tenant {key.tenant}" if key.tenant else ""
+            place = f" --tenant {key.tenant}" if key.tenant else ""
             message = (
                 f"{self.target.location} has {len(own)} dead letters of {key}, which would be "
                 f"lost if it were written anew there: `perdure inbox {key.agent} --session "
-                f"{key.session}{where} --store TARGET --retry --all` lets them wait again, or "
+                f"{key.session}{place} --store TARGET --retry --all` lets them wait again, or "
                 "--drop removes them; then migrate again"
             )
             raise StoreError(message, key=str(key), count=len(own))
@@ -588,9 +588,9 @@ class _Mover:
     async def _require_forks_follow(self, key: SessionKey) -> None:
         """Raise if a fork in the target would lose its history, and nothing would replace it."""
         for fork in [fork for fork, parent in self.parents.items() if parent == key]:
-            seen = await self._compare(fork)
-            if seen.differs and not await self._has(
-                key, receipts.untouched(self._source, fork, seen.epoch)
+            followed = await self._compare(fork)
+            if followed.differs and not await self._has(
+                key, receipts.untouched(self._source, fork, followed.epoch)
             ):
                 message = (
                     f"{fork}, which is a fork of {key}, was written in {self.target.location}, so "
@@ -602,12 +602,12 @@ class _Mover:
         self, keys: Sequence[SessionKey], tenants: Sequence[str] | None
     ) -> None:
         """Delete what the source has deleted since it was copied."""
-        here = set(keys).difference(self._gone)
+        source_keys = set(keys).difference(self._gone)
         for tenant in await self.target.tenants():
             if tenants is not None and tenant not in tenants:
                 continue
             for key in await keys_of(self.target, tenant):
-                if key in here:
+                if key in source_keys:
                     continue
                 try:
                     await self._follow_deletion(key)
@@ -618,10 +618,10 @@ class _Mover:
         was = await self._source.holder(key)
         if was is None or not was.deleted:
             return  # never one of the source's
-        there = await self.target.holder(key)
-        if there is None or there.deleted:
+        in_target = await self.target.holder(key)
+        if in_target is None or in_target.deleted:
             return
-        if not await self._has(key, receipts.untouched(self._source, key, there.epoch)):
+        if not await self._has(key, receipts.untouched(self._source, key, in_target.epoch)):
             message = (
                 f"{self._source.location} has deleted {key}, and {self.target.location} has it: "
                 f"it was opened there since, or never came from here; {_way_out(key)}"
@@ -634,7 +634,7 @@ class _Mover:
                 message = f"{key} was deleted, and {fork} still goes on behind it: migrate again"
                 raise StoreError(message, key=str(key), fork=str(fork))
         async with self._lease(key) as grant:
-            if grant.epoch == there.epoch + 1:
+            if grant.epoch == in_target.epoch + 1:
                 await self.target.delete(key, grant.epoch)
                 self.found.deleted += 1
 
@@ -644,13 +644,13 @@ class _Mover:
         """Return what waits in the source; its holder need not know."""
         if key not in self.waiting:
             return []
-        for left in reversed(range(TRIES)):
+        for remaining in reversed(range(TRIES)):
             holder = await self._source.holder(key)
             epoch = 0 if holder is None else holder.epoch
             try:
                 return await self._source.take(key, epoch, limit=ALL)
             except LeaseLostError:  # somebody has just opened it
-                if not left:
+                if not remaining:
                     raise
             await anyio.sleep(PAUSE)
         raise AssertionError("unreachable")
@@ -705,24 +705,26 @@ class _Mover:
 
         """
         ours = await dead_letters_of(self._source, key)
-        there = {one.item.op_id: one for one in await dead_letters_of(self.target, key)}
-        op_ids = {one.item.op_id for one in ours}
-        gone = [one for op_id, one in there.items() if op_id not in op_ids]
-        gone = [one for one in gone if await self._is_copy(key, one)]
-        if gone:
-            await self.target.drop_dead_letters(key, [one.item.op_id for one in gone])
-            copies = [receipts.copied_letter(self._source, key, one) for one in gone]
+        in_target = {
+            letter.item.op_id: letter for letter in await dead_letters_of(self.target, key)
+        }
+        op_ids = {letter.item.op_id for letter in ours}
+        dropped = [letter for op_id, letter in in_target.items() if op_id not in op_ids]
+        dropped = [letter for letter in dropped if await self._is_copy(key, letter)]
+        if dropped:
+            await self.target.drop_dead_letters(key, [letter.item.op_id for letter in dropped])
+            copies = [receipts.copied_letter(self._source, key, letter) for letter in dropped]
             self._stale.setdefault(key.tenant, set()).update(map(receipts.name, copies))
-        whole = [one for one in ours if not one.item.damage]
-        new = [one for one in whole if there.get(one.item.op_id) != one]
+        readable = [letter for letter in ours if not letter.item.damage]
+        new = [letter for letter in readable if in_target.get(letter.item.op_id) != letter]
         if new:
             await self._set_aside(key, new)
-        if len(whole) < len(ours):
+        if len(readable) < len(ours):
             message = (
-                f"{len(ours) - len(whole)} of its dead letters are damaged: `perdure inbox "
+                f"{len(ours) - len(readable)} of its dead letters are damaged: `perdure inbox "
                 f"{key.agent}` shows them, and --drop removes them"
             )
-            raise NotStorableError(message, key=str(key), count=len(ours) - len(whole))
+            raise NotStorableError(message, key=str(key), count=len(ours) - len(readable))
 
     async def _set_aside(self, key: SessionKey, letters: Sequence[DeadLetter]) -> None:
         if not self.target.capabilities.dead_letters:
@@ -735,7 +737,7 @@ class _Mover:
         async with self._lease(key) as grant:
             self._supersede(key, receipts.untouched(self._source, key, grant.epoch - 1))
             await self._note(key, lives, grant.epoch)
-            copies = [receipts.copied_letter(self._source, key, one) for one in letters]
+            copies = [receipts.copied_letter(self._source, key, letter) for letter in letters]
             await self._leave(key, copies)
             await self.target.reject(key, grant.epoch, letters)
         self.found.dead_letters += len(letters)
@@ -766,11 +768,11 @@ async def was_removed(source: Store, target: Store, key: SessionKey, epoch: int)
 
 
 def _way_out(key: SessionKey) -> str:
-    where = f" --tenant {key.tenant}" if key.tenant else ""
+    place = f" --tenant {key.tenant}" if key.tenant else ""
     return (
-        f"keep both by `perdure rename {key.agent} NEW-ID --session {key.session}{where} --store "
+        f"keep both by `perdure rename {key.agent} NEW-ID --session {key.session}{place} --store "
         f"TARGET`, or give that one up by `perdure forget {key.agent} --session {key.session}"
-        f"{where} --store TARGET`, and migrate again"
+        f"{place} --store TARGET`, and migrate again"
     )
 
 

@@ -72,7 +72,7 @@ async def items(
 async def dead_letters_of(store: Store, key: SessionKey) -> list[DeadLetter]:
     """Return a session's dead letters, none where the store keeps none; the same everywhere."""
     letters = await store.dead_letters(key) if store.capabilities.dead_letters else []
-    return sorted(letters, key=lambda one: (one.at, one.item.op_id))
+    return sorted(letters, key=lambda letter: (letter.at, letter.item.op_id))
 
 
 async def content(store: Store, key: SessionKey, head: int) -> AsyncGenerator[Record, None]:
@@ -95,8 +95,8 @@ def _require_whole(key: SessionKey, documents: Documents) -> None:
 
 
 def _require_readable(key: SessionKey, letters: list[DeadLetter]) -> None:
-    for one in letters:
-        if one.item.damage:
+    for letter in letters:
+        if letter.item.damage:
             message = (
                 f"a dead letter of {key} is damaged: `perdure inbox {key.agent}` shows it, and "
                 "--drop removes it"
@@ -113,10 +113,10 @@ async def _reached(
     store: Store, key: SessionKey, documents: Documents, head: int
 ) -> dict[str, bytes | None]:
     """Return the blobs that a session reaches, through others too: small ones with their data."""
-    found = documents.found.copy()
-    links = found.pop(CHECKPOINTS, None)
+    names = documents.found.copy()
+    links = names.pop(CHECKPOINTS, None)
     chain = CheckpointChain.of(None if links is None else links.data)
-    named = named_in(document.data for document in found.values())
+    named = named_in(document.data for document in names.values())
     async with contextlib.aclosing(content(store, key, head)) as records:
         async for record in records:
             if record.kind in CHAIN_KINDS:
@@ -154,10 +154,10 @@ class Digest:
         """The hash so far."""
         return self._hash.hexdigest()
 
-    async def through(self, found: AsyncGenerator[Item, None]) -> AsyncGenerator[Item, None]:
+    async def through(self, records: AsyncGenerator[Item, None]) -> AsyncGenerator[Item, None]:
         """Pass items on, and take them in."""
-        async with contextlib.aclosing(found):
-            async for item in found:
+        async with contextlib.aclosing(records):
+            async for item in records:
                 if not isinstance(item, BundleBlob | BundleFooter):
                     self._hash.update(self._writer.line(item))
                 yield item
@@ -166,7 +166,7 @@ class Digest:
 async def digest_of(store: Store, key: SessionKey) -> str:
     """Return what a session in a store comes to."""
     digest = Digest()
-    async with contextlib.aclosing(digest.through(items(store, key, blobs=False))) as found:
-        async for _ in found:
+    async with contextlib.aclosing(digest.through(items(store, key, blobs=False))) as digests:
+        async for _ in digests:
             pass
     return digest.value

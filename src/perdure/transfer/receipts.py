@@ -54,9 +54,11 @@ def name(receipt: bytes) -> str:
     return hashlib.sha256(receipt).hexdigest()
 
 
-def equal(source: Store, key: SessionKey, here: ReceiptState, there: ReceiptState) -> bytes:
+def equal(
+    source: Store, key: SessionKey, receipt_state: ReceiptState, state: ReceiptState
+) -> bytes:
     """Return the receipt by which a session, as it is here, was found equal to what is there."""
-    return encode([EQUAL, key, source.location, here, there])
+    return encode([EQUAL, key, source.location, receipt_state, state])
 
 
 def untouched(source: Store, key: SessionKey, epoch: int) -> bytes:
@@ -81,15 +83,15 @@ def copied_letter(source: Store, key: SessionKey, letter: DeadLetter) -> bytes:
 
 async def current(store: Store, tenant: str, names: Collection[str]) -> set[str]:
     """Return the names of those blobs that are receipts, and true of how the store is now."""
-    found: list[tuple[str, list[Any]]] = []
-    for one in sorted(names):
-        data = await store.get_blob(tenant, one)
+    receipts: list[tuple[str, list[Any]]] = []
+    for name in sorted(names):
+        data = await store.get_blob(tenant, name)
         parts = None if data is None else _parts(data)
         if parts is not None:
-            found.append((one, parts))
-    kept = {one for one, parts in found if await _is_current(store, parts)}
-    copied = {parts[1] for one, parts in found if one in kept and parts[0] == UNTOUCHED}
-    return kept | {one for one, parts in found if parts[0] == LIFE and parts[1] in copied}
+            receipts.append((name, parts))
+    receipt = {name for name, parts in receipts if await _is_current(store, parts)}
+    copied = {parts[1] for name, parts in receipts if name in receipt and parts[0] == UNTOUCHED}
+    return receipt | {name for name, parts in receipts if parts[0] == LIFE and parts[1] in copied}
 
 
 def _parts(data: bytes) -> list[Any] | None:
@@ -107,10 +109,10 @@ async def _is_current(store: Store, parts: Sequence[Any]) -> bool:
     kind, key = parts[:2]
     if kind == LETTER:
         known = await store.dead_letters(key) if store.capabilities.dead_letters else []
-        return any([one.item.op_id, one.at] == parts[3:] for one in known)
+        return any([receipt.item.op_id, receipt.at] == parts[3:] for receipt in known)
     if kind == EQUAL:
-        there = await state_of(store, key)
-        return there is not None and encode(there) == encode(parts[4])
+        state_there = await state_of(store, key)
+        return state_there is not None and encode(state_there) == encode(parts[4])
     holder = await store.holder(key)
     is_newest = holder is not None and holder.epoch == parts[3]
     return is_newest and holder is not None and holder.deleted is (kind == REMOVED)

@@ -130,8 +130,8 @@ class _SessionWrite:
         """What was posted and is in the log by now, by op id."""
 
     async def of(self, items: AsyncGenerator[Item, None]) -> WrittenSession:
-        async with aclosing(items) as found:
-            async for item in found:
+        async with aclosing(items) as written:
+            async for item in written:
                 await self.add(item)
         await self.finish()
         return WrittenSession(self._key, self._records, self._count, self._bytes, self._epoch)
@@ -262,8 +262,10 @@ class _SessionWrite:
         await self._reach(manifest.as_of_seq + 1)
         await self._flush()
         base = None if manifest.base is None else await self._based(manifest.base)
-        here = msgspec.structs.replace(manifest, key=self._key, epoch=self._epoch, base=base)
-        await self._store.write_documents(self._key, self._documents, here)
+        manifest_here = msgspec.structs.replace(
+            manifest, key=self._key, epoch=self._epoch, base=base
+        )
+        await self._store.write_documents(self._key, self._documents, manifest_here)
 
     async def finish(self) -> None:
         await self._flush()

@@ -124,10 +124,10 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 def advise(workload: Workload, measured: StoreMeasurement, needs: Requirements) -> Advice:
     """Replay a workload with each setting, and weigh what comes out."""
     tried = [
-        _option(replay(workload, one, save_time=measured.save_time), measured, needs)
-        for one in _settings(measured, needs)
+        _option(replay(workload, setting, save_time=measured.save_time), measured, needs)
+        for setting in _settings(measured, needs)
     ]
-    fitting = [one for one in tried if not one.against] if workload.changes else []
+    fitting = [setting for setting in tried if not setting.against] if workload.changes else []
     wanted = _safest if needs.max_loss is None else _thriftiest
     best = min(fitting, key=wanted, default=None)
     warnings = tuple(_warnings(workload, best))
@@ -181,12 +181,12 @@ def _option(cost: SettingCost, measured: StoreMeasurement, needs: Requirements) 
 def _warnings(workload: Workload, best: Option | None) -> list[str]:
     if not workload.changes:
         return ["nothing has changed, so there is nothing to tell a setting by"]
-    found = []
+    warnings = []
     if workload.changes < FEW:
-        found.append(f"{workload.changes} changes tell little: come back when there are more")
+        warnings.append(f"{workload.changes} changes tell little: come back when there are more")
     if best is None:
-        found.append(
+        warnings.append(
             "no setting fits: accept a larger loss, spread the sessions over more stores, or take "
             "one that saves more together"
         )
-    return found
+    return warnings

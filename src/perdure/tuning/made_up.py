@@ -36,9 +36,9 @@ def made_up(*, sessions: int = 50, seconds: float = 900.0, seed: int = 0) -> Wor
 
     """
     chance = random.Random(seed)
-    found = [_session(chance, seconds) for _ in range(sessions)]
+    changes = [_session(chance, seconds) for _ in range(sessions)]
     source = f"{sessions} made-up agents with tools, {seconds / 60:g} minutes each"
-    return workload_of(found, source)
+    return workload_of(changes, source)
 
 
 def _session(chance: random.Random, seconds: float) -> list[WorkloadChange]:

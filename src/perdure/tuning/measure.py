@@ -55,8 +55,8 @@ async def measure(
     payload = msgspec.json.encode(secrets.token_hex(max(size // 2, 1)))
     async with _sessions(store, max(levels)) as heads:
         share = seconds / len(levels)
-        found = [await _level(store, heads, count, payload, share) for count in levels]
-    return StoreMeasurement(tuple(found), size)
+        measured = [await _level(store, heads, count, payload, share) for count in levels]
+    return StoreMeasurement(tuple(measured), size)
 
 
 async def _level(
@@ -68,12 +68,12 @@ async def _level(
     some = list(heads)[:count]
     while len(took) < _ROUNDS or perf_counter() < until:
         entry = (Entry(MESSAGE, payload),)
-        batches = [Batch(one.key, one.epoch, heads[one] + 1, entry) for one in some]
+        batches = [Batch(outcome.key, outcome.epoch, heads[outcome] + 1, entry) for outcome in some]
         start = perf_counter()
         await _save(store, batches)
         took.append(perf_counter() - start)
-        for one in some:
-            heads[one] += 1
+        for outcome in some:
+            heads[outcome] += 1
     return LoadLevel(count, median(took), len(took))
 
 
@@ -117,10 +117,10 @@ async def _sessions(store: Store, count: int) -> AsyncGenerator[dict[HeldLease, 
 
 async def _clear(store: Store) -> None:
     """Delete what a run has left that was killed."""
-    while left := await store.sessions(tenant=TENANT, limit=1000):
-        mine = [info.key for info in left]
-        gone = [key for key in mine if await _delete(store, key)]
-        if len(gone) < len(mine):
+    while remaining := await store.sessions(tenant=TENANT, limit=1000):
+        own_keys = [info.key for info in remaining]
+        removed = [key for key in own_keys if await _delete(store, key)]
+        if len(removed) < len(own_keys):
             return  # another run goes on beside this one
 
 

@@ -30,30 +30,30 @@ async def observed(store: Store, *, most: int = 20_000) -> Workload:
         most: About how many changes to read.
 
     """
-    whole = followed(store)
+    changes_all = followed(store)
     sessions: list[list[WorkloadChange]] = []
-    left = most
+    remaining = most
     for info in await _newest(store):
-        if left <= 0:
+        if remaining <= 0:
             break
-        changes = await _changes(whole, info.key)
+        changes = await _changes(changes_all, info.key)
         sessions.append(changes)
-        left -= len(changes)
+        remaining -= len(changes)
     sessions = [changes for changes in sessions if changes]
     return workload_of(sessions, f"the newest of {len(sessions)} sessions in {store.location}")
 
 
 async def _newest(store: Store) -> list[SessionInfo]:
-    found: list[SessionInfo] = []
+    keys: list[SessionInfo] = []
     for tenant in await store.tenants():
         after: SessionKey | None = None
-        while tenant != TENANT and len(found) < _LISTED:
+        while tenant != TENANT and len(keys) < _LISTED:
             page = await store.sessions(tenant=tenant, after=after, limit=1000)
-            found += page
+            keys += page
             if not page:
                 break
             after = page[-1].key
-    return sorted(found, key=lambda info: info.updated_at or 0.0, reverse=True)
+    return sorted(keys, key=lambda info: info.updated_at or 0.0, reverse=True)
 
 
 async def _changes(store: Store, key: SessionKey) -> list[WorkloadChange]:

@@ -69,7 +69,7 @@ def changes_of(records: Iterable[Record]) -> list[WorkloadChange]:
     records of new holders, is left out.
     """
     decoder = decoder_of(_PayloadTimes)
-    found: list[WorkloadChange] = []
+    changes: list[WorkloadChange] = []
     at: float | None = None
     for record in records:
         if record.kind == EPOCH:
@@ -82,8 +82,8 @@ def changes_of(records: Iterable[Record]) -> list[WorkloadChange]:
         at = known if at is None else max(at, at if known is None else known)
         if at is not None:
             ends = record.kind == TURN and times.phase != "begin"
-            found.append(WorkloadChange(at, len(record.payload), ends))
-    return found
+            changes.append(WorkloadChange(at, len(record.payload), ends))
+    return changes
 
 
 def workload_of(sessions: Iterable[Sequence[WorkloadChange]], source: str) -> Workload:
@@ -95,11 +95,11 @@ def workload_of(sessions: Iterable[Sequence[WorkloadChange]], source: str) -> Wo
 
 def _active(changes: Sequence[WorkloadChange]) -> tuple[WorkloadChange, ...]:
     """Begin at 0, and shorten pauses."""
-    at, found = 0.0, [changes[0]._replace(at=0.0)]
+    at, active = 0.0, [changes[0]._replace(at=0.0)]
     for earlier, later in pairwise(changes):
         at += min(later.at - earlier.at, QUIET)
-        found.append(later._replace(at=at))
-    return tuple(found)
+        active.append(later._replace(at=at))
+    return tuple(active)
 
 
 # A workload for those who have none yet: agents in conversation, with tools

@@ -151,8 +151,8 @@ def _print(report: Report) -> None:
     ]
     say("")
     print_table(("what", "figure"), rows)
-    for one in report.lost_turns:
-        say(f"LOST: {one.agent}, turn {one.turn}: {one.why}")
+    for lost_turn in report.lost_turns:
+        say(f"LOST: {lost_turn.agent}, turn {lost_turn.turn}: {lost_turn.why}")
     where = f"--store {report.store}" + (f" --tenant {report.tenant}" if report.tenant else "")
     say(f"\nThe sessions are in {report.store}. Look at them:")
     say(f"  perdure ls {where}")

@@ -93,16 +93,16 @@ class Clients:
 
     async def _turn(self, lines: AnswerLines, agent: str, turn: int, *, again: bool) -> None:
         about = WORDS[turn % len(WORDS)]
-        asked = "asked again" if again else "asked"
-        text = f"Question {turn}, {asked} of {agent}: what do you know about {about}?"
+        question = "asked again" if again else "asked"
+        text = f"Question {turn}, {question} of {agent}: what do you know about {about}?"
         self.asked += 1
         self.talking.add((agent, turn))
         await lines.send(Ask(agent, turn, text))
-        said = ""
+        reply_text = ""
         while isinstance(answer := await lines.receive(), StreamedText):
             self.pieces += 1
-            said += answer.text
-        if answer.answer != said or answer.text != text:
+            reply_text += answer.text
+        if answer.answer != reply_text or answer.text != text:
             self.refused.append((agent, turn))
         self.talking.discard((agent, turn))
         self.acks.append(answer)

@@ -53,10 +53,10 @@ def turns_in(messages: Iterable[Message]) -> dict[str, list[str]]:
             turns.append([])
         if turns:
             turns[-1].append(message)
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for turn in turns:
-        found.setdefault(turn[0].text, []).append(digest(turn))
-    return found
+        result.setdefault(turn[0].text, []).append(digest(turn))
+    return result
 
 
 def lost(acks: Sequence[Ack], logs: dict[str, LoggedAgent]) -> list[LostTurn]:
@@ -64,10 +64,10 @@ def lost(acks: Sequence[Ack], logs: dict[str, LoggedAgent]) -> list[LostTurn]:
     missing: list[LostTurn] = []
     for ack in acks:
         log = logs.get(ack.agent)
-        found = [] if log is None else log.turns.get(ack.text, [])
-        if not found:
+        lost_turns = [] if log is None else log.turns.get(ack.text, [])
+        if not lost_turns:
             missing.append(LostTurn(ack.agent, ack.turn, "it is not in the log"))
-        elif found.count(ack.sha256) != 1:
+        elif lost_turns.count(ack.sha256) != 1:
             missing.append(LostTurn(ack.agent, ack.turn, "the log holds other messages for it"))
     return missing
 

@@ -132,12 +132,12 @@ class Server:
         first, all at once.
         """
         times: list[float] = []
-        there = await self._sessions.list(tenant=self._tenant, limit=10_000)
-        if not await self._is_known_dead(there):
+        known_sessions = await self._sessions.list(tenant=self._tenant, limit=10_000)
+        if not await self._is_known_dead(known_sessions):
             async with anyio.create_task_group() as group:
-                for info in there:
+                for info in known_sessions:
                     group.start_soon(self._take, info.key.agent)
-        for info in there:
+        for info in known_sessions:
             start = time.perf_counter()
             agent = await self._factory.restore_agent(info.key.agent, config(self._tenant))
             await self._start(info.key.agent, agent)
@@ -179,14 +179,14 @@ class Server:
 
     async def _answer(self, stream: SocketStream, ask: Ask) -> None:
         agent = await self._agent(ask.agent)
-        said = ""
+        text = ""
         async for event in agent.stream(ask.text):
             if isinstance(event, Segment) and event.text:
-                said += event.text
+                text += event.text
                 await stream.send(encode_line(StreamedText(event.text)))
             elif isinstance(event, TurnEnded):
                 turn = _last_turn(agent.session.context())
-                ack = Ack(ask.agent, ask.turn, ask.text, digest(turn), said, self._store.written)
+                ack = Ack(ask.agent, ask.turn, ask.text, digest(turn), text, self._store.written)
                 await stream.send(encode_line(ack))
 
 

@@ -196,7 +196,7 @@ class DemoRun:
         self.report.kill_status = status
         self.report.cut_off_by_kill = len(self.crowd.talking)
         self.report.acknowledged_before_kill = len(self.crowd.acks)
-        self._written = max((ack.written for ack in self.crowd.acks), key=lambda one: one.log)
+        self._written = max((ack.written for ack in self.crowd.acks), key=lambda agent: agent.log)
         await self._prove()
 
     async def _restored_and_stopped(self) -> None:
@@ -240,8 +240,10 @@ class DemoRun:
 
     def _sum_up(self, missing: list[LostTurn], logs: list[LoggedAgent]) -> None:
         report = self.report
-        known = {(one.agent, one.turn) for one in report.lost_turns}
-        report.lost_turns += [one for one in missing if (one.agent, one.turn) not in known]
+        known = {(lost_turn.agent, lost_turn.turn) for lost_turn in report.lost_turns}
+        report.lost_turns += [
+            lost_turn for lost_turn in missing if (lost_turn.agent, lost_turn.turn) not in known
+        ]
         report.lost = len(report.lost_turns)
         report.asked = self.crowd.asked
         report.acknowledged = len(self.crowd.acks)

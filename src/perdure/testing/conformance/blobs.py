@@ -70,17 +70,17 @@ class BlobConformance(Suite):
         assert await store.blob_names("nobody's") == []
 
     async def test_what_is_removed_is_gone_at_once(self, store: Store) -> None:
-        kept, moved = b"kept", b"moved away"
-        blobs = {name_of(data): data for data in (_DATA, kept, moved)}
+        kept_names, moved = b"kept", b"moved away"
+        blobs = {name_of(data): data for data in (_DATA, kept_names, moved)}
         await store.put_blobs("", blobs)
         await store.put_blobs("tenant", {_NAME: _DATA})
-        await store.sweep("", {_NAME, name_of(kept)}, 0)
+        await store.sweep("", {_NAME, name_of(kept_names)}, 0)
         names = [_NAME, name_of(moved), name_of(b"never was"), "../owners"]
         assert await store.remove_blobs("", names) == len(_DATA) + len(moved)
-        assert await store.blob_names("") == [name_of(kept)]
+        assert await store.blob_names("") == [name_of(kept_names)]
         assert await store.get_blob("", _NAME) is None
         assert await store.get_blob("", name_of(moved)) is None
-        assert await store.get_blob("", name_of(kept)) == kept
+        assert await store.get_blob("", name_of(kept_names)) == kept_names
         assert await store.get_blob("tenant", _NAME) == _DATA
         assert await store.remove_blobs("", names) == 0
         await store.put_blobs("", {_NAME: _DATA})

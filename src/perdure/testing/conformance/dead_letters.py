@@ -20,7 +20,7 @@ def letter(item: PendingItem, at: float = 7.5) -> DeadLetter:
 
 async def dead(store: Store, key: SessionKey = KEY) -> list[str]:
     """Return the op ids of the dead letters."""
-    return [one.item.op_id for one in await store.dead_letters(key)]
+    return [letter.item.op_id for letter in await store.dead_letters(key)]
 
 
 class DeadLetterConformance(Suite):
@@ -72,7 +72,7 @@ class DeadLetterConformance(Suite):
     async def test_its_op_id_may_be_posted_again(self, store: Store) -> None:
         grant = await take(store)
         await store.post(KEY, posted("a"))
-        await store.reject(KEY, grant.epoch, [letter(one) for one in posted("a")])
+        await store.reject(KEY, grant.epoch, [letter(dead_letter) for dead_letter in posted("a")])
         assert await store.post(KEY, posted("a")) == 1
         assert await waiting(store, grant.epoch) == ["a"]
         assert await dead(store) == ["a"]
@@ -80,7 +80,9 @@ class DeadLetterConformance(Suite):
     async def test_dropped_ones_are_gone_and_the_others_stay(self, open_store: OpenStore) -> None:
         store, other = await open_store("one"), await open_store("other")
         grant = await take(store)
-        await store.reject(KEY, grant.epoch, [letter(one) for one in posted("a", "b", "c")])
+        await store.reject(
+            KEY, grant.epoch, [letter(dead_letter) for dead_letter in posted("a", "b", "c")]
+        )
         assert await other.drop_dead_letters(KEY, ["b", "never was"]) == 1
         assert await other.drop_dead_letters(KEY, ["b"]) == 0
         assert await other.drop_dead_letters(KEY, []) == 0
@@ -93,14 +95,14 @@ class DeadLetterConformance(Suite):
         await store.post(KEY, posted("a"))
         new = await take(other)
         with pytest.raises(LeaseLostError):
-            await store.reject(KEY, old.epoch, [letter(one) for one in posted("a")])
+            await store.reject(KEY, old.epoch, [letter(dead_letter) for dead_letter in posted("a")])
         assert await waiting(other, new.epoch) == ["a"]
         assert await dead(other) == []
 
     async def test_they_outlast_whoever_set_them_aside(self, open_store: OpenStore) -> None:
         store = await open_store("one")
         grant = await take(store)
-        await store.reject(KEY, grant.epoch, [letter(one) for one in posted("a")])
+        await store.reject(KEY, grant.epoch, [letter(dead_letter) for dead_letter in posted("a")])
         await store.release(KEY, grant.epoch)
         await store.aclose()
         other = await open_store("other")
@@ -113,7 +115,9 @@ class DeadLetterConformance(Suite):
         for key in (KEY, OTHER):
             grant = await take(store, key)
             await store.post(key, posted("a", "waits"))
-            await store.reject(key, grant.epoch, [letter(one) for one in posted("a")])
+            await store.reject(
+                key, grant.epoch, [letter(dead_letter) for dead_letter in posted("a")]
+            )
         assert await other.waiting(dead_letters=True) == sorted([KEY, OTHER])
         assert await other.waiting() == sorted([KEY, OTHER])
         grant = await take(store, KEY)
@@ -127,12 +131,14 @@ class DeadLetterConformance(Suite):
         store, other = await open_store("one"), await open_store("other")
         for key in (KEY, OTHER):
             grant = await take(store, key)
-            await store.reject(key, grant.epoch, [letter(one) for one in posted("a")])
+            await store.reject(
+                key, grant.epoch, [letter(dead_letter) for dead_letter in posted("a")]
+            )
         grant = await take(store)
         await store.delete(KEY, grant.epoch)
         assert await other.dead_letters(KEY) == []
         assert await other.waiting(dead_letters=True) == [OTHER]
         again = await take(other)  # its next life has none
         assert await other.dead_letters(KEY) == []
-        await other.reject(KEY, again.epoch, [letter(one) for one in posted("b")])
+        await other.reject(KEY, again.epoch, [letter(dead_letter) for dead_letter in posted("b")])
         assert await dead(other) == ["b"]

@@ -159,13 +159,13 @@ class DirectoryConformance(Suite):
     async def test_scrubbing_leaves_what_is_there(self, store: Store) -> None:
         grant = await take(store)
         await append_ok(store, grant, 2, *group("kept"))
-        gone = SessionKey("gone")
-        await append_ok(store, await take(store, gone), 2, *group("removed"))
-        await store.delete(gone, 1)
+        removed = SessionKey("gone")
+        await append_ok(store, await take(store, removed), 2, *group("removed"))
+        await store.delete(removed, 1)
         await store.scrub()
         assert tuple(entries(await read(store))) == group("kept")
         await append_ok(store, grant, 3, *group("and on"))
-        assert await read(store, gone) == []
+        assert await read(store, removed) == []
 
     async def test_looking_makes_no_session(self, store: Store) -> None:
         await store.holder(KEY)
@@ -176,8 +176,8 @@ class DirectoryConformance(Suite):
 
     async def test_what_is_deleted_is_gone(self, open_store: OpenStore) -> None:
         store, other = await open_store("one"), await open_store("other")
-        kept = SessionKey("agent", "kept")
-        for key in (KEY, kept):
+        kept_key = SessionKey("agent", "kept")
+        for key in (KEY, kept_key):
             grant = await take(store, key)
             head = await append_ok(store, grant, 2, *group("a"))
             documents = {"session.json": b"{}"}
@@ -188,8 +188,8 @@ class DirectoryConformance(Suite):
             assert await witness.head(KEY) == 0
             assert (await witness.read_documents(KEY)).found == {}
             assert (await witness.read_documents(KEY)).manifest is None
-            assert [info.key for info in await witness.sessions()] == [kept]
-            assert tuple(entries(await read(witness, kept))) == group("a")
+            assert [info.key for info in await witness.sessions()] == [kept_key]
+            assert tuple(entries(await read(witness, kept_key))) == group("a")
 
     async def test_nobody_writes_into_a_deleted_session(self, store: Store) -> None:
         grant = await take(store)

@@ -81,10 +81,10 @@ class DocumentConformance(Suite):
         old = manifest_of(grant, 1, both)
         await store.write_documents(KEY, both, old)
         head = await append_ok(store, grant, 2, *group("a"))
-        one = {"session.json": b"new"}
-        new = manifest_of(grant, head, one)
+        document = {"session.json": b"new"}
+        new = manifest_of(grant, head, document)
         listed = {**old.documents, **new.documents}
-        await store.write_documents(KEY, one, msgspec.structs.replace(new, documents=listed))
+        await store.write_documents(KEY, document, msgspec.structs.replace(new, documents=listed))
         got = await store.read_documents(KEY)
         assert got.found == {
             "session.json": Document(b"new", head),
@@ -95,8 +95,8 @@ class DocumentConformance(Suite):
         grant = await take(store)
         both = {"session.json": b"a", "memory.json": b"b"}
         await store.write_documents(KEY, both, manifest_of(grant, 1, both))
-        one = {"session.json": b"a"}
-        await store.write_documents(KEY, {}, manifest_of(grant, 1, one))
+        document = {"session.json": b"a"}
+        await store.write_documents(KEY, {}, manifest_of(grant, 1, document))
         got = await store.read_documents(KEY)
         assert got.found == {"session.json": Document(b"a", 1)}
         assert got.damaged == ()

@@ -75,9 +75,9 @@ class InboxConformance(Suite):
         assert await other.post(KEY, again) == 1
         assert await other.post(KEY, again) == 0
         assert await other.post(KEY, []) == 0
-        found = await store.take(KEY, grant.epoch)
-        assert [item.op_id for item in found] == ["a", "b", "c"]
-        assert found[:2] == first
+        items = await store.take(KEY, grant.epoch)
+        assert [item.op_id for item in items] == ["a", "b", "c"]
+        assert items[:2] == first
         assert await store.post(OTHER, posted("a")) == 1  # another session's ids are others
 
     async def test_of_many_who_post_one_id_one_does(self, open_store: OpenStore) -> None:
@@ -105,11 +105,11 @@ class InboxConformance(Suite):
         async with anyio.create_task_group() as tasks:
             for place in range(4):
                 tasks.start_soon(post, place)
-        found = await waiting(stores[0], grant.epoch)
-        assert len(found) == 20
+        items = await waiting(stores[0], grant.epoch)
+        assert len(items) == 20
         for place in range(4):  # each one's own order
-            mine = [op_id for op_id in found if op_id.startswith(f"{place}-")]
-            assert mine == [f"{place}-{number}" for number in range(5)]
+            own_items = [op_id for op_id in items if op_id.startswith(f"{place}-")]
+            assert own_items == [f"{place}-{number}" for number in range(5)]
 
     async def test_what_is_settled_is_gone_and_the_rest_stays(self, store: Store) -> None:
         grant = await take(store)
@@ -128,12 +128,12 @@ class InboxConformance(Suite):
         assert await store.post(KEY, posted(*names)) == MANY
         assert await store.post(KEY, posted(*names)) == 0
         grant = await take(store)
-        found: list[str] = []
+        items: list[str] = []
         while part := await store.take(KEY, grant.epoch, limit=10):
             assert len(part) <= 10
-            found += [item.op_id for item in part]
+            items += [item.op_id for item in part]
             await store.settle(KEY, grant.epoch, [item.op_id for item in part])
-        assert found == names
+        assert items == names
 
     async def test_no_more_items_wait_than_the_limit_says(self, store: Store) -> None:
         grant = await take(store)
@@ -194,11 +194,11 @@ class InboxConformance(Suite):
         with pytest.raises(LeaseLostError):
             await other.take(KEY, 0)
         await store.delete(KEY, grant.epoch)
-        gone = await other.holder(KEY)
-        assert gone is not None
-        assert await other.take(KEY, gone.epoch) == []
+        removed = await other.holder(KEY)
+        assert removed is not None
+        assert await other.take(KEY, removed.epoch) == []
         await store.post(KEY, items)
-        assert await other.take(KEY, gone.epoch) == items
+        assert await other.take(KEY, removed.epoch) == items
 
     async def test_posts_outlast_whoever_posted_and_whoever_held(
         self, open_store: OpenStore
@@ -256,8 +256,8 @@ class InboxConformance(Suite):
         await other.post(KEY, posted("b"))  # for the next life
         again = await take(other)
         assert await waiting(other, again.epoch) == ["b"]
-        kept = await take(other, OTHER)
-        assert await waiting(other, kept.epoch, OTHER) == ["kept"]
+        kept_key = await take(other, OTHER)
+        assert await waiting(other, kept_key.epoch, OTHER) == ["kept"]
 
     # who hears of it
 
@@ -266,9 +266,9 @@ class InboxConformance(Suite):
         for key in (KEY, OTHER):
             await take(store, key)
             await other.post(key, posted("a"))
-        asked = await store.heartbeat()
-        assert sorted(asked.mail) == sorted([KEY, OTHER])
-        assert asked.handovers == ()
+        requests = await store.heartbeat()
+        assert sorted(requests.mail) == sorted([KEY, OTHER])
+        assert requests.handovers == ()
         assert (await other.heartbeat()).mail == ()
         assert (await store.heartbeat()).mail == ()
 
@@ -276,14 +276,14 @@ class InboxConformance(Suite):
         self, open_store: OpenStore
     ) -> None:
         store, other = await open_store("one"), await open_store("other")
-        heard = found = False
+        heard = items = False
         await take(store)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(other.post, KEY, posted("a"))
             grant = await take(store)
-            found = await waiting(store, grant.epoch) == ["a"]
+            items = await waiting(store, grant.epoch) == ["a"]
         heard = KEY in (await store.heartbeat()).mail
-        assert heard or found
+        assert heard or items
 
     async def test_news_come_early_or_not_at_all(self, open_store: OpenStore) -> None:
         """A store that is told wakes up; every other one sleeps as long as it may."""
@@ -323,7 +323,7 @@ class InboxConformance(Suite):
             with anyio.move_on_after(0.001 * place):
                 await other.post(KEY, posted(*names))
             await other.post(KEY, posted(f"{place} then"))  # behind it, if it goes on
-            found = await waiting(store, grant.epoch)
-            there = [name for name in names if name in found]
-            assert there in ([], names)
-            await store.settle(KEY, grant.epoch, found)
+            items = await waiting(store, grant.epoch)
+            waiting_items = [name for name in names if name in items]
+            assert waiting_items in ([], names)
+            await store.settle(KEY, grant.epoch, items)

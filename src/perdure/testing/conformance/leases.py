@@ -37,10 +37,10 @@ class LeaseConformance(Suite):
     async def test_the_holder_is_known_to_everybody(self, open_store: OpenStore) -> None:
         store, other = await open_store("one"), await open_store("other")
         await take(store)
-        mine, theirs = await store.holder(KEY), await other.holder(KEY)
-        assert mine is not None
+        own_state, theirs = await store.holder(KEY), await other.holder(KEY)
+        assert own_state is not None
         assert theirs is not None
-        assert (mine.epoch, mine.owner) == (theirs.epoch, theirs.owner)
+        assert (own_state.epoch, own_state.owner) == (theirs.epoch, theirs.owner)
         assert not theirs.released
         assert not theirs.deleted
         assert theirs.alive is not False
@@ -91,8 +91,8 @@ class LeaseConformance(Suite):
         assert holder is not None
         assert holder.released
         assert holder.epoch == grant.epoch
-        taken = await other.acquire(KEY, after=holder.epoch)
-        assert (taken.epoch, taken.head) == (2, 3)
+        lease = await other.acquire(KEY, after=holder.epoch)
+        assert (lease.epoch, lease.head) == (2, 3)
         holder = await store.holder(KEY)
         assert holder is not None
         assert not holder.released
@@ -126,16 +126,16 @@ class LeaseConformance(Suite):
     async def test_a_heartbeat_tells_of_those_of_others(self, open_store: OpenStore) -> None:
         store, other = await open_store("one"), await open_store("other")
         await take(store)
-        told: list[Mapping[str, int]] = []
+        requests: list[Mapping[str, int]] = []
         for _ in range(9):  # a store that looks at others by a request of its own does not always
             holder = await other.holder(KEY)
             beats = (await other.heartbeat()).beats
             assert holder is not None
             if beats is not None:
-                told.append(beats)
+                requests.append(beats)
                 assert beats[holder.listed or holder.owner] == holder.beat
                 await store.heartbeat()
-        assert len({*map(str, told)}) == len(told)  # each time another counter
+        assert len({*map(str, requests)}) == len(requests)  # each time another counter
 
     async def test_an_owner_that_begins_anew_has_a_new_beat(self, open_store: OpenStore) -> None:
         store, other = await open_store("one"), await open_store("other")
@@ -177,9 +177,9 @@ class LeaseConformance(Suite):
 
     async def test_sessions_are_held_one_by_one(self, open_store: OpenStore) -> None:
         store, other = await open_store("one"), await open_store("other")
-        mine = await take(store, SessionKey("agent", "mine"))
+        own_lease = await take(store, SessionKey("agent", "mine"))
         theirs = await take(other, SessionKey("agent", "theirs"))
-        await append_ok(store, mine, 2, *group("a"))
+        await append_ok(store, own_lease, 2, *group("a"))
         await append_ok(other, theirs, 2, *group("b"))
 
     # what an engine makes of it
@@ -188,20 +188,20 @@ class LeaseConformance(Suite):
         store, other = await open_store("one"), await open_store("other")
         grant = await take(store)
         head = await append_ok(store, grant, 2, *group("a"))
-        taken: list[HeldLease] = []
+        lease: list[HeldLease] = []
 
         async def want() -> None:
-            taken.append(await _acquire_lease(other, "handover"))
+            lease.append(await _acquire_lease(other, "handover"))
 
         with anyio.fail_after(LONG):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(want)
                 while KEY not in (await store.heartbeat()).handovers:
                     await store.news(0.05)
-                assert not taken
+                assert not lease
                 head = await append_ok(store, grant, head + 1, *group("b"))
                 await store.release(KEY, grant.epoch)
-        assert (taken[0].epoch, taken[0].head) == (grant.epoch + 1, head + 1)
+        assert (lease[0].epoch, lease[0].head) == (grant.epoch + 1, head + 1)
         outcome = await append(store, grant, head + 1, *group("too late"))
         assert outcome.status is Status.CONFLICT
         assert isinstance(outcome.error, LeaseLostError)
@@ -280,7 +280,9 @@ LONG = 60.0
 
 def texts(records: list[Record]) -> list[str]:
     """Return what was appended."""
-    return [msgspec.json.decode(one.payload)["text"] for one in records if one.kind != EPOCH]
+    return [
+        msgspec.json.decode(record.payload)["text"] for record in records if record.kind != EPOCH
+    ]
 
 
 async def _acquire_lease(
@@ -316,9 +318,9 @@ class _Attentive:
         return getattr(self._store, name)
 
 
-def _wanted(asked: HeartbeatRequests) -> HeartbeatRequests:
+def _wanted(requests: HeartbeatRequests) -> HeartbeatRequests:
     """Return what is asked of an owner alone."""
-    return msgspec.structs.replace(asked, beats=None)
+    return msgspec.structs.replace(requests, beats=None)
 
 
 async def _race(racer: Store, after: int, won: list[tuple[Store, HeldLease]]) -> None:

@@ -201,12 +201,12 @@ class LogConformance(Suite):
             writer = await open_store(owner)
             grant = await take(writer)
             await append_ok(writer, grant, grant.head + 1, *group("a", "b"), *group("c"))
-        whole = await read(store)
-        assert len(whole) == 12
+        records_all = await read(store)
+        assert len(records_all) == 12
         bounds = [None, 1, 4, 5, 12, 13]
         for after, before, limit in itertools.product(bounds, bounds, (None, 0, 3, 99)):
             low, high = after or 0, 99 if before is None else before
-            wanted = [record for record in whole if low < record.seq < high]
+            wanted = [record for record in records_all if low < record.seq < high]
             got = await read(store, after=low, before=before, limit=limit)
             assert got == wanted[:limit], (after, before, limit)
             got = await read(store, after=low, before=before, limit=limit, reverse=True)
@@ -225,13 +225,13 @@ class TrimConformance(Suite):
         for below in (1, 2, 7, 8, len(before) // 2, len(before)):
             assert await store.trim(KEY, 6, below) >= 0
             for witness in (store, other):
-                left = await read(witness)
-                assert left == before[-len(left) :]
-                assert left[0].seq <= below
+                remaining = await read(witness)
+                assert remaining == before[-len(remaining) :]
+                assert remaining[0].seq <= below
                 assert await witness.head(KEY) == len(before)
-                assert await read(witness, reverse=True) == left[::-1]
-                assert await read(witness, after=left[-1].seq - 1) == left[-1:]
-                assert await read(witness, before=below) == [r for r in left if r.seq < below]
+                assert await read(witness, reverse=True) == remaining[::-1]
+                assert await read(witness, after=remaining[-1].seq - 1) == remaining[-1:]
+                assert await read(witness, before=below) == [r for r in remaining if r.seq < below]
 
     async def test_the_log_goes_on_behind_a_trim(self, open_store: OpenStore) -> None:
         store, other = await open_store("one"), await open_store("other")

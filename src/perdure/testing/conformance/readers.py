@@ -56,12 +56,12 @@ class ReaderConformance(Suite):
         done = anyio.Event()
 
         async def watch(reader: Store) -> None:
-            seen = 0
+            versions = 0
             while not done.is_set():
                 found = await reader.read_documents(KEY)
                 head = await reader.head(KEY)
                 records = await read_settled(reader)
-                seen = check_view(records, seen)
+                versions = check_view(records, versions)
                 assert len(records) >= head
                 assert not found.damaged
                 for document in found.found.values():
