@@ -216,9 +216,9 @@ c5 _Runs.problems : take arith 1 1
 c6 checkpoints:verified : take arith 2 2
 c7 CheckpointChain.apply : drop call _bury 1
 c8 CheckpointChain._add : always if 3
-c9 checkpoints:_compare(made) : drop call problem 2
-c10 checkpoints:_compare(made) : drop call problem 3
-c11 checkpoints:_compare(made) : without bool 3 3
+c9 checkpoints:_compare(replayed_checkpoint) : drop call problem 2
+c10 checkpoints:_compare(replayed_checkpoint) : drop call problem 3
+c11 checkpoints:_compare(replayed_checkpoint) : without bool 3 3
 
 agent
 g1  verdict : set compare 3 effect.state in {'planned', 'begun'}

@@ -172,7 +172,7 @@ def _print_salvage(salvage: Salvage, out: Path) -> None:
     say(
         f"{salvage.key}: {salvage.records} records, {len(salvage.documents)} documents and "
         f"{salvage.blobs} blobs written to {out} ({size(salvage.bytes)}): "
-        f"`perdure import {out} --store NEW` takes them into a store that does not have this session"
+        f"`perdure import {out} --store NEW` takes them into a store without this session"
     )
 
 
