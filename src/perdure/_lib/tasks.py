@@ -193,9 +193,6 @@ def _cells(function: Any) -> dict[str, Any]:
     return cells
 
 
-# What a task is in the middle of, and with it every task that it has started meanwhile
-
-
 # Several things at a time, where most of each is waiting
 
 

@@ -1,4 +1,8 @@
-"""What people do about an agent's open matters: go on with a message, approve, settle an effect."""
+"""The agent: its public class, and what people do about its open matters.
+
+Open matters are messages that were not answered, tool calls that wait for an approval, and
+effects whose outcome is unknown.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +49,6 @@ if TYPE_CHECKING:
     from perdure.restore.report import RestoreReport
     from perdure.session.manager import SessionManager
     from perdure.session.session import Session
-
-
-# What people do about an agent's open matters: go on with a message, approve, settle an effect
 
 
 Ending = TurnEnded | TurnInterrupted | TurnFailed

@@ -1,6 +1,8 @@
-"""What an agent's tools were asked for, allowed and used: told as kernel events, for a replay.
+"""Tool calls: approve a call, record it, run it, keep its result.
 
-They stand in the session's log beside the calls themselves; docs/replay.md lists them.
+A call of a tool with side effects is durable in the ledger before it begins, under the idempotency
+key that the tool is given. Its result enters the log in one group with the note that it is settled:
+after a crash there is either the result or an effect of unknown outcome, never neither.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from perdure.records.json import decode
 from perdure.records.messages import Message, ToolCall, ToolResult
 from perdure.session.internals import grouped
 
-# What an agent's tools were asked for, allowed and used: told as kernel events, for a replay
+# Capability events: what was asked of tools, allowed and used, as kernel events for a replay
+# (docs/replay.md lists them)
 
 
 _KINDS: Final = {"done": "capability_used", "refused": "capability_denied"}

@@ -1,4 +1,4 @@
-"""Which parts of an agent are kept: a part that is off is neither saved nor restored."""
+"""Agent configuration: what an agent consists of, and which of its parts are saved."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ from perdure.memory.storage import MemoryStorage
 from perdure.records.keys import DEFAULT_SESSION
 from perdure.records.messages import Message, ToolCall, ToolResult
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
-
-# Which parts of an agent are kept: a part that is off is neither saved nor restored
 
 
 class Features(msgspec.Struct, frozen=True, kw_only=True):

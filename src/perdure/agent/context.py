@@ -1,4 +1,4 @@
-"""What an agent has become, and everything that its handlers, steps and tools work with."""
+"""The agent's context: its state, and what handlers, bootstrap steps and tools work with."""
 
 from __future__ import annotations
 
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from perdure.memory.working_memory import WorkingMemory
     from perdure.restore.report import RestoreReport
     from perdure.session.session import Session
-
-
-# What an agent has become, and everything that its handlers, steps and tools work with
 
 
 @final

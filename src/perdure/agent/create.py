@@ -1,7 +1,7 @@
-"""Putting an agent together: its session opened and claimed, its parts made around it.
+"""Creating an agent: open and claim its session, and build its parts around it.
 
-The restore itself happens in the agent's bootstrap. What was opened on the way is given back if
-it fails, so a missing agent leaves no trace.
+The restore itself is a bootstrap step. What was opened on the way is closed again if creating the
+agent fails, so a missing agent leaves no trace.
 """
 
 from __future__ import annotations
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
     from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
     from perdure.session.manager import SessionManager
     from perdure.session.session import Session
-
-
-# Putting an agent together: its session opened and claimed, its parts made around it
 
 
 IfExists = Literal["resume", "error", "replace"]
@@ -220,9 +217,6 @@ def _exists(agent_id: str) -> SessionError:
         "'replace' to delete it and begin anew"
     )
     return SessionError(message, agent=agent_id)
-
-
-# ``persistent_session``: the short way to say that an agent is kept, and where
 
 
 # ``Agent.create``: an agent of its arguments, with a store of its own where it has none

@@ -1,4 +1,9 @@
-"""An agent's home folder, archived with its session when it stops, brought back when it starts."""
+"""Named state of an agent: declared config values, states, and files of its home folder.
+
+Config are the few values that persistence.yaml declares; states are JSON under any key; files are
+in the home folder, which is archived with the session when the agent stops and restored when it
+starts. Each is durable when the call that wrote it returns, files when they are archived.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +33,6 @@ if TYPE_CHECKING:
     from perdure.agent.context import AgentContext
     from perdure.config.schema import ConfigKey
     from perdure.session.manager import SessionManager
-
-
-# An agent's home folder, archived with its session when it stops, brought back when it starts
 
 
 log: logging.Logger = logging.getLogger("perdure.agent")

@@ -19,8 +19,6 @@ from perdure.memory.ledger import Effect
 from perdure.records.messages import Message, ToolCall, ToolResult
 from perdure.restore.report import RestoreReport
 
-# What happens in an agent: events for people, and events for the worker itself
-
 
 class UnfinishedMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message that was admitted, and whose turn has not ended."""

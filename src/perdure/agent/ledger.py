@@ -1,8 +1,7 @@
-"""Messages that an agent has admitted, read back.
+"""An agent's ledger: admitted messages, effects and approvals that have begun and not ended.
 
-One whose turn began at once stands in the log once, in its turn: the ledger just has its record's
-number. All others stand in the ledger itself. A number counts as long as its record is in the turn:
-a log that was made of somebody else's state has others.
+Each change is a record of the session, appended synchronously; the caller makes it durable where
+that matters. Without a kept history no message is admitted.
 """
 
 from __future__ import annotations
@@ -36,7 +35,11 @@ from perdure.session.internals import accept, ledger_of, registry_of, store_of
 from perdure.session.session import Session
 from perdure.session.view import SessionView
 
-# Messages that an agent has admitted, read back
+# Reading a whole ledger, with its messages
+#
+# A message whose turn began at once is in the log once, in its turn, and the ledger has only that
+# record's number; all others are in the ledger itself. A number counts only if its record belongs
+# to the turn: a log that was imported from another runtime's state has other numbers.
 
 
 async def whole_ledger(session: Session | SessionView) -> Ledger:
@@ -63,13 +66,6 @@ async def _said(session: Session | SessionView, message: Admitted) -> bytes | No
                     return None
                 payload = payload or record.payload
     return None
-
-
-# An agent's ledger: what it has begun and not ended, kept as records and at hand
-#
-# Each change is a record of the session, appended synchronously as every other; the caller makes
-# it durable where that matters. Without a kept history, messages are not admitted: nothing that is
-# said may leave a trace.
 
 
 E = TypeVar("E")

@@ -32,9 +32,6 @@ from perdure.errors import SessionClosedError, SessionError
 from perdure.session.internals import disclaim, home_of
 from perdure.session.runtime import wrong_loop
 
-# An agent's runtime: the worker, the host task that it runs in, and who listens to it
-
-
 _LATER = ("its tools, hooks and processors", "may post_user_message(), which is answered later")
 
 

@@ -40,9 +40,6 @@ from perdure.memory.ledger import Policy
 from perdure.records.messages import Message, ToolCall, ToolResult
 from perdure.records.values import OnUnstorable
 
-# Tools: plain functions that a model may call
-
-
 KEY: Final = "idempotency_key"
 """The parameter that gets the call's idempotency key."""
 TIMEOUT: Final = "TimeoutError"

@@ -1,4 +1,4 @@
-"""What a save and a restore look at and note in a home folder; it blocks."""
+"""Archives of a session: save the agent's home folder with it, list archives, restore one."""
 
 from __future__ import annotations
 
@@ -50,9 +50,6 @@ from perdure.records.records import STATE, Entry
 from perdure.session.internals import accept, document_of, store_of
 from perdure.session.session import Session
 from perdure.session.view import SessionView
-
-# What a save and a restore look at and note in a home folder; it blocks
-
 
 FILES: Final = "files"
 """The agent's home, in its folder of the file store."""

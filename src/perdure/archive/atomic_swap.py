@@ -1,9 +1,4 @@
-"""What a home's own folder has no more use for: set aside by its name, and removed.
-
-A tree here may be anything that an agent has made: deeper than any stack, with folders that nobody
-may write. What cannot be removed is no reason to refuse a save or a restore: it stays, with a
-warning, for the next one to try again. All of it blocks.
-"""
+"""Replacing a tree atomically: after a kill at any moment the old tree or the new one is there."""
 
 from __future__ import annotations
 
@@ -31,9 +26,6 @@ from perdure.errors import (
 )
 from perdure.records.json import decoder_of, encode
 from perdure.records.keys import SessionKey
-
-# What a home's own folder has no more use for: set aside by its name, and removed
-
 
 log: logging.Logger = logging.getLogger("perdure")
 

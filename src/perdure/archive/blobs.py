@@ -102,9 +102,6 @@ def _take(items: Iterator[T], size_of: Callable[[T], int], most: int) -> list[T]
     return batch
 
 
-# An archive's blobs, in a store: put and read back, or fetched; a few at a time
-
-
 BATCH_BYTES: Final = 4 * 1024 * 1024
 """Bytes of contents in memory at a time."""
 

@@ -133,6 +133,3 @@ def pages_of(entries: Iterable[Entry]) -> Iterator[bytes]:
 def name_of(data: bytes) -> str:
     """Return the name of bytes as a blob."""
     return hashlib.sha256(data).hexdigest()
-
-
-# An archive's blobs, in a store: put and read back, or fetched; a few at a time

@@ -1,8 +1,6 @@
-"""A file that was exported, read with distrust: its manifest first, then just what that lists.
+"""Exported archives: a tar file that other tools read, and reading one that is not trusted.
 
-The first member is the manifest: a line about the archive, then a line an entry. It is judged in
-whole before anything is written. Each member behind it has to be the next one that the
-manifest lists, of its kind and size. Blocks.
+The manifest comes first; only what it lists is extracted.
 """
 
 from __future__ import annotations
@@ -37,9 +35,6 @@ from perdure.errors import ConfigError, CorruptRecordError, UnsupportedVersionEr
 from perdure.records.json import decoder_of, encode
 from perdure.records.keys import SessionKey
 from perdure.store import Store
-
-# A file that was exported, read with distrust: its manifest first, then just what that lists
-
 
 FORMAT: Final = 1
 MANIFEST: Final = f"{CONTROL}/archive.jsonl"

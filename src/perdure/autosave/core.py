@@ -604,13 +604,6 @@ class Core:
         self.registry.stuck.pop(t, None)
 
 
-# How much is unsaved over all sessions, and what follows from it
-#
-# Decisions only. Above ``dirty_soft`` nothing waits for a debounce any more; at ``dirty_hard``, or
-# when a failing session's oldest change is older than ``max_unsaved_age``, the outage policy
-# blocks what would add more.
-
-
 # What a store's answer means, and what an exception means where an answer was due
 
 

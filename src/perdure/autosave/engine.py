@@ -32,9 +32,6 @@ from perdure.records.keys import SessionKey
 from perdure.records.records import Entry
 from perdure.store import Store
 
-# Jobs that need a session for themselves: folds, mostly
-
-
 # Waiting for autosave: for a version to become durable, for a session to settle, for room
 #
 # These are the only places where a caller's own task waits. Being cancelled here, in any way,

@@ -14,8 +14,6 @@ import msgspec
 from perdure._lib.logs import log_failure
 from perdure.records.keys import SessionKey
 
-# What autosave reports: small frozen values, given to ``on_event`` one by one
-
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=str.lower):
     pass

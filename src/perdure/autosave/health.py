@@ -24,9 +24,6 @@ from perdure.autosave.timer import Timer
 from perdure.autosave.tracked import State, Tracked
 from perdure.autosave.writer import Writer
 
-# How autosave stands, for people and for readiness checks; not for liveness checks
-
-
 NAMED: Final = 3
 """Sessions that a reason names."""
 _STUCK: Final = {

@@ -13,9 +13,6 @@ import msgspec
 
 from perdure.errors import ConfigError
 
-# How often to save, and how to stop: the knobs, validated when they are made
-
-
 MIB = 1024 * 1024
 
 

@@ -20,7 +20,11 @@ EASED: Final = 0.5
 
 @final
 class Pressure:
-    """Count unsaved bytes, and compare."""
+    """Unsaved bytes over all sessions, and what follows from them.
+
+    Above ``dirty_soft`` nothing waits for a debounce any more. At ``dirty_hard``, or when a failing
+    session's oldest change is older than ``max_unsaved_age``, the outage policy blocks appends.
+    """
 
     __slots__ = ("_engine", "ceiling", "dirty_bytes", "overdue", "rising", "sealed")
 

@@ -1,9 +1,6 @@
-"""A lazy timer wheel: what is to be looked at again, by slots of time.
+"""When each session is due, and in which order: the timer wheel and the ready queue.
 
-Decisions only. An entry is put into the slot in which its time lies, and comes out when
-that slot *begins*, so never late by rounding. A change that moves a time later costs nothing
-here: whoever added the entry looks again when it comes out, and handles it or adds it anew.
-What is of no interest any more is taken out at once, or the wheel would keep it in memory.
+Decisions only: every method takes ``now``, and nothing waits here.
 """
 
 from __future__ import annotations
@@ -17,7 +14,12 @@ from perdure.autosave.events import Event, GroupOpenTooLong
 from perdure.autosave.options import EngineOptions
 from perdure.autosave.tracked import NEVER, Tracked
 
-# A lazy timer wheel: what is to be looked at again, by slots of time
+# A lazy timer wheel
+#
+# An entry goes into the slot that contains its time, and comes out when that slot *begins*, so
+# rounding never makes it late. Moving a time later costs nothing: the owner of the entry checks it
+# when it comes out, and handles it or adds it again. An entry that no longer matters is removed at
+# once, so that the wheel does not keep it in memory.
 
 
 T = TypeVar("T")

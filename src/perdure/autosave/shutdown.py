@@ -24,9 +24,6 @@ from perdure.autosave.writer import Writer
 from perdure.errors import UnsavedChangesError
 from perdure.records.keys import SessionKey
 
-# The end of autosave, in one honest account
-
-
 log: logging.Logger = logging.getLogger("perdure.autosave")
 
 SHOWN = 5

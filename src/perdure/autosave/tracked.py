@@ -22,9 +22,6 @@ from perdure.errors import AcknowledgedRecordsLostError
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry, Record
 
-# What autosave knows of one session
-
-
 OVERHEAD: Final = 64
 """Bytes that a record counts beyond its payload."""
 
@@ -378,6 +375,3 @@ class Tracked(_Hot):
         waiters.discard(number)
         if not waiters and self.waiters is waiters:
             self.waiters = None
-
-
-# The registers of autosave: which sessions there are, and which of them are how

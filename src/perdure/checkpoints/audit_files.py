@@ -33,9 +33,6 @@ from perdure.records.checkpoints import (
 )
 from perdure.records.json import check_depth, decoder_of
 
-# The pair of files that a replay needs: ``events.jsonl`` and ``checkpoints.jsonl``
-
-
 T = TypeVar("T")
 
 EVENTS_FILE: Final = "events.jsonl"
@@ -376,6 +373,3 @@ class _Snapshots:
                 self._run.problem(f"{CHECKPOINTS_FILE}: {what}", self._kept[which].line)
             else:
                 self._run.unverified += 1
-
-
-# A session's events and checkpoints into a pair of files, and out of one

@@ -36,9 +36,6 @@ from perdure.records.records import (
     Record,
 )
 
-# The chain of a session's checkpoints: each link is sealed to the one before it
-
-
 CHAIN_KINDS = frozenset({CHECKPOINT, CHECKPOINTS_PRUNED})
 """Kinds of the records that are links."""
 

@@ -30,8 +30,6 @@ from perdure.records.checkpoints import (
 from perdure.records.json import decode, encode
 from perdure.records.records import CHECKPOINT, CHECKPOINTS_PRUNED, EVENT, Entry
 
-# Checkpoints to look at: which there are, what they hold, whether anything was changed
-
 
 class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint with a copy of its state."""

@@ -21,9 +21,6 @@ from perdure.session.point_in_time import base_documents
 from perdure.session.rebuild import WholeLog, differences
 from perdure.store import Document, Documents, LeaseState, Store
 
-# What a look at a session finds: values only
-
-
 # Whether a session is sound: its log, and what was folded from it
 #
 # Reads only, without a lease, also beside a writer: the documents are read first and compared with

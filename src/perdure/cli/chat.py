@@ -40,9 +40,6 @@ from perdure.cli.questions import HINT, LEAVE, Questions, as_json, as_text, show
 from perdure.errors import ConfigError
 from perdure.records.messages import Message
 
-# Lines of standard input, for a command that must be able to end while it waits for one
-
-
 # A conversation on a terminal: a turn a line, told as it comes; Ctrl-C interrupts a turn first
 
 

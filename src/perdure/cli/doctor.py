@@ -31,9 +31,6 @@ from perdure.session.session import Session
 from perdure.store import Store
 from perdure.stores.file import FileStore
 
-# What the doctor says of what it saw: values in, one diagnosis out, no look at anything
-
-
 FULL = 64 * MIB
 """A disk with less room than this is about to refuse writes."""
 SCARCE = 1024 * MIB

@@ -21,9 +21,6 @@ from rich.text import Text
 from perdure._lib.display import visible, visible_json
 from perdure.records.keys import DEFAULT_SESSION, SessionKey
 
-# What commands print: JSON for programs, tables and text for people
-
-
 KIB = 1024
 WIDE = 10_000
 

@@ -21,8 +21,6 @@ from perdure.store import BlobSweep, Store
 from perdure.transfer import receipts
 from perdure.transfer.read import names_of
 
-# Blobs that nothing reaches: counted by every whole check, removed when told to
-
 
 class Garbage(msgspec.Struct, kw_only=True):
     """What of a tenant's blobs nothing reaches."""
@@ -148,6 +146,3 @@ def print_integrity(
         "take the sound ones over into a new store, by `perdure export ID --layout bundle --out "
         "FILE` and `perdure import FILE`"
     )
-
-
-# What kills and damage have left in a file store. Reads only

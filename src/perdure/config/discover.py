@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from perdure.stores.wrapped.keys import MasterKeys
 
 
-# The files beside an agent's code: persistence.yaml and agent.yaml, found and read
-
-
 FILE: Final = "persistence.yaml"
 AGENT_FILE: Final = "agent.yaml"
 

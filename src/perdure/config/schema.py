@@ -22,9 +22,6 @@ from perdure.errors import ConfigError, TemplateError
 from perdure.records.redaction import redact
 from perdure.session.retention import Retention
 
-# The sections of persistence.yaml beside ``config``: what fits, and what it becomes
-
-
 T = TypeVar("T")
 U = TypeVar("U")
 

@@ -15,9 +15,6 @@ from perdure.config.schema import ConfigKey
 from perdure.errors import CorruptRecordError, UnsupportedVersionError
 from perdure.records.json import decode
 
-# Which values an agent's config has, from what is declared and what is saved
-
-
 DOCUMENT: Final = "_persistence"
 """The state, and the file, that holds the values; no other state may have this name."""
 FORMAT: Final = 1
@@ -161,6 +158,3 @@ def plan(
             name for name in config if name in saved.orphans and name not in saved.values
         ),
     )
-
-
-# Templates of initial values: text with ``{{ variables }}`` of four names, and no engine

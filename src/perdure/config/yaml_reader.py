@@ -15,8 +15,6 @@ import msgspec
 
 from perdure.errors import ConfigError, MissingExtraError
 
-# What a YAML file says, as nodes that know where they stand, and what is wrong with it
-
 
 class YamlNode(msgspec.Struct, frozen=True):
     """A value, and where it begins."""

@@ -15,9 +15,6 @@ from perdure.formats.lossless import Fields, compact, fields_of, read_open
 from perdure.formats.state import FullAgentState, SerializedMemoryState
 from perdure.records.json import decode, encode
 
-# From one version of a format to the next, step by step, until it is the present one
-
-
 PERSISTENCE_FORMAT_VERSION: Final = 1
 """The version that this release writes."""
 

@@ -14,9 +14,6 @@ import msgspec
 
 from perdure.formats.lossless import write_open
 
-# An agent's whole state as values: the shape of ``session.json`` and ``memory.json``
-
-
 Raws = dict[str, msgspec.Raw]
 
 

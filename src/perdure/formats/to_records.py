@@ -39,9 +39,6 @@ from perdure.records.records import (
 )
 from perdure.records.redaction import redact
 
-# A whole state to the records of a new log, so that folding them gives the state again. Pure
-
-
 _FORMATS: Final = MESSAGE_KINDS | {
     *(CONTEXT, EPOCH, FOREIGN, MEMORY_DROP, MEMORY_SET, META, RETRACT, TURN),
 }

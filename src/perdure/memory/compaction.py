@@ -20,9 +20,6 @@ from perdure.memory.facts import Fact, FactLimits, distilled, salience_of
 from perdure.memory.items import EpisodicItem, SemanticItem
 from perdure.records.messages import MADE_UP, Message
 
-# Compaction: turning old turns into long-term memory
-
-
 KIB = 1024
 MEMORY_SHARE: Final = 0.3
 """How much of the budget the memories in a context take, at most."""

@@ -21,9 +21,6 @@ from perdure.records.json import decode, decoder_of
 from perdure.records.messages import Message
 from perdure.records.records import CONTEXT, MESSAGE_KINDS, RETRACT, TOOL_RESULT
 
-# The working context: the messages that the model will see next
-
-
 CONTEXT_KINDS = MESSAGE_KINDS | {CONTEXT, RETRACT}
 """Kinds that change a working context; of all others it only notes how far it is."""
 

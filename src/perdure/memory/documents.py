@@ -1,8 +1,4 @@
-"""A session's logical clock, as its records tell it. Pure.
-
-It is one number, and goes up by one with each kernel event, each checkpoint and each pruning of
-checkpoints. The records hold its times, so it goes on where it was after any restore.
-"""
+"""The documents that a log folds to, and the payloads of the records that change them."""
 
 from __future__ import annotations
 
@@ -35,9 +31,6 @@ from perdure.records.records import (
     TURN,
     Record,
 )
-
-# A session's logical clock, as its records tell it. Pure
-
 
 TIMED_KINDS = frozenset({EVENT, CHECKPOINT, CHECKPOINTS_PRUNED})
 """Kinds whose records have a time on the clock."""

@@ -1,10 +1,4 @@
-"""Facts: what is distilled of turns, what counts as noise, and what is known already.
-
-Five categories, the weightiest first; a fact's salience is its category's. The same facts
-always give the same selection.
-
-Pure.
-"""
+"""Summarizers: what a compaction makes of old turns."""
 
 from __future__ import annotations
 
@@ -14,9 +8,6 @@ from typing import Final, final
 
 from perdure.memory.compaction import Summary, TurnTrace
 from perdure.memory.facts import Fact
-
-# Facts: what is distilled of turns, what counts as noise, and what is known already
-
 
 # Summaries without a model: quotes, and users' sentences that tell something
 #

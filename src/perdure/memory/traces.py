@@ -22,9 +22,6 @@ from perdure.records.messages import Message
 from perdure.records.records import CONTEXT, MESSAGE_KINDS, RETRACT, TURN, Record
 from perdure.store import Store
 
-# Raw traces: the log's messages, turn by turn
-
-
 BEGIN: Final = "begin"
 """The reason of a context that begins a new conversation: what is older is set aside."""
 

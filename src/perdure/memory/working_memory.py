@@ -41,9 +41,6 @@ from perdure.records.types import Registry
 from perdure.records.values import decode_value, encode_value
 from perdure.store import Store
 
-# Room in the working memory: what goes when a new value does not fit
-
-
 # Large values of the working memory: each read by itself, when it is first touched
 #
 # From its blob; if that is lost or damaged, or the store keeps none, from the record of the log

@@ -60,9 +60,6 @@ from perdure.providers.target import ContextTarget, RenderedContext
 from perdure.providers.tool_pairs import Exchange
 from perdure.records.messages import Extra, Message, ToolCall, ToolResult
 
-# Calls of Anthropic's own tools, and their results: the model's turn holds both
-
-
 Block = dict[str, Any]
 _CALLS: Final = frozenset({"server_tool_use", "mcp_tool_use"})
 

@@ -14,9 +14,6 @@ import msgspec
 from perdure.records.json import MAX_VALUE_DEPTH, is_deeper
 from perdure.records.messages import Message, ToolCall, ToolResult
 
-# What has to fit a provider's limits: names, ids, arguments, results as text
-
-
 _IN_NAMES: Final = frozenset(string.ascii_letters + string.digits + "_-")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 MAX_NAME: Final = 64

@@ -18,9 +18,6 @@ import msgspec
 from perdure.records.json import decoder_of
 from perdure.records.messages import MESSAGE_FIELDS, Extra, Message, ToolCall
 
-# Who issued a message, and what nobody but the issuer understands: the stamp
-
-
 STAMP: Final = "perdure_issued"
 """The field of a message that holds the stamp."""
 _MARKS: Final = frozenset({"interrupted", "redacted"})

@@ -19,9 +19,6 @@ from perdure.providers.issued import STAMP, marks, stamp_of
 from perdure.providers.target import ContextTarget
 from perdure.records.messages import Extra, Message
 
-# The parts of a message's content, whichever provider's shape they have
-
-
 Kind = Literal["image", "audio", "video", "document"]
 
 IMAGES: Final = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})

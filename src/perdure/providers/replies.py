@@ -12,9 +12,6 @@ from perdure.providers.context_fit import clean, read_json
 from perdure.providers.issued import Issuer, stamp_of, stamped
 from perdure.records.messages import Extra, Message
 
-# What all ways in have in common: the reply as a dict, and its calls' arguments
-
-
 _CALLS: Final = {
     "system": "session.append(Message.system(text))",
     "developer": "session.append(Message.system(text))",

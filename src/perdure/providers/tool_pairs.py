@@ -16,9 +16,6 @@ import msgspec
 from perdure.providers.replies import joined
 from perdure.records.messages import MADE_UP, Message, ToolCall
 
-# Calls and their results, paired: what every provider wants, whatever the log holds
-
-
 Dangling = Literal["interrupted", "drop", "keep"]
 """What becomes of a tool call without a result: closed as interrupted, left out, or kept."""
 

@@ -12,9 +12,6 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec import UNSET, UnsetType
 
-# Checkpoints: labelled points of a session, each sealed to the one before it
-
-
 CHECKPOINTS = "checkpoints.jsonl"
 """The document with the chain of checkpoints: a line for each link."""
 

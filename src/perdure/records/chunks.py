@@ -1,13 +1,4 @@
-"""Where to cut bytes into chunks: at places that their content decides.
-
-A rolling hash of the last bytes decides (Gear, as in FastCDC, with cut-point skipping), so bytes
-that were inserted change the chunks around them, and all others stay as they were. The same bytes
-are always cut the same way.
-
-A cut depends on the chunk's own bytes and on nothing else. So whoever knows an earlier version's
-chunks finds those that are still there by their hashes, at the speed of SHA-256, and the
-rolling hash has only what has changed to look at. Pure.
-"""
+"""Content-defined cuts: bytes into chunks for blobs, and runs of records into history segments."""
 
 from __future__ import annotations
 
@@ -20,9 +11,6 @@ import msgspec
 
 from perdure.records.json import decode, encode
 from perdure.records.records import Record
-
-# Where to cut bytes into chunks: at places that their content decides
-
 
 SMALLEST: Final = 2048
 LARGEST: Final = 16 * 1024

@@ -1,14 +1,6 @@
-"""How deep and how large stored JSON may be: checked on bytes, before anything decodes them.
+"""JSON of the store: encode and decode stored bytes with limits, and only perdure's errors.
 
-A decoder that recurses can overflow the stack of its thread and take the process down, so
-the depth is measured first, by a linear scan that never recurses. Input of any shape is
-answered: what is not JSON at all passes here and is refused by the decoder.
-
-Three depths nest, so that what was accepted stays readable in whatever wraps it: a value
-(a tool's arguments, a state) sits in a record's payload, a payload sits in a line of the log
-or in a document.
-
-Pure.
+Depth and size are checked on the bytes, before anything is decoded.
 """
 
 from __future__ import annotations
@@ -24,9 +16,6 @@ from typing import Any, TypeVar, overload
 import msgspec
 
 from perdure.errors import CorruptRecordError, FormatError, NotStorableError, TooLargeError
-
-# How deep and how large stored JSON may be: checked on bytes, before anything decodes them
-
 
 MAX_DEPTH = 200
 """The most levels of anything stored: a line of the log, a document."""

@@ -1,18 +1,10 @@
-"""Where a session's history begins, if its own log is not all of it.
-
-A fork's log goes on behind a record of its parent's; a copy's behind records that it keeps
-as blobs; a pruned session's behind what was removed. Each says so in a `Origin`, the
-payload of a record of the kind ``base``. The records before it keep the numbers that they had:
-the log's own first record counts as ``at + 1``.
-"""
+"""The manifest of folded documents, and the origin of a log that has a history before it."""
 
 from __future__ import annotations
 
 import msgspec
 
 from perdure.records.keys import SessionKey
-
-# Where a session's history begins, if its own log is not all of it
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,19 +1,4 @@
-"""Messages as records: the stored shape, which is the one that others can read.
-
-    {"role", "content"?, "reasoning_content"?, "tool_payload"?, "image_urls"?, "audio_urls"?,
-     "video_urls"?, "created_at"?, and every field of ``extra`` at the top level}
-
-    tool_payload   {"tool_calls": [{"id", "name", "arguments", "arguments_types"?, …extra}],
-                    …payload_extra}
-               or  {"tool_call_id", "tool_name", "tool_result", "tool_error",
-                    "tool_result_types"?, …extra}
-
-``…_types`` is the table of `perdure.records.values`. A field that is not known here keeps its
-exact bytes. ``decode_message(encode_message(message).payload) == message``, or encoding
-raises: at once, naming path, type and cure.
-
-Pure.
-"""
+"""Messages as records: their stored JSON, and records that the application encoded itself."""
 
 from __future__ import annotations
 
@@ -44,9 +29,6 @@ from perdure.records.messages import (
 )
 from perdure.records.records import MESSAGE, MESSAGE_KINDS, TOOL_CALL, TOOL_RESULT, Entry
 from perdure.records.values import NO_TYPES, OnUnstorable, Tags, Types, lift, lower
-
-# Messages as records: the stored shape, which is the one that others can read
-
 
 Wire = dict[str, Any]
 

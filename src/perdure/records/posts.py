@@ -1,4 +1,4 @@
-"""Posts that wait in a session's inbox, and dead letters as stores keep them."""
+"""Inbox items and dead letters, as values and as stored bytes."""
 
 from __future__ import annotations
 

@@ -12,8 +12,6 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
 from perdure.records.records import Entry, Record
 
-# What a store is given, and what it answers: the values of the port in `perdure.store`
-
 
 class Status(enum.Enum):
     """How one session's part of an ``append_many`` ended."""

@@ -1,12 +1,4 @@
-"""How instances of a class come apart into data, and together again.
-
-Dataclasses and msgspec Structs field by field, through msgspec's conversion by annotation;
-enums by their value, or by their name where the value is neither text nor an integer;
-pydantic models (known by their methods: pydantic is not imported) by their own JSON. The data
-may hold whatever `perdure.records.values` can store.
-
-Pure.
-"""
+"""The type registry: an application's own types, their stable tags, versions and adapters."""
 
 from __future__ import annotations
 
@@ -28,8 +20,6 @@ from perdure.errors import (
 from perdure.records import json
 from perdure.records.records import Entry
 from perdure.records.values import UNKNOWN, OpaqueValue, Tags, label_of, lift, lower, parse_label
-
-# How instances of a class come apart into data, and together again
 
 
 class TypeAdapter(NamedTuple):

@@ -26,9 +26,6 @@ from perdure.restore.repair import Repair, repair
 from perdure.restore.report import RestoreStep, Source
 from perdure.restore.serializer import WorkingContextSnapshotSerializer
 
-# What a provider would reject in a working context, and how it is mended for good
-
-
 # The strategy of a restore: the cache if it is valid, else a rebuild; then what must be mended
 #
 # The session brought its working context back when it was opened: the snapshot, and the log behind

@@ -47,9 +47,6 @@ from perdure.restore.report import RestoreReport, RestoreStep, Source, lost_step
 from perdure.restore.validity import judged, snapshot_of
 from perdure.store import Documents, Store
 
-# From stored bytes to a session again: the ladder
-
-
 KEPT_FOR_LATER = (
     frozenset({CHECKPOINT, CHECKPOINTS_PRUNED, ITEM, MEMORY_SET, MEMORY_DROP, STATE, META})
     | LEDGER_KINDS

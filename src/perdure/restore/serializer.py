@@ -23,8 +23,6 @@ from perdure.records.message_format import decode_message, encode_message
 from perdure.records.values import NO_TYPES, Types
 from perdure.restore.snapshot_store import JSON
 
-# The working context's snapshot as plain JSON values, and back
-
 
 @final
 class WorkingContextSnapshotSerializer:
@@ -99,6 +97,3 @@ _OWN = frozenset({"messages", "epoch_id", "last_compaction_ts"})
 
 def _field(payload: Any, name: str) -> Any:
     return payload.get(name) if isinstance(payload, dict) else None
-
-
-# The working context's snapshot as a document of the store: where it is, not what it means

@@ -57,9 +57,6 @@ if TYPE_CHECKING:
     pass
 
 
-# What a session holds, for whoever reads it: the context, and what loads when it is awaited
-
-
 MOST_FOLDS = 100
 """How many folds a read may meet in a row."""
 

@@ -1,8 +1,8 @@
-"""Removing sessions: deleting one, and forgetting everything that is known of some.
+"""Deleting sessions, and forgetting everything that is stored about some.
 
-Whoever deletes a session first says so in its log, then looks for its forks, and gives each the
-history that it reaches, to keep by itself. Only then the session goes. Forgetting goes
-further: blobs that nothing else reaches, spill files, what a backend keeps of removed data.
+A deletion is announced in the session's log first; then its forks are found, and each gets its own
+copy of the history that it refers to; only then the session is removed. Forgetting also removes
+blobs that nothing else refers to, spill files, and what a backend keeps of removed data.
 """
 
 from __future__ import annotations
@@ -29,9 +29,6 @@ from perdure.store import Store
 
 if TYPE_CHECKING:
     pass
-
-
-# Removing sessions: deleting one, and forgetting everything that is known of some
 
 
 _SAVING = 5
@@ -387,6 +384,3 @@ def _history(parent: SessionKey, heir: SessionKey) -> RetainedItem:
 def _blob(name: str, by: SessionKey, how: str, sums: dict[SessionKey, _Sum]) -> RetainedItem:
     of = next((key for key, total in sums.items() if name in total.names), min(sums))
     return RetainedItem("blob", f"{by} {how}: {name}", of, by)
-
-
-# Which sessions are meant: by agent, owner or tag, as they are now and not as of their fold

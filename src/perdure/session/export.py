@@ -1,4 +1,4 @@
-"""A session's raw traces and long-term memory as the files that other runtimes know."""
+"""Exporting and importing a session's state: whole states, trace files, events and checkpoints."""
 
 from __future__ import annotations
 
@@ -65,9 +65,6 @@ if TYPE_CHECKING:
     from perdure.session.session import Session
     from perdure.session.view import SessionView
     from perdure.store import Store
-
-
-# A session's raw traces and long-term memory as the files that other runtimes know
 
 
 EPISODES, FACTS = 3, 20
@@ -333,6 +330,3 @@ async def import_pair(session: Session, folder: Path) -> AuditPair:
 
     """
     return await take_pair(journal_of(session), folder)
-
-
-# What a session was, as plain JSON: for people, for comparisons, for exports

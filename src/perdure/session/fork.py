@@ -46,9 +46,6 @@ if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked
 
 
-# Forks, copies and renames: sessions that begin with another one's history
-
-
 class Fork(msgspec.Struct, frozen=True):
     """A session that begins with another one's history."""
 
@@ -298,6 +295,3 @@ def exists(key: SessionKey) -> SessionError:
     """Return the error for an id that is taken."""
     message = f"session {key} exists: choose another id, or delete it first"
     return SessionError(message, key=str(key))
-
-
-# Renaming: a copy that remembers the old name, then the end of the old one

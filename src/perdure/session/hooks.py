@@ -1,4 +1,4 @@
-"""What a manager reports of its sessions, beside the autosave engine's own events."""
+"""Hooks of a manager: events by name, delivered to plain or async functions."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from perdure._lib.signals import exit_in
 from perdure._lib.tasks import was_cancelled
 from perdure.errors import ConfigError
 from perdure.restore.report import RestoreReport
-
-# What a manager reports of its sessions, beside the autosave engine's own events
 
 
 class SessionOpened(msgspec.Struct, frozen=True):

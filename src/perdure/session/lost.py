@@ -1,8 +1,7 @@
-"""Whether a store still has what it acknowledged: it may have gone back to an earlier state.
+"""Lost sessions: what can still be done about records that were unsaved when a lease was lost.
 
-A server that came back without its newest data (a failover to a standby that lagged behind, data
-in memory only, an older backup) refuses an append as it would after a takeover, or as if the
-batch did not fit. The log tells which it is.
+The records stay in memory until the application decides about them, even if nothing refers to the
+`Session` any more; `health` and the shutdown report name the session until then.
 """
 
 from __future__ import annotations
@@ -28,15 +27,6 @@ if TYPE_CHECKING:
     from perdure.session.fork import Fork
     from perdure.session.lifecycle import SessionLifecycle
     from perdure.session.runtime import Runtime
-
-
-# Whether a store still has what it acknowledged: it may have gone back to an earlier state
-
-
-# Sessions that were lost with records unsaved: what can still be done about them
-#
-# The records stay in memory until somebody decides what becomes of them, also when nobody has the
-# `Session` any more; `health` and the shutdown report name the session until then.
 
 
 _MOVABLE = frozenset({ITEM, MEMORY_DROP, MEMORY_SET, META, STATE})

@@ -1,4 +1,4 @@
-"""What a user can set when connecting: the option groups, in one place."""
+"""Options of a manager: limits, the checks of option objects, and which stores hold sessions."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from perdure.errors import ConfigError
 from perdure.lease import LeaseOptions
 from perdure.records.keys import BACKUP_JOURNAL, SessionKey, keyring_of
 from perdure.store import Store
-
-# What a user can set when connecting: the option groups, in one place
-
 
 KIB = 1024
 MIB = 1024 * KIB

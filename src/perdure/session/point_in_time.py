@@ -1,4 +1,4 @@
-"""A session's documents as of an earlier record: folded from what there was up to there."""
+"""A session as of an earlier record: its documents, also from a log that was pruned."""
 
 from __future__ import annotations
 
@@ -24,12 +24,6 @@ from perdure.restore.validity import snapshot_of
 from perdure.session.fold import FoldInput, manifest_of
 from perdure.session.options import Limits
 from perdure.store import Document, Documents, Store
-
-# A session's documents as of an earlier record: folded from what there was up to there
-
-
-# A session's documents as of an earlier record: folded from what there was up to there
-
 
 PART: Final = 8 * 1024 * 1024
 """Bytes of the log that are folded at a time: its length may be any."""

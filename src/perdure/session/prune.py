@@ -1,9 +1,9 @@
-"""Pruning: history that a retention lets go is removed, below a record that says so.
+"""Pruning: remove history that a retention no longer keeps, below a record that says so.
 
 First the documents as of the cut are kept as blobs, then a ``base`` record names them, then the
-session is folded, and only then the store removes records. So a kill at any step leaves a
-session that opens as before, and pruning again ends what was begun. Forks of the session get
-the history that they reach before, to keep by themselves.
+session is folded, and only then the store removes records. So a kill at any step leaves a session
+that opens as before, and pruning again completes it. Forks of the session first get their own copy
+of the history that they refer to.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Rebuilding: all documents of a session made anew, from nothing but its log.
+"""Rebuilding documents from the log, and finding those that differ from it.
 
-What a fold writes is a function of the log's records alone. So whatever became of the
-documents, folding the whole log gives them back, and comparing them with such a fold
-tells whether they are true. Never changes the log.
+What a fold writes is a function of the log's records alone: folding the whole log again gives every
+document back, and comparing them shows which ones are wrong. The log never changes.
 """
 
 from __future__ import annotations
@@ -38,9 +37,6 @@ from perdure.store import Document, Documents, Store
 if TYPE_CHECKING:
     from perdure.session.base import SessionBase
     from perdure.session.exclusive import ExclusiveAccess
-
-
-# Rebuilding: all documents of a session made anew, from nothing but its log
 
 
 def fold_afresh(

@@ -1,8 +1,6 @@
-"""The session: what users append to, and what saves itself.
+"""The session that users hold: append, save, turns, history, memory, state and checkpoints.
 
-An append touches as little as it can, because with very many sessions fetching a session's
-memory is most of what it costs. What was appended reaches the contents when somebody looks at
-them, or while the store is busy with it; never later than that, since it leaves memory then.
+A session belongs to the event loop that opened it, and is written by one process at a time.
 """
 
 from __future__ import annotations

@@ -21,9 +21,6 @@ from perdure.session.base import SessionBase
 from perdure.session.lifecycle import SessionLifecycle
 from perdure.session.runtime import Runtime
 
-# Stopping a manager: drain, seal, flush, fold, release, report. Always within a deadline
-
-
 log: logging.Logger = logging.getLogger("perdure")
 
 SPILLERS: Final = 8
@@ -302,6 +299,3 @@ def _is_refused(tracked: Tracked) -> bool:
 
 def _keys(ones: tuple[Unsaved, ...]) -> list[SessionKey]:
     return [entry.key for entry in ones]
-
-
-# The end of a manager as a killed process has it: for tests of what comes after

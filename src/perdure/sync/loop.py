@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
 
-# A loop in a thread of its own, and how other threads ask it for something
-
-
 T = TypeVar("T")
 
 

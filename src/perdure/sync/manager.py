@@ -605,6 +605,3 @@ class SessionManager:
                 id, dry_run=dry_run, session=session, tenant=tenant, on_held=on_held, wait=wait
             )
         )
-
-
-# How sessions begin with others and how they end, in blocking style

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from perdure.sync.manager import SessionManager
 
 
-# The end of a process that did not close its managers: what they accepted is saved all the same
-
-
 log: logging.Logger = logging.getLogger("perdure")
 
 _open: set[SessionManager] = set()

@@ -1,7 +1,7 @@
-"""Sessions, views of them, and their memory in blocking style.
+"""Sessions, views, memory and named states in blocking style.
 
-Any thread may use them. Numbers are read as they stand; everything else is done in the
-manager's own thread, one thing at a time.
+Any thread may use them. Plain values are read as they are; everything else is done in the manager's
+own thread, one call at a time.
 """
 
 from __future__ import annotations
@@ -159,15 +159,6 @@ class TypedState(Generic[T]):
     def drop(self) -> int:
         """Forget it (no error if it is not there), and return the session's version."""
         return self._loop.do(self._inner.drop)
-
-
-# Sessions and views of them in blocking style
-
-
-# How sessions come back, seen from outside, in blocking style
-
-
-# What a model is shown of a session, in blocking style
 
 
 # What a model is shown of a session, in blocking style

@@ -39,9 +39,6 @@ from perdure.store import (
     Store,
 )
 
-# A store around a store that fails where a test wants it to
-
-
 T = TypeVar("T")
 
 How = Literal[

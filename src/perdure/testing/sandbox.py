@@ -1,4 +1,4 @@
-"""Assertions about what is saved, with the facts in their messages."""
+"""A sandbox for tests: a store that can fail, a process that can crash, and a clock that waits."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from perdure.session.session import Session
 from perdure.store import Store
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import Faults, SwitchedStore
-
-# Assertions about what is saved, with the facts in their messages
 
 
 def assert_saved(*sessions: Session) -> None:

@@ -19,9 +19,6 @@ from perdure.records.records import MESSAGE, Entry
 from perdure.store import Batch, HeldLease, Outcome, Status, Store
 from perdure.tuning.advice import LoadLevel, StoreMeasurement
 
-# What a store has shown, as values. Pure
-
-
 # What a store can take: sessions of a tenant of their own, saved together, and removed again
 
 

@@ -16,9 +16,6 @@ import msgspec
 from perdure.records.json import decoder_of
 from perdure.records.records import EPOCH, TURN, Record
 
-# When changes came: what a setting is tried on
-
-
 QUIET: Final = 60.0
 """Seconds without a change after which a session is not active any more."""
 
@@ -100,9 +97,3 @@ def _active(changes: Sequence[WorkloadChange]) -> tuple[WorkloadChange, ...]:
         at += min(later.at - earlier.at, QUIET)
         active.append(later._replace(at=at))
     return tuple(active)
-
-
-# A workload for those who have none yet: agents in conversation, with tools
-
-
-# The workload that a store has seen: read from its logs, times and sizes only

@@ -1,9 +1,4 @@
-"""How providers say that a request is longer than the model's window, and what they tell of it.
-
-OpenAI and most servers that speak its protocol have a code, or name the maximum context length;
-Anthropic says that the prompt is too long, Gemini that a count exceeds the maximum, llama.cpp has a
-type of error. Some tell how many tokens it was and may be, some only that it was too many.
-"""
+"""Errors of model providers, as perdure's errors; never with a key in them."""
 
 from __future__ import annotations
 
@@ -16,7 +11,12 @@ import msgspec
 
 from perdure.errors import ContextOverflowError, ModelError, ModelUnavailableError
 
-# How providers say that a request is longer than the model's window, and what they tell of it
+# How providers report that a request exceeds the model's context window
+#
+# OpenAI and most servers that speak its protocol have a code, or name the maximum context length;
+# Anthropic says that the prompt is too long, Gemini that a count exceeds the maximum, llama.cpp has
+# a type of error. Some report how many tokens there were and may be, some only that there were too
+# many.
 
 
 _SAYS_SO: Final = re.compile(

@@ -17,9 +17,6 @@ from typing import Any, Final, Self, TextIO, final
 
 import anyio
 
-# One connection to an MCP server, from its start to its end, in a task of its own
-
-
 Transport = Callable[[], AbstractAsyncContextManager[tuple[Any, Any]]]
 """Makes what yields a stream to read from and one to write to."""
 

@@ -21,9 +21,6 @@ from perdure.records.messages import Message
 from perdure.records.records import MESSAGE_KINDS
 from perdure.store import Batch, Outcome, Store
 
-# The proof: is every acknowledged turn in the log, once, with the very messages acknowledged?
-
-
 ALL = 1_000_000
 
 

@@ -38,9 +38,6 @@ from perdure.cli.demo.wire import (
 from perdure.records.messages import Message
 from perdure.store import SessionInfo
 
-# The demo's agents: what their scripted model says, and the tools that it calls
-
-
 DELAY = 0.004
 """Seconds before each piece of an answer: enough that answers of all agents interleave."""
 PIECE = 160

@@ -23,8 +23,6 @@ from perdure.testing.conformance._kit import (
     take,
 )
 
-# The log: append, idempotence, fencing, head, and reading a part of it
-
 
 class LogConformance(Suite):
     """What is appended is there, once, in order, whole, or refused with a reason."""
