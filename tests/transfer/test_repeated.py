@@ -101,7 +101,7 @@ async def test_a_fork_does_not_come_before_what_it_goes_on_behind(folded: bool) 
     target.held = P
     first = await migrate(source, target)
     assert set(first.failed) == {"p", "c"}
-    assert "bring that session first" in first.failed["c"]
+    assert "import that session first" in first.failed["c"]
     target.held = None
     second = await migrate(source, target)
     assert (second.failed, second.copied) == ({}, 2)
@@ -113,7 +113,7 @@ async def test_a_bundle_of_a_fork_does_not_come_alone(tmp_path: Path) -> None:
     await forked(source)
     await opened(source, target)
     await write_bundle(source, SessionKey("c"), tmp_path / "c")
-    with pytest.raises(StoreError, match="goes on behind record 2 of p"):
+    with pytest.raises(StoreError, match="is a fork at record 2 of p"):
         await read_bundle(target, tmp_path / "c")
     assert await target.sessions() == []
     await write_bundle(source, P, tmp_path / "p")

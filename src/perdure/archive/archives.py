@@ -1,4 +1,7 @@
-"""Archives of a session: save the agent's home folder with it, list archives, restore one."""
+"""Archives of an agent's home folder: save, list, restore and verify them with a session.
+
+The functions that take a `Folder` block; `Archives` calls them in a thread.
+"""
 
 from __future__ import annotations
 
@@ -52,17 +55,17 @@ from perdure.session.session import Session
 from perdure.session.view import SessionView
 
 FILES: Final = "files"
-"""The agent's home, in its folder of the file store."""
+"""Name of the agent's home in its folder of the file store."""
 
 
 def files_of(session: Session | SessionView) -> str | None:
-    """Return the folder of an agent for its files, None where the store has none for it."""
+    """Return an agent's folder for files; None if the store has no folders for agents."""
     find = getattr(store_of(session), "folder_of", None)
     return None if find is None else str(Path(find(session.key)) / FILES)
 
 
 def note_saved(control: Folder, marker: ArchiveMarker) -> None:
-    """Note which archive the home is; what the last restore replaced is not needed any more."""
+    """Record which archive the home equals, and remove what the last restore replaced."""
     mark(control, marker)
     drop_replaced(control)
 
@@ -70,17 +73,17 @@ def note_saved(control: Folder, marker: ArchiveMarker) -> None:
 def why_kept(
     home: Folder, control: Folder, key: SessionKey, latest: Archive, selection: Selection
 ) -> str:
-    """Say why a home goes on as it is at a start; empty if the newest archive is to come back."""
+    """Return why a home stays as it is at a start; empty if the newest archive must be restored."""
     marker = marker_of(control)
     if marker is not None and marker.is_of(key):
         if marker.key != key:
             return "another session of the agent has used it since"
-        return "it goes on from this archive" if marker.goes_on_from(latest.id) else ""
+        return "it continues from this archive" if marker.goes_on_from(latest.id) else ""
     return "it has files that were never archived" if occupied_by(home, selection) else ""
 
 
 def note_saving(control: Folder, key: SessionKey, archive: str) -> None:
-    """Note which archive is being made of a home: after a kill it goes on, listed or not."""
+    """Record which archive is being saved, so that after a crash the home counts as newer."""
     marker = marker_of(control)
     if marker is not None and marker.is_of(key):
         also = (*marker.newer_than, archive)
@@ -94,10 +97,10 @@ def require_known(
     force: bool,  # noqa: FBT001  # called in a thread
     plan: ExtractPlan,
 ) -> None:
-    """Refuse to replace files that nobody has saved.
+    """Refuse to replace files that were never archived.
 
     Raises:
-        SessionError: The home has some, and ``force`` is False.
+        SessionError: The home has such files, and *force* is False.
 
     """
     marker = marker_of(control)
@@ -113,10 +116,10 @@ def require_known(
 
 
 def require_named(path: Path, plan: ExtractPlan, selection: Selection) -> None:
-    """Refuse hidden folders of a file from elsewhere that nobody here has asked for.
+    """Refuse hidden folders of an archive file that ``persist_paths`` do not name.
 
     Raises:
-        ConfigError: It brings some.
+        ConfigError: The file has some.
 
     """
     beyond = plan.selection.hidden_beyond(selection)
@@ -132,67 +135,66 @@ def require_named(path: Path, plan: ExtractPlan, selection: Selection) -> None:
 def restored(
     archive: Archive | None, home: Folder, control: Folder, replaced: list[str] | None
 ) -> ArchiveRestored:
-    """Return what a restore says that it did; None: nothing, since all was as it is."""
+    """Return the result of a restore; *replaced* is None if nothing had to change."""
     if replaced is None:
         return ArchiveRestored(archive=archive, changed=False)
     with control.enter(REPLACED, OLD) as old:
-        kept = str(Path(home.path, CONTROL, REPLACED, OLD)) if old.names() else ""
-    return ArchiveRestored(archive=archive, changed=True, replaced=tuple(replaced), kept=kept)
+        replaced_path = str(Path(home.path, CONTROL, REPLACED, OLD)) if old.names() else ""
+    return ArchiveRestored(
+        archive=archive, changed=True, replaced=tuple(replaced), kept=replaced_path
+    )
 
 
-# The list of a session's archives, as its log folds to it. Pure
+# The list of a session's archives, as folded from its log.
 
 
 def listed(document: bytes | None) -> list[Archive]:
-    """Return the archives of a document, newest first."""
+    """Return the archives that a document lists, newest first."""
     have = {} if document is None else decode(document, dict[str, Archive])
     return [*have.values()][::-1]
 
 
 def named(have: Sequence[Archive], name: str | None) -> Archive | None:
     """Return the archive with an id, or the newest with a label; for None the newest."""
-    by_id = [path for path in have if name in {None, path.id}]
-    by_label = [path for path in have if path.label == name]
+    by_id = [archive for archive in have if name in {None, archive.id}]
+    by_label = [archive for archive in have if archive.label == name]
     return next(iter((*by_id, *by_label)), None)
 
 
 def differ(archive: Archive, before: Archive) -> bool:
-    """Say whether an archive is another one than the newest; a label of its own makes it one."""
+    """Say whether an archive differs from the one before; a new label counts."""
     relabeled = archive.label not in {"", before.label}
     same = (archive.pages, archive.paths, archive.whole)
     return relabeled or same != (before.pages, before.paths, before.whole)
 
 
-def entry_of(archive: Archive, dropped: list[str]) -> Entry:
-    """Return the record that lists an archive, and others no more."""
+def entry_of(archive: Archive, removed: list[str]) -> Entry:
+    """Return the record that adds an archive to the list and removes expired ones."""
     value = msgspec.Raw(encode({archive.id: archive}))
-    return Entry(STATE, encode(StateSet(DOCUMENT, value, partial=True, gone=dropped)))
-
-
-# A session's archives: its agent's home folder, saved with the session and brought back
+    return Entry(STATE, encode(StateSet(DOCUMENT, value, partial=True, gone=removed)))
 
 
 log: logging.Logger = logging.getLogger("perdure")
 
 KEPT: Final = 10
 PAUSE: Final = 0.1
-"""Seconds between two looks at a home that somebody else has."""
+"""Seconds between attempts to lock a home that another process holds."""
 
 
 @final
 class Archives:
-    """The files of an agent's home folder, kept with a session: ``Archives(session)``.
+    """Archives of an agent's home folder, stored with a session: ``Archives(session)``.
 
-    An archive has the folder as it was: what is visible in it, and hidden folders that
-    ``persist_paths`` name. Links, pipes and devices are passed over, both ways.
+    An archive has the visible files of the folder, and the hidden folders that ``persist_paths``
+    name. Saving and restoring both skip links, pipes and devices.
 
     Args:
-        session: An open session; or one that was loaded, to look and to export.
-        home: The home folder. Default: the agent's own, where the store keeps one for it.
-        paths: ``persist_paths``: folders in it, among them hidden ones that are to be kept.
-        whole: Whether everything visible is archived; else only these paths.
+        session: An open session, or a loaded one to list, verify and export archives.
+        home: The home folder. Default: the agent's own, if the store has one for it.
+        paths: ``persist_paths``: folders in the home, including hidden ones to archive.
+        whole: Whether to archive everything visible; otherwise only these paths.
         limits: How large an archive may be.
-        wait: Seconds to wait for somebody else who saves or restores the same home.
+        wait: Seconds to wait for another process that saves or restores the same home.
 
     Raises:
         ConfigError: A path is absolute, or leaves the home folder.
@@ -222,13 +224,13 @@ class Archives:
 
     @property
     def home(self) -> str | None:
-        """The home folder; None where none was given, and the store keeps none for the agent."""
+        """The home folder; None if none was given and the store has none for the agent."""
         return self._home
 
-    # which there are
+    # listing
 
     async def all(self) -> list[Archive]:
-        """Return the archives that are listed, newest first."""
+        """Return the session's archives, newest first."""
         return listed(await document_of(self._session, DOCUMENT))
 
     async def latest(self) -> Archive | None:
@@ -243,45 +245,46 @@ class Archives:
 
         """
         have = await self.all()
-        archives = named(have, name)
-        if archives is None:
+        matches = named(have, name)
+        if matches is None:
             names = ", ".join(archive.label or archive.id for archive in have) or "none"
             wanted = "no archive" if name is None else f"no archive {name!r}"
             message = f"session {self._key} has {wanted}: it has {names}"
             raise ConfigError(message, key=str(self._key), archive=name)
-        return archives
+        return matches
 
     # saving
 
     async def save(
         self, *, label: str = "", keep: int = KEPT, progress: Progress = None
     ) -> ArchiveSaved:
-        """Archive the home folder; what it returns is durable, and was read back.
+        """Archive the home folder; the result is durable and was read back.
 
         Contents that an earlier archive has are not stored again. If nothing has changed since the
-        newest archive, that one stands. Cancelled, it has no effect but blobs that a sweep removes.
+        newest archive, that one is returned. A cancelled save leaves only blobs that garbage
+        collection removes.
 
         Args:
             label: A name to restore it by.
-            keep: How many archives stay listed.
-            progress: Called as it goes on.
+            keep: How many archives to keep, the new one included.
+            progress: Called with the progress so far.
 
         Raises:
             ConfigError: There is no home folder, a path in it is a symbolic link, or the label is
-                no text.
-            NotStorableError: A name cannot be in an archive, or the store keeps no blobs.
+                not text.
+            NotStorableError: A name cannot be in an archive, or the store has no blobs.
             TooLargeError: It is over a limit.
-            SessionError: The session is read-only, or the home is just being saved or restored.
-            LeaseLostError: Somebody else has taken the session over.
+            SessionError: The session is read-only, or the home is being saved or restored.
+            LeaseLostError: Another process has taken the session over.
 
         """
         session = self._writable()
         require_text("archive label", label)
         if keep < 1:
-            raise ConfigError(f"keep={keep!r} does not fit: keep at least 1", option="keep")
+            raise ConfigError(f"invalid keep={keep!r}: expected at least 1", option="keep")
         async with self._alone() as (home, control):
             before = await self.latest()
-            taken = await take(
+            result = await take(
                 self._store,
                 self._key,
                 home,
@@ -290,21 +293,21 @@ class Archives:
                 before=before,
                 progress=progress,
             )
-            archive = self._archive(taken, label)
+            archive = self._archive(result, label)
             new = before is None or differ(archive, before)
             if new:
                 await hop(home.path, note_saving, control, self._key, archive.id)
-                dropped = [earlier.id for earlier in (await self.all())[keep - 1 :]]
-                accept(session, (entry_of(archive, dropped),))
+                expired = [archive.id for archive in (await self.all())[keep - 1 :]]
+                accept(session, (entry_of(archive, expired),))
             await session.save()
             stands = archive if new or before is None else before
             await hop(home.path, note_saved, control, ArchiveMarker(self._key, stands.id))
         return ArchiveSaved(
             archive=stands,
             new=new,
-            stored_bytes=taken.stored_bytes,
-            skipped=tuple(taken.skipped),
-            changing=tuple(taken.changing),
+            stored_bytes=result.stored_bytes,
+            skipped=tuple(result.skipped),
+            changing=tuple(result.changing),
         )
 
     def _writable(self) -> Session:
@@ -313,7 +316,7 @@ class Archives:
             raise SessionError(message, key=str(self._key))
         return self._session
 
-    def _archive(self, save_result: SaveResult, label: str) -> Archive:
+    def _archive(self, result: SaveResult, label: str) -> Archive:
         now = time.time()
         when = datetime.datetime.fromtimestamp(now, datetime.UTC).strftime("%Y%m%d-%H%M%S")
         return Archive(
@@ -322,10 +325,10 @@ class Archives:
             label=label,
             paths=self._selection.paths,
             whole=self._selection.whole,
-            files=save_result.files,
-            folders=len(save_result.entries) - save_result.files,
-            bytes=save_result.bytes,
-            pages=save_result.pages,
+            files=result.files,
+            folders=len(result.entries) - result.files,
+            bytes=result.bytes,
+            pages=result.pages,
         )
 
     @asynccontextmanager
@@ -345,7 +348,7 @@ class Archives:
                 await anyio.to_thread.run_sync(stack.close)
 
     async def _entered(self, path: str, stack: ExitStack) -> tuple[Folder, Folder]:
-        """Wait for a home that somebody else saves or restores, and enter it."""
+        """Lock and open the home, waiting for another process that saves or restores it."""
         for _ in range(int(self._wait / PAUSE)):
             with suppress(BusyError):
                 return await hop(path, stack.enter_context, entered(path))
@@ -357,61 +360,69 @@ class Archives:
     async def restore(
         self, name: str | None = None, *, force: bool = False, progress: Progress = None
     ) -> ArchiveRestored:
-        """Make the home folder what it was: what came later is gone from it, too.
+        """Restore the home folder from an archive; later files are removed from it, too.
 
-        What it replaces lies in the home's ``.perdure/replaced`` until the next save or restore.
-        Killed at any moment, it has changed nothing, or is finished by whoever comes next.
+        Replaced files are in the home's ``.perdure/replaced`` until the next save or restore.
+        Crash-safe: a killed restore has changed nothing, or the next access to the home completes
+        it.
 
         Args:
             name: An archive's id, or a label; None: the newest.
-            force: Even if the home has files, and was never saved or restored before.
-            progress: Called as it goes on.
+            force: Restore even if the home has files and was never saved or restored before.
+            progress: Called with the progress so far.
 
         Raises:
-            ConfigError: There is no such archive, or a link stands in the way.
+            ConfigError: There is no such archive, or a link is in the way.
             CorruptRecordError: A part of the archive is lost or damaged; nothing was changed.
-            SessionError: The home has files that are in no archive, or is just being saved.
-            StoreUnavailableError: The disk has no room, or refuses.
+            SessionError: The home has files that are in no archive, or is being saved.
+            StoreUnavailableError: The disk is full, or refuses the write.
 
         """
         archive = await self.find(name)
         plan = await self._plan(archive)
-        where = f"archive {archive.id} of {self._key}"
+        description = f"archive {archive.id} of {self._key}"
         async with self._alone() as (home, control):
             replaced: list[str] | None = None
             if not await is_same(home, plan, self._limits):
                 await hop(home.path, require_known, home, control, self._key, force, plan)
                 replaced = await put_back(
-                    self._store, self._key, home, control, plan, where=where, progress=progress
+                    self._store,
+                    self._key,
+                    home,
+                    control,
+                    plan,
+                    description=description,
+                    progress=progress,
                 )
             await hop(home.path, mark, control, await self._as(archive.id))
             return await hop(home.path, restored, archive, home, control, replaced)
 
     async def resume(self, *, progress: Progress = None) -> ArchiveRestored:
-        """Bring the newest archive back at a start, if the home is not it, or newer than it.
+        """Restore the newest archive at a start, unless the home equals it or is newer.
 
-        A home that was saved or restored here last, and by nobody elsewhere since, goes on as it
-        is: what a killed process has written after its last save is still there. So does one
-        that another session of the agent uses, and one that has files and was never saved.
+        A home stays as it is if it was last saved or restored here and the session has no newer
+        archive from elsewhere: it may have files that a killed process wrote after its last save.
+        So does a home that another session of the agent uses, and one with files that was never
+        saved.
         """
         latest = await self.latest()
         if latest is None:
             return ArchiveRestored(archive=None, changed=False)
         async with self._alone() as (home, control):
             facts = (home, control, self._key, latest, self._selection)
-            why = await hop(home.path, why_kept, *facts)
-        if why:
-            log.info("home kept", extra={"session": str(self._key), "why": why})
-            return ArchiveRestored(archive=latest, changed=False, why=f"the home stays: {why}")
+            reason = await hop(home.path, why_kept, *facts)
+        if reason:
+            log.info("home kept", extra={"session": str(self._key), "why": reason})
+            return ArchiveRestored(archive=latest, changed=False, why=f"the home stays: {reason}")
         return await self.restore(latest.id, progress=progress)
 
     async def _as(self, archive: str) -> ArchiveMarker:
-        """Return the marker of a home that was made what an archive has, whichever is newest."""
+        """Return the marker of a home that was restored from an archive, newest or not."""
         latest = await self.latest()
         return ArchiveMarker(self._key, archive, () if latest is None else (latest.id,))
 
     async def verify(self, name: str | None = None) -> Archive:
-        """Read all of an archive, and say which it was.
+        """Read and check all of an archive, and return it.
 
         Raises:
             ConfigError: There is no such archive.
@@ -424,12 +435,12 @@ class Archives:
         return archive
 
     async def _plan(self, archive: Archive) -> ExtractPlan:
-        entries_found = entries_of(self._store, self._key, archive, self._limits)
-        async with aclosing(entries_found):
-            entries = tuple([entry async for entry in entries_found])
+        stream = entries_of(self._store, self._key, archive, self._limits)
+        async with aclosing(stream):
+            entries = tuple([entry async for entry in stream])
         return ExtractPlan(entries, Selection(archive.paths, archive.whole))
 
-    # files of their own
+    # archive files
 
     async def write(self, path: str | os.PathLike[str], name: str | None = None) -> int:
         """Write an archive into a new file, and return the file's size in bytes.
@@ -439,7 +450,7 @@ class Archives:
             name: An archive's id, or a label; None: the newest.
 
         Raises:
-            ConfigError: There is no such archive, the file is there, or its name does not fit.
+            ConfigError: There is no such archive, the file exists, or its suffix is unknown.
             MissingExtraError: ``.tar.zst`` needs zstandard.
             CorruptRecordError: A part of the archive is lost or damaged.
 
@@ -451,13 +462,13 @@ class Archives:
     async def read(
         self, path: str | os.PathLike[str], *, force: bool = False, progress: Progress = None
     ) -> ArchiveRestored:
-        """Make the home folder what a file of ``write``'s holds; the file need not be trusted.
+        """Restore the home folder from a file that `write` made; the file may be untrusted.
 
-        No archive is made of it: save one. All else is as for ``restore``.
+        This adds no archive to the session; call `save` for one. Otherwise as `restore`.
 
         Raises:
-            ConfigError: It brings hidden folders that are not among ``paths`` here.
-            CorruptRecordError: It is no such file, it is damaged, or it has what no archive has.
+            ConfigError: It has hidden folders that are not among ``paths``.
+            CorruptRecordError: It is not an archive, is damaged, or has entries that none may have.
             TooLargeError: It is over a limit.
             UnsupportedVersionError: A newer release wrote it.
 

@@ -1,4 +1,18 @@
-"""Replacing a tree atomically: after a kill at any moment the old tree or the new one is there."""
+"""Atomic replacement of a home folder's contents: after a crash the old or the new tree is there.
+
+In the home's own folder ``.perdure``:
+    lock                        held during a save or a restore
+    home.json                   the archive that the home equals, or came from
+    restore-<id>/new/…          the new tree, being written
+    restoring.json              the commit: the new tree is complete and durable
+    restore-<id>/old/…          what was replaced
+    replaced/old/…              the same after the swap, until the next restore or save
+
+Without ``restoring.json`` nothing was changed. With it, the next process completes the swap
+(`recover`): each step is a rename that can be repeated. If the system refuses one, all of them are
+undone. What an archive skips (links, hidden files) moves from the old tree to the same place in the
+new one. Everything here blocks.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +41,25 @@ from perdure.errors import (
 from perdure.records.json import decoder_of, encode
 from perdure.records.keys import SessionKey
 
+# Removal of trees that are no longer needed. An agent may have made anything: trees deeper than any
+# stack, folders without write permission. What cannot be removed does not fail a save or a restore:
+# it stays, with a warning, and the next one tries again.
+
+
 log: logging.Logger = logging.getLogger("perdure")
 
 LEFT: Final = "restore-"
-"""How the names of what may be removed begin, unless a journal says otherwise."""
+"""Prefix of names that may be removed, unless a journal says otherwise."""
 
 
 def set_aside(control: Folder, name: str) -> None:
-    """Give what is to go, if it is there, a name that says so."""
+    """Rename a tree, if it exists, so that it counts as removable."""
     if control.stat(name) is not None:
         control.rename(name, f"{LEFT}{random_id()}")
 
 
 def remove_left(control: Folder) -> None:
-    """Remove whatever was set aside, or left by a kill; no link is followed."""
+    """Remove trees that were set aside, or left by a crash; links are not followed."""
     for name in control.names():
         if name.startswith(LEFT):
             try:
@@ -51,23 +70,23 @@ def remove_left(control: Folder) -> None:
 
 
 def _remove_tree(control: Folder, name: str) -> None:
-    """Remove a tree, whose folders come up beside it one by one: its depth needs no stack."""
-    not_removed = [name]
-    while not_removed:
-        child = not_removed.pop()
-        if not _is_folder(control, child):
-            control.remove(child)
+    """Remove a tree of any depth: its subfolders move up next to it, one by one."""
+    pending = [name]
+    while pending:
+        path = pending.pop()
+        if not _is_folder(control, path):
+            control.remove(path)
             continue
-        set_mode(control, child, 0o700)
-        with control.enter(child) as folder:
+        set_mode(control, path, 0o700)
+        with control.enter(path) as folder:
             for inner in folder.names():
                 if _is_folder(folder, inner):
                     set_mode(folder, inner, 0o700)  # it says where it lies: a move writes it
-                    not_removed.append(f"{LEFT}{random_id()}")
-                    folder.rename(inner, not_removed[-1], to=control)
+                    pending.append(f"{LEFT}{random_id()}")
+                    folder.rename(inner, pending[-1], to=control)
                 else:
                     folder.remove(inner)
-        control.remove_folder(child)
+        control.remove_folder(path)
 
 
 def _is_folder(folder: Folder, name: str) -> bool:
@@ -76,28 +95,13 @@ def _is_folder(folder: Folder, name: str) -> bool:
 
 
 def set_mode(parent: Folder, name: str, mode: int) -> None:
-    """Set a folder's rights, where folders have any."""
+    """Set a folder's permissions, if the platform has them."""
     if os.name == "posix":  # elsewhere they cannot be opened, either
         fd = parent.open(name, getattr(os, "O_DIRECTORY", 0))
         try:
             os.fchmod(fd, mode)
         finally:
             os.close(fd)
-
-
-# A new tree in the place of an old one, so that a kill at any moment leaves the old or the new
-#
-# In the home's own folder ``.perdure``:
-#     lock                        held while somebody saves or restores
-#     home.json                   which archive the home is, or came from
-#     restore-<id>/new/…          the new tree, being written
-#     restoring.json              it is whole and durable, and takes its place: the commit
-#     restore-<id>/old/…          what was replaced
-#     replaced/old/…              the same, once all is done; until the next restore or save
-# Without ``restoring.json`` nothing was changed. With it whoever comes next finishes the work
-# (`recover`): each step is a rename that can be repeated. One that the system refuses has all of
-# them undone. What an archive passes over (links, hidden files) moves from the old tree to the
-# same place in the new one. All of it blocks.
 
 
 LOCK: Final = "lock"
@@ -109,24 +113,24 @@ OLD: Final = "old"
 
 
 class BusyError(SessionError):
-    """Somebody else saves or restores this home."""
+    """Another process saves or restores this home."""
 
 
 class ArchiveMarker(msgspec.Struct, frozen=True):
-    """Which archive a home is, or came from."""
+    """The archive that a home equals, or came from."""
 
     key: SessionKey
     archive: str
-    """Its id; empty for a file's."""
+    """The archive's id; empty for an archive file."""
     newer_than: tuple[str, ...] = ()
-    """Others that it is newer than: the one that is being saved, or the newest at a restore."""
+    """Other archives that the home is newer than: one being saved, or the newest at a restore."""
 
     def goes_on_from(self, archive: str) -> bool:
-        """Say whether the home is an archive, or newer than it."""
+        """Say whether the home equals an archive, or is newer."""
         return archive == self.archive or archive in self.newer_than
 
     def is_of(self, key: SessionKey) -> bool:
-        """Say whether it is of the same agent, in whichever session."""
+        """Say whether the home belongs to the same agent, in any session."""
         return (self.key.agent, self.key.tenant) == (key.agent, key.tenant)
 
 
@@ -139,11 +143,11 @@ class _Journal(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def entered(path: str) -> Iterator[tuple[Folder, Folder]]:
-    """Open a home, made if it is missing, and its own folder; finish what a killed restore began.
+    """Open a home, created if missing, and its own folder; complete a restore that was killed.
 
     Raises:
-        ConfigError: It is the root of all, or no folder.
-        SessionError: Somebody else saves or restores it just now.
+        ConfigError: It is the root folder, or not a folder.
+        SessionError: Another process is saving or restoring it.
 
     """
     if Path(path).parent == Path(path):
@@ -169,11 +173,11 @@ def entered(path: str) -> Iterator[tuple[Folder, Folder]]:
         yield home, control
 
 
-# which archive it is
+# the marker
 
 
 def marker_of(control: Folder) -> ArchiveMarker | None:
-    """Return which archive a home is, or came from; None if none is known."""
+    """Return the archive that a home equals, or came from; None if unknown."""
     data = control.read(MARKER)
     with contextlib.suppress(msgspec.DecodeError, ConfigError):
         return None if data is None else decoder_of(ArchiveMarker).decode(data)
@@ -181,7 +185,7 @@ def marker_of(control: Folder) -> ArchiveMarker | None:
 
 
 def mark(control: Folder, marker: ArchiveMarker) -> None:
-    """Say which archive a home is, durably."""
+    """Record durably which archive a home equals."""
     control.replace(MARKER, encode(marker))
     control.sync()
 
@@ -190,10 +194,10 @@ def mark(control: Folder, marker: ArchiveMarker) -> None:
 
 
 def commit(home: Folder, control: Folder, stage: str, selection: Selection) -> list[str]:
-    """Put a stage, which is durable, in the place of what the home has; return what was replaced.
+    """Replace the home's contents with a durable stage; return the paths that were replaced.
 
     Raises:
-        StoreError: Something of it cannot be moved; nothing was changed.
+        StoreError: A path cannot be moved; nothing was changed.
         StoreUnavailableError: The system refuses to move it; nothing was changed.
 
     """
@@ -216,27 +220,27 @@ def commit(home: Folder, control: Folder, stage: str, selection: Selection) -> l
 
 
 def occupied_by(home: Folder, selection: Selection) -> list[str]:
-    """Return what a home has that a restore would replace."""
+    """Return the paths in a home that a restore would replace."""
     units = selection.units(_movable(home))
     return [unit for unit in units if _stat(home, unit) is not None]
 
 
 def _movable(home: Folder) -> Iterator[str]:
-    """Give the names in a home that a restore may replace: no links, devices or mounts."""
-    folder = home.stat(".")
+    """Yield the names in a home that a restore may replace: no links, devices or mounts."""
+    root = home.stat(".")
     for name in home.names():
         status = home.stat(name)
-        if status is None or folder is None or status.st_dev != folder.st_dev:
+        if status is None or root is None or status.st_dev != root.st_dev:
             continue
         if stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode):
             yield name
 
 
 def _require_movable(home: Folder, units: tuple[str, ...]) -> None:
-    folder = home.stat(".")
+    root = home.stat(".")
     for unit in units:
         status = _stat(home, unit)
-        if status is not None and folder is not None and status.st_dev != folder.st_dev:
+        if status is not None and root is not None and status.st_dev != root.st_dev:
             message = (
                 f"{home.path}/{unit} is another file system, and the archive has something of "
                 "this name: unmount it, or restore into another folder; nothing was changed"
@@ -245,7 +249,7 @@ def _require_movable(home: Folder, units: tuple[str, ...]) -> None:
 
 
 def recover(home: Folder, control: Folder) -> OSError | None:
-    """Finish a restore that was committed, and remove one that was not.
+    """Complete a restore that was committed, and remove one that was not.
 
     Return why the system refused one that was committed: then it was undone.
     """
@@ -279,12 +283,12 @@ def _journal_of(data: bytes, control: Folder) -> _Journal:
 
 
 def _written(path: str) -> str:
-    """Return a path as JSON can hold it, whatever bytes its names have."""
+    """Encode a path for JSON; its names may have any bytes."""
     return os.fsencode(path).decode("latin-1")
 
 
 def _named(written: str) -> str:
-    """Return the path that was written so; "" for none."""
+    """Decode a path that was encoded for JSON; "" for none."""
     try:
         return os.fsdecode(written.encode("latin-1"))
     except UnicodeError:
@@ -292,13 +296,13 @@ def _named(written: str) -> str:
 
 
 def _is_inside(path: str) -> bool:
-    """Say whether a path, one that no archive could have among them, is one below a home."""
+    """Say whether a path, including ones that no archive may have, is below a home."""
     steps = path.split("/")
     return steps[0] != CONTROL and "\0" not in path and not {"", ".", ".."} & {*steps}
 
 
 def _roll_forward(home: Folder, control: Folder, journal: _Journal) -> None:
-    """Do what is not done yet; each step may have been the last one before a kill."""
+    """Perform the steps that are not done yet; a crash may have come after any of them."""
     if control.stat(journal.stage) is None:
         return  # all is done, but for the journal
     with control.enter(journal.stage) as stage, stage.make(OLD) as old, stage.enter(NEW) as new:
@@ -323,7 +327,7 @@ def _keep_old(control: Folder, stage: str) -> None:
 
 
 def _roll_back(home: Folder, control: Folder, journal: _Journal) -> None:
-    """Undo what is done already; a kill in between has it done, or undone, by who comes next."""
+    """Undo the steps that are done; after a crash, the next process completes or undoes them."""
     with control.enter(journal.stage) as stage, stage.enter(NEW) as new, stage.make(OLD) as old:
         for unit in reversed(journal.puts):
             if _stat(new, unit) is None and _stat(home, unit) is not None:
@@ -338,23 +342,23 @@ def _roll_back(home: Folder, control: Folder, journal: _Journal) -> None:
 
 
 def _move(source: Folder, target: Folder, path: str) -> None:
-    """Rename a path from one tree into another, durably, beside what has its name there."""
+    """Move a path from one tree to another, durably; a taken name gets a suffix."""
     *above, name = path.split("/")
-    with source.enter(*above) as source_folder, target.make(*above) as target_folder:
+    with source.enter(*above) as origin, target.make(*above) as destination:
         free = name
-        while target_folder.stat(free) is not None:
+        while destination.stat(free) is not None:
             free += "~"
-        source_folder.rename(name, free, to=target_folder)
-        target_folder.sync()
-        source_folder.sync()
+        origin.rename(name, free, to=destination)
+        destination.sync()
+        origin.sync()
 
 
 def _carry(old: Folder, home: Folder, path: str, selection: Selection) -> None:
-    """Move what archives pass over from a replaced folder to the same place in the new one."""
-    entry_found, now = _stat(old, path), _stat(home, path)
-    if entry_found is None or now is None:
+    """Move what archives skip from a replaced folder to the same place in the new one."""
+    before, now = _stat(old, path), _stat(home, path)
+    if before is None or now is None:
         return
-    if not (stat.S_ISDIR(entry_found.st_mode) and stat.S_ISDIR(now.st_mode)):
+    if not (stat.S_ISDIR(before.st_mode) and stat.S_ISDIR(now.st_mode)):
         return
     steps = path.split("/")
     with old.enter(*steps) as source, home.enter(*steps) as target:

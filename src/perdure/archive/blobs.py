@@ -1,4 +1,4 @@
-"""An archive's blobs, in a store: put and read back, or fetched; a few at a time.
+"""Blobs of archives in a store: written and read back, or fetched, a few at a time.
 
 Cancelling ends between two hops, and closes the generator; a hop is short.
 """
@@ -28,18 +28,18 @@ from perdure.errors import (
 from perdure.records.keys import SessionKey
 from perdure.store import Store
 
-# Generators that block, driven from an event loop: some steps to a hop into a thread
+# Blocking generators, driven from an event loop: several items per call of a thread.
 
 
 T = TypeVar("T")
 
 
 async def hop(place: str, function: Callable[..., T], *args: Any) -> T:
-    """Call something that blocks in a thread; cancelled, it is waited for.
+    """Call a blocking function in a thread; cancellation waits for it.
 
     Raises:
-        ConfigError: A link stands where a folder should be.
-        StoreUnavailableError: The operating system refuses.
+        ConfigError: A link is in place of a folder.
+        StoreUnavailableError: The operating system refuses the operation.
 
     """
     try:
@@ -59,7 +59,7 @@ async def hop(place: str, function: Callable[..., T], *args: Any) -> T:
 
 
 def _path_of(error: OSError, place: str) -> str:
-    """Return what an error is about: of what lies below an open folder, it knows the name alone."""
+    """Return the path of an error; for entries of an open folder, the error has the name only."""
     name = os.fsdecode(error.filename or place)
     return name if os.path.isabs(name) else f"{name!r} in {place}"  # noqa: PTH117
 
@@ -68,7 +68,7 @@ def _path_of(error: OSError, place: str) -> str:
 async def batches(
     place: str, items: Iterator[T], size_of: Callable[[T], int], most: int
 ) -> AsyncGenerator[AsyncGenerator[list[T], None], None]:
-    """Give a blocking generator's items in batches, and close it in the end.
+    """Yield a blocking generator's items in batches, and close it afterwards.
 
     Args:
         place: Where it works, for errors.
@@ -107,10 +107,10 @@ BATCH_BYTES: Final = 4 * 1024 * 1024
 
 
 def require_blobs(store: Store) -> None:
-    """Refuse a store that keeps no blobs.
+    """Refuse a store without blobs.
 
     Raises:
-        NotStorableError: It does not.
+        NotStorableError: The store has no blobs.
 
     """
     if not store.capabilities.blobs:
@@ -122,7 +122,7 @@ async def put(store: Store, tenant: str, blobs: Mapping[str, bytes]) -> None:
     """Make blobs durable, and read each back.
 
     Raises:
-        StoreError: The store does not give back what it was given.
+        StoreError: The store returned different data.
 
     """
     groups: dict[str, dict[str, bytes]] = {}
@@ -136,58 +136,62 @@ async def put(store: Store, tenant: str, blobs: Mapping[str, bytes]) -> None:
             raise StoreError(message, blob=name)
 
 
-async def fetched(store: Store, tenant: str, names: Iterable[str], place: str) -> dict[str, bytes]:
+async def fetched(
+    store: Store, tenant: str, names: Iterable[str], description: str
+) -> dict[str, bytes]:
     """Read blobs.
 
     Raises:
-        CorruptRecordError: One is lost or damaged.
+        CorruptRecordError: A blob is missing or damaged.
 
     """
-    chunk = await _all(store, tenant, set(names))
-    is_whole = {name: data for name, data in chunk.items() if data is not None}
-    for name in chunk.keys() - is_whole.keys():
+    blobs = await _all(store, tenant, set(names))
+    readable = {name: data for name, data in blobs.items() if data is not None}
+    for name in blobs.keys() - readable.keys():
         message = (
-            f"{place} needs blob {name}, which {store.location} does not have: bring it from a "
-            "copy of the store, or restore an older archive; nothing was changed"
+            f"{description} needs blob {name}, which {store.location} does not have: bring it from "
+            "a copy of the store, or restore an older archive; nothing was changed"
         )
-        raise CorruptRecordError(message, where=place, blob=name)
-    return is_whole
+        raise CorruptRecordError(message, where=description, blob=name)
+    return readable
 
 
 async def _all(store: Store, tenant: str, names: Collection[str]) -> dict[str, bytes | None]:
-    pages: dict[str, bytes | None] = {}
+    blobs: dict[str, bytes | None] = {}
 
     async def get(name: str) -> None:
-        pages[name] = await store.get_blob(tenant, name)
+        blobs[name] = await store.get_blob(tenant, name)
 
     await each(names, get)
-    return pages
+    return blobs
 
 
 async def entries_of(
     store: Store, key: SessionKey, archive: Archive, limits: ArchiveLimits
 ) -> AsyncGenerator[Entry, None]:
-    """Read an archive's manifest, and judge it; nothing of it was used before.
+    """Read an archive's manifest, and validate each entry before it is used.
 
     Raises:
-        CorruptRecordError: It is lost, damaged, or lists what no archive has.
+        CorruptRecordError: It is missing, damaged, or lists entries that no archive may have.
         TooLargeError: It is over a limit.
 
     """
-    place = f"archive {archive.id} of {key}"
-    checker = Checker(place, limits)
+    description = f"archive {archive.id} of {key}"
+    checker = Checker(description, limits)
     for name in archive.pages:
-        page = (await fetched(store, key.tenant, [name], place))[name]
-        for entry in await anyio.to_thread.run_sync(_judged, page, place, checker):
+        page = (await fetched(store, key.tenant, [name], description))[name]
+        for entry in await anyio.to_thread.run_sync(_judged, page, description, checker):
             yield entry
     counted = (checker.files, checker.folders, checker.bytes)
     if counted != (archive.files, archive.folders, archive.bytes):
-        message = f"{place}: its manifest does not have what the log says: nothing was changed"
-        raise CorruptRecordError(message, where=place)
+        message = (
+            f"{description}: its manifest does not have what the log says: nothing was changed"
+        )
+        raise CorruptRecordError(message, where=description)
 
 
-def _judged(page: bytes, place: str, checker: Checker) -> list[Entry]:
-    entries = [entry_of(line, place) for line in page.splitlines()]
+def _judged(page: bytes, description: str, checker: Checker) -> list[Entry]:
+    entries = [entry_of(line, description) for line in page.splitlines()]
     for entry in entries:
         checker.add(entry)
     return entries

@@ -1,4 +1,4 @@
-"""A tar file's compression: zstandard, gzip or none, by the file's name and by its first bytes.
+"""Compression of tar files: zstandard, gzip or none, by the file's suffix or its first bytes.
 
 What is unpacked comes piece by piece, and is given up where it grows out of proportion. Blocks.
 """
@@ -15,7 +15,7 @@ from perdure.errors import ConfigError, CorruptRecordError, MissingExtraError
 
 PIECE: Final = 256 * 1024
 LOOKED_AT: Final = 256 * 1024 * 1024
-"""Unpacked bytes from which on the ratio counts."""
+"""Unpacked bytes above which the ratio is checked."""
 WINDOW: Final = 32 * 1024 * 1024
 _LEVEL: Final = 3
 _ZSTD, _GZIP = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
@@ -23,10 +23,10 @@ _SUFFIXES: Final = {".tar.zst": "zstd", ".tar.gz": "gzip", ".tgz": "gzip", ".tar
 
 
 class Compressor(Protocol):
-    """Makes bytes smaller."""
+    """Port of a streaming compressor."""
 
     def compress(self, data: bytes, /) -> bytes:
-        """Take some, and return what is ready."""
+        """Compress data, and return the output that is ready."""
         ...
 
     def flush(self) -> bytes:
@@ -43,10 +43,10 @@ class _Plain:
 
 
 def packer_for(path: Path) -> Compressor:
-    """Return what a file's name asks for.
+    """Return the compression that a file's suffix names.
 
     Raises:
-        ConfigError: The name says nothing of it.
+        ConfigError: The suffix is unknown.
         MissingExtraError: zstandard is not installed.
 
     """
@@ -78,7 +78,7 @@ def _zstandard() -> Any:
 
 @final
 class DecompressedFile:
-    """The bytes of a file, unpacked as they are read.
+    """Reader of a compressed file, decompressing as it reads.
 
     Args:
         file: The file, at its begin.
@@ -87,15 +87,15 @@ class DecompressedFile:
 
     """
 
-    def __init__(self, file: BinaryIO, source: str, limits: ArchiveLimits) -> None:
-        self._where = source
+    def __init__(self, file: BinaryIO, description: str, limits: ArchiveLimits) -> None:
+        self._description = description
         self._limits = limits
         self._packed = self._unpacked = 0
-        self._rest = b""
+        self._buffer = b""
         self._pieces = self._unpack(file)
 
     def read(self, size: int) -> bytes:
-        """Return so many bytes, fewer only at the end.
+        """Return *size* bytes, fewer only at the end.
 
         Raises:
             CorruptRecordError: They are damaged.
@@ -104,13 +104,13 @@ class DecompressedFile:
         """
         parts: list[bytes] = []
         while size:
-            if not self._rest:
-                self._rest = next(self._pieces, b"")
-                if not self._rest:
+            if not self._buffer:
+                self._buffer = next(self._pieces, b"")
+                if not self._buffer:
                     break
-            parts.append(self._rest[:size])
+            parts.append(self._buffer[:size])
             size -= len(parts[-1])
-            self._rest = self._rest[len(parts[-1]) :]
+            self._buffer = self._buffer[len(parts[-1]) :]
         return b"".join(parts)
 
     def _unpack(self, file: BinaryIO) -> Iterator[bytes]:
@@ -130,7 +130,7 @@ class DecompressedFile:
         ratio = self._limits.ratio
         if self._unpacked > max(LOOKED_AT, self._packed * ratio):
             what = f"{self._packed} bytes become more than"
-            raise too_large(self._where, what, self._unpacked, "ratio", ratio)
+            raise too_large(self._description, what, self._unpacked, "ratio", ratio)
 
     def _packed_pieces(self, file: BinaryIO) -> Iterator[bytes]:
         while data := file.read(PIECE):
@@ -150,7 +150,7 @@ class DecompressedFile:
                     waiting = unpacker.unconsumed_tail
                     yield piece
                 if unpacker.eof and (unpacker.unused_data or waiting):
-                    raise self._damaged("there is more behind its end")
+                    raise self._damaged("there is data after its end")
         except zlib.error as error:
             raise self._damaged(str(error)) from None
         if not unpacker.eof:
@@ -168,16 +168,18 @@ class DecompressedFile:
             raise self._damaged(str(error)) from None
 
     def _damaged(self, reason: str) -> CorruptRecordError:
-        message = f"{self._where} is damaged: {reason}; take it from a copy; nothing was changed"
-        return CorruptRecordError(message, where=self._where)
+        message = (
+            f"{self._description} is damaged: {reason}; take it from a copy; nothing was changed"
+        )
+        return CorruptRecordError(message, where=self._description)
 
 
 class _Source:
-    """What zstandard reads from."""
+    """Binary source for the zstandard decompressor."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
 
     def read(self, size: int) -> bytes:
-        """Return the next piece, of whatever size."""
+        """Return the next piece, of any size."""
         return next(self._pieces, b"")

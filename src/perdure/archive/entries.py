@@ -1,4 +1,9 @@
-"""What an archive holds: files and folders by path, and the summary that is in the log."""
+"""Entries of an archive: files and folders by path, and the summary that is in the log.
+
+An archive's manifest lists every folder and file, parents first, one line of JSON each. It is cut
+into pages and files are cut into chunks; both are blobs under their hashes. What has not changed
+since an earlier archive has the same names and is not stored again.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +16,10 @@ import msgspec
 from perdure.errors import CorruptRecordError
 from perdure.records.json import decoder_of, encode
 
-# What an archive holds: files and folders by path, and the summary that stands in the log
-#
-# An archive's manifest lists every folder and every file, parents first, a line of JSON each. It
-# is cut into pages, which are blobs; files are cut into chunks, which are blobs, too. So what has
-# not changed since an earlier archive has the same names, and is there already. Pure.
-
-
 DOCUMENT: Final = "archives.json"
 """The document that lists a session's archives, by id."""
 CHUNK_BYTES: Final = 1024 * 1024
-"""Every chunk of a file has so many bytes, but the last one."""
+"""Bytes of each chunk of a file; the last one may have fewer."""
 PAGE_BYTES: Final = 1024 * 1024
 
 _FILE_MODES, _FILE_OWNER = 0o755, 0o600
@@ -29,10 +27,10 @@ _FOLDER_OWNER = 0o700
 
 
 class FolderEntry(msgspec.Struct, frozen=True, tag="folder", tag_field="is"):
-    """A folder; an empty one, too."""
+    """A folder, empty or not."""
 
     path: str
-    """From the home folder, with slashes."""
+    """Path relative to the home folder, with slashes."""
     mode: int = 0o700
 
 
@@ -48,40 +46,40 @@ class FileEntry(msgspec.Struct, frozen=True, tag="file", tag_field="is", omit_de
     mtime: int = 0
     """Nanoseconds since 1970."""
     chunks: tuple[str, ...] = ()
-    """Its blobs; left out where the only one has the file's own hash."""
+    """Names of its blobs; omitted if there is one, named by the file's own hash."""
 
 
 Entry = FileEntry | FolderEntry
 
 
 class Archive(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One archive of a session, as its log knows it."""
+    """Summary of an archive, as the session's log has it."""
 
     id: str
     at: float
     """When it was taken, in seconds since 1970."""
     label: str = ""
-    """A name of the user's own, to restore it by."""
+    """A name that the user gave it, to restore it by."""
     paths: tuple[str, ...] = ()
     """The ``persist_paths`` that it was taken with."""
     whole: bool = True
-    """Whether it has the whole home folder, and not these paths only."""
+    """Whether it has all visible files of the home folder, not only these paths."""
     files: int = 0
     folders: int = 0
     bytes: int = 0
     """Of the files' contents."""
     pages: tuple[str, ...] = ()
-    """The blobs with its manifest."""
+    """Names of the blobs with its manifest."""
 
 
 def mode_of(mode: int, *, folder: bool) -> int:
-    """Return the permissions that are kept: no set-user-id, no writing by others.
+    """Return the permissions to archive: no set-user-id, not writable by others.
 
     >>> oct(mode_of(0o104777, folder=False)), oct(mode_of(0o40555, folder=True))
     ('0o755', '0o755')
     """
-    mode_bits = mode & _FILE_MODES
-    return mode_bits | (_FOLDER_OWNER if folder else _FILE_OWNER)
+    bits = mode & _FILE_MODES
+    return bits | (_FOLDER_OWNER if folder else _FILE_OWNER)
 
 
 def blobs_of(entry: Entry) -> tuple[str, ...]:
@@ -96,18 +94,18 @@ def line_of(entry: Entry) -> bytes:
     return encode(entry) + b"\n"
 
 
-def entry_of(line: bytes, place: str) -> Entry:
+def entry_of(line: bytes, description: str) -> Entry:
     """Return the entry of a line.
 
     Raises:
-        CorruptRecordError: It is none.
+        CorruptRecordError: The line is not an entry.
 
     """
     try:
         entry: Entry = decoder_of(Entry).decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        message = f"{place}: a line of its manifest is damaged: {error}; nothing was changed"
-        raise CorruptRecordError(message, where=place) from None
+        message = f"{description}: a line of its manifest is damaged: {error}; nothing was changed"
+        raise CorruptRecordError(message, where=description) from None
     return entry
 
 

@@ -60,10 +60,12 @@ class Content:
     """An exported file, open."""
 
     def __init__(self, path: Path, limits: ArchiveLimits) -> None:
-        self._where = str(path)
+        self._description = str(path)
         self._limits = limits
         self._file = path.open("rb")
-        self._tar = TarReader(DecompressedFile(self._file, self._where, limits).read, self._where)
+        self._tar = TarReader(
+            DecompressedFile(self._file, self._description, limits).read, self._description
+        )
 
     def close(self) -> None:
         """Close it."""
@@ -83,13 +85,15 @@ class Content:
             raise self._tar.refused(f"an archive of perdure's begins with {MANIFEST}")
         most = self._limits.entries * LINE_BYTES
         if member.size > most:
-            raise too_large(self._where, "its manifest's bytes:", member.size, "entries", most)
+            raise too_large(
+                self._description, "its manifest's bytes:", member.size, "entries", most
+            )
         lines = self._lines(member.size)
         head = self._head(next(lines, b""))
-        checker = Checker(self._where, self._limits, chunked=False)
+        checker = Checker(self._description, self._limits, chunked=False)
         entries: list[Entry] = []
         for line in lines:
-            entry = entry_of(line, self._where)
+            entry = entry_of(line, self._description)
             checker.add(entry)
             entries.append(entry)
         if len(entries) != head.entries:
@@ -97,15 +101,15 @@ class Content:
         return tuple(entries), self._selection(head, entries)
 
     def _lines(self, size: int) -> Iterator[bytes]:
-        tail, bytes_left = b"", size
-        while bytes_left:
-            data = self._tar.exactly(min(bytes_left, CHUNK_BYTES))
-            bytes_left -= len(data)
-            *lines, tail = (tail + data).split(b"\n")
+        partial, remaining = b"", size
+        while remaining:
+            data = self._tar.exactly(min(remaining, CHUNK_BYTES))
+            remaining -= len(data)
+            *lines, partial = (partial + data).split(b"\n")
             yield from lines
-            if len(tail) > CHUNK_BYTES:
+            if len(partial) > CHUNK_BYTES:
                 raise self._tar.refused("its manifest has a line without an end")
-        if tail:
+        if partial:
             raise self._tar.refused("its manifest ends within a line")
         self._tar.exactly(-size % BLOCK)
 
@@ -116,10 +120,10 @@ class Content:
             raise self._tar.refused(f"its manifest is damaged: {error}") from None
         if head.perdure_archive > FORMAT:
             message = (
-                f"{self._where} is an archive of format {head.perdure_archive}, this release reads "
-                f"up to {FORMAT}: use a newer release"
+                f"{self._description} is an archive of format {head.perdure_archive}, this release "
+                f"reads up to {FORMAT}: use a newer release"
             )
-            raise UnsupportedVersionError(message, path=self._where)
+            raise UnsupportedVersionError(message, path=self._description)
         return head
 
     def _selection(self, head: ExportHeader, entries: list[Entry]) -> Selection:
@@ -127,15 +131,15 @@ class Content:
             selection = selection_of(head.paths, whole=head.whole)
         except ConfigError as error:
             raise CorruptRecordError(
-                f"{self._where}: {error}; nothing was changed", where=self._where
+                f"{self._description}: {error}; nothing was changed", where=self._description
             ) from None
         for entry in entries:
             if selection.fate(entry.path) not in _fates(entry):
                 message = (
-                    f"{self._where}: {entry.path[:200]!a} is refused: the archive's own paths "
-                    "leave it out; nothing was changed"
+                    f"{self._description}: {entry.path[:200]!a} is refused: the archive's own "
+                    "paths leave it out; nothing was changed"
                 )
-                raise CorruptRecordError(message, where=self._where, path=entry.path[:200])
+                raise CorruptRecordError(message, where=self._description, path=entry.path[:200])
         return selection
 
     def into(self, stage: StagingTree, entries: tuple[Entry, ...]) -> Iterator[tuple[int, int]]:
@@ -161,11 +165,11 @@ class Content:
             yield 0, 0
             return
         stage.begin(entry)
-        bytes_left = entry.size
-        while bytes_left:
-            data = self._tar.exactly(min(bytes_left, CHUNK_BYTES))
+        remaining = entry.size
+        while remaining:
+            data = self._tar.exactly(min(remaining, CHUNK_BYTES))
             stage.write(data)
-            bytes_left -= len(data)
+            remaining -= len(data)
             yield 0, len(data)
         self._tar.exactly(-entry.size % BLOCK)
         stage.end()
@@ -199,8 +203,8 @@ async def export(
     waiting: list[bytes] = []
     size = 0
 
-    def write(remaining_lines: list[bytes], *, last: bool = False) -> None:
-        new.add(packer.compress(b"".join(remaining_lines)))
+    def write(blocks: list[bytes], *, last: bool = False) -> None:
+        new.add(packer.compress(b"".join(blocks)))
         if last:
             new.add(packer.flush())
         new.write()
@@ -225,11 +229,11 @@ async def _parts(
 ) -> AsyncGenerator[bytes, None]:
     for data in _manifest(archive, entries):
         yield data
-    place = f"archive {archive.id} of {key}"
+    description = f"archive {archive.id} of {key}"
     for entry in entries:
         yield header_of(entry)
         for name in blobs_of(entry):
-            yield (await fetched(store, key.tenant, [name], place))[name]
+            yield (await fetched(store, key.tenant, [name], description))[name]
         if isinstance(entry, FileEntry):
             yield padding_of(entry.size)
     yield END

@@ -95,13 +95,13 @@ def _fault_of_length(path: str, steps: list[str], limits: ArchiveLimits) -> str 
     return None
 
 
-def too_large(place: str, what: str, value: int, option: str, limit: int) -> TooLargeError:
+def too_large(description: str, what: str, value: int, option: str, limit: int) -> TooLargeError:
     """Return the error for what is over a limit."""
     message = (
-        f"{place}: {what} {value}, over the limit of {limit}: nothing was changed; if it is what "
-        f"you want, raise ArchiveLimits({option}=…)"
+        f"{description}: {what} {value}, over the limit of {limit}: nothing was changed; if it is "
+        f"what you want, raise ArchiveLimits({option}=…)"
     )
-    return TooLargeError(message, where=place, option=option, value=value, limit=limit)
+    return TooLargeError(message, where=description, option=option, value=value, limit=limit)
 
 
 @final
@@ -118,13 +118,13 @@ class Checker:
 
     def __init__(
         self,
-        place: str,
+        description: str,
         limits: ArchiveLimits,
         *,
         chunked: bool = True,
         refusal: type[PerdureError] = CorruptRecordError,
     ) -> None:
-        self._where = place
+        self._description = description
         self._limits = limits
         self._chunked = chunked
         self._refusal = refusal
@@ -161,8 +161,8 @@ class Checker:
         if fault is None:
             return
         shown = ascii(path[:200])
-        message = f"{self._where}: {shown} is refused: {fault}; nothing was changed"
-        raise self._refusal(message, where=self._where, path=shown)
+        message = f"{self._description}: {shown} is refused: {fault}; nothing was changed"
+        raise self._refusal(message, where=self._description, path=shown)
 
     def _fault_of_place(self, path: str) -> str | None:
         folded = unicodedata.normalize("NFD", unicodedata.normalize("NFD", path).casefold())
@@ -196,14 +196,18 @@ class Checker:
         else:
             if entry.size > limits.file_bytes:
                 what = f"the bytes of {entry.path[:200]!r} are"
-                raise too_large(self._where, what, entry.size, "file_bytes", limits.file_bytes)
+                raise too_large(
+                    self._description, what, entry.size, "file_bytes", limits.file_bytes
+                )
             self.files += 1
             self.bytes += entry.size
         if (count := self.files + self.folders) > limits.entries:
-            raise too_large(self._where, "files and folders:", count, "entries", limits.entries)
+            raise too_large(
+                self._description, "files and folders:", count, "entries", limits.entries
+            )
         if self.bytes > limits.total_bytes:
             what = "bytes of all files:"
-            raise too_large(self._where, what, self.bytes, "total_bytes", limits.total_bytes)
+            raise too_large(self._description, what, self.bytes, "total_bytes", limits.total_bytes)
 
 
 def _fault_of_mode(entry: Entry) -> str | None:

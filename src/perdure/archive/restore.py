@@ -74,9 +74,9 @@ async def is_same(home: Folder, plan: ExtractPlan, limits: ArchiveLimits) -> boo
     """Say whether a home has just what a manifest lists; times may differ."""
     wanted = await hop(home.path, _contents, plan)
     at = 0
-    status = scan(home, plan.selection, limits)
+    scanned = scan(home, plan.selection, limits)
     try:
-        async with batches(home.path, status, weight, BATCH_BYTES) as given:
+        async with batches(home.path, scanned, weight, BATCH_BYTES) as given:
             async for batch in given:
                 for item in batch:
                     if not isinstance(item, ScannedEntry) or not _counts(plan, item.entry):
@@ -110,7 +110,7 @@ async def put_back(
     control: Folder,
     plan: ExtractPlan,
     *,
-    where: str,
+    description: str,
     progress: Progress = None,
 ) -> list[str]:
     """Restore a manifest out of the store's blobs; return what was replaced.
@@ -122,10 +122,10 @@ async def put_back(
     """
     await hop(home.path, require_room, home, plan.bytes)
     count = _Count(plan, progress)
-    async with _beside(home, control, where) as stage:
+    async with _beside(home, control, description) as stage:
         for steps in _hops(plan.entries):
             names = [name for step in steps for name in step.names]
-            blobs = await fetched(store, key.tenant, names, where)
+            blobs = await fetched(store, key.tenant, names, description)
             await hop(home.path, _write, stage, steps, blobs)
             ended = sum(step.last for step in steps if isinstance(step.entry, FileEntry))
             count.add(ended, sum(len(blobs[name]) for name in names))
@@ -185,7 +185,7 @@ class _Count:
     """How far it is, told now and then."""
 
     def __init__(self, plan: ExtractPlan, progress: Progress) -> None:
-        self._whole = (plan.files, plan.bytes)
+        self._totals = (plan.files, plan.bytes)
         self._progress = progress
         self._files = self._bytes = 0
 
@@ -193,13 +193,15 @@ class _Count:
         self._files += files
         self._bytes += size
         if self._progress is not None:
-            self._progress(ArchiveProgress(self._files, self._bytes, *self._whole))
+            self._progress(ArchiveProgress(self._files, self._bytes, *self._totals))
 
 
 @asynccontextmanager
-async def _beside(home: Folder, control: Folder, place: str) -> AsyncGenerator[StagingTree, None]:
+async def _beside(
+    home: Folder, control: Folder, description: str
+) -> AsyncGenerator[StagingTree, None]:
     """Give a stage, which is removed in the end unless it was committed."""
-    stage = await hop(home.path, StagingTree, control, place)
+    stage = await hop(home.path, StagingTree, control, description)
     try:
         yield stage
     finally:
@@ -226,7 +228,7 @@ async def _committed(
     return replaced
 
 
-async def verify(store: Store, key: SessionKey, plan: ExtractPlan, place: str) -> None:
+async def verify(store: Store, key: SessionKey, plan: ExtractPlan, description: str) -> None:
     """Read every blob of a manifest.
 
     Raises:
@@ -234,7 +236,9 @@ async def verify(store: Store, key: SessionKey, plan: ExtractPlan, place: str) -
 
     """
     for steps in _hops(plan.entries):
-        await fetched(store, key.tenant, [name for step in steps for name in step.names], place)
+        await fetched(
+            store, key.tenant, [name for step in steps for name in step.names], description
+        )
 
 
 async def put_back_from(

@@ -89,19 +89,19 @@ async def take(
 
     """
     require_blobs(store)
-    there = set(await store.blob_names(key.tenant))
-    known = await _named_by(store, key, before, limits) & there
-    taking = _TreeSave(store, key.tenant, there, known)
-    result = scan(home, selection, limits)
-    async with batches(home.path, result, weight, BATCH_BYTES) as given:
+    present = set(await store.blob_names(key.tenant))
+    known = await _named_by(store, key, before, limits) & present
+    taking = _TreeSave(store, key.tenant, present, known)
+    scanned = scan(home, selection, limits)
+    async with batches(home.path, scanned, weight, BATCH_BYTES) as given:
         async for batch in given:
             await taking.add(batch)
             if progress is not None:
-                progress(ArchiveProgress(taking.taken.files, taking.taken.bytes))
-    pages = await hop(home.path, _named_pages, taking.taken.entries)
+                progress(ArchiveProgress(taking.result.files, taking.result.bytes))
+    pages = await hop(home.path, _named_pages, taking.result.entries)
     await put(store, key.tenant, {name: page for name, page in pages.items() if name not in known})
-    taking.taken.pages = tuple(pages)
-    return taking.taken
+    taking.result.pages = tuple(pages)
+    return taking.result
 
 
 def _named_pages(entries: list[Entry]) -> dict[str, bytes]:
@@ -131,12 +131,12 @@ async def _named_by(
 
 @final
 class _TreeSave:
-    def __init__(self, store: Store, tenant: str, there: set[str], known: set[str]) -> None:
+    def __init__(self, store: Store, tenant: str, present: set[str], known: set[str]) -> None:
         self._store = store
         self._tenant = tenant
-        self._there = there
+        self._present = present
         self._known = known
-        self.taken = SaveResult()
+        self.result = SaveResult()
 
     async def add(self, batch: list[Found]) -> None:
         new: dict[str, bytes] = {}
@@ -148,18 +148,18 @@ class _TreeSave:
                 case ScannedEntry(entry, changing):
                     self._count(entry, changing=changing)
                 case ArchiveSkipped():
-                    if len(self.taken.skipped) < SHOWN:
-                        self.taken.skipped.append(item)
+                    if len(self.result.skipped) < SHOWN:
+                        self.result.skipped.append(item)
         await put(self._store, self._tenant, new)
-        fresh = new.keys() - self._there
-        self.taken.stored_bytes += sum(len(new[name]) for name in fresh)
-        self._there |= fresh
+        fresh = new.keys() - self._present
+        self.result.stored_bytes += sum(len(new[name]) for name in fresh)
+        self._present |= fresh
         self._known |= new.keys()
 
     def _count(self, entry: Entry, *, changing: bool) -> None:
-        self.taken.entries.append(entry)
+        self.result.entries.append(entry)
         if isinstance(entry, FileEntry):
-            self.taken.files += 1
-            self.taken.bytes += entry.size
+            self.result.files += 1
+            self.result.bytes += entry.size
         if changing:
-            self.taken.changing.append(entry.path)
+            self.result.changing.append(entry.path)

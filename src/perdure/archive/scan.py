@@ -71,24 +71,24 @@ class _Scan:
         self._selection = selection
         self._limit = limits.file_bytes
         self._checker = Checker(home.path, limits, refusal=NotStorableError)
-        found = home.stat(".")
-        self._device = None if found is None else found.st_dev
+        status = home.stat(".")
+        self._device = None if status is None else status.st_dev
 
     def folder(self, folder: Folder, above: str) -> Iterator[Found]:
         for name in sorted(folder.names()):
             path = f"{above}/{name}" if above else name
             if path == CONTROL:
                 continue
-            names = folder.stat(name)
-            if names is None:
+            status = folder.stat(name)
+            if status is None:
                 continue  # removed meanwhile
             fate = self._selection.fate(path)
-            reason = self._passed_over(fate, names)
+            reason = self._passed_over(fate, status)
             if reason is not None:
-                self._require_no_link(path, names)
+                self._require_no_link(path, status)
                 yield ArchiveSkipped(path, reason)
-            elif stat.S_ISDIR(names.st_mode):
-                mode = mode_of(names.st_mode, folder=True) if fate == "taken" else _ENTERED
+            elif stat.S_ISDIR(status.st_mode):
+                mode = mode_of(status.st_mode, folder=True) if fate == "taken" else _ENTERED
                 yield from self._inner(folder, name, FolderEntry(path, mode))
             elif fate == "taken":
                 self._checker.require_path(path)
@@ -123,7 +123,7 @@ class _Scan:
             yield from self.folder(inner, entry.path)
 
     def _file(self, folder: Folder, name: str, path: str) -> Iterator[Found]:
-        for bytes_left in reversed(range(TRIES)):
+        for remaining in reversed(range(TRIES)):
             fd = _opened(folder, name, path)
             if fd is None:
                 yield ArchiveSkipped(path, "changed while it was read")
@@ -133,7 +133,7 @@ class _Scan:
                 reading = _Reading(file, path, self._limit)
                 yield from reading
                 changing = _marks(before) != _marks(os.fstat(fd))
-            if not changing or not bytes_left:
+            if not changing or not remaining:
                 entry = reading.entry(before)
                 self._checker.add(entry)
                 yield ScannedEntry(entry, changing)
@@ -178,10 +178,10 @@ class _Reading:
 
     def _chunk(self) -> bytes:
         parts: list[bytes] = []
-        bytes_left = CHUNK_BYTES
-        while bytes_left and (part := self._file.read(bytes_left)):
+        remaining = CHUNK_BYTES
+        while remaining and (part := self._file.read(remaining)):
             parts.append(part)
-            bytes_left -= len(part)
+            remaining -= len(part)
         return b"".join(parts)
 
     def entry(self, status: os.stat_result) -> FileEntry:
@@ -196,5 +196,5 @@ class _Reading:
         )
 
 
-def _marks(marks: os.stat_result) -> tuple[int, int, int]:
-    return marks.st_size, marks.st_mtime_ns, marks.st_ctime_ns
+def _marks(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns

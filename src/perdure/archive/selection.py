@@ -42,22 +42,22 @@ class Selection(msgspec.Struct, frozen=True):
         >>> selection_of([".config/"]).fate(".config/app/.x"), selection_of([]).fate(".bashrc")
         ('taken', 'hidden')
         """
-        within = [pattern for pattern in self.paths if _covers(pattern, path)]
+        within = [selected for selected in self.paths if _covers(selected, path)]
         hidden = [step for step in path.split("/") if is_hidden(step)]
-        is_taken = bool(within) or self.whole
-        if is_taken and (
-            not hidden or any(is_hidden(step) for pattern in within for step in _steps(pattern))
+        is_selected = bool(within) or self.whole
+        if is_selected and (
+            not hidden or any(is_hidden(step) for selected in within for step in _steps(selected))
         ):
             return "taken"
         if self.leads_through(path):
             return "entered"
-        if not is_taken:
+        if not is_selected:
             return "unnamed"
         return "hidden" if any(step.startswith(".") for step in hidden) else "system"
 
     def leads_through(self, path: str) -> bool:
         """Say whether a path that is named is this one, or lies below it."""
-        return any(_covers(path, pattern) for pattern in self.paths)
+        return any(_covers(path, selected) for selected in self.paths)
 
     def hidden_beyond(self, other: Selection) -> list[str]:
         """Return the hidden paths that are named here, and that another selection leaves out.
@@ -98,7 +98,7 @@ def selection_of(paths: Sequence[str], *, whole: bool = True) -> Selection:
         raise _config("give a list of paths, not one text", paths)
     if len(paths) > MAX_PATHS:
         raise _config(f"{len(paths)} of them are over the limit of {MAX_PATHS}", paths[0])
-    patterns: list[str] = []
+    selected: list[str] = []
     for given in paths:
         if not isinstance(given, str):
             raise _config("give paths as text", given)
@@ -107,9 +107,9 @@ def selection_of(paths: Sequence[str], *, whole: bool = True) -> Selection:
         fault = fault_of_path(path, ArchiveLimits())
         if fault is not None:
             raise _config(f"{fault}; name folders below the agent's home, such as data/", given)
-        if path not in patterns:
-            patterns.append(path)
-    return Selection(tuple(patterns), whole)
+        if path not in selected:
+            selected.append(path)
+    return Selection(tuple(selected), whole)
 
 
 def _config(reason: str, value: object) -> ConfigError:

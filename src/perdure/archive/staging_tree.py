@@ -33,9 +33,9 @@ class StagingTree:
 
     """
 
-    def __init__(self, control: Folder, place: str) -> None:
+    def __init__(self, control: Folder, description: str) -> None:
         self.name: str = f"{LEFT}{random_id()}"
-        self._where = place
+        self._description = description
         self._root = control.make(self.name, NEW)
         self._files: list[str] = []
         self._folders: list[FolderEntry] = []
@@ -123,8 +123,8 @@ class StagingTree:
         return self._parent, name
 
     def _corrupt(self, entry: FileEntry, reason: str) -> CorruptRecordError:
-        message = f"{self._where}: {entry.path!r} is damaged: {reason}; nothing was changed"
-        return CorruptRecordError(message, where=self._where, path=entry.path)
+        message = f"{self._description}: {entry.path!r} is damaged: {reason}; nothing was changed"
+        return CorruptRecordError(message, where=self._description, path=entry.path)
 
 
 class _File:
@@ -168,8 +168,8 @@ def require_room(home: Folder, wanted: int) -> None:
     """
     if not hasattr(os, "statvfs"):
         return
-    free_bytes = os.statvfs(home.path)
-    free = free_bytes.f_bavail * free_bytes.f_frsize
+    status = os.statvfs(home.path)
+    free = status.f_bavail * status.f_frsize
     if wanted + SPARE > free:
         message = (
             f"the archive's files take {wanted} bytes, and {home.path} has {free} left: make room, "

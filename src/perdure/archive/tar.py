@@ -79,9 +79,9 @@ class TarReader:
 
     """
 
-    def __init__(self, read: Read, place: str) -> None:
+    def __init__(self, read: Read, description: str) -> None:
         self._read = read
-        self._where = place
+        self._description = description
         self._number = 0
 
     def next(self) -> Member | None:
@@ -92,19 +92,19 @@ class TarReader:
 
         """
         self._number += 1
-        header: dict[str, str] = {}
+        extended: dict[str, str] = {}
         while True:
             block = self.exactly(BLOCK)
             if block == bytes(BLOCK):
-                self._require_end(header)
+                self._require_end(extended)
                 return None
             kind = block[156:157]
             info = self._header(block)
             if kind not in {_EXTENDED, _LONG_NAME}:
-                return self._member(kind, info, header)
-            if header:
+                return self._member(kind, info, extended)
+            if extended:
                 raise self.refused("it has several headers")
-            header = self._extended(kind, info.size)
+            extended = self._extended(kind, info.size)
 
     def _header(self, block: bytes) -> tarfile.TarInfo:
         try:
@@ -124,19 +124,19 @@ class TarReader:
         except ValueError:
             raise self.refused("its extended header is damaged") from None
 
-    def _member(self, kind: bytes, info: tarfile.TarInfo, header: dict[str, str]) -> Member:
+    def _member(self, kind: bytes, info: tarfile.TarInfo, extended: dict[str, str]) -> Member:
         if kind not in {b"0", b"\0", _FOLDER}:
             what = _KINDS.get(kind, f"of the unknown kind {kind!r}")
             raise self.refused(
                 f"{info.name[:200]!r} is {what}; only files and folders are restored"
             )
-        unknown = sorted(header.keys() - _KEYS - {"path", "size"})
+        unknown = sorted(extended.keys() - _KEYS - {"path", "size"})
         if unknown:
             raise self.refused(f"its extended header says {unknown[0][:60]!r}")
-        size = header.get("size", str(info.size))
+        size = extended.get("size", str(info.size))
         if not size.isascii() or not size.isdecimal() or len(size) > 18:
             raise self.refused("its size is no number")
-        path = header.get("path", info.name)
+        path = extended.get("path", info.name)
         is_folder = kind == _FOLDER
         if is_folder:
             path = path.removesuffix("/")
@@ -156,21 +156,21 @@ class TarReader:
             raise self.refused("the file ends within it")
         return data
 
-    def _require_end(self, header: dict[str, str]) -> None:
-        if header or self._read(BLOCK) != bytes(BLOCK):
+    def _require_end(self, extended: dict[str, str]) -> None:
+        if extended or self._read(BLOCK) != bytes(BLOCK):
             raise self.refused("the archive ends within it")
         for _ in range(1024):  # tar fills up to whole records
-            trailing = self._read(BLOCK)
-            if not trailing:
+            block = self._read(BLOCK)
+            if not block:
                 return
-            if trailing.strip(b"\0"):
+            if block.strip(b"\0"):
                 break
         raise self.refused("there is more behind the archive's end")
 
     def refused(self, reason: str) -> CorruptRecordError:
         """Return the error for the member at hand."""
-        message = f"{self._where}, member {self._number}: {reason}; nothing was changed"
-        return CorruptRecordError(message, where=self._where, member=self._number)
+        message = f"{self._description}, member {self._number}: {reason}; nothing was changed"
+        return CorruptRecordError(message, where=self._description, member=self._number)
 
 
 def _pairs(data: bytes) -> list[tuple[str, str]]:

@@ -1,8 +1,7 @@
 """Checkpoints of a session, and the kernel events between them.
 
-Decisions are pure (`chain`, `chunks`, `tree`, `difference`, `retention`); `engine` acts. What it
-needs of a session it asks of a `Journal`, so nothing here knows sessions or which store they
-are in.
+Decisions are pure (`chain`, `diff`, `merkle_tree`, `replay`); `engine` performs them. It reaches
+the session through a `Journal`, so no module here depends on sessions or on a backend.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from perdure.records.checkpoints import ExplicitState as ExplicitState
     from perdure.records.checkpoints import KernelEvent as KernelEvent
 
-# Resolved when used: every session has the chain at hand, few need the rest.
+# Imported on first use: every session needs the chain, few need the other modules.
 _HOME_OF = {
     "CapabilityUse": "perdure.checkpoints.replay",
     "CapturedState": "perdure.records.checkpoints",

@@ -82,8 +82,8 @@ class EventSigner:
     def next(self, event: KernelEvent) -> str:
         """Return the seal of the next event."""
         plain = {name: getattr(event, name) for name in KernelEvent.__struct_fields__}
-        is_complete = self.hash.encode() + msgspec.json.encode(plain, order="sorted")
-        self.hash = hashlib.sha256(is_complete).hexdigest()[:32]
+        data = self.hash.encode() + msgspec.json.encode(plain, order="sorted")
+        self.hash = hashlib.sha256(data).hexdigest()[:32]
         self.count += 1
         return self.hash
 
@@ -143,12 +143,12 @@ def _decoded(
     for number, line, is_complete in _lines(path, tell):
         try:
             check_depth(line)
-            text_line = decode(line)
+            value = decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError, FormatError) as error:
             what = f"it cannot be read ({error})" if is_complete else "the file was torn here"
             tell(f"{path.name}: {what}: the line was left out", number)
         else:
-            yield number, text_line
+            yield number, value
 
 
 def saved_snapshots(
@@ -268,29 +268,29 @@ def events_by_time(
 
     *each* is called with every event in the order of the file; *go_on* ends it by False.
     """
-    events_found = saved_events(folder, tell, go_on)
+    events = saved_events(folder, tell, go_on)
     if _is_in_order(folder, go_on):
-        for number, event in events_found:
+        for number, event in events:
             each(number, event)
             yield number, event
         return
     with tempfile.TemporaryFile() as file:
         begins: list[int] = []
-        for some in _sorted_runs(events_found, each):
+        for some in _sorted_runs(events, each):
             begins.append(file.tell())
             file.writelines(line for _, line in some)
         ends = [*begins[1:], file.tell()] if begins else []
         runs = [_run(file, *ends_at) for ends_at in zip(begins, ends, strict=True)]
-        yield from heapq.merge(*runs, key=lambda item: (item[1].timestamp, item[0]))
+        yield from heapq.merge(*runs, key=lambda numbered: (numbered[1].timestamp, numbered[0]))
 
 
 def _sorted_runs(
-    runs: Iterator[tuple[int, SavedEvent]], each: Callable[[int, SavedEvent], object]
+    events: Iterator[tuple[int, SavedEvent]], each: Callable[[int, SavedEvent], object]
 ) -> Iterator[list[tuple[int, bytes]]]:
     """Give events in parts that memory has room for, each by time: the time, and a line."""
     some: list[tuple[int, bytes]] = []
     size = 0
-    for number, event in runs:
+    for number, event in events:
         each(number, event)
         line = b"%d " % number + msgspec.json.encode(event) + b"\n"
         some.append((event.timestamp, line))
@@ -329,26 +329,26 @@ class _Snapshots:
 
     def __init__(self, folder: Path, run: Replay) -> None:
         self._run = run
-        self._kept: dict[int, _CheckpointHeader] = {}
-        for number, saved_snapshot in saved_snapshots(folder, run.problem):
-            if saved_snapshot.snapshot_id in self._kept:
-                before = self._kept[saved_snapshot.snapshot_id].line
-                what = f"checkpoint {saved_snapshot.snapshot_id} stands in line {before}, too"
+        self._headers: dict[int, _CheckpointHeader] = {}
+        for number, snapshot in saved_snapshots(folder, run.problem):
+            if snapshot.snapshot_id in self._headers:
+                before = self._headers[snapshot.snapshot_id].line
+                what = f"checkpoint {snapshot.snapshot_id} stands in line {before}, too"
                 run.problem(f"{CHECKPOINTS_FILE}: {what}", number)
                 continue
-            digest = state_digest(bytes(saved_snapshot.state))
-            self._kept[saved_snapshot.snapshot_id] = _CheckpointHeader(
-                number, saved_snapshot.label, saved_snapshot.timestamp, digest
+            digest = state_digest(bytes(snapshot.state))
+            self._headers[snapshot.snapshot_id] = _CheckpointHeader(
+                number, snapshot.label, snapshot.timestamp, digest
             )
-        self._untold = set(self._kept)
+        self._untold = set(self._headers)
 
     def compare(self, number: int, event: KernelEvent) -> None:
         """Compare an event with the checkpoint that it tells of."""
         run, which = self._run, event.detail.get("snapshot")
-        header = self._kept.get(which) if isinstance(which, int) else None
+        header = self._headers.get(which) if isinstance(which, int) else None
         if header is not None:
             self._untold.discard(which)
-        digest: Any = event.detail.get("state_sha256")
+        recorded: Any = event.detail.get("state_sha256")
         if event.detail.get(PRUNED):
             run.unverified += 1
         elif header is None:
@@ -356,10 +356,10 @@ class _Snapshots:
         elif event.label is not None and header.label != event.label:
             what = f"it is called {header.label!r} in line {header.line} of {CHECKPOINTS_FILE}"
             run.problem(f"checkpoint {which}: {what}", number)
-        elif digest is not None and digest != header.digest:
+        elif recorded is not None and recorded != header.digest:
             what = f"its state in line {header.line} of {CHECKPOINTS_FILE} is not what was recorded"
             run.problem(f"checkpoint {which}: {what}", number)
-        elif digest is not None and header.timestamp + 1 != event.timestamp:
+        elif recorded is not None and header.timestamp + 1 != event.timestamp:
             what = f"its time in line {header.line} of {CHECKPOINTS_FILE} is not what was recorded"
             run.problem(f"checkpoint {which}: {what}", number)
         else:
@@ -370,6 +370,6 @@ class _Snapshots:
         for which in sorted(self._untold):
             if all_are_told:
                 what = f"no event tells of checkpoint {which}: it was put in"
-                self._run.problem(f"{CHECKPOINTS_FILE}: {what}", self._kept[which].line)
+                self._run.problem(f"{CHECKPOINTS_FILE}: {what}", self._headers[which].line)
             else:
                 self._run.unverified += 1

@@ -148,16 +148,15 @@ def check_pair(folder: Path, *, newest: int = -1) -> None:
 
     """
     for line, snapshot in saved_snapshots(folder, lambda *_: None):
-        position = f"{folder / CHECKPOINTS_FILE}, line {line}: checkpoint {snapshot.snapshot_id}"
+        place = f"{folder / CHECKPOINTS_FILE}, line {line}: checkpoint {snapshot.snapshot_id}"
         if snapshot.snapshot_id <= newest:
             message = (
-                f"{position} comes after {newest}: ids must go up from 0, and be new to the "
-                "session: "
+                f"{place} comes after {newest}: ids must go up from 0, and be new to the session: "
                 "sort the lines, or take them into a new session"
             )
             raise ConfigError(message, checkpoint=snapshot.snapshot_id)
         if is_deeper(bytes(snapshot.state), MAX_VALUE_DEPTH):
-            message = f"{position} nests deeper than {MAX_VALUE_DEPTH} levels: remove the line"
+            message = f"{place} nests deeper than {MAX_VALUE_DEPTH} levels: remove the line"
             raise ConfigError(message, checkpoint=snapshot.snapshot_id)
         newest = snapshot.snapshot_id
 
@@ -195,10 +194,10 @@ class _AuditPairReader:
         self._journal = journal
         self._folder = folder
         self._findings: list[str] = []
-        self._keeping = CheckpointStates(journal.store, journal.key.tenant)
+        self._states = CheckpointStates(journal.store, journal.key.tenant)
         self._snapshots = saved_snapshots(folder, self._tell)
         self._ahead: SavedSnapshot | None = None
-        self._made = self._events = 0
+        self._created = self._events = 0
 
     def _tell(self, what: str, line: int) -> None:
         self._findings.append(f"line {line}: {what}")
@@ -213,7 +212,7 @@ class _AuditPairReader:
         while (ahead := await self._peek()) is not None:
             await self._make(chain, _told_of(ahead))
         await self._journal.save()
-        return AuditPair(self._events, self._made, tuple(self._findings))
+        return AuditPair(self._events, self._created, tuple(self._findings))
 
     async def _take(self, event: KernelEvent, chain: CheckpointChain) -> None:
         self._events += 1
@@ -231,15 +230,15 @@ class _AuditPairReader:
 
     async def _peek(self) -> SavedSnapshot | None:
         if self._ahead is None:
-            first_line = await anyio.to_thread.run_sync(next, self._snapshots, None)
-            self._ahead = None if first_line is None else first_line[1]
+            upcoming = await anyio.to_thread.run_sync(next, self._snapshots, None)
+            self._ahead = None if upcoming is None else upcoming[1]
         return self._ahead
 
     async def _make(self, chain: CheckpointChain, event: KernelEvent) -> None:
         """Append the next checkpoint, in one group with the event that tells of it."""
         saved, self._ahead, journal = self._ahead, None, self._journal
         assert saved is not None
-        given = await self._keeping.keep(canonical(saved.state), None, None)
+        given = await self._states.keep(canonical(saved.state), None, None)
         checkpoint: Checkpoint = sealed(
             Checkpoint(
                 id=saved.snapshot_id,
@@ -251,20 +250,20 @@ class _AuditPairReader:
                 hash="",
             )
         )
-        events_made = Entry(CHECKPOINT, encode(checkpoint), end=False)
-        journal.accept((events_made, self._entry(event, 2, _OURS)))
-        self._made += 1
+        entry = Entry(CHECKPOINT, encode(checkpoint), end=False)
+        journal.accept((entry, self._entry(event, 2, _OURS)))
+        self._created += 1
 
     def _entry(self, event: KernelEvent, later: int, without: tuple[str, ...]) -> Entry:
         """Return the record of an event, with none of what is only for files."""
         ours = without if event.kind == SNAPSHOT_CREATED else ()
-        payload = {name: event.detail[name] for name in event.detail if name not in ours}
+        detail = {name: event.detail[name] for name in event.detail if name not in ours}
         placed = KernelEvent(
             token_id=event.token_id,
             timestamp=self._journal.clock + later,
             kind=event.kind,
             label=event.label,
-            detail=payload,
+            detail=detail,
         )
         return Entry(EVENT, encode(placed))
 

@@ -1,10 +1,10 @@
-"""The chain of a session's checkpoints: each link is sealed to the one before it.
+"""Hash chain of a session's checkpoints: each link contains the hash of the previous one.
 
-A link's hash is the SHA-256 of the canonical JSON of all that it says: id, label, timestamp,
-event_seq, the hash of its state, and the hash of the link before. So nothing in the chain can be
-changed, left out or put in without a link that no longer fits, and that link has a name.
+A link's hash is the SHA-256 of the canonical JSON of its fields: id, label, timestamp, event_seq,
+the hash of its state, and the hash of the previous link. A link that was changed, removed or
+inserted therefore breaks the chain, and `problems_of` names the link.
 
-The chain is a fold of the log's records, like every document. Pure.
+The chain is folded from the log's records, like every document. Pure.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _sorted = msgspec.json.Encoder(order="sorted").encode
 
 
 def canonical(value: Any) -> bytes:
-    """Return a value's JSON in the one form that is hashed: keys in order, no spaces.
+    """Return a value's JSON in canonical form, as it is hashed: sorted keys, no spaces.
 
     >>> canonical({"b": 1, "a": [msgspec.Raw(b'{"d": 0, "c": 0}')]})
     b'{"a":[{"c":0,"d":0}],"b":1}'
@@ -52,21 +52,21 @@ def canonical(value: Any) -> bytes:
 
 
 def digest(data: bytes) -> str:
-    """Return the digest of bytes, by a name that says how it was made."""
+    """Return the digest of bytes, prefixed with the name of the algorithm."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 def state_hash(state: CapturedState | ExplicitState) -> str:
-    """Return the digest of what a checkpoint is of: of a state's content, however large."""
+    """Return the digest of a checkpoint's state."""
     return digest(canonical(state))
 
 
 def hash_of(link: Checkpoint | Pruning) -> str:
-    """Return the hash that a link has to have."""
-    hashed = {name: getattr(link, name) for name in link.__struct_fields__ if name != "hash"}
+    """Return the hash that a link must have."""
+    fields = {name: getattr(link, name) for name in link.__struct_fields__ if name != "hash"}
     if isinstance(link, Checkpoint):
-        hashed["state_hash"] = state_hash(hashed.pop("state"))
-    return digest(canonical(hashed))
+        fields["state_hash"] = state_hash(fields.pop("state"))
+    return digest(canonical(fields))
 
 
 _Sealable: TypeAlias = Checkpoint | Pruning
@@ -78,24 +78,24 @@ def sealed(link: _Sealable) -> Any:
 
 
 class ChainProblem(msgspec.Struct, frozen=True):
-    """Something that does not fit."""
+    """A defect of the chain or of a checkpoint's state."""
 
     id: int | None
-    """The checkpoint that it was found at; None for a pruning."""
+    """The checkpoint that has it; None for a pruning."""
     what: str
 
 
 class CheckpointChain:
-    """All links of a session, oldest first; made of its document, or of its records."""
+    """All links of a session, oldest first, from its document or its records."""
 
     __slots__ = ("_places", "by_id", "captured_upto", "links", "newest_id")
 
     def __init__(self, links: Iterable[Link] = ()) -> None:
         self.links: list[Link] = []
         self.by_id: dict[int, Checkpoint] = {}
-        """Those that were not pruned, by id, in its order."""
+        """Checkpoints that were not pruned, in the order of their ids."""
         self.newest_id: int = 0
-        """The last id that was given, to a checkpoint that was pruned too."""
+        """The newest id that was assigned, pruned checkpoints included."""
         self.captured_upto: int = 0
         """The last record that a checkpoint of the session itself covers."""
         self._places: dict[int, int] = {}
@@ -104,20 +104,20 @@ class CheckpointChain:
 
     @classmethod
     def of(cls, document: bytes | None, records: Iterable[Record] = ()) -> CheckpointChain:
-        """Return the chain of a document and the records behind it."""
+        """Return the chain of a document and the records after it."""
         chain = cls(decode(line, Link) for line in (document or b"").splitlines())
         for record in records:
             chain.apply(record.kind, record.payload)
         return chain
 
     def apply(self, kind: str, payload: bytes) -> None:
-        """Take in the next record; of another kind it changes nothing."""
+        """Apply the next record; records of other kinds are ignored."""
         if kind not in CHAIN_KINDS:
             return
         link: Link = decode(payload, Link)
         if isinstance(link, Pruning):
-            for checkpoint in link.ids:
-                self._bury(checkpoint)
+            for pruned_id in link.ids:
+                self._bury(pruned_id)
         self._add(link)
 
     def _add(self, link: Link) -> None:
@@ -131,23 +131,23 @@ class CheckpointChain:
         self.links.append(link)
 
     def _bury(self, id: int) -> None:
-        pruned = self.by_id.pop(id, None)
-        if pruned is not None:
+        removed = self.by_id.pop(id, None)
+        if removed is not None:
             self.links[self._places[id]] = Tombstone(
                 id=id,
-                event_seq=pruned.event_seq,
-                captured=_is_captured(pruned),
-                previous=pruned.previous,
-                hash=pruned.hash,
+                event_seq=removed.event_seq,
+                captured=_is_captured(removed),
+                previous=removed.previous,
+                hash=removed.hash,
             )
 
     def had(self, id: int) -> bool:
-        """Say whether an id was given once, to a checkpoint that was pruned too."""
+        """Say whether an id was ever assigned, even to a checkpoint that was pruned."""
         return id in self._places
 
     @property
     def head(self) -> str:
-        """The hash of the newest link, which the next one names."""
+        """Hash of the newest link, which the next one must contain."""
         return self.links[-1].hash if self.links else FIRST
 
     @property
@@ -157,7 +157,7 @@ class CheckpointChain:
 
     @property
     def needed(self) -> Checkpoint | None:
-        """The oldest checkpoint of the session itself: from there on, it has to stay known."""
+        """Oldest checkpoint of the session itself: history from it on must not be pruned."""
         return next(
             (checkpoint for checkpoint in self.by_id.values() if _is_captured(checkpoint)), None
         )
@@ -172,7 +172,7 @@ def _is_captured(link: Checkpoint | Tombstone) -> bool:
 
 
 def fold_chain(old: bytes | None, records: Sequence[Record]) -> bytes:
-    """Return checkpoints.jsonl after ``records``: a line more for each, unless some are pruned."""
+    """Return checkpoints.jsonl with *records* applied; appends lines unless some were pruned."""
     if any(record.kind == CHECKPOINTS_PRUNED for record in records):
         return CheckpointChain.of(old, records).document()
     links = (record.payload + b"\n" for record in records if record.kind == CHECKPOINT)
@@ -180,7 +180,7 @@ def fold_chain(old: bytes | None, records: Sequence[Record]) -> bytes:
 
 
 def problems_of(links: Iterable[Link]) -> list[ChainProblem]:
-    """Return what does not fit in a chain: a changed link, a missing one, an id out of order."""
+    """Return the defects of a chain: changed or missing links, ids out of order."""
     problems: list[ChainProblem] = []
     previous, newest = FIRST, -1
     for link in links:
@@ -199,10 +199,9 @@ def problems_of(links: Iterable[Link]) -> list[ChainProblem]:
     return problems
 
 
-# The digest of a run of the log's records: what a checkpoint of a session is sealed with
-#
-# What the store and its housekeeping write on their own account (epochs, bases, notes of forks)
-# does not count, since a copy of a session that has moved has others. Pure.
+# Digest of a range of log records, which a checkpoint of the session itself contains. Records that
+# the store writes for itself (epochs, bases, fork notes) do not count: a copy of the session in
+# another store has different ones.
 
 
 _UNCOUNTED = frozenset({EPOCH, BASE, FORK, ENDING, "gap"})
@@ -210,19 +209,19 @@ _UNCOUNTED = frozenset({EPOCH, BASE, FORK, ENDING, "gap"})
 
 @final
 class LogDigest:
-    """A digest that grows with the log; records may come twice, and count once."""
+    """Running digest of the log; a record that is fed twice counts once."""
 
     __slots__ = ("_hash", "seq", "since")
 
     def __init__(self, since: int) -> None:
         self.since: int = since
-        """The record behind which it begins."""
+        """The record after which the digest begins."""
         self.seq: int = since
-        """The last record that is in it."""
+        """The last record in the digest."""
         self._hash = hashlib.sha256()
 
     def feed(self, seq: int, kind: str, payload: bytes) -> None:
-        """Take in a record, if it is the next one."""
+        """Add a record if it is the next one."""
         if seq != self.seq + 1:
             return
         self.seq = seq
@@ -231,18 +230,15 @@ class LogDigest:
             self._hash.update(payload)
 
     def copy(self) -> LogDigest:
-        """Return one that goes on by itself."""
+        """Return an independent copy."""
         other = LogDigest(self.since)
         other.seq, other._hash = self.seq, self._hash.copy()
         return other
 
     @property
     def value(self) -> str:
-        """The digest as of now."""
+        """The digest so far."""
         return f"sha256:{self._hash.hexdigest()}"
-
-
-# Which checkpoints are let go when some are kept. Pure
 
 
 def let_go(ids: Sequence[int], keep: int | Collection[int]) -> tuple[int, ...]:
@@ -269,4 +265,4 @@ def let_go(ids: Sequence[int], keep: int | Collection[int]) -> tuple[int, ...]:
             "checkpoints.states() lists them"
         )
         raise ConfigError(message, option="keep", unknown=unknown)
-    return tuple(checkpoint for checkpoint in ids if checkpoint not in keep)
+    return tuple(number for number in ids if number not in keep)

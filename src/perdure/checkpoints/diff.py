@@ -1,4 +1,4 @@
-"""What has changed between two JSON values, by path. Pure."""
+"""Difference of two JSON values, by path. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import msgspec
 
 
 class ValueChange(msgspec.Struct, frozen=True):
-    """A value that is another one now."""
+    """A value before and after a change."""
 
     before: Any
     after: Any
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """What leads from one value to another; paths are JSON pointers, "" for the whole value."""
+    """Changes between two values; paths are JSON pointers, "" for the root."""
 
     added: dict[str, Any] = {}
     removed: dict[str, Any] = {}
@@ -27,33 +27,33 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def difference(before: Any, after: Any) -> Difference:
-    """Return what leads from one JSON value to another.
+    """Return the changes that turn one JSON value into another.
 
     >>> difference({"a": 1, "b": [1, 2]}, {"b": [1, 3], "c": 0})  # doctest: +NORMALIZE_WHITESPACE
     Difference(added={'/c': 0}, removed={'/a': 1},
                changed={'/b/1': ValueChange(before=2, after=3)})
     """
-    differences = Difference(added={}, removed={}, changed={})
-    _compare(before, after, "", differences)
-    return differences
+    result = Difference(added={}, removed={}, changed={})
+    _compare(before, after, "", result)
+    return result
 
 
-def _compare(before: Any, after: Any, path: str, found: Difference) -> None:
+def _compare(before: Any, after: Any, path: str, result: Difference) -> None:
     if type(before) is not type(after) or not isinstance(before, dict | list):
         if not _same(before, after):
-            found.changed[path] = ValueChange(before, after)
+            result.changed[path] = ValueChange(before, after)
         return
     theirs, ours = dict(_items(before)), dict(_items(after))
     for step, value in theirs.items():
         if step in ours:
-            _compare(value, ours[step], path + step, found)
+            _compare(value, ours[step], path + step, result)
         else:
-            found.removed[path + step] = value
-    found.added.update({path + step: our for step, our in ours.items() if step not in theirs})
+            result.removed[path + step] = value
+    result.added.update({path + step: value for step, value in ours.items() if step not in theirs})
 
 
 def _items(value: Any) -> Iterator[tuple[str, Any]]:
-    """Give the parts of a dict or a list, each by its step of the path."""
+    """Yield the members of a dict or a list, each with its step of the path."""
     if isinstance(value, list):
         yield from ((f"/{at}", item) for at, item in enumerate(value))
         return
@@ -62,5 +62,5 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _same(before: Any, after: Any) -> bool:
-    """Whether two values are written the same: 1 is neither 1.0 nor true."""
+    """Whether two values have the same JSON text: 1 equals neither 1.0 nor true."""
     return repr(before) == repr(after)

@@ -1,4 +1,10 @@
-"""Checkpoints to look at: which there are, what they hold, whether anything was changed."""
+"""Checkpoints of a session: create, read, verify, roll back and prune.
+
+A checkpoint of the session itself is one short record, however long the session is: the log has
+the history, and the checkpoint has the position and the digest of the log there. History is never
+changed. A rollback is a new entry, written as one group of the log: after a crash, the log has all
+of it or none.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +43,13 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     id: int
     label: str
     timestamp: int
-    """When, on the session's logical clock."""
+    """Time on the session's logical clock."""
     state: Any
-    """What the caller gave; of the session itself ``context``, ``memory``, ``state`` and so on."""
+    """The caller's state; of the session itself, a dict: ``context``, ``memory``, ``state`` …"""
 
 
 class CheckpointReader:
-    """The checkpoints of a session, to read: ``view.checkpoints``."""
+    """Read access to a session's checkpoints: ``view.checkpoints``."""
 
     __slots__ = ("_reading",)
 
@@ -55,19 +61,19 @@ class CheckpointReader:
         return (await self._reading.chain()).latest
 
     async def get(self, id: int) -> Checkpoint | None:
-        """Return a checkpoint, without the state that it leads to; None for an unknown id."""
+        """Return a checkpoint without its state; None for an unknown id."""
         return (await self._reading.chain()).by_id.get(id)
 
     async def states(self) -> list[Checkpoint]:
-        """Return all checkpoints that were not pruned, by id, without the states."""
+        """Return all checkpoints that were not pruned, by id, without their states."""
         return list((await self._reading.chain()).by_id.values())
 
     async def restore(self, id: int) -> CheckpointState | None:
         """Return a checkpoint with a copy of its state, None for an unknown id; changes nothing.
 
         Raises:
-            ConfigError: It is of the session itself, whose history before it was pruned.
-            CorruptRecordError: A part of the state is lost or damaged.
+            ConfigError: It is of the session itself, and the history before it was pruned.
+            CorruptRecordError: A part of the state is missing or damaged.
 
         """
         checkpoint = await self.get(id)
@@ -95,7 +101,7 @@ class CheckpointReader:
 
         Raises:
             ConfigError: There is no such checkpoint.
-            CorruptRecordError: A part of a state is lost or damaged.
+            CorruptRecordError: A part of a state is missing or damaged.
 
         """
         before, after = await self._known(a), await self._known(b)
@@ -103,14 +109,14 @@ class CheckpointReader:
         return difference(await self._plain(before, walk), await self._plain(after, walk))
 
     async def verify(self) -> Verification:
-        """Look through the chain, the log and the states for anything that was changed or lost.
+        """Verify the chain, the log and the states against change and loss.
 
-        Reads the session's whole log, and every state that a caller gave.
+        Reads all of the session's log, and every state that a caller passed.
         """
         return await verified(self._reading)
 
     async def _plain(self, checkpoint: Checkpoint, walk: LogWalk) -> Any:
-        """Return a checkpoint's state as JSON has it."""
+        """Return a checkpoint's state as plain JSON."""
         reading = self._reading
         if isinstance(checkpoint.state, CapturedState):
             return await walk.at(checkpoint.event_seq)
@@ -123,78 +129,70 @@ class CheckpointReader:
             fate = "was pruned" if chain.had(id) else "was never made"
             message = (
                 f"session {self._reading.key} has no checkpoint {id}: it {fate}; "
-                "checkpoints.states() lists those that there are"
+                "checkpoints.states() lists the existing ones"
             )
             raise ConfigError(message, key=str(self._reading.key), checkpoint=id)
         return checkpoint
 
     async def _sound(self, id: int) -> Checkpoint:
-        """Return a checkpoint that is as it was made, and so is what it is of."""
-        problems = await self._known(id)
+        """Return a checkpoint after verifying it and its state."""
+        checkpoint = await self._known(id)
         bad = [
             problem
             for problem in problems_of((await self._reading.chain()).links)
             if problem.id == id
         ]
-        bad += await state_problems(self._reading, problems)
+        bad += await state_problems(self._reading, checkpoint)
         if bad:
             what = "; ".join(problem.what for problem in bad)
             message = (
-                f"checkpoint {id} of session {self._reading.key} cannot be gone back to: {what}; "
+                f"checkpoint {id} of session {self._reading.key} cannot be rolled back to: {what}; "
                 "nothing was changed"
             )
             raise CorruptRecordError(message, key=str(self._reading.key), checkpoint=id)
-        return problems
-
-
-# Checkpoints of a session: made, looked at, gone back to, let go
-#
-# A checkpoint of the session itself costs one short record, however long the session is: the log
-# keeps everything, and the checkpoint says up to where, and what the log's digest was. History is
-# never changed. Going back is a new entry, and one group of the log: after a kill all of it is
-# there, or nothing.
+        return checkpoint
 
 
 log: logging.Logger = logging.getLogger("perdure")
 
 _TRIES = 10
-"""How often others may append while a way back is sought."""
+"""Attempts at a rollback while the session is being appended to."""
 
 
 class RolledBack(msgspec.Struct, frozen=True, kw_only=True):
-    """A session that went back."""
+    """Result of a rollback."""
 
     checkpoint: Checkpoint
     """The new entry, ``rollback::<label>#<id>``."""
     to: Checkpoint
-    """Where it went back to."""
+    """The checkpoint that was rolled back to."""
     version: int
-    """The session's version."""
+    """The session's version after the rollback."""
     state: Any = None
-    """A copy of the state that the caller had given, for the caller to apply."""
+    """A copy of the caller's state, for the caller to apply."""
     events: tuple[KernelEvent, ...] = ()
-    """With ``replay``: what happened behind that checkpoint, to be fed to a runtime again."""
+    """With ``replay``: the events after that checkpoint, to feed to a runtime again."""
 
 
 @final
 class CheckpointEngine(CheckpointReader):
     """A session's checkpoints: ``session.checkpoints``."""
 
-    __slots__ = ("_journal", "_keeping", "_lock")
+    __slots__ = ("_journal", "_lock", "_states")
 
     def __init__(self, journal: Journal) -> None:
         super().__init__(journal)
         self._journal = journal
-        self._keeping = CheckpointStates(journal.store, journal.key.tenant)
+        self._states = CheckpointStates(journal.store, journal.key.tenant)
         self._lock = anyio.Lock()
 
     async def create(self, label: str, state: Any = None) -> Checkpoint:
-        """Make a checkpoint, durable when this returns.
+        """Create a checkpoint; it is durable when this returns.
 
         Args:
-            label: A name, for people; it need not be unique.
-            state: What to keep: what a session's state can hold. None for the session itself,
-                as of now: its context, memory and states, of which nothing is copied.
+            label: A name for people; it need not be unique.
+            state: The state to store, of the types that a session's state can hold. None for the
+                session itself as of now: its context, memory and states, without a copy.
 
         Raises:
             ConfigError: The label is no text.
@@ -208,28 +206,30 @@ class CheckpointEngine(CheckpointReader):
             async with self._lock:
                 await self._journal.contribute()
                 return await self._append(label, None)
-        data, types = encoded(state, self._journal.types)  # from here on it is ours
+        data, types = encoded(
+            state, self._journal.types
+        )  # independent of the caller's object from here on
         async with self._lock:
             before = _newest_given(await self._journal.chain())
-            given = await self._keeping.keep(data, types, before)
+            given = await self._states.keep(data, types, before)
             return await self._append(label, given)
 
     async def rollback(self, id: int, *, replay: bool = False) -> RolledBack:
-        """Go back to a checkpoint; everything is durable when this returns.
+        """Roll back to a checkpoint; everything is durable when this returns.
 
-        The checkpoint is verified first. Then context, memory and states become what they were,
-        or, if the caller gave a state, a copy of that comes back. It is a new entry in one group
-        of the log; nothing is erased, and going back to before it brings the rest back.
+        The checkpoint is verified first. Then context, memory and states are set to what they were
+        or, if the caller passed a state, a copy of it is returned. A rollback is a new entry, in
+        one group of the log. It erases nothing: a rollback to before it undoes it.
 
         Args:
-            id: Which one.
-            replay: Whether to return the events since then.
+            id: The checkpoint's id.
+            replay: Whether to return the events since the checkpoint.
 
         Raises:
             ConfigError: There is no such checkpoint, or the session's history was pruned.
-            CorruptRecordError: The checkpoint, or what it is of, was changed or lost.
-            SessionError: Others have appended all the time.
-            Exception: What a contributor has raised; all else has gone back then.
+            CorruptRecordError: The checkpoint or its state was changed or lost.
+            SessionError: Other tasks kept appending to the session.
+            Exception: A contributor raised it; all else is rolled back.
 
         """
         return await self._journal.call(lambda: self._rollback(id, replay=replay))
@@ -264,11 +264,11 @@ class CheckpointEngine(CheckpointReader):
 
     @asynccontextmanager
     async def guard(self, label: str) -> AsyncGenerator[Checkpoint, None]:
-        """Make a checkpoint, and go back to it if the block fails or is cancelled.
+        """Create a checkpoint, and roll back to it if the block fails or is cancelled.
 
-        ``async with session.checkpoints.guard("before the trial"): …``. The exception goes on.
-        Should going back fail, the exception gets a note that says so, and the session stays as
-        it was when the block failed.
+        ``async with session.checkpoints.guard("before the trial"): …``. The exception propagates.
+        If the rollback fails, the exception gets a note that says so, and the session stays as it
+        was when the block failed.
         """
         checkpoint = await self.create(label)
         try:
@@ -285,16 +285,16 @@ class CheckpointEngine(CheckpointReader):
             error.add_note(f"the session did not go back to checkpoint {id}: {failure!r}")
 
     async def prune(self, *, keep: int | Collection[int]) -> tuple[int, ...]:
-        """Let go of checkpoints, and return their ids; nothing else ever does.
+        """Prune checkpoints, and return their ids; they are never pruned otherwise.
 
-        Their places in the chain stay, so it can still be verified, and their ids are never used
-        again. What only they kept of states is removed by ``perdure check --gc``.
+        Their links stay in the chain as tombstones, so it can still be verified, and their ids are
+        never reused. ``perdure check --gc`` removes state data that only they referenced.
 
         Args:
-            keep: How many of the newest stay, or the ids of those that do.
+            keep: How many of the newest to keep, or the ids to keep.
 
         Raises:
-            ConfigError: *keep* does not fit; nothing was pruned.
+            ConfigError: *keep* is invalid; nothing was pruned.
 
         """
         async with self._lock:
@@ -318,14 +318,14 @@ class CheckpointEngine(CheckpointReader):
     async def _append(
         self, label: str, given: ExplicitState | None, *, back_to: int | None = None
     ) -> Checkpoint:
-        """Append a checkpoint and its event, behind what leads back where that is asked for."""
+        """Append a checkpoint and its event, in one group; with *back_to*, after the rollback."""
         journal = self._journal
         if given is None:
-            rollback_entries, chain, state = await self._captured(back_to)
+            rollback, chain, state = await self._captured(back_to)
         else:
-            rollback_entries, chain, state = (), await journal.chain(), given
-        # From here on nothing is awaited: what was read is as of the newest record.
-        seq = journal.version + len(rollback_entries)
+            rollback, chain, state = (), await journal.chain(), given
+        # No await from here to accept(): what was read must be as of the newest record.
+        seq = journal.version + len(rollback)
         checkpoint: Checkpoint = sealed(
             Checkpoint(
                 id=chain.newest_id + 1,
@@ -337,32 +337,32 @@ class CheckpointEngine(CheckpointReader):
                 hash="",
             )
         )
-        group = (*rollback_entries, Entry(CHECKPOINT, encode(checkpoint)), self._event(checkpoint))
-        chain_after = tuple(entry._replace(end=False) for entry in group[:-1])
+        group = (*rollback, Entry(CHECKPOINT, encode(checkpoint)), self._event(checkpoint))
+        grouped = tuple(entry._replace(end=False) for entry in group[:-1])
         if back_to is not None:
             journal.going_back()
-        journal.accept((*chain_after, group[-1]), captured=None if given is not None else seq)
+        journal.accept((*grouped, group[-1]), captured=None if given is not None else seq)
         await journal.save()
         return checkpoint
 
     async def _captured(
         self, back_to: int | None
     ) -> tuple[tuple[Entry, ...], CheckpointChain, CapturedState | ExplicitState]:
-        """Return what leads back, the chain, and the state behind it, as of the newest record."""
+        """Return rollback entries, chain and the state after them, as of the newest record."""
         journal = self._journal
         for _ in range(_TRIES):
-            rollback_entries = (
+            rollback = (
                 RollbackEntries(0, ()) if back_to is None else await journal.way_back(back_to)
             )
             digest = (await journal.digest()).copy()
             chain = await journal.chain()
-            if digest.seq == journal.version and rollback_entries.version in (0, digest.seq):
-                for seq, entry in enumerate(rollback_entries.entries, journal.version + 1):
+            if digest.seq == journal.version and rollback.version in (0, digest.seq):
+                for seq, entry in enumerate(rollback.entries, journal.version + 1):
                     digest.feed(seq, entry.kind, entry.payload)
-                return rollback_entries.entries, chain, CapturedState(digest.since, digest.value)
+                return rollback.entries, chain, CapturedState(digest.since, digest.value)
         message = (
-            f"session {journal.key} is being appended to all the time: go back in a turn, or when "
-            "nothing else runs"
+            f"session {journal.key} is being appended to all the time: roll back in a turn, or "
+            "when nothing else runs"
         )
         raise SessionError(message, key=str(journal.key))
 
@@ -378,7 +378,7 @@ class CheckpointEngine(CheckpointReader):
 
 
 def _newest_given(chain: CheckpointChain) -> ExplicitState | None:
-    """Return the newest state that a caller gave: a part of the next one may be kept already."""
+    """Return the newest caller's state: the next one may share parts with it."""
     for checkpoint in reversed(chain.by_id.values()):
         if isinstance(checkpoint.state, ExplicitState):
             return checkpoint.state

@@ -1,4 +1,4 @@
-"""Kernel events of a session: what it did, told by itself."""
+"""Kernel events of a session: emit, read and replay."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perdure.records.values import lower
 
 
 class KernelEventReader:
-    """The kernel events of a session, to read."""
+    """Read access to a session's kernel events."""
 
     __slots__ = ("_reading",)
 
@@ -28,8 +28,8 @@ class KernelEventReader:
         """Return the durable events with ``after < seq < before``, by their times.
 
         Args:
-            after: A record, such as a checkpoint's ``event_seq``: what came behind it.
-            before: A record, None for the end.
+            after: A record's number, such as a checkpoint's ``event_seq``.
+            before: A record's number; None for the end.
 
         """
         return await read_events(self._reading, after=after, before=before)
@@ -41,20 +41,20 @@ class KernelEventReader:
         on_row: Callable[[TimelineRow], object] | None = None,
         strict: bool = False,
     ) -> ReplayReport:
-        """Feed the durable events to a dry run, which does nothing again, and return what it saw.
+        """Replay the durable events in a dry run, without side effects, and return its report.
 
-        It looks whether any event is missing or moved, compares each checkpoint with what was
-        recorded, and counts what was decided and used. Its memory does not grow with the events.
+        It checks that no event is missing or moved, compares each checkpoint with what was
+        recorded, and counts decisions and uses of capabilities. Memory use is bounded.
 
         Args:
-            since: A checkpoint's id, to begin behind it; None for the beginning.
+            since: A checkpoint's id, to begin after it; None for the beginning.
             on_row: Called with each decision (events of the kind "custom") and each use of a
                 capability, in order.
-            strict: Whether to raise when something does not fit.
+            strict: Whether to raise if the replay finds a problem.
 
         Raises:
             ConfigError: There is no such checkpoint.
-            ReplayDivergedError: With *strict*: something does not fit.
+            ReplayDivergedError: With *strict*: the replay found a problem.
 
         """
         report = await replayed(self._reading, since=since, on_row=on_row)
@@ -76,20 +76,20 @@ class KernelEventStream(KernelEventReader):
     def emit(
         self, kind: str, label: str | None = None, detail: dict[str, Any] | None = None
     ) -> KernelEvent:
-        """Append an event, and return it; as cheap as an append.
+        """Append an event, and return it; as cheap as `append`.
 
-        It gets the next time of the session's logical clock, and the number of the running turn
-        as its token.
+        Its timestamp is the next value of the session's logical clock; its token is the number of
+        the running turn.
 
         Args:
             kind: What happened, such as "custom" or "tool_call".
-            label: A name for it, for people.
-            detail: What there is to tell of it: JSON.
+            label: A name for people.
+            detail: More about it, as JSON.
 
         Raises:
-            ConfigError: The kind or the label is no text, the detail no dict, or the kind is
-                "snapshot_created", which only checkpoints have.
-            NotStorableError: The detail is not JSON; the error names path and type.
+            ConfigError: The kind or the label is not text, the detail is not a dict, or the kind is
+                "snapshot_created", which only checkpoints emit.
+            NotStorableError: The detail is not JSON; the error names its path and type.
 
         """
         _check(kind, label, detail)
@@ -112,12 +112,12 @@ class KernelEventStream(KernelEventReader):
 
 
 def _check(kind: object, label: object, detail: object) -> None:
-    """Refuse what could be written, and never be read as an event again."""
+    """Refuse what could be written but not decoded as an event."""
     if not isinstance(kind, str) or not kind:
         message = f"an event's kind must be text of at least one character, not {kind!r}"
         raise ConfigError(message, option="kind")
     if kind == SNAPSHOT_CREATED:
-        message = f"{kind} is told by checkpoints alone: use session.checkpoints.create"
+        message = f"only checkpoints emit {kind}: use session.checkpoints.create"
         raise ConfigError(message, option="kind")
     if label is not None and not isinstance(label, str):
         message = f"an event's label must be text or None, not {label!r}"
@@ -130,14 +130,12 @@ def _check(kind: object, label: object, detail: object) -> None:
 async def read_events(
     reading: JournalReader, *, after: int = 0, before: int | None = None
 ) -> list[KernelEvent]:
-    """Return a session's events in the order of their times, and of the log where those tie."""
+    """Return a session's events by timestamp; ties are in the order of the log."""
     upto = reading.head + 1 if before is None else min(before, reading.head + 1)
     events: list[KernelEvent] = []
     log = reading.store.read_log(reading.key, after=after, before=upto)
     async with aclosing(log):
         async for chunk in log:
-            events_read = (
-                event_of(record.payload) for record in chunk.records if record.kind == EVENT
-            )
-            events += [event for event in events_read if event is not None]
+            decoded = (event_of(record.payload) for record in chunk.records if record.kind == EVENT)
+            events += [event for event in decoded if event is not None]
     return sorted(events, key=lambda event: event.timestamp)

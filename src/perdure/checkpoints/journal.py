@@ -1,4 +1,4 @@
-"""What checkpoints need of a session: the door between them, which sessions and views implement."""
+"""Port through which checkpoints reach a session; sessions and views implement it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ T = TypeVar("T")
 
 
 class RollbackEntries(msgspec.Struct, frozen=True):
-    """What takes a session back, as long as nothing else is appended."""
+    """Entries that roll a session back, valid until something else is appended."""
 
     version: int
-    """The session's version that it leads back from."""
+    """The session's version that the rollback starts from."""
     entries: tuple[Entry, ...]
 
 
 class LogWalk(Protocol):
-    """A way through what a session was; forwards, it reads the log once."""
+    """Past states of a session; going forward reads the log once."""
 
     async def at(self, seq: int) -> dict[str, Any]:
-        """Return what it was at a record, as plain JSON; messages by the record that brought them.
+        """Return the state at a record as plain JSON; messages by the record that brought them.
 
         Raises:
             ConfigError: The history before that record was pruned.
@@ -38,16 +38,16 @@ class LogWalk(Protocol):
 
 
 class JournalReader(Protocol):
-    """A session to read, open or not."""
+    """Read access to a session, open or not."""
 
     @property
     def key(self) -> SessionKey:
-        """Whose it is."""
+        """The session's key."""
         ...
 
     @property
     def store(self) -> Store:
-        """Where it lies; forks are followed."""
+        """The session's store; it resolves forks."""
         ...
 
     @property
@@ -57,7 +57,7 @@ class JournalReader(Protocol):
 
     @property
     def head(self) -> int:
-        """The last record that counts."""
+        """The last record to read."""
         ...
 
     async def cut(self) -> int:
@@ -65,16 +65,16 @@ class JournalReader(Protocol):
         ...
 
     async def chain(self) -> CheckpointChain:
-        """Return the chain of its checkpoints; it changes as they do."""
+        """Return the live chain of its checkpoints."""
         ...
 
     def walk(self) -> LogWalk:
-        """Begin to go through what it was."""
+        """Return a new walk through the session's past states."""
         ...
 
 
 class Journal(JournalReader, Protocol):
-    """A session that is open to be written."""
+    """A session that is open for writing."""
 
     @property
     def version(self) -> int:
@@ -92,9 +92,9 @@ class Journal(JournalReader, Protocol):
         ...
 
     async def digest(self) -> LogDigest:
-        """Return the digest of its log since the last checkpoint of it.
+        """Return the digest of the log since the last checkpoint of the session itself.
 
-        It is as of the newest record, and stays so until the caller awaits something.
+        It is as of the newest record until the caller's next await.
         """
         ...
 
@@ -107,25 +107,25 @@ class Journal(JournalReader, Protocol):
         ...
 
     async def contribute(self) -> None:
-        """Have those who hold a part of its state append what has changed."""
+        """Ask the contributors of state to append what has changed."""
         ...
 
     async def way_back(self, seq: int) -> RollbackEntries:
-        """Return what makes its context, memory and states those of a record again."""
+        """Return the entries that reset context, memory and states to those at a record."""
         ...
 
     def going_back(self) -> None:
-        """Ask those who hold a part of its state for nothing from now on."""
+        """Stop asking the contributors for changes, since a rollback is being written."""
         ...
 
     async def gone_back(self) -> None:
-        """Have them take over what is stored by now."""
+        """Ask the contributors to load the stored state, and resume asking them for changes."""
         ...
 
     async def call(self, act: Callable[[], Awaitable[T]]) -> T:
-        """Run something to its end; cancelling the caller cancels its wait only."""
+        """Run a function to completion; cancellation only stops the caller's wait."""
         ...
 
     async def finish(self, act: Callable[[], Awaitable[object]]) -> None:
-        """Run something to its end, and wait for that, also if the caller is cancelled."""
+        """Run a function to completion and wait for it, even if the caller is cancelled."""
         ...

@@ -1,4 +1,4 @@
-"""A state as a Merkle tree of chunks: what two states have in common is there once."""
+"""Merkle tree of a state's chunks: common parts of two states are stored once."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ _MOST_BELOW: Final = 128
 
 
 class TreeNode(msgspec.Struct, frozen=True):
-    """What lies below a node."""
+    """The children of a node."""
 
     level: int
     """1 above leaves, 2 above such nodes, and so on."""
     below: tuple[ContentChunk, ...]
-    """Leaves or nodes, with the bytes of the state that each holds."""
+    """Leaves or nodes, each with the number of state bytes that it covers."""
 
 
 class MerkleTree(msgspec.Struct, frozen=True):
-    """A state, cut and named."""
+    """A state's chunks and nodes, by hash."""
 
     root: str
     size: int
     """Bytes of the state."""
     leaves: tuple[ContentChunk, ...]
     names: frozenset[str]
-    """All of its leaves and nodes."""
+    """Names of all leaves and nodes."""
     blobs: dict[str, bytes] = {}
-    """Those that an earlier tree did not have."""
+    """Leaves and nodes that the earlier tree did not have, by name."""
 
 
 def tree_of(data: bytes, before: MerkleTree | None = None) -> MerkleTree:
-    """Return the tree of a state; what *before*, an earlier one, has is left out of its blobs."""
+    """Return the tree of a state; its blobs omit what *before*, an earlier tree, has."""
     leaves = tuple(chunks_of(data, () if before is None else before.leaves))
     known = frozenset[str]() if before is None else before.names
     blobs = {name: leaf for name, leaf in _cut(data, leaves) if name not in known}
@@ -66,7 +66,7 @@ def _cut(data: bytes, leaves: Sequence[ContentChunk]) -> Iterator[tuple[str, byt
 
 
 def _groups(layer: Sequence[ContentChunk]) -> Iterator[tuple[ContentChunk, ...]]:
-    """Give runs of two or more (the last may be one), about sixteen."""
+    """Yield groups of about sixteen, at least two (the last may be one)."""
     group: list[ContentChunk] = []
     for chunk in layer:
         group.append(chunk)
@@ -79,10 +79,10 @@ def _groups(layer: Sequence[ContentChunk]) -> Iterator[tuple[ContentChunk, ...]]
 
 
 def node_of(data: bytes) -> TreeNode:
-    """Return a node that was read.
+    """Decode a node.
 
     Raises:
-        CorruptRecordError: It is none.
+        CorruptRecordError: The data is not a node.
 
     """
     return decode_with(decoder_of(TreeNode), data)

@@ -1,4 +1,10 @@
-"""States that callers give: into a checkpoint's record, or into blobs, and out of them again."""
+"""Storage of the states that callers pass to checkpoints: inline in the record, or as blobs.
+
+A large state is a Merkle tree of chunks. The leaves are the chunks of the state's JSON; a node
+names the leaves or nodes below it by their hashes. Node boundaries depend on these names, as chunk
+boundaries depend on the bytes. A change therefore writes only the chunks around it and the nodes
+above them. Leaves and nodes are blobs under their hashes; the root's hash identifies the state.
+"""
 
 from __future__ import annotations
 
@@ -19,41 +25,33 @@ from perdure.records.json import encode
 from perdure.records.values import Types, decode_value, lower
 from perdure.store import Store
 
-# A state as a Merkle tree of chunks: what two states have in common is there once
-#
-# The leaves are the chunks of the state's JSON. A node names the leaves or nodes below it by their
-# hashes; where one node ends and the next begins is decided by the names, as chunks are cut by
-# their bytes. So a change writes the chunks around it and the nodes above them. Leaves and nodes
-# are blobs under their hashes, and the root's hash is the hash of the state. Pure.
-
-
 INLINE: Final = 1024
-"""A state of up to so many bytes of JSON lies in the record."""
+"""Maximum bytes of JSON of a state that is stored in the record itself."""
 OFFLOAD: Final = 64 * 1024
-"""A larger one is cut in a thread."""
+"""States above this many bytes are cut into chunks in a thread."""
 AT_A_TIME: Final = 256
-"""Blobs in one call of the store: a megabyte."""
+"""Blobs per call of the store, about a megabyte."""
 
 _sorted = msgspec.json.Encoder(order="sorted").encode
 
 
 def encoded(state: Any, types: Types) -> tuple[bytes, dict[str, str] | None]:
-    """Return a state's canonical JSON, of which nothing changes with the caller's object.
+    """Return a state's canonical JSON, independent of the caller's object, and its type tags.
 
     Raises:
-        NotStorableError: Some part of it cannot be stored; the error names path and type.
+        NotStorableError: A part of it cannot be stored; the error names its path and type.
 
     """
     lowered, tags = lower(state, types, at="state")
     try:
         return _sorted(lowered), tags
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError):
-        encode(lowered)  # names the place
+        encode(lowered)  # raises an error that names the path
         raise
 
 
 class CheckpointStates:
-    """Where given states go: it knows the newest one's tree, so that the next writes little."""
+    """Writer of states; caches the newest tree, so the next write stores only what changed."""
 
     def __init__(self, store: Store, tenant: str) -> None:
         self._store = store
@@ -63,7 +61,7 @@ class CheckpointStates:
     async def keep(
         self, data: bytes, types: dict[str, str] | None, before: ExplicitState | None
     ) -> ExplicitState:
-        """Make a state durable, *before* being a state that is known to be kept."""
+        """Make a state durable; *before* is an earlier state that is durable already, or None."""
         if len(data) <= INLINE or not self._store.capabilities.blobs:
             return ExplicitState(value=msgspec.Raw(data), size=len(data), types=types)
         known = await self._known(before)
@@ -90,7 +88,7 @@ class CheckpointStates:
 
 
 def _portions(blobs: Mapping[str, bytes]) -> Iterator[dict[str, bytes]]:
-    """Give blobs by name, so that those that a store keeps together come together."""
+    """Yield blobs in batches, sorted by name, so that a store finds neighbors in one batch."""
     some: dict[str, bytes] = {}
     for name in sorted(blobs):
         some[name] = blobs[name]
@@ -102,10 +100,10 @@ def _portions(blobs: Mapping[str, bytes]) -> Iterator[dict[str, bytes]]:
 
 
 async def read_state(store: Store, tenant: str, given: ExplicitState, types: Types) -> Any:
-    """Return a state as it was given.
+    """Return a state as the caller passed it.
 
     Raises:
-        CorruptRecordError: A part of it is lost or damaged.
+        CorruptRecordError: A part of it is missing or damaged.
 
     """
     return decode_value(await read_bytes(store, tenant, given), given.types, types)
@@ -120,17 +118,17 @@ async def read_bytes(store: Store, tenant: str, given: ExplicitState) -> bytes:
         async for _, node in nodes:
             if node.level == 1:
                 leaves += [leaf.name for leaf in node.below]
-    chunks: dict[str, bytes] = {}
+    blobs: dict[str, bytes] = {}
 
     async def read(name: str) -> None:
-        chunks[name] = await _blob(store, tenant, name)
+        blobs[name] = await _blob(store, tenant, name)
 
     await each(sorted(set(leaves)), read)
-    return b"".join(chunks[name] for name in leaves)
+    return b"".join(blobs[name] for name in leaves)
 
 
 async def _tree(store: Store, tenant: str, root: str) -> MerkleTree | None:
-    """Return a tree whose leaves are not read; None if it is damaged: then all is put anew."""
+    """Return a tree without reading its leaves; None if damaged: all is then written again."""
     leaves: list[ContentChunk] = []
     names: set[str] = set()
     try:
@@ -149,19 +147,19 @@ async def _tree(store: Store, tenant: str, root: str) -> MerkleTree | None:
 async def _nodes(
     store: Store, tenant: str, root: str
 ) -> AsyncGenerator[tuple[str, TreeNode], None]:
-    """Give a tree's nodes, those above leaves in the order of the state."""
-    remaining = [root]
-    while remaining:
-        name = remaining.pop()
+    """Yield a tree's nodes; those directly above leaves are in the state's order."""
+    pending = [root]
+    while pending:
+        name = pending.pop()
         node = node_of(await _blob(store, tenant, name))
         yield name, node
         if node.level > 1:
-            remaining += [below.name for below in reversed(node.below)]
+            pending += [below.name for below in reversed(node.below)]
 
 
 async def _blob(store: Store, tenant: str, name: str) -> bytes:
     data = await store.get_blob(tenant, name)
     if data is None:
-        message = f"a part of the state is lost: blob {name} is not there; put it back from a copy"
+        message = f"a part of the state is lost: blob {name} is missing; restore it from a backup"
         raise CorruptRecordError(message, blob=name)
     return data

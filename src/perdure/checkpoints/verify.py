@@ -45,9 +45,9 @@ async def verified(reading: JournalReader) -> Verification:
                 runs.feed(record)
                 written.apply(record.kind, record.payload)
     problems += _differing(chain, written) + runs.problems
-    for problem in chain.by_id.values():
-        if isinstance(problem.state, ExplicitState):
-            problems += await state_problems(reading, problem)
+    for checkpoint in chain.by_id.values():
+        if isinstance(checkpoint.state, ExplicitState):
+            problems += await state_problems(reading, checkpoint)
     return Verification(
         checkpoints=len(chain.by_id),
         pruned=sum(isinstance(link, Tombstone) for link in chain.links),
@@ -87,9 +87,9 @@ class _Runs:
         self.unchecked: tuple[int, ...] = tuple(
             checkpoint.id for checkpoint in captured if _since(checkpoint) < cut
         )
-        self._left = deque(checkpoint for checkpoint in captured if _since(checkpoint) >= cut)
-        self._digest = LogDigest(_since(self._left[0])) if self._left else None
-        self._found: list[ChainProblem] = []
+        self._unverified = deque(checkpoint for checkpoint in captured if _since(checkpoint) >= cut)
+        self._digest = LogDigest(_since(self._unverified[0])) if self._unverified else None
+        self._problems: list[ChainProblem] = []
         self._end()
 
     def feed(self, record: Record) -> None:
@@ -100,16 +100,16 @@ class _Runs:
 
     def _end(self) -> None:
         """Compare the runs that are whole, and go on to the next one."""
-        while self._digest is not None and self._digest.seq >= self._left[0].event_seq:
-            checkpoint, digest = self._left.popleft(), self._digest
+        while self._digest is not None and self._digest.seq >= self._unverified[0].event_seq:
+            checkpoint, digest = self._unverified.popleft(), self._digest
             if isinstance(checkpoint.state, CapturedState) and digest.value != checkpoint.state.log:
-                self._found.append(_changed(checkpoint))
-            self._digest = LogDigest(_since(self._left[0])) if self._left else None
+                self._problems.append(_changed(checkpoint))
+            self._digest = LogDigest(_since(self._unverified[0])) if self._unverified else None
 
     @property
     def problems(self) -> list[ChainProblem]:
         """What does not fit, runs that did not come to their end among it."""
-        return self._found + [_changed(problem) for problem in self._left]
+        return self._problems + [_changed(checkpoint) for checkpoint in self._unverified]
 
 
 def _since(checkpoint: Checkpoint) -> int:

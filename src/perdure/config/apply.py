@@ -97,7 +97,7 @@ async def apply_to_store(
         TemplateError: A template cannot be evaluated.
 
     """
-    looked_at, changes, lease_holders, damaged = 0, list[ConfigChange](), list[str](), list[str]()
+    looked_at, changes, held_keys, damaged = 0, list[ConfigChange](), list[str](), list[str]()
     keep = declaration.config.__contains__
     async for key in _keys(sessions, id, tenant):
         try:
@@ -113,7 +113,7 @@ async def apply_to_store(
                 await _apply(sessions, key, keys, make, keep)
             changes.append(ConfigChange(str(key), planned))
         except LeaseHeldError:
-            lease_holders.append(str(key))
+            held_keys.append(str(key))
         except FormatError:
             damaged.append(str(key))
     pruned = None
@@ -123,7 +123,7 @@ async def apply_to_store(
         dry_run=dry_run,
         looked_at=looked_at,
         changes=tuple(changes),
-        held=tuple(lease_holders),
+        held=tuple(held_keys),
         damaged=tuple(damaged),
         pruned=pruned,
     )

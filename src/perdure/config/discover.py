@@ -132,14 +132,14 @@ def anchored(url: str, folder: Path) -> str:
     """
     if url.lower().startswith(_ENCRYPTED):
         return url[: len(_ENCRYPTED)] + anchored(url[len(_ENCRYPTED) :], folder)
-    scheme, colon, place = url.partition(":")
+    scheme, colon, path = url.partition(":")
     if not colon or len(scheme) == 1:
-        path = _from(folder, url)
-        return f"file:{path}" if ":" in path else path  # where the folder's own name has a colon
-    if scheme.lower() == "file" and not place.startswith("//"):
-        return f"{scheme}:{_from(folder, place)}"
-    if scheme.lower() == "sqlite" and place.startswith("///"):
-        return f"{scheme}:///{_from(folder, place[3:])}"
+        local = _from(folder, url)
+        return f"file:{local}" if ":" in local else local  # the folder's own name has a colon
+    if scheme.lower() == "file" and not path.startswith("//"):
+        return f"{scheme}:{_from(folder, path)}"
+    if scheme.lower() == "sqlite" and path.startswith("///"):
+        return f"{scheme}:///{_from(folder, path[3:])}"
     return url
 
 

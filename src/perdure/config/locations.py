@@ -50,7 +50,7 @@ class Location(Protocol):
         """Return what is stored."""
         ...
 
-    async def change(self, change: Change, taken: Taken = _ignored) -> StoredValues:
+    async def change(self, change: Change, on_taken: Taken = _ignored) -> StoredValues:
         """Make a change durable, and return what is stored then; the same object is no change.
 
         *taken* is called when it cannot be undone any more: from then on it will be stored, even
@@ -71,7 +71,7 @@ class SessionPlace:
         value = await self._session.state.get(DOCUMENT)
         return _saved(value, f"session {self._session.key}")
 
-    async def change(self, change: Change, taken: Taken = _ignored) -> StoredValues:
+    async def change(self, change: Change, on_taken: Taken = _ignored) -> StoredValues:
         """Change it, and save the session."""
         session = self._session
         for _ in range(_MOST_TRIES):
@@ -82,7 +82,7 @@ class SessionPlace:
             new = change(saved)
             if new is not saved:
                 session.state.set(DOCUMENT, written(new))
-                taken(new)
+                on_taken(new)
                 await session.save()
             return new
         message = f"session {session.key} never came to rest: its config was not changed"
@@ -120,7 +120,7 @@ class AgentPlace:
         value = None if view is None else await view.state.get(DOCUMENT)
         return _saved(value, f"agent {self._id!r}")
 
-    async def change(self, change: Change, taken: Taken = _ignored) -> StoredValues:
+    async def change(self, change: Change, on_taken: Taken = _ignored) -> StoredValues:
         """Change it under the default session's lease, if there is anything to change.
 
         Raises:
@@ -132,7 +132,7 @@ class AgentPlace:
             return saved
         session = await self._open()
         try:
-            return await SessionPlace(session).change(change, taken)
+            return await SessionPlace(session).change(change, on_taken)
         finally:
             with anyio.CancelScope(shield=True):
                 await let_go(session)
@@ -174,7 +174,7 @@ class FolderPlace:
         """Read the file; a writer never shows it half-done."""
         return await anyio.to_thread.run_sync(self._read)
 
-    async def change(self, change: Change, taken: Taken = _ignored) -> StoredValues:
+    async def change(self, change: Change, on_taken: Taken = _ignored) -> StoredValues:
         """Change the file under the folder's lock.
 
         Raises:
@@ -187,7 +187,7 @@ class FolderPlace:
             if anyio.current_time() >= until:
                 raise self._held()
             await anyio.sleep(_PAUSE)
-        taken(changed)
+        on_taken(changed)
         return changed
 
     def change_now(self, change: Change) -> StoredValues:

@@ -270,7 +270,7 @@ class PersistentConfig:
         if self._parts is None:
             message = "this config is not loaded: use `async with PersistentConfig(…) as config`"
             raise ConfigError(message)
-        return self._values | {part.key: part.data for part in self._pending}
+        return self._values | {change.key: change.data for change in self._pending}
 
     # writing
 

@@ -72,8 +72,8 @@ def persist_paths_in(node: YamlNode, problems: Problems) -> tuple[str, ...]:
     for item in node.value:
         path = _path(item, problems)
         if path is not None and path in paths:
-            value = f"{shown(path)} stands in line {paths[path].line} already: keep one"
-            problems.add(item, value)
+            problem = f"{shown(path)} stands in line {paths[path].line} already: keep one"
+            problems.add(item, problem)
         elif path is not None:
             paths[path] = item
     return tuple(paths)
@@ -116,8 +116,8 @@ def store_in(node: YamlNode, problems: Problems) -> StorePlace | None:
             problems.add(node, "store says nothing: give a URL, or url_env: NAME_OF_A_VARIABLE")
         return None if name is None else StorePlace(url_env=name)
     if not isinstance(node.value, str) or not node.value.strip():
-        value = f"store is {kind_of(node)}: give a path or a URL, such as file:./sessions"
-        problems.add(node, value)
+        problem = f"store is {kind_of(node)}: give a path or a URL, such as file:./sessions"
+        problems.add(node, problem)
         return None
     if _has_password(node.value):
         problems.add(node, "store holds a password: write url_env: NAME, and set that variable")
@@ -136,8 +136,8 @@ def encryption_in(node: YamlNode, problems: Problems) -> KeySource | None:
     """Return where the master key is; the key itself has no place in a file."""
     known = ("key_env", "key_file")
     if not node.is_mapping:
-        value = f"encryption is {kind_of(node)}: give key_env: NAME, or key_file: PATH"
-        problems.add(node, f"{value}; the key itself does not belong here")
+        problem = f"encryption is {kind_of(node)}: give key_env: NAME, or key_file: PATH"
+        problems.add(node, f"{problem}; the key itself does not belong here")
         return None
     if any(key.value == "key" for key, _ in node.pairs):
         problems.add(node, "encryption holds a key, which does not belong here: name its variable")
@@ -171,8 +171,8 @@ def autosave_in(node: YamlNode, problems: Problems) -> Autosave | UnsetType | No
     if base is None:
         problems.add(node, "autosave is off, and has settings: choose")
         return UNSET
-    given_fields = msgspec.structs.asdict(base) | settings
-    return _made(node, problems, lambda: Autosave(**given_fields), UNSET)
+    merged = msgspec.structs.asdict(base) | settings
+    return _made(node, problems, lambda: Autosave(**merged), UNSET)
 
 
 def _preset(node: YamlNode, problems: Problems) -> Autosave | UnsetType | None:
@@ -188,8 +188,8 @@ def retention_in(node: YamlNode, problems: Problems) -> Retention | None:
     fields = _fields(node, problems, "retention", tuple(_RETENTION))
     settings = _typed(fields, "retention", _RETENTION, problems)
     if settings.get("expire_days") == 0:
-        content = "0 would forget every session: leave expire_days out to forget none"
-        problems.add(fields["expire_days"], content)
+        problem = "0 would forget every session: leave expire_days out to forget none"
+        problems.add(fields["expire_days"], problem)
     return _made(node, problems, lambda: Retention(**settings), None) if settings else None
 
 
@@ -203,25 +203,25 @@ def _made(node: YamlNode, problems: Problems, make: Callable[[], T], otherwise: 
 
 
 def _fields(
-    node: YamlNode, problems: Problems, section: str, known: tuple[str, ...]
+    node: YamlNode, problems: Problems, parent: str, known: tuple[str, ...]
 ) -> dict[str, YamlNode]:
     """Return a mapping's values by their keys, those that are known."""
     if not node.is_mapping:
-        problems.add(node, f"{section} is {kind_of(node)}: give a mapping of {', '.join(known)}")
+        problems.add(node, f"{parent} is {kind_of(node)}: give a mapping of {', '.join(known)}")
         return {}
     fields: dict[str, YamlNode] = {}
     for key, value in node.pairs:
         if key.value in known:
             fields[key.value] = value
         else:
-            problems.unknown(key, section, known)
-    if not node.pairs and section == "retention":
-        problems.add(node, f"{section} says nothing: give one of {', '.join(known)}")
+            problems.unknown(key, parent, known)
+    if not node.pairs and parent == "retention":
+        problems.add(node, f"{parent} says nothing: give one of {', '.join(known)}")
     return fields
 
 
 def _typed(
-    fields: Mapping[str, YamlNode], section: str, types: Mapping[str, type], problems: Problems
+    fields: Mapping[str, YamlNode], parent: str, types: Mapping[str, type], problems: Problems
 ) -> dict[str, Any]:
     """Return settings whose values are of the types that they should be of."""
     words = {int: "a whole number", float: "a number", bool: "true or false"}
@@ -232,8 +232,8 @@ def _typed(
         if fits:
             settings[name] = wanted(node.value)
         else:
-            value = f"{section}: {name} is {kind_of(node)}: it must be {words[wanted]}"
-            problems.add(node, value)
+            problem = f"{parent}: {name} is {kind_of(node)}: it must be {words[wanted]}"
+            problems.add(node, problem)
     return settings
 
 
@@ -242,8 +242,8 @@ def _variable(fields: Mapping[str, YamlNode], name: str, problems: Problems) -> 
     if node is None:
         return None
     if not isinstance(node.value, str) or not _VARIABLE.fullmatch(node.value):
-        value = f"{name} names no environment variable: give a name such as PERDURE_KEY"
-        problems.add(node, value)
+        problem = f"{name} names no environment variable: give a name such as PERDURE_KEY"
+        problems.add(node, problem)
         return None
     return node.value
 
@@ -311,22 +311,22 @@ def declaration_of(root: YamlNode, source: str) -> Declaration:
     if not root.is_mapping:
         problems.add(root, f"the file is {kind_of(root)}: begin it with version: {FORMAT}")
         problems.raise_if_any()
-    names_found: dict[str, YamlNode] = {}
+    sections: dict[str, YamlNode] = {}
     for key, value in root.pairs:
         if key.value in SECTIONS:
-            names_found[key.value] = value
+            sections[key.value] = value
         else:
             problems.unknown(key, "persistence.yaml", SECTIONS)
-    _check_version(root, names_found.pop("version", None), problems)
-    document = {
+    _check_version(root, sections.pop("version", None), problems)
+    parsed = {
         name: _SECTION[name](node, problems)
-        for name, node in names_found.items()
+        for name, node in sections.items()
         if name in _SECTION and node.value is not None
     }
-    if "config" in names_found:
-        document["config"] = _config(names_found["config"], problems, warnings)
+    if "config" in sections:
+        parsed["config"] = _config(sections["config"], problems, warnings)
     problems.raise_if_any()
-    return Declaration(**document, warnings=tuple(warnings.found))
+    return Declaration(**parsed, warnings=tuple(warnings.entries))
 
 
 _SECTION: Final[dict[str, Any]] = {
@@ -344,8 +344,8 @@ def _check_version(root: YamlNode, version: YamlNode | None, problems: Problems)
     elif type(version.value) is not int:
         problems.add(version, f"version is {kind_of(version)}: write version: {FORMAT}")
     elif version.value != FORMAT:
-        value = f"version {version.value} is unknown: this release reads version {FORMAT}"
-        problems.add(version, value)
+        problem = f"version {version.value} is unknown: this release reads version {FORMAT}"
+        problems.add(version, problem)
 
 
 def _config(node: YamlNode, problems: Problems, warnings: Problems) -> dict[str, ConfigKey]:
@@ -362,10 +362,10 @@ def _config(node: YamlNode, problems: Problems, warnings: Problems) -> dict[str,
         _check_name(name, problems)
         key = _key(name, value, problems)
         if redact({name.value: "x"})[1]:
-            options = (
+            problem = (
                 f"{shown(name.value)} looks like a credential: keep it out of the agent's state"
             )
-            warnings.add(name, f"{options}, in an environment variable")
+            warnings.add(name, f"{problem}, in an environment variable")
         keys[name.value] = key
     return keys
 
@@ -381,39 +381,39 @@ def _check_name(name: YamlNode, problems: Problems) -> None:
 
 
 def _key(name: YamlNode, node: YamlNode, problems: Problems) -> ConfigKey:
-    section = f"config.{name.value[:60]}"
+    parent = f"config.{name.value[:60]}"
     if node.value is None:
         return ConfigKey(name=name.value)
     if not node.is_mapping:
-        member = f"{section} is {kind_of(node)}: give a mapping, such as {{init: …}}"
-        problems.add(node, member)
+        problem = f"{parent} is {kind_of(node)}: give a mapping, such as {{init: …}}"
+        problems.add(node, problem)
         return ConfigKey(name=name.value)
     fields: dict[str, Any] = {}
     for key, value in node.pairs:
         if key.value not in FIELDS:
-            problems.unknown(key, section, FIELDS)
-        elif _fits(key.value, value, section, problems):
+            problems.unknown(key, parent, FIELDS)
+        elif _fits(key.value, value, parent, problems):
             fields[key.value] = value.value
     return ConfigKey(name=name.value, **fields)
 
 
-def _fits(field: str, node: YamlNode, section: str, problems: Problems) -> bool:
-    value, before = node.value, len(problems.found)
+def _fits(field: str, node: YamlNode, parent: str, problems: Problems) -> bool:
+    value, before = node.value, len(problems.entries)
     if field == "description" and not isinstance(value, str):
-        problems.add(node, f"{section}: description is {kind_of(node)}: give text")
+        problems.add(node, f"{parent}: description is {kind_of(node)}: give text")
     elif field == "on_new_session" and value not in ("preserve", "regenerate"):
-        member = shown(value) if isinstance(value, str) else kind_of(node)
-        message = f"{section}: on_new_session is {member}: choose preserve or regenerate"
+        actual = shown(value) if isinstance(value, str) else kind_of(node)
+        message = f"{parent}: on_new_session is {actual}: choose preserve or regenerate"
         problems.add(node, message)
     elif field == "init" and isinstance(value, tuple):
-        member = "give text, a number, true, false or null, and set the rest in setup()"
-        problems.add(node, f"{section}: init is {kind_of(node)}: {member}")
+        cure = "give text, a number, true, false or null, and set the rest in setup()"
+        problems.add(node, f"{parent}: init is {kind_of(node)}: {cure}")
     elif field == "init" and isinstance(value, str):
         try:
             template.check(value)
         except TemplateError as error:
-            problems.add(node, f"{section}: {error}", TemplateError)
-    return len(problems.found) == before
+            problems.add(node, f"{parent}: {error}", TemplateError)
+    return len(problems.entries) == before
 
 
 def name_of(root: YamlNode, source: str) -> str | None:
@@ -431,7 +431,7 @@ def name_of(root: YamlNode, source: str) -> str | None:
         if key.value == "name":
             if isinstance(value.value, str) and value.value.strip():
                 return value.value.strip()
-            name = "not text" if value.value is None else kind_of(value)
-            problems.add(value, f"name is {name}: give text", ConfigError)
+            actual = "not text" if value.value is None else kind_of(value)
+            problems.add(value, f"name is {actual}: give text", ConfigError)
             problems.raise_if_any()
     return None

@@ -122,7 +122,7 @@ class PersistentState:
 
     def _names(self) -> list[str]:
         with folder_trouble(self._path, "read"):
-            return [name.name for name in self._path.iterdir()] if self._path.is_dir() else []
+            return [entry.name for entry in self._path.iterdir()] if self._path.is_dir() else []
 
     def _remove(self, name: str) -> bool:
         with folder_trouble(self._path, "written"):

@@ -41,7 +41,7 @@ def names_in(text: str) -> list[str]:
     >>> names_in("{{ agent_name }}::{{random_id}}")
     ['agent_name', 'random_id']
     """
-    return [names[1].strip() for names in _VARIABLE.finditer(text)]
+    return [match[1].strip() for match in _VARIABLE.finditer(text)]
 
 
 def evaluate(text: str, variables: Mapping[str, Callable[[], str]]) -> str:
@@ -50,4 +50,4 @@ def evaluate(text: str, variables: Mapping[str, Callable[[], str]]) -> str:
     >>> evaluate("{{ agent_name }}!", {"agent_name": lambda: "gus"})
     'gus!'
     """
-    return _VARIABLE.sub(lambda values: variables[values[1].strip()](), text)
+    return _VARIABLE.sub(lambda match: variables[match[1].strip()](), text)

@@ -118,9 +118,9 @@ def begun(
         for name, key in config.items()
     }
     others = {name: raw for name, raw in known.items() if name not in config}
-    values_kept = {name: raw for name, raw in others.items() if name in saved.values and keep(name)}
-    orphans = {name: raw for name, raw in others.items() if name not in values_kept}
-    new = StoredValues(FORMAT, values | values_kept, orphans, session)
+    retained = {name: raw for name, raw in others.items() if name in saved.values and keep(name)}
+    orphans = {name: raw for name, raw in others.items() if name not in retained}
+    new = StoredValues(FORMAT, values | retained, orphans, session)
     return saved if new == saved else new
 
 

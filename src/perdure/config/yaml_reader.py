@@ -52,23 +52,23 @@ class Problems:
     def __init__(self, source: str, most: int = 100) -> None:
         self.source: str = source
         self._most = most
-        self.found: list[YamlProblem] = []
+        self.entries: list[YamlProblem] = []
         self.error: type[ConfigError] = ConfigError
         """The class of what is raised: that of the first problem."""
 
     def add(self, node: YamlNode, message: str, error: type[ConfigError] = ConfigError) -> None:
         """Take note of a problem; raises when there are too many to go on."""
-        if not self.found:
+        if not self.entries:
             self.error = error
-        self.found.append(YamlProblem(node.line, node.column, message))
-        if len(self.found) >= self._most:
+        self.entries.append(YamlProblem(node.line, node.column, message))
+        if len(self.entries) >= self._most:
             self.raise_if_any()
 
-    def unknown(self, key: YamlNode, place: str, known: tuple[str, ...]) -> None:
+    def unknown(self, key: YamlNode, parent: str, known: tuple[str, ...]) -> None:
         """Take note of a key that is not known there."""
         near = get_close_matches(str(key.value)[:60], known, n=1)
         cure = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}"
-        self.add(key, f"{shown(key.value)} is no key of {place}: {cure}")
+        self.add(key, f"{shown(key.value)} is no key of {parent}: {cure}")
 
     def raise_if_any(self) -> None:
         """Raise the first, and count the others.
@@ -77,17 +77,17 @@ class Problems:
             ConfigError: Something was found; ``facts["problems"]`` holds all of it.
 
         """
-        if not self.found:
+        if not self.entries:
             return
-        self.found.sort(key=lambda problem: (problem.line, problem.column))
-        first, more = self.found[0], len(self.found) - 1
-        others = f" (and {more} more: see `perdure config check`)" if more else ""
+        self.entries.sort(key=lambda problem: (problem.line, problem.column))
+        first, more = self.entries[0], len(self.entries) - 1
+        suffix = f" (and {more} more: see `perdure config check`)" if more else ""
         raise self.error(
-            f"{self.source}, {first}{others}",
+            f"{self.source}, {first}{suffix}",
             path=self.source,
             line=first.line,
             column=first.column,
-            problems=tuple(self.found),
+            problems=tuple(self.entries),
         )
 
 
@@ -166,8 +166,8 @@ def read_top(data: bytes, source: str) -> YamlNode:
 def _read(data: bytes, source: str, act: Callable[[_Tree], YamlNode]) -> YamlNode:
     problems = Problems(source)
     if len(data) > MAX_BYTES:
-        content = f"{len(data)} bytes, the limit is {MAX_BYTES}: declare less"
-        problems.add(YamlNode(None, 1, 1), content)
+        problem = f"{len(data)} bytes, the limit is {MAX_BYTES}: declare less"
+        problems.add(YamlNode(None, 1, 1), problem)
         problems.raise_if_any()
     text = _text(data, problems)
     yaml = _yaml()
@@ -176,8 +176,8 @@ def _read(data: bytes, source: str, act: Callable[[_Tree], YamlNode]) -> YamlNod
         return act(_Tree(yaml, yaml.parse(text, Loader=loader), problems))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        content = error.problem or error.context or "it cannot be read"
-        problems.add(_at(mark), f"this is not YAML: {content}{_hint(text, mark)}")
+        problem = error.problem or error.context or "it cannot be read"
+        problems.add(_at(mark), f"this is not YAML: {problem}{_hint(text, mark)}")
         problems.raise_if_any()
         raise
     except (yaml.YAMLError, ValueError) as error:
@@ -202,14 +202,14 @@ def _text(data: bytes, problems: Problems) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         before = data[: error.start].decode(errors="replace")
-        content = "this is not UTF-8: save the file as UTF-8"
-        problems.add(_after(before), content)
+        problem = "this is not UTF-8: save the file as UTF-8"
+        problems.add(_after(before), problem)
         problems.raise_if_any()
         raise
-    marks = _CONTROL.search(text)
-    if marks is not None:
-        content = f"the character U+{ord(marks[0]):04X} has no place in YAML: remove it"
-        problems.add(_after(text[: marks.start()]), content)
+    match = _CONTROL.search(text)
+    if match is not None:
+        problem = f"the character U+{ord(match[0]):04X} has no place in YAML: remove it"
+        problems.add(_after(text[: match.start()]), problem)
         problems.raise_if_any()
     return text
 
@@ -329,8 +329,8 @@ class _Tree:
     def _key(self, event: Any, key: YamlNode) -> YamlNode:
         if not isinstance(key.value, str):
             braces = key.is_mapping or isinstance(key.value, tuple)
-            node = "put text with {{ … }} into quotes" if braces else "put it into quotes"
-            self._refuse(event, f"a key has to be text: {node}")
+            problem = "put text with {{ … }} into quotes" if braces else "put it into quotes"
+            self._refuse(event, f"a key has to be text: {problem}")
         if key.value == "<<" and not event.style:
             self._refuse(event, "the merge key << is not allowed: write the keys out")
         return key
@@ -347,8 +347,8 @@ class _Tree:
         if text in _BOOL:
             return self._placed(event, _BOOL[text])
         if _DOUBTFUL.fullmatch(text):
-            node = f"{text[:60]} is read differently by different readers: "
-            self._refuse(event, f"{node}write a plain decimal number, or quotes around text")
+            problem = f"{text[:60]} is read differently by different readers: "
+            self._refuse(event, f"{problem}write a plain decimal number, or quotes around text")
         return self._placed(event, self._number(event, text))
 
     def _number(self, event: Any, text: str) -> Any:

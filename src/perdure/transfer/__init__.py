@@ -1,8 +1,7 @@
-"""Sessions on their way: bundles, which lose nothing, and from one store into another.
+"""Transfer of sessions: bundles, backups, and migration from one store to another.
 
-A bundle is one session as lines of JSON: its log, its documents, the blobs that it reaches. What
-only says who wrote when (epochs, owners) is not in it, so that the same session gives
-the same bundle out of every store.
+A bundle is one session as lines of JSON: its log, its documents and the blobs that they reference.
+It omits epochs and owners, so a session exports to the same bundle from every store.
 """
 
 from __future__ import annotations
@@ -47,9 +46,6 @@ _HOMES = {
     "perdure.session.export": ("export_pair", "import_pair"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-
-# a list of strings
-
 
 __all__ = sorted(_HOME_OF)  # noqa: PLE0605  # a list of strings
 

@@ -1,4 +1,4 @@
-"""A backup as a store that one can read, verify, and migrate from into an empty or older one."""
+"""Read-only store view of a backup, with verification and restore."""
 
 from __future__ import annotations
 
@@ -47,47 +47,52 @@ _CURE = "it stays as it is: to have both, restore the backup into an empty store
 
 
 class RestoreSummary(msgspec.Struct, kw_only=True):
-    """What a restore has done."""
+    """Result of a restore."""
 
     sessions: int = 0
-    """All that the backup has."""
+    """Sessions in the backup."""
     written: int = 0
     there: int = 0
-    """Sessions that were there already, the same in every record."""
+    """Sessions that the target already had, equal in every record."""
     records: int = 0
     blobs: int = 0
     posted: int = 0
     dead_letters: int = 0
     forgotten: list[str] = []
-    """Sessions that the store has deleted since the backup, and that stay deleted."""
+    """Sessions that the store has deleted since the backup; they stay deleted."""
     failed: dict[str, str] = {}
-    """Why a session was not restored, by its key: it is newer than the backup, or another one."""
+    """Why a session was not restored, by key: it is newer than the backup, or a different one."""
 
 
 class VerifyReport(msgspec.Struct, kw_only=True):
-    """What reading a backup in whole has shown."""
+    """Result of reading all of a backup."""
 
     sessions: int = 0
     records: int = 0
     problems: dict[str, str] = {}
-    """What is wrong, by the session's key."""
+    """What is wrong, by session key."""
 
 
 @final
 class BackupView(DelegatingStore):
-    """The sessions of a backup, as of their newest points, to read."""
+    """Read-only view of a backup's sessions, each as of its newest point."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
         self._points: dict[SessionKey, tuple[int, RunPoint]] = {}
         self.hidden: set[SessionKey] = set()
-        """Sessions that are not to be seen."""
+        """Sessions that the view leaves out."""
         self.damaged: dict[str, str] = {}
-        """Sessions that cannot be read, and why."""
+        """Why a session cannot be read, by key."""
 
     @classmethod
     async def of(cls, store: Store) -> BackupView:
-        """Return the view of a backup as it is now."""
+        """Return a view of a backup as it is now.
+
+        Raises:
+            ConfigError: The store is not a backup.
+
+        """
         await require_backup(store)
         view = cls(store)
         for tenant in await store.tenants():
@@ -105,34 +110,34 @@ class BackupView(DelegatingStore):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The backup's; it keeps dead letters, wherever it is."""
+        """The inner store's, with dead letters: a backup stores them in its own log."""
         return msgspec.structs.replace(self.inner.capabilities, dead_letters=True)
 
     @property
     def keys(self) -> list[SessionKey]:
-        """The sessions that are to be seen."""
+        """Keys of the visible sessions, sorted."""
         return sorted(set(self._points) - self.hidden)
 
     @property
     def store(self) -> Store:
-        """The view as a store of which nobody asks for more than to read."""
+        """The view, typed as a store; callers must only read from it."""
         return cast("Store", self)
 
     def point(self, key: SessionKey) -> RunPoint | None:
-        """Return what a session was at the end of the last run."""
+        """Return a session's newest point, or None."""
         return None if key in self.hidden or key not in self._points else self._points[key][1]
 
     async def forgotten(self) -> list[SessionKey]:
-        """Return the sessions that were forgotten, and that the backup does not have again."""
-        tombstones: set[SessionKey] = set()
+        """Return the sessions that were deleted and have not been backed up again since."""
+        keys: set[SessionKey] = set()
         async with contextlib.aclosing(self.inner.read_log(JOURNAL)) as log:
             async for chunk in log:
-                tombstones |= {
+                keys |= {
                     decode(record.payload, SessionKey)
                     for record in chunk.records
                     if record.kind == FORGOTTEN
                 }
-        return sorted(tombstones.difference(self._points))
+        return sorted(keys.difference(self._points))
 
     async def read_log(
         self,
@@ -143,8 +148,8 @@ class BackupView(DelegatingStore):
         limit: int | None = None,
         reverse: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
-        """Read a session's records with the numbers that they had."""
-        chunks: list[Record] = []
+        """Read a session's records under their original sequence numbers."""
+        records: list[Record] = []
         remaining = -1 if limit is None else limit
         async with contextlib.aclosing(self.entries(key)) as entries:
             async for entry in entries:
@@ -153,20 +158,20 @@ class BackupView(DelegatingStore):
                 record = decode(entry.payload, BackupLine).record()
                 if record.seq <= after or (before is not None and record.seq >= before):
                     continue
-                chunks.append(record)
-                if not reverse and (len(chunks) == remaining or len(chunks) >= CHUNK):
-                    yield LogChunk(tuple(chunks))
-                    remaining -= len(chunks)
-                    chunks = []
+                records.append(record)
+                if not reverse and (len(records) == remaining or len(records) >= CHUNK):
+                    yield LogChunk(tuple(records))
+                    remaining -= len(records)
+                    records = []
                     if remaining == 0:
                         return
         if reverse:
-            chunks = chunks[::-1][:limit]
-        if chunks:
-            yield LogChunk(tuple(chunks))
+            records = records[::-1][:limit]
+        if records:
+            yield LogChunk(tuple(records))
 
     async def entries(self, key: SessionKey) -> AsyncGenerator[Record, None]:
-        """Yield what the backup has of a session up to its newest point."""
+        """Yield the backup's entries of a session up to its newest point."""
         if key in self.hidden or key not in self._points:
             return
         at, point = self._points[key]
@@ -190,41 +195,41 @@ class BackupView(DelegatingStore):
             return Documents()
         if names is not None and not names:
             return Documents(point.manifest)
-        stored_names = await self.inner.read_documents(key, names)
-        if stored_names.manifest is None or stored_names.manifest.as_of_seq != self._points[key][0]:
-            return Documents()  # of another point: they are made anew from the log
+        stored = await self.inner.read_documents(key, names)
+        if stored.manifest is None or stored.manifest.as_of_seq != self._points[key][0]:
+            return Documents()  # of another point: they are rebuilt from the log
         listed = point.manifest.documents
         documents = {
             name: Document(document.data, listed[name].as_of_seq)
-            for name, document in stored_names.found.items()
+            for name, document in stored.found.items()
             if name in listed
         }
-        return Documents(point.manifest, documents, stored_names.damaged)
+        return Documents(point.manifest, documents, stored.damaged)
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
-        """Say that nobody has a session."""
+        """Return a released lease: no process holds a session of a backup."""
         point = self.point(key)
         return None if point is None else LeaseState(point.epoch, "", released=True)
 
     async def heartbeat(self) -> HeartbeatRequests:
-        """Nobody asks a backup for anything."""
+        """Return no requests: a backup receives none."""
         await anyio.lowlevel.checkpoint()
         return HeartbeatRequests()
 
     async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
-        """List the sessions for which something waited."""
+        """List the sessions that had pending items, or dead letters, at their newest points."""
         await anyio.lowlevel.checkpoint()
         points = [(key, self._points[key][1]) for key in self.keys]
         return [key for key, point in points if (point.letters if dead_letters else point.posts)]
 
     async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
-        """Return what waited for a session."""
+        """Return the items that were pending for a session."""
         await anyio.lowlevel.checkpoint()
         point = self.point(key)
         return [] if point is None else point.posts[:limit]
 
     async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
-        """Return what had been set aside."""
+        """Return a session's dead letters as of its newest point."""
         await anyio.lowlevel.checkpoint()
         point = self.point(key)
         return [] if point is None else point.letters
@@ -240,10 +245,10 @@ class BackupView(DelegatingStore):
 async def verify_backup(
     target: Store, *, progress: Callable[[MigrationProgress], None] | None = None
 ) -> VerifyReport:
-    """Read a backup in whole, and compare it with the sums of its records and its blobs' names.
+    """Read all of a backup and check its records' checksums and its blobs' names.
 
     Raises:
-        ConfigError: It is no backup.
+        ConfigError: The store is not a backup.
 
     """
     view = await BackupView.of(target)
@@ -302,19 +307,19 @@ async def restore_backup(
     wait: float = 10.0,
     progress: Callable[[MigrationProgress], None] | None = None,
 ) -> RestoreSummary:
-    """Write the sessions of a backup into a store that has lost them, and verify each.
+    """Restore the sessions of a backup into a store that has lost them, and verify each.
 
-    A session that the store has is never replaced unless it is the beginning of the backup's, and
-    one that it has deleted stays deleted. May be killed and repeated.
+    A session that the target already has is replaced only if it is a prefix of the backup's. One
+    that the target has deleted stays deleted. Crash-safe: a killed restore can be repeated.
 
     Args:
-        source: An open backup. Only read.
+        source: An open backup; only read.
         target: An open store.
         wait: Seconds to wait for a process that holds a session in the target.
         progress: Called after each session.
 
     Raises:
-        ConfigError: The source is no backup.
+        ConfigError: The source is not a backup.
 
     """
     view = await BackupView.of(source)
@@ -322,10 +327,10 @@ async def restore_backup(
     await _leave_alone(view, target, summary)
     done: Migration = await migrate(view.store, target, wait=wait, progress=progress)
     for name, reason in done.failed.items():
-        order, mark, _ = reason.partition("; keep both by")
-        summary.failed[name] = f"{order}; {_CURE}" if mark else reason
+        cause, suggests_both, _ = reason.partition("; keep both by")
+        summary.failed[name] = f"{cause}; {_CURE}" if suggests_both else reason
     for key in await view.forgotten():
-        if await target.holder(key) is None:  # so that no older backup brings it back either
+        if await target.holder(key) is None:  # so that an older backup does not bring it back
             grant = await target.acquire(key, after=0)
             await target.delete(key, grant.epoch)
     summary.written = done.copied + done.continued
@@ -336,13 +341,13 @@ async def restore_backup(
 
 
 async def _leave_alone(view: BackupView, target: Store, summary: RestoreSummary) -> None:
-    """Hide what was forgotten, and what has gone on, since the backup."""
+    """Hide the sessions that were deleted, or that have newer records, since the backup."""
     for key in view.keys:
-        target_head = await target.holder(key)
-        if target_head is None:
+        holder = await target.holder(key)
+        if holder is None:
             continue
-        if target_head.deleted:
-            if not await was_removed(view.store, target, key, target_head.epoch):
+        if holder.deleted:
+            if not await was_removed(view.store, target, key, holder.epoch):
                 summary.forgotten.append(str(key))
                 view.hidden.add(key)
         elif await _is_newer(view, target, key):

@@ -1,17 +1,17 @@
-"""Backups: all sessions of a store in another one, as of one moment each, run by run.
+"""Incremental backups of all sessions of a store in another store.
 
-A backup keeps each session's records as they are numbered in the source, whoever wrote them, so
-that a run adds what has come since the last one and nothing else. In the log of the session that
-the backup has under the same key, the entries are
+A backup stores each session as of one moment. It keeps the source's sequence numbers, so a run
+appends only what is new since the previous run. Under the session's own key, the backup's log holds
+these entries:
 
-    kept    a record of the source's
-    blobs   names of blobs that records named, each of which is in the backup
-    anew    what comes before does not count: the source has pruned it, or began the session anew
-    point   the session up to here is whole, with its manifest, what waits for it, and what was
-            set aside as a dead letter
+    kept    a record of the source
+    blobs   names of blobs that records reference; the backup has each of them
+    anew    earlier entries do not count: the source has pruned or restarted the session
+    point   the session is complete up to here; holds its manifest, pending items, dead letters
 
-and its documents are the session's. Only what lies before the newest point counts. The source is
-only read, without a lease. `backup_view` reads a backup as a store.
+Its documents are the session's. Only entries before the newest point count, so a killed run leaves
+the previous point intact. The source is only read, without a lease. `backup_view` reads a backup
+as a store.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ FORMAT: Final = 1
 KEPT, BLOBS, ANEW, POINT = "kept", "blobs", "anew", "point"
 MADE, FORGOTTEN = "made", "forgotten"
 JOURNAL: Final = BACKUP_JOURNAL
-"""What is said about the backup itself, and which sessions were forgotten."""
+"""Key of the log about the backup itself: its format, and the sessions that were deleted."""
 PART: Final = 1024 * 1024
-"""Bytes that go to the backup at a time."""
+"""Bytes written to the backup at a time."""
 
 
 class BackupLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A record of the source's."""
+    """A record of the source, as stored in the backup."""
 
     n: int
     e: int
@@ -70,53 +70,53 @@ class BackupLine(msgspec.Struct, frozen=True, omit_defaults=True):
     end: bool = False
 
     def record(self) -> Record:
-        """Return it as it was."""
+        """Return the source's record."""
         return Record(self.n, self.e, self.k, bytes(self.r), self.end)
 
 
 class BackupBlobs(msgspec.Struct, frozen=True):
-    """Blobs that the backup has."""
+    """Names of blobs that the backup has."""
 
     names: list[str]
 
 
 class RunPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """What a session was at the end of a run."""
+    """State of a session at the end of a run."""
 
     head: int
     """The source's last record."""
     epoch: int
     """The source's newest epoch."""
     begin: int
-    """The backup's entry behind which the session's records are."""
+    """The backup's entry after which the session's records begin."""
     first: int = 0
-    """The first of its records."""
+    """Sequence number of its first record."""
     mark: str = ""
-    """The last of its records: a hash that says if the source still has it."""
+    """Hash of its last record, to check that the source still has it."""
     sum: str = ""
-    """Of all of its records."""
+    """Checksum of all of its records."""
     manifest: Manifest | None = None
     posts: list[PendingItem] = []
     letters: list[DeadLetter] = []
 
 
 class Backup(msgspec.Struct, kw_only=True):
-    """What a run has done."""
+    """Result of a backup run."""
 
     sessions: int = 0
-    """All that the source has."""
+    """Sessions in the source."""
     written: int = 0
-    """Sessions of which something was written."""
+    """Sessions that were updated."""
     there: int = 0
-    """Sessions that have not changed since the last run."""
+    """Sessions unchanged since the previous run."""
     forgotten: int = 0
-    """Sessions that were removed from the backup, since the source has deleted them."""
+    """Sessions removed from the backup because the source has deleted them."""
     records: int = 0
     blobs: int = 0
     bytes: int = 0
-    """Of records, documents and blobs that were written."""
+    """Bytes of records, documents and blobs that were written."""
     failed: dict[str, str] = {}
-    """Why a session was not written, by its key; the backup has it as it was before."""
+    """Why a session was not backed up, by key; the backup keeps its previous version."""
 
 
 async def backup(
@@ -126,15 +126,15 @@ async def backup(
     wait: float = 10.0,
     progress: Callable[[MigrationProgress], None] | None = None,
 ) -> Backup:
-    """Bring a backup up to date with a store; the first run makes it.
+    """Bring a backup up to date with a store; the first run creates it.
 
     Every record that is durable in the source when this begins is in the backup afterwards, each
-    session as of one moment. May be killed and repeated, and run beside a program that
-    writes. What the source has deleted or pruned since goes from the backup, too.
+    session as of one moment. Crash-safe and repeatable; it may run while a program writes to the
+    source. What the source has deleted or pruned is removed from the backup, too.
 
     Args:
-        source: An open store. Only read, without a lease.
-        target: An open store that holds this backup, or nothing.
+        source: An open store; only read, without a lease.
+        target: An open store that holds this backup, or is empty.
         wait: Seconds to wait for another run that writes the same session.
         progress: Called after each session.
 
@@ -147,14 +147,14 @@ async def backup(
     await require_no_backup(source)
     run = _Run(source, target, wait)
     await while_beating((target,), lambda: run.all(progress), watches=run.watches)
-    return run.found
+    return run.report
 
 
 async def follow_deletions(source: Store, target: Store, *, wait: float = 10.0) -> list[SessionKey]:
     """Remove from a backup what its store has deleted, as the next run would, and nothing else.
 
-    Until it was called, or the next run came to its end, a store that is lost takes along the
-    knowledge of what was forgotten in it, and the backup would bring it back.
+    Until this, or the next run, is complete, a backup still has the sessions that were deleted: if
+    the store is lost before, a restore brings them back.
 
     Args:
         source: The store; only read, without a lease.
@@ -165,8 +165,8 @@ async def follow_deletions(source: Store, target: Store, *, wait: float = 10.0) 
         The sessions that were removed.
 
     Raises:
-        ConfigError: The target is no backup, or the source is one.
-        StoreError: Something cannot be removed, and is still in the backup; all else is not.
+        ConfigError: The target is not a backup, or the source is one.
+        StoreError: A session cannot be removed and is still in the backup; the others are removed.
 
     """
     _require_as_secret(source, target)
@@ -174,11 +174,11 @@ async def follow_deletions(source: Store, target: Store, *, wait: float = 10.0) 
     await require_backup(target)
     run = _Run(source, target, wait)
     await while_beating((target,), run.follow_deletions, watches=run.watches)
-    if run.found.failed:
-        key, reason = next(iter(run.found.failed.items()))
-        message = f"{key} is still in the backup in {target.location}: {reason}"
-        raise StoreError(message, key=key, count=len(run.found.failed))
-    return run.gone
+    if run.report.failed:
+        name, reason = next(iter(run.report.failed.items()))
+        message = f"{name} is still in the backup in {target.location}: {reason}"
+        raise StoreError(message, key=name, count=len(run.report.failed))
+    return run.removed
 
 
 def _require_as_secret(source: Store, target: Store) -> None:
@@ -193,40 +193,40 @@ def _require_as_secret(source: Store, target: Store) -> None:
 
 
 async def require_backup(target: Store, *, make: bool = False) -> None:
-    """Raise ConfigError unless a store is a backup, or, to make one, empty."""
+    """Raise ConfigError unless a store is a backup or, with *make*, empty."""
     if await target.head(JOURNAL):
         return
-    taken = [tenant for tenant in await target.tenants() if await keys_of(target, tenant)]
-    if taken or not make:
-        what = "has sessions of its own" if taken else "holds nothing"
+    tenants = [name for name in await target.tenants() if await keys_of(target, name)]
+    if tenants or not make:
+        what = "has sessions of its own" if tenants else "holds nothing"
         message = f"{target.location} is no backup: it {what}; name the place of a backup"
         raise ConfigError(message, option="target")
 
 
 @final
 class SessionEnd:
-    """How far the backup of a session goes."""
+    """How far the backup of a session reaches."""
 
     def __init__(self) -> None:
         self.point: RunPoint | None = None
         self.at = 0
-        """The point's place in the backup's log."""
+        """The point's sequence number in the backup's log."""
         self.is_clean = False
-        """Whether nothing came behind the point."""
+        """Whether no entry follows the point."""
         self.begin = 0
         self.first = 0
         self.last: BackupLine | None = None
-        """The newest record behind the point."""
+        """The newest record after the point."""
         self.sum = ""
 
 
 def hashed(before: str, payload: bytes) -> str:
-    """Return the sum of records, of which one more has come."""
+    """Return the checksum of records after one more: a hash chain."""
     return hashlib.sha256(before.encode() + payload).hexdigest()
 
 
 async def end_of(target: Store, key: SessionKey) -> SessionEnd:
-    """Find the newest point, and what a run that was killed has left behind it."""
+    """Find the newest point, and the entries that a killed run appended after it."""
     end = SessionEnd()
     behind: list[bytes] = []
     log = target.read_log(key, reverse=True)
@@ -251,7 +251,7 @@ async def end_of(target: Store, key: SessionKey) -> SessionEnd:
 
 
 def _resumed(end: SessionEnd, behind: list[bytes]) -> SessionEnd:
-    """Take in what lies behind the point, newest first."""
+    """Apply the entries after the point; *behind* has the newest first."""
     if end.point is not None and not end.begin:
         end.begin, end.first, end.sum = end.point.begin, end.point.first, end.point.sum
     for payload in reversed(behind):
@@ -268,25 +268,25 @@ class _Run:
         self._source = source
         self._target = target
         self._wait = wait
-        self.found = Backup()
+        self.report = Backup()
         self.watches = {target.owner: OwnerWatch(LeaseOptions(), anyio.current_time)}
-        self.gone: list[SessionKey] = []
+        self.removed: list[SessionKey] = []
         """Sessions that were removed."""
         self._waiting: set[SessionKey] = set()
         self._with_letters: set[SessionKey] = set()
         self._known: dict[str, set[str]] = {}
         """By tenant, the blobs that the backup has, with all that they name."""
         self._erased: set[str] = set()
-        """Tenants of whom something went."""
+        """Tenants with deletions, whose blobs are collected at the end."""
 
     async def all(self, progress: Callable[[MigrationProgress], None] | None) -> None:
-        """Bring every session, then follow what was deleted."""
+        """Back up every session, then follow deletions."""
         await require_backup(self._target, make=True)
         if not await self._target.head(JOURNAL):
             await self._note(MADE, {"format": FORMAT})
         tenants = await self._source.tenants()
         keys = [key for tenant in tenants for key in await keys_of(self._source, tenant)]
-        self.found.sessions = len(keys)
+        self.report.sessions = len(keys)
         self._waiting = set(await self._source.waiting())
         self._with_letters = set(await with_dead_letters(self._source))
         keys += sorted((self._waiting | self._with_letters).difference(keys))
@@ -312,9 +312,9 @@ class _Run:
                 await self._save(key)
             except StoreUnavailableError as error:  # it changed while it was read
                 if not remaining:
-                    self.found.failed[str(key)] = str(error)
+                    self.report.failed[str(key)] = str(error)
             except PerdureError as error:
-                self.found.failed[str(key)] = str(error)
+                self.report.failed[str(key)] = str(error)
                 return
             else:
                 return
@@ -329,18 +329,18 @@ class _Run:
         epoch = 0 if holder is None else holder.epoch
         posts, letters, damaged = await self._posted(key, epoch)
         if damaged:
-            self.found.failed[str(key)] = damaged
+            self.report.failed[str(key)] = damaged
         manifest = (await self._source.read_documents(key, ())).manifest
         head = await self._source.head(key)
         if end.is_clean and end.point is not None:
             was = end.point
             now = (head, epoch, _plain(manifest), posts, letters)
             if (was.head, was.epoch, was.manifest, was.posts, was.letters) == now:
-                self.found.there += 1
+                self.report.there += 1
                 return
         documents = await self._source.read_documents(key)
         if documents.damaged:
-            documents = Documents()  # made anew from the log, wherever it is restored
+            documents = Documents()  # a restore rebuilds them from the log
         head = await self._source.head(key)
         goes_on = await self._goes_on(key, end, documents.manifest)
         grant = await self._lease(key)
@@ -352,10 +352,10 @@ class _Run:
                 await self._target.release(key, grant.epoch)
         if not goes_on:
             self._erased.add(key.tenant)
-        self.found.written += 1
+        self.report.written += 1
 
     async def _end(self, key: SessionKey) -> SessionEnd:
-        """Find how far the backup goes; one that is damaged is written anew, as a whole."""
+        """Find how far the backup reaches; delete a damaged one, to be written again in full."""
         try:
             return await end_of(self._target, key)
         except CorruptRecordError:
@@ -367,7 +367,7 @@ class _Run:
     async def _posted(
         self, key: SessionKey, epoch: int
     ) -> tuple[list[PendingItem], list[DeadLetter], str]:
-        """Return what waits for a session, its dead letters, and what is damaged of them."""
+        """Return a session's pending items, its dead letters, and a message on damaged ones."""
         has_letters = key in self._with_letters
         before = await dead_letters_of(self._source, key) if has_letters else []
         waiting: list[PendingItem] = []
@@ -377,13 +377,13 @@ class _Run:
             except LeaseLostError as error:
                 message = f"{key} was opened while it was read: try again"
                 raise StoreUnavailableError(message, key=str(key)) from error
-        # Again: what went from one to the other meanwhile is in one of the three.
+        # Read again: an item may have moved from the inbox to the dead letters in between.
         after = await dead_letters_of(self._source, key) if has_letters or waiting else []
-        in_backup = {letter.item.op_id: letter for letter in [*before, *after]}
+        by_op_id = {letter.item.op_id: letter for letter in [*before, *after]}
         for item in waiting:
-            in_backup.pop(item.op_id, None)
-        letters = sorted(in_backup.values(), key=lambda letter: (letter.at, letter.item.op_id))
-        lost = [letter for letter in waiting if letter.damage]
+            by_op_id.pop(item.op_id, None)
+        letters = sorted(by_op_id.values(), key=lambda letter: (letter.at, letter.item.op_id))
+        lost = [item for item in waiting if item.damage]
         lost += [letter.item for letter in letters if letter.item.damage]
         damaged = (
             f"{len(lost)} of the posts and dead letters of {key} are damaged, and not in the "
@@ -391,11 +391,11 @@ class _Run:
             if lost
             else ""
         )
-        items = [item for item in waiting if not item.damage]
-        return items, [letter for letter in letters if not letter.item.damage], damaged
+        readable = [item for item in waiting if not item.damage]
+        return readable, [letter for letter in letters if not letter.item.damage], damaged
 
     async def _goes_on(self, key: SessionKey, end: SessionEnd, manifest: Manifest | None) -> bool:
-        """Say whether the source still has what the backup has of a session, unpruned."""
+        """Say whether the source still has, unpruned, the records that the backup has."""
         point = end.point
         if end.last is None and (point is None or not point.head):
             return True
@@ -427,7 +427,7 @@ class _Run:
     # blobs
 
     async def put_blobs(self, tenant: str, names: set[str]) -> list[str]:
-        """Copy blobs, each behind those that it names; return the names of all that there are."""
+        """Copy blobs, each after those that it references; return the names that exist."""
         if tenant not in self._known:
             self._known[tenant] = set(await self._target.blob_names(tenant))
         known = self._known[tenant]
@@ -444,32 +444,32 @@ class _Run:
             if is_ready:
                 await self._target.put_blobs(tenant, {name: data})
                 known.add(name)
-                self.found.blobs += 1
-                self.found.bytes += len(data)
+                self.report.blobs += 1
+                self.report.bytes += len(data)
             else:
                 stack.append((name, True))
-                stack += [(blob_name, False) for blob_name in sorted(named_in((data,)) - known)]
+                stack += [(other, False) for other in sorted(named_in((data,)) - known)]
         return sorted(names & known)
 
     async def _collect(self, tenant: str) -> None:
-        """Remove blobs that nothing in the backup names any more."""
+        """Remove blobs that nothing in the backup references any more."""
         from perdure.transfer.backup_view import BackupView
         from perdure.transfer.read import names_of
 
         view = await BackupView.of(self._target)
         named: set[str] = set()
-        for key in [name for name in view.keys if name.tenant == tenant]:
+        for key in [other for other in view.keys if other.tenant == tenant]:
             documents = await view.read_documents(key)
             named |= await names_of(view.store, key, documents, await view.head(key))
-        unreachable = set(await self._target.blob_names(tenant)) - named
-        if unreachable:
-            await self._target.remove_blobs(tenant, unreachable)
+        unreferenced = set(await self._target.blob_names(tenant)) - named
+        if unreferenced:
+            await self._target.remove_blobs(tenant, unreferenced)
 
     # erasure
 
-    async def follow_deletions(self, source_keys: Sequence[SessionKey] = ()) -> None:
-        """Remove what the source has deleted; what is *here* it has not."""
-        known = {JOURNAL, *source_keys}
+    async def follow_deletions(self, present: Sequence[SessionKey] = ()) -> None:
+        """Remove what the source has deleted; it still has those in *present*."""
+        known = {JOURNAL, *present}
         for tenant in await self._target.tenants():
             for key in await keys_of(self._target, tenant):
                 if key in known:
@@ -477,21 +477,21 @@ class _Run:
                 try:
                     await self._follow_deletion(key)
                 except PerdureError as error:
-                    self.found.failed[str(key)] = str(error)
+                    self.report.failed[str(key)] = str(error)
         for tenant in self._erased:
             await self._collect(tenant)
 
     async def _follow_deletion(self, key: SessionKey) -> None:
         holder = await self._source.holder(key)
-        backup_end = await self._target.holder(key)
-        if holder is None or not holder.deleted or backup_end is None or backup_end.deleted:
-            return  # never one of this store's, or gone already
-        await self._note(FORGOTTEN, key)  # first: a kill in between forgets it next time
+        copy = await self._target.holder(key)
+        if holder is None or not holder.deleted or copy is None or copy.deleted:
+            return  # never one of this source's, or removed already
+        await self._note(FORGOTTEN, key)  # first: after a crash here, the next run deletes it
         grant = await self._lease(key)
         await self._target.delete(key, grant.epoch)
         self._erased.add(key.tenant)
-        self.found.forgotten += 1
-        self.gone.append(key)
+        self.report.forgotten += 1
+        self.removed.append(key)
 
     async def _lease(self, key: SessionKey) -> HeldLease:
         watch = self.watches[self._target.owner]
@@ -510,20 +510,20 @@ class _Run:
 
     @property
     def source(self) -> Store:
-        """Where from."""
+        """The store that is backed up."""
         return self._source
 
     @property
     def target(self) -> Store:
-        """Where to."""
+        """The store that holds the backup."""
         return self._target
 
 
 async def append(target: Store, grant: HeldLease, first: int, entries: list[Entry]) -> None:
-    """Append to a log of the backup's.
+    """Append to a log of the backup.
 
     Raises:
-        StoreError: The store did not take them.
+        StoreError: The store refused the batch.
 
     """
     batch = Batch(grant.key, grant.epoch, first, tuple(entries))
@@ -535,7 +535,7 @@ async def append(target: Store, grant: HeldLease, first: int, entries: list[Entr
 
 @final
 class _SessionBackup:
-    """What a run adds to one session's backup."""
+    """Update of one session's backup in one run."""
 
     def __init__(self, run: _Run, grant: HeldLease, end: SessionEnd | None, *, anew: bool) -> None:
         self._run = run
@@ -563,7 +563,7 @@ class _SessionBackup:
         posts: list[PendingItem],
         letters: list[DeadLetter],
     ) -> None:
-        """Add what has come up to a record, then say that the session is whole."""
+        """Append the new records up to *head*, then the point that completes the session."""
         if self._anew:
             self._begin = self._next
             self._add(Entry(ANEW, b"{}"))
@@ -613,7 +613,7 @@ class _SessionBackup:
         self._at, self._mark = record.seq, _mark(line)
         self._sum = hashed(self._sum, payload)
         self._names |= named_in((record.payload,))
-        self._run.found.records += 1
+        self._run.report.records += 1
         self._add(Entry(KEPT, payload, record.end))
         if record.end and self._size >= PART:
             await self._flush()
@@ -623,18 +623,18 @@ class _SessionBackup:
         self._size += len(entry.payload)
 
     async def _flush(self) -> None:
-        """Make durable what has come: blobs first, since records name them."""
+        """Make the buffer durable: blobs first, since records reference them."""
         if self._names:
             names, self._names = self._names, set()
-            lines = await self._run.put_blobs(self._key.tenant, names)
-            if lines:
-                self._entries.insert(0, Entry(BLOBS, encode(BackupBlobs(lines))))
-                if self._begin == self._next:  # behind the entry with which all begins
+            stored = await self._run.put_blobs(self._key.tenant, names)
+            if stored:
+                self._entries.insert(0, Entry(BLOBS, encode(BackupBlobs(stored))))
+                if self._begin == self._next:  # after the entry that begins the copy
                     self._entries[:2] = self._entries[1::-1]
         entries, self._entries = self._entries, []
         await append(self._run.target, self._grant, self._next, entries)
         self._next += len(entries)
-        self._run.found.bytes += self._size
+        self._run.report.bytes += self._size
         self._size = 0
 
     async def _put_documents_blobs(self, documents: Documents) -> None:
@@ -650,18 +650,19 @@ class _SessionBackup:
             return
         target, at = self._run.target, self._next - 1
         before = (await target.read_documents(self._key, ())).manifest
-        in_backup = {} if before is None else before.documents
+        listed_before = {} if before is None else before.documents
         changed = {
             name: document.data
             for name, document in documents.found.items()
-            if name not in in_backup or in_backup[name].sha256 != manifest.documents[name].sha256
+            if name not in listed_before
+            or listed_before[name].sha256 != manifest.documents[name].sha256
         }
         listed = {
-            name: msgspec.structs.replace(document, as_of_seq=at)
-            for name, document in manifest.documents.items()
+            name: msgspec.structs.replace(entry, as_of_seq=at)
+            for name, entry in manifest.documents.items()
             if name in documents.found
         }
-        in_source = msgspec.structs.replace(
+        rewritten = msgspec.structs.replace(
             manifest,
             epoch=self._grant.epoch,
             as_of_seq=at,
@@ -669,12 +670,14 @@ class _SessionBackup:
             base=None,
             position=msgspec.Raw(b"null"),
         )
-        await target.write_documents(self._key, changed, in_source)
-        self._run.found.bytes += sum(map(len, changed.values()))
+        await target.write_documents(self._key, changed, rewritten)
+        self._run.report.bytes += sum(map(len, changed.values()))
 
 
 def _kept(record: Record) -> BackupLine:
-    payload = b"{}" if record.kind == EPOCH else record.payload  # who held it is the store's
+    payload = (
+        b"{}" if record.kind == EPOCH else record.payload
+    )  # the holder is the source's own matter
     return BackupLine(record.seq, record.epoch, record.kind, msgspec.Raw(payload), record.end)
 
 

@@ -1,15 +1,14 @@
-"""The bundle's format: one session as lines of JSON, in the order in which it is put together.
+"""Bundle format: one session as lines of JSON, in writing order.
 
     {"perdure_bundle":1,"tenant","agent","session"}  of format 2 if there are dead letters
-    {"dead_letter":{…}}                             what was posted and could not be delivered
-    {"blob":NAME,"data":BASE64}                     the blobs that the rest names, by name
-    {"n":SEQ,"k":KIND,"end":true?,"r":PAYLOAD}      the log, without what stores write themselves
-    {"document":NAME,"as_of":SEQ,"text":TEXT}       or "data":BASE64, what was folded, by name
-    {"manifest":{…}}                                what the documents are as of, if there are any
-    {"end":LINES,"sha256":HEX}                      of all bytes before this line
+    {"dead_letter":{…}}                             an item that could not be delivered
+    {"blob":NAME,"data":BASE64}                     blobs that the lines below reference, by name
+    {"n":SEQ,"k":KIND,"end":true?,"r":PAYLOAD}      the log, without records of the store itself
+    {"document":NAME,"as_of":SEQ,"text":TEXT}       or "data":BASE64: a folded document, by name
+    {"manifest":{…}}                                the documents' manifest, if there is one
+    {"end":LINES,"sha256":HEX}                      checksum of all bytes before this line
 
-Epochs and owners are left out, and numbers keep their gaps where a store's own records stood.
-Pure.
+Epochs and owners are left out; sequence numbers keep a gap where the store had a record of its own.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from perdure.records.records import BASE, EPOCH, Record
 from perdure.store import Document
 
 FORMAT = 2
-"""The newest; a bundle without dead letters has the one before, which every release reads."""
+"""The newest format. Bundles without dead letters use format 1, which every release reads."""
 GAP = "gap"
-"""The kind of records that stand where a moved log has none."""
+"""Kind of the records that fill gaps in an imported log."""
 MOST_MISSING = 10_000_000
-"""Numbers that may be missing before a record: others stand for them, where it lands."""
+"""Limit of sequence numbers missing before a record: an import fills them with gap records."""
 
 
 class BundleHeader(msgspec.Struct, frozen=True):
-    """Which session it is."""
+    """First line: the session's key."""
 
     key: SessionKey
     format: int = 1
@@ -58,7 +57,7 @@ class BundleDocument(msgspec.Struct, frozen=True):
 
 
 class BundleFooter(msgspec.Struct, frozen=True):
-    """That nothing is missing."""
+    """Last line: the bundle is complete."""
 
 
 Item: TypeAlias = (
@@ -67,14 +66,14 @@ Item: TypeAlias = (
 
 
 def neutral(manifest: Manifest) -> Manifest:
-    """Return a manifest without what depends on the store that it was in."""
+    """Return a manifest without its store-specific fields."""
     base = manifest.base and msgspec.structs.replace(manifest.base, epoch=0)
     null = msgspec.Raw(b"null")
     return msgspec.structs.replace(manifest, epoch=0, base=base, position=null)
 
 
 def neutral_record(record: Record) -> Record | None:
-    """Return a record without what depends on the store; None for one that says nothing else."""
+    """Return a record without store-specific fields; None for a store's own record."""
     if record.kind in {EPOCH, GAP}:
         return None
     payload = record.payload
@@ -94,14 +93,14 @@ class _Record(msgspec.Struct, omit_defaults=True):
 
 @final
 class BundleWriter:
-    """Turn items into lines."""
+    """Encoder of items to lines, with the running checksum."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
         self._lines = 0
 
     def line(self, item: Item) -> bytes:
-        """Return an item's line, its line break included."""
+        """Return an item's line, newline included."""
         line = encode(self._value(item)) + b"\n"
         self._hash.update(line)
         self._lines += 1
@@ -134,7 +133,7 @@ def _text(data: bytes) -> dict[str, str]:
 
 
 class _Line(msgspec.Struct, kw_only=True):
-    """Whatever a line may hold."""
+    """Union of the fields of all kinds of lines."""
 
     perdure_bundle: int | None = None
     tenant: str = ""
@@ -156,31 +155,31 @@ class _Line(msgspec.Struct, kw_only=True):
 
 @final
 class Reader:
-    """Turn lines back into items, and notice what is missing or was changed.
+    """Decoder of lines to items; detects missing and changed lines.
 
     Args:
-        where: What the lines come from, for errors.
+        source: Name of the source, for error messages.
 
     """
 
     def __init__(self, source: str) -> None:
-        self._where = source
+        self._source = source
         self._hash = hashlib.sha256()
         self._lines = 0
         self._seq = 1
         self.ended: bool = False
-        """Whether the last line was read: only then nothing is missing."""
+        """Whether the footer was read; until then the bundle is incomplete."""
 
     def item(self, data: bytes) -> Item:
-        """Return what a line holds.
+        """Return a line's item.
 
         Raises:
-            CorruptRecordError: It is no line of a bundle, or something before it was changed.
+            CorruptRecordError: It is not a line of a bundle, or an earlier line was changed.
             UnsupportedVersionError: A newer release wrote the bundle.
 
         """
         if self.ended:
-            raise self._corrupt("there is more behind its end")
+            raise self._corrupt("there are lines after its end")
         try:
             line = decode(data, _Line)
         except CorruptRecordError as error:
@@ -212,7 +211,7 @@ class Reader:
             raise self._corrupt(f"a record of the kind {line.k} is a store's own")
         before, self._seq = self._seq, seq
         if seq <= before:
-            raise self._corrupt(f"record {seq} is not in order behind {before}")
+            raise self._corrupt(f"record {seq} is out of order after {before}")
         if seq - before > MOST_MISSING:
             raise self._corrupt(f"more than {MOST_MISSING} records are missing before {seq}")
         return Record(seq, 0, line.k, bytes(line.r), line.end is True)
@@ -220,15 +219,15 @@ class Reader:
     def _head(self, line: _Line, version: int) -> BundleHeader:
         if version > FORMAT:
             message = (
-                f"{self._where} is a bundle of format {version}, this release reads up to "
+                f"{self._source} is a bundle of format {version}, this release reads up to "
                 f"{FORMAT}: use a newer release"
             )
-            raise UnsupportedVersionError(message, path=self._where)
+            raise UnsupportedVersionError(message, path=self._source)
         return BundleHeader(SessionKey(line.agent, line.session, line.tenant), version)
 
     def _end(self, line: _Line) -> BundleFooter:
         if line.sha256 is None:
-            raise self._corrupt("it holds nothing that a bundle holds")
+            raise self._corrupt("it is not a line of a bundle")
         if (line.end, line.sha256) != (self._lines, self._hash.hexdigest()):
             raise self._corrupt("what comes before it was changed, or lines are missing")
         self.ended = True
@@ -250,5 +249,5 @@ class Reader:
 
     def _corrupt(self, reason: str) -> CorruptRecordError:
         at = self._lines + 1
-        message = f"{self._where}, line {at}: {reason}; export the session again"
-        return CorruptRecordError(message, path=self._where, line=at)
+        message = f"{self._source}, line {at}: {reason}; export the session again"
+        return CorruptRecordError(message, path=self._source, line=at)

@@ -1,5 +1,7 @@
-"""Bundles as files: written whole or not at all, and read twice, so that a damaged one lands
-nothing.
+"""Bundle files: export and import of one session.
+
+A file is published complete or not at all. An import reads the file twice, so a damaged bundle
+writes nothing to the store.
 """
 
 from __future__ import annotations
@@ -26,23 +28,23 @@ from perdure.transfer.write import WrittenSession, land
 
 MARK: Final = b'{"perdure_bundle":'
 PART: Final = 1024 * 1024
-"""Bytes that go to the disk at a time."""
+"""Bytes written to disk at a time."""
 
 
 async def write_bundle(store: Store, key: SessionKey, path: Path) -> int:
     """Write a session as a bundle into a new file, and return the file's size in bytes.
 
-    Reads without a lease, and shows what is durable when it begins, dead letters included. What
-    was posted and is not taken yet belongs to nobody's log, and stays behind.
+    Reads without a lease. Exports what is durable when it begins, dead letters included. Items that
+    are still pending in the inbox are in no log yet and are not exported.
 
     Args:
         store: An open store.
-        key: Which session.
-        path: A file that is not there.
+        key: The session to export.
+        path: A file that does not exist yet.
 
     Raises:
         SessionNotFoundError: There is no such session.
-        ConfigError: The file is there already.
+        ConfigError: The file exists already.
         CorruptRecordError: The session is damaged.
 
     """
@@ -56,8 +58,8 @@ async def write_items(path: Path, items: AsyncGenerator[Item, None]) -> int:
     new = await anyio.to_thread.run_sync(NewFile, path)
     try:
         writer = BundleWriter()
-        async with aclosing(items) as written:
-            async for item in written:
+        async with aclosing(items) as source:
+            async for item in source:
                 if new.add(writer.line(item)) >= PART:
                     await anyio.to_thread.run_sync(new.write)
         return await anyio.to_thread.run_sync(new.publish)
@@ -67,17 +69,17 @@ async def write_items(path: Path, items: AsyncGenerator[Item, None]) -> int:
 
 
 async def read_bundle(store: Store, path: Path, *, key: SessionKey | None = None) -> WrittenSession:
-    """Write a bundle's session into a store that does not have it.
+    """Import a bundle's session into a store that does not have it.
 
     Args:
         store: An open store.
         path: The bundle.
-        key: The session's key here. Default: the one that it had.
+        key: The session's key in the store. Default: the bundle's.
 
     Raises:
         ConfigError: The store has a session of this key, or is a backup.
         CorruptRecordError: The bundle is damaged; nothing was written.
-        StoreError: It has dead letters, and the store keeps none; nothing was written.
+        StoreError: It has dead letters, and the store does not support them; nothing was written.
         UnsupportedVersionError: A newer release wrote it; nothing was written.
 
     """
@@ -86,12 +88,12 @@ async def read_bundle(store: Store, path: Path, *, key: SessionKey | None = None
     if has_letters and not store.capabilities.dead_letters:
         message = f"{path} holds dead letters, and {store.location} keeps none: use another store"
         raise StoreError(message, path=str(path))
-    items_read = _items(path, renamed=key not in {None, was})
-    return await while_beating((store,), lambda: land(store, key or was, items_read))
+    source = _items(path, renamed=key not in {None, was})
+    return await while_beating((store,), lambda: land(store, key or was, source))
 
 
 async def is_bundle(path: Path) -> bool:
-    """Say whether a path is a file that begins as bundles do."""
+    """Say whether a path is a file that begins like a bundle."""
     if not await anyio.Path(path).is_file():
         return False
     async with await anyio.open_file(path, "rb") as file:
@@ -99,7 +101,7 @@ async def is_bundle(path: Path) -> bool:
 
 
 async def bundle_key(path: Path) -> SessionKey:
-    """Read a bundle in whole, and return its session's key; errors as `read_bundle`."""
+    """Read and check all of a bundle, and return its session's key; errors as `read_bundle`."""
     return (await _look(path))[0]
 
 
@@ -125,6 +127,6 @@ async def _items(path: Path, *, renamed: bool) -> AsyncGenerator[Item, None]:
     async with await anyio.open_file(path, "rb") as file:
         while line := await file.readline():
             item = reader.item(line)
-            # Documents say whose they are: under another id they are made anew from the log.
+            # Documents contain the session's key: under another id they are rebuilt from the log.
             if not (renamed and isinstance(item, (BundleDocument, Manifest))):
                 yield item

@@ -1,8 +1,8 @@
-"""A damaged session as a bundle: what is left of it, and a record where something is missing.
+"""Salvage of a damaged session into a bundle.
 
-A bundle by itself is all of a session or nothing. This one is read past damage: each run of
-records that can be proven, whatever lies between; the documents and the blobs that are whole. A
-record of the kind ``missing`` stands where others are lost, and says which.
+A normal export is all or nothing; salvage reads past damage. It takes every run of records that
+verifies, and the documents and blobs that are intact. A record of the kind ``missing`` replaces
+each run of lost records and names its range.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from perdure.transfer.bundle_files import write_items
 from perdure.transfer.read import dead_letters_of
 
 ONE_BY_ONE: Final = 1000
-"""Records that are tried one by one behind damage, before steps grow."""
+"""Records that are tried one by one after damage, before the step size doubles."""
 
 
 class MissingRecords(msgspec.Struct, frozen=True):
@@ -46,26 +46,26 @@ class MissingRecords(msgspec.Struct, frozen=True):
 
 
 class Salvage(msgspec.Struct, kw_only=True):
-    """What was brought out of a session, and what was not."""
+    """Result of a salvage: what was recovered, and what was lost."""
 
     key: SessionKey
     records: int = 0
-    """Records in the bundle; who held the session when is not in it."""
+    """Records in the bundle; a store's own records do not count."""
     head: int = 0
     """The last record that the store knows of."""
     missing: list[MissingRecords] = []
     """Records that are lost, oldest first."""
     documents: list[str] = []
-    """Documents in the bundle; the others are made anew from what is left of the log."""
+    """Documents in the bundle; the others are rebuilt from the recovered log."""
     lost_documents: list[str] = []
     blobs: int = 0
     lost_blobs: list[str] = []
-    """Blobs that something names, and that are damaged or not there."""
+    """Referenced blobs that are damaged or missing."""
     dead_letters: int = 0
     lost_dead_letters: int = 0
-    """Those that are damaged."""
+    """Dead letters that are damaged."""
     bytes: int = 0
-    """Of the bundle."""
+    """Size of the bundle."""
 
     @property
     def is_whole(self) -> bool:
@@ -77,26 +77,26 @@ class Salvage(msgspec.Struct, kw_only=True):
 async def salvage(store: Store, key: SessionKey, path: Path) -> Salvage:
     """Write what can still be read of a session as a bundle into a new file.
 
-    Reads without a lease, and changes nothing. The bundle opens as a session once it is imported,
-    with a record in each place where others are missing.
+    Reads without a lease, and changes nothing. The imported bundle opens as a session; a record of
+    the kind ``missing`` is in each place where records are lost.
 
     Args:
         store: An open store.
-        key: Which session.
-        path: A file that is not there.
+        key: The session to salvage.
+        path: A file that does not exist yet.
 
     Raises:
         SessionNotFoundError: There is no such session.
-        CorruptRecordError: Nothing of it can be read.
-        ConfigError: The file is there already.
+        CorruptRecordError: No part of it can be read.
+        ConfigError: The file exists already.
 
     """
     token = past_damage.set(True)
     try:
-        salvaged = _Salvaging(store, key)
-        await salvaged.look()
-        salvaged.report.bytes = await write_items(path, salvaged.items())
-        return salvaged.report
+        salvaging = _Salvaging(store, key)
+        await salvaging.look()
+        salvaging.report.bytes = await write_items(path, salvaging.items())
+        return salvaging.report
     finally:
         past_damage.reset(token)
 
@@ -111,7 +111,7 @@ class _Salvaging:
         self.report = Salvage(key=key)
 
     async def look(self) -> None:
-        """Find out what there is, reading all of it once."""
+        """Read all of the session once, and fill the report."""
         report = self.report
         await self._look_at_documents()
         try:
@@ -124,19 +124,19 @@ class _Salvaging:
         links = self._documents.found.get(CHECKPOINTS)
         chain = CheckpointChain.of(None if links is None else links.data)
         async with aclosing(self._log()) as log:
-            async for document in log:
-                if isinstance(document, MissingRecords):
-                    report.missing.append(document)
+            async for entry in log:
+                if isinstance(entry, MissingRecords):
+                    report.missing.append(entry)
                     continue
-                report.head = max(report.head, document.seq)
-                if document.kind in CHAIN_KINDS:
-                    chain.apply(document.kind, document.payload)
+                report.head = max(report.head, entry.seq)
+                if entry.kind in CHAIN_KINDS:
+                    chain.apply(entry.kind, entry.payload)
                 else:
-                    names |= named_in((document.payload,))
+                    names |= named_in((entry.payload,))
         if report.head == 0 and not report.missing:
             message = f"there is no session {self._key} in {self._store.location}"
             raise SessionNotFoundError(message, key=str(self._key))
-        names |= named_in(encode(document.state) for document in chain.by_id.values())
+        names |= named_in(encode(checkpoint.state) for checkpoint in chain.by_id.values())
         base = None if manifest is None else manifest.base
         if base is not None:
             names |= {name for name in (base.kept, base.folded) if name}
@@ -184,7 +184,7 @@ class _Salvaging:
             return None
 
     async def items(self) -> AsyncGenerator[Item, None]:
-        """Yield the bundle; `look` was there before."""
+        """Yield the bundle's items; call `look` first."""
         yield BundleHeader(self._key, 2 if self._letters else 1)
         for letter in self._letters:
             yield letter
@@ -200,27 +200,27 @@ class _Salvaging:
             for name, document in sorted(self._documents.found.items()):
                 yield BundleDocument(name, document)
             listed = {
-                name: part
-                for name, part in manifest.documents.items()
+                name: entry
+                for name, entry in manifest.documents.items()
                 if name in self._documents.found
             }
             yield msgspec.structs.replace(manifest, documents=listed)
         yield BundleFooter()
 
     async def _records(self) -> AsyncGenerator[Record, None]:
-        """Yield the log as whole groups, with a record for each run of others that is lost."""
+        """Yield the log in complete groups, with one ``missing`` record per lost run."""
         before: Record | None = None
         async with aclosing(self._log()) as log:
-            async for readable in log:
-                if isinstance(readable, MissingRecords):
-                    if before is not None:  # what ended its group may be what is lost
+            async for entry in log:
+                if isinstance(entry, MissingRecords):
+                    if before is not None:  # the end of its group may be lost
                         yield msgspec.structs.replace(before, end=True)
-                    # The first number is the lease's, wherever the session comes to be.
-                    first = max(readable.first, 2)
-                    before = Record(first, 0, MISSING, encode(readable), end=True)
-                    before = before if first <= readable.last else None
+                    # Sequence number 1 is the epoch record of the importing store.
+                    first = max(entry.first, 2)
+                    before = Record(first, 0, MISSING, encode(entry), end=True)
+                    before = before if first <= entry.last else None
                     continue
-                record = neutral_record(readable)
+                record = neutral_record(entry)
                 if record is None:
                     continue
                 self.report.records += 1
@@ -231,25 +231,25 @@ class _Salvaging:
             yield msgspec.structs.replace(before, end=True)
 
     async def _log(self) -> AsyncGenerator[Record | MissingRecords, None]:
-        """Yield the log past damage; what is missing is told in its place."""
+        """Yield the log past damage, with a `MissingRecords` in place of each lost run."""
         at = 0
         reason = "the log ends before them"
         while True:
             try:
                 async with aclosing(self._run(at)) as run:
-                    async for readable in run:
-                        at = readable.last if isinstance(readable, MissingRecords) else readable.seq
-                        yield readable
+                    async for entry in run:
+                        at = entry.last if isinstance(entry, MissingRecords) else entry.seq
+                        yield entry
                 break
             except CorruptRecordError as error:
                 reason = str(error).partition("; ")[0]
-                reported = error.facts.get("next")
-                following = reported if isinstance(reported, int) else await self._next_readable(at)
+                next_seq = error.facts.get("next")
+                following = next_seq if isinstance(next_seq, int) else await self._next_readable(at)
             if not following:
                 break
             if following > at + 1:
                 yield MissingRecords(at + 1, following - 1, reason)
-            # What comes in larger parts may hide this one for what is behind it: read it alone.
+            # In a larger read, damage after this record may hide it: read it alone.
             record = await self._one(following)
             if record is None:
                 break
@@ -259,7 +259,7 @@ class _Salvaging:
             yield MissingRecords(at + 1, self.report.head, reason)
 
     async def _run(self, after: int) -> AsyncGenerator[Record | MissingRecords, None]:
-        """Yield records up to damage; a log that was pruned begins later than with the first."""
+        """Yield records up to damage; a pruned log does not begin at its first record."""
         at = after
         async with aclosing(self._store.read_log(self._key, after=after)) as log:
             async for chunk in log:
@@ -270,7 +270,7 @@ class _Salvaging:
                     yield record
 
     async def _next_readable(self, at: int) -> int:
-        """Return the first record behind one that can be read, 0 for none."""
+        """Return the number of the first readable record after *at*, 0 for none."""
         seq, head = at + 1, self.report.head
         step = 1
         while seq <= head or (not head and seq <= at + ONE_BY_ONE):
@@ -282,7 +282,7 @@ class _Salvaging:
         return 0 if step == 1 else await self._first_of_run(seq - step, head + 1)
 
     async def _first_of_run(self, low: int, high: int) -> int:
-        """Return where a run begins that reaches to *high*; *low* cannot be read."""
+        """Return where the readable run that reaches *high* begins; *low* cannot be read."""
         while high - low > 1:
             middle = (low + high) // 2
             if await self._is_readable(middle):

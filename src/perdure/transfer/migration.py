@@ -1,13 +1,13 @@
-"""All sessions of a store into another one: each verified, resumable after a kill, repeatable.
+"""Migration of all sessions of a store to another one: verified, crash-safe, repeatable.
 
-A session is read without a lease, also beside the program that writes it, is written under a lease
-in the target, then read back and compared. Each further run brings what has come since: it
-goes on behind what is there, once that was compared record by record. The source keeps
-everything, what waits in inboxes included.
+A session is read without a lease, even while a program writes it. It is written under a lease in
+the target, then read back and compared. Each further run copies what is new: it compares the
+target's records with the source's, one by one, and continues after them. The source is unchanged,
+pending inbox items included.
 
-Numbers decide how. A lease in the target takes the number behind its last record. Where
-the source has an epoch of its own there, the log goes on. Where a program has held the session all
-the while, a record has that number, so the target's copy is removed and written anew.
+Sequence numbers decide how. A lease in the target takes the number after its last record. If the
+source has an epoch record there, the copy continues. If a program has held the session throughout,
+the source has another record at that number, so the target's copy is deleted and written again.
 """
 
 from __future__ import annotations
@@ -48,46 +48,46 @@ AT_ONCE: Final = 8
 PAGE: Final = 500
 TRIES: Final = 3
 PAUSE: Final = 0.2
-"""Seconds before another look at a session that changed while it was read."""
+"""Seconds before the next attempt at a session that changed while it was read."""
 POSTS: Final = 100
 
 
 class MigrationProgress(msgspec.Struct, frozen=True):
-    """How far a migration is."""
+    """Progress of a migration."""
 
     done: int
     total: int
     key: SessionKey
-    """The session that was just done."""
+    """The session that was just processed."""
 
 
 class Migration(msgspec.Struct, kw_only=True):
-    """What a migration has done."""
+    """Result of a migration."""
 
     sessions: int = 0
-    """All that the source has."""
+    """Sessions in the source."""
     copied: int = 0
-    """Sessions that were written whole."""
+    """Sessions that were written in full."""
     continued: int = 0
-    """Sessions of which the target had the beginning, and that go on behind it."""
+    """Sessions of which the target had the beginning; the rest was appended."""
     there: int = 0
-    """Sessions that the target had already, the same in every record."""
+    """Sessions that the target already had, equal in every record."""
     deleted: int = 0
-    """Sessions that an earlier run had copied, and that were deleted in the source since."""
+    """Sessions that an earlier run had copied and the source has deleted since."""
     open: int = 0
-    """Sessions that somebody has open in the source: run again when that program has ended."""
+    """Sessions open in the source: run again when their program has ended."""
     records: int = 0
     blobs: int = 0
     bytes: int = 0
-    """Of records, documents and blobs that were copied."""
+    """Bytes of records, documents and blobs that were copied."""
     empty: int = 0
-    """Sessions in which nothing was ever said, opened or not: there is nothing to copy."""
+    """Sessions without any record or document: there is nothing to copy."""
     posted: int = 0
-    """Items that wait in the source's inboxes, and since this run in the target's, too."""
+    """Pending inbox items that this run copied to the target."""
     dead_letters: int = 0
-    """Dead letters of the source that the target has since this run, too."""
+    """Dead letters that this run copied to the target."""
     failed: dict[str, str] = {}
-    """Why a session was not copied, by its key."""
+    """Why a session was not copied, by key."""
 
 
 async def migrate(
@@ -101,29 +101,28 @@ async def migrate(
 ) -> Migration:
     """Copy every session of an open store into another open store, and verify each.
 
-    May be repeated, also after it was killed, and beside a program that writes to the source:
-    each run brings what has come since the last one. A session that the target has is
-    never replaced unless it is the beginning of the source's. What waits for sessions, also for
-    those that nobody has opened yet, waits in the target, too, and dead letters come along. The
-    source stays as it is.
+    Crash-safe and repeatable; it may run while a program writes to the source. Each run copies what
+    is new since the previous one. A session that the target already has is replaced only if it is a
+    prefix of the source's. Pending items, also those of sessions that were never opened, and dead
+    letters are copied, too. The source is unchanged.
 
     Args:
-        source: Where from. It is only read, without a lease, so it may be opened just for that.
-        target: Where to.
-        tenants: Whose sessions; None for everybody's.
-        on_held: What to do about a session that somebody holds in the target.
+        source: The store to copy from; only read, without a lease, so it may be open read-only.
+        target: The store to copy to.
+        tenants: The tenants whose sessions to copy; None for all.
+        on_held: What to do about a session that another process holds in the target.
         wait: Seconds to wait for a holder.
         progress: Called after each session.
 
     Raises:
-        ConfigError: One of them is a backup.
+        ConfigError: The source or the target is a backup.
 
     """
-    migration = Migration()
-    mover = _Mover(source, target, migration, on_held=on_held, wait=wait)
+    report = Migration()
+    mover = _Mover(source, target, report, on_held=on_held, wait=wait)
     act = partial(_move_all, mover, source, tenants, progress)
     await while_beating((target,), act, watches=mover.watches)
-    return migration
+    return report
 
 
 async def _move_all(
@@ -136,11 +135,11 @@ async def _move_all(
         await require_no_backup(store)
     names = await source.tenants() if tenants is None else tenants
     keys = [key for tenant in names for key in await keys_of(source, tenant)]
-    sessions_found, done = mover.found, 0
-    sessions_found.sessions = len(keys)
+    report, done = mover.report, 0
+    report.sessions = len(keys)
 
-    def wanted(sessions_found: Sequence[SessionKey]) -> set[SessionKey]:
-        return {key for key in sessions_found if tenants is None or key.tenant in tenants}
+    def wanted(keys: Sequence[SessionKey]) -> set[SessionKey]:
+        return {key for key in keys if tenants is None or key.tenant in tenants}
 
     mover.waiting = wanted(await source.waiting())
     mover.with_letters = wanted(await with_dead_letters(source))
@@ -153,7 +152,7 @@ async def _move_all(
             try:
                 await mover.move(key)
             except PerdureError as error:
-                sessions_found.failed[str(key)] = str(error)
+                report.failed[str(key)] = str(error)
         done += 1
         if progress is not None:
             progress(MigrationProgress(done, len(keys), key))
@@ -189,7 +188,7 @@ async def _parents(store: Store, keys: list[SessionKey]) -> dict[SessionKey, Ses
     lineage = followed(store)
     parents: dict[SessionKey, SessionKey | None] = {}
     for key in keys:
-        with contextlib.suppress(PerdureError):  # told when its turn comes
+        with contextlib.suppress(PerdureError):  # `move` reports it
             base = await lineage.base_of(key)
             parents[key] = None if base is None else base.parent
     return parents
@@ -198,7 +197,7 @@ async def _parents(store: Store, keys: list[SessionKey]) -> dict[SessionKey, Ses
 def _waves(
     parents: dict[SessionKey, SessionKey | None], keys: list[SessionKey]
 ) -> list[list[SessionKey]]:
-    """Return the keys in groups, in which no session comes before the one that it forked from."""
+    """Return the keys in groups; no session comes before the one that it was forked from."""
     waves: list[list[SessionKey]] = []
     for key in keys:
         depth, above = 0, parents.get(key)
@@ -211,65 +210,66 @@ def _waves(
 
 
 class _Compared(msgspec.Struct, frozen=True):
-    """How what the target has of a session stands to what the source has."""
+    """Comparison of the target's copy of a session with the source."""
 
     head: int = 0
     """The target's last record."""
     epoch: int = 0
-    """Its newest epoch, as it was before it was read."""
+    """The target's newest epoch, from before its log was read."""
     next: int = 0
     """The source's first record that the target does not have; 0 for none."""
     pruned: bool = False
-    """Whether the target has history that the source has no more."""
+    """Whether the target has history that the source has pruned."""
     proven: bool = True
     """Whether records of both were compared, unless one of them has none."""
     differs: int = 0
-    """The first record that the source has not, or has otherwise; 0 for none."""
-    taken: frozenset[str] = frozenset()
-    """What was posted and is in the source's log, by op id."""
+    """The first record that the source lacks, or that differs from the source's; 0 for none."""
+    op_ids: frozenset[str] = frozenset()
+    """Op ids of inbox items that are in the source's log."""
 
 
 class _ChangedError(StoreUnavailableError):
-    """The session changed while it was read: the next look finds it whole."""
+    """A session changed while it was read: the next attempt reads it completely."""
 
 
 @final
 class _Mover:
     def __init__(
-        self, source: Store, target: Store, migration: Migration, *, on_held: OnHeld, wait: float
+        self, source: Store, target: Store, report: Migration, *, on_held: OnHeld, wait: float
     ) -> None:
         self._source = source
         self.target: Store = target
-        self.found = migration
+        self.report = report
         self.waiting: set[SessionKey] = set()
-        """Sessions for which something waits in the source."""
+        """Sessions with pending items in the source."""
         self.with_letters: set[SessionKey] = set()
-        """Sessions that have dead letters in the source, and those that have in the target."""
+        """Sessions with dead letters in the source."""
         self.target_letters: set[SessionKey] = set()
+        """Sessions with dead letters in the target."""
         self.parents: dict[SessionKey, SessionKey | None] = {}
         self._on_held: OnHeld = on_held
         self._wait = wait
         self._blobs: dict[str, set[str]] = {}
-        """By tenant, the names of blobs that the target has."""
-        self._gone: set[SessionKey] = set()
-        self._left: dict[SessionKey, set[str]] = {}
-        """The receipts of a session, as far as this run knows."""
+        """Names of the blobs that the target has, by tenant."""
+        self._deleted: set[SessionKey] = set()
+        self._receipts: dict[SessionKey, set[str]] = {}
+        """Names of the receipts of a session that this run knows."""
         self._stale: dict[str, set[str]] = {}
-        """By tenant, receipts that others have replaced."""
+        """Names of the receipts that were replaced, by tenant."""
         self.watches = {target.owner: OwnerWatch(LeaseOptions(), anyio.current_time)}
 
     async def move(self, key: SessionKey) -> None:
-        """Bring what the target lacks of a session, what waits for it, and its dead letters."""
+        """Copy what the target lacks of a session: records, pending items and dead letters."""
         holder = await self._source.holder(key)
         if holder is not None and holder.deleted and key not in self.waiting:
-            self._gone.add(key)  # since it was listed
+            self._deleted.add(key)  # since it was listed
             return
         if holder is not None and not holder.released and holder.alive is not False:
-            self.found.open += 1
+            self.report.open += 1
         if await self._known(key) is not None:
-            self.found.there += 1
+            self.report.there += 1
         elif await self._is_empty(key):
-            self.found.empty += 1
+            self.report.empty += 1
             await self._empty_it(key, holder)
         else:
             await self._bring(key)
@@ -281,7 +281,7 @@ class _Mover:
                 await self._bring_letters(key)
 
     async def _is_empty(self, key: SessionKey) -> bool:
-        """Say whether nothing was ever said in a session, perhaps since nobody has opened it."""
+        """Say whether a session has no record and no document; it may never have been opened."""
         if (await self._source.read_documents(key, ())).manifest is not None:
             return False
         head = await self._source.head(key)
@@ -289,9 +289,9 @@ class _Mover:
             return await anext(records, None) is None
 
     async def _empty_it(self, key: SessionKey, before: LeaseState | None) -> None:
-        """Have the target keep nothing either, if what it has came from here and was deleted."""
-        lease_state = await self._compare(key)
-        if not lease_state.differs:
+        """Delete the target's copy if the source has deleted the original."""
+        compared = await self._compare(key)
+        if not compared.differs:
             return
         now = await self._source.holder(key)
         if now is not None and now.deleted:
@@ -299,14 +299,14 @@ class _Mover:
             return
         if (now and now.epoch) != (before and before.epoch):
             raise _ChangedError(f"{key} changed while it was read: try again", key=str(key))
-        self._require_beginning(key, lease_state)
+        self._require_beginning(key, compared)
 
     async def _bring(self, key: SessionKey) -> None:
         for remaining in reversed(range(TRIES)):
             try:
                 await self._catch_up(key)
             except (LeaseHeldError, ConfigError, StoreUnavailableError):
-                # It changed on either side meanwhile: a killed run may arrive after its end.
+                # It changed on either side: a write of a killed run may arrive after its end.
                 if not remaining:
                     raise
             else:
@@ -317,47 +317,49 @@ class _Mover:
         before = await state_of(self._source, key)
         lives = await self._lives(key)
         note = partial(self._note, key, lives)
-        lease_state = await self._compare(key)
-        self._supersede(key, receipts.untouched(self._source, key, lease_state.epoch))
-        if not lease_state.head:
-            landed = await self._written(key, partial(land, self.target, key, on_epoch=note))
-            self.found.copied += 1
+        compared = await self._compare(key)
+        self._supersede(key, receipts.untouched(self._source, key, compared.epoch))
+        if not compared.head:
+            written = await self._written(key, partial(land, self.target, key, on_epoch=note))
+            self.report.copied += 1
         elif (
-            await self._is_another_life(key, lease_state, before)
+            await self._is_another_life(key, compared, before)
             or not await self._goes_on(key)
-            or self._is_replaced(lease_state)
+            or self._is_replaced(compared)
         ):
-            await self._remove(key, lease_state)
-            landed = await self._written(key, partial(land, self.target, key, on_epoch=note))
-            self.found.copied += 1
-        elif not lease_state.next and await self._same_documents(key):
-            self.found.there += 1
-            await self._acknowledge(key, lease_state.epoch, before, lives)
+            await self._remove(key, compared)
+            written = await self._written(key, partial(land, self.target, key, on_epoch=note))
+            self.report.copied += 1
+        elif not compared.next and await self._same_documents(key):
+            self.report.there += 1
+            await self._acknowledge(key, compared.epoch, before, lives)
             return
         else:
             async with self._lease(key) as grant:
-                self._require_unchanged(lease_state, grant)
-                landed = await self._written(key, partial(go_on, self.target, grant, on_epoch=note))
-            self.found.continued += 1
-        self.found.records += landed.records
-        self.found.blobs += landed.blobs
-        self.found.bytes += landed.bytes
-        await self._acknowledge(key, landed.epoch, before, lives)
+                self._require_unchanged(compared, grant)
+                written = await self._written(
+                    key, partial(go_on, self.target, grant, on_epoch=note)
+                )
+            self.report.continued += 1
+        self.report.records += written.records
+        self.report.blobs += written.blobs
+        self.report.bytes += written.bytes
+        await self._acknowledge(key, written.epoch, before, lives)
 
     async def _is_another_life(
         self, key: SessionKey, compared: _Compared, before: ReceiptState | None
     ) -> bool:
-        """Say whether the source has deleted what the target has, and begun it anew.
+        """Say whether the source has deleted the session that the target has, and restarted it.
 
         Raises:
-            StoreError: The target has other records, and they did not come from here.
+            StoreError: The target has other records, which did not come from this source.
 
         """
         if not compared.differs and compared.proven:
             return False
         untouched = await self._has(key, receipts.untouched(self._source, key, compared.epoch))
         if untouched and not compared.differs:
-            return True  # of the records that it has, the source has pruned all
+            return True  # the source has pruned all records that the target has
         lives = await self._lives(key)
         if untouched and lives and not any([await self._has(key, life) for life in lives]):
             return True
@@ -373,7 +375,7 @@ class _Mover:
 
     @staticmethod
     def _is_replaced(compared: _Compared) -> bool:
-        """Say whether the log that is there cannot go on under its numbers."""
+        """Say whether the target's log cannot be continued under the source's numbers."""
         return compared.pruned or 0 < compared.next <= compared.head + 1
 
     async def _written(
@@ -381,34 +383,34 @@ class _Mover:
         key: SessionKey,
         write: Callable[[AsyncGenerator[Item, None]], Awaitable[WrittenSession]],
     ) -> WrittenSession:
-        """Write a session into the target, read it back and compare."""
+        """Write a session to the target, read it back and compare."""
         before = await self._base(key)
         digest = Digest()
-        landed = await write(self._new(key, digest.through(items(self._source, key))))
+        written = await write(self._new(key, digest.through(items(self._source, key))))
         if before != await self._base(key):
             message = f"history of {key} was pruned or moved while it was read: try again"
             raise _ChangedError(message, key=str(key))
         if await digest_of(self.target, key) != digest.value:
             message = (
                 f"session {key} is not the same in {self.target.location} after it was "
-                "written: somebody else writes there, or the store is not sound"
+                "written: another program writes there, or the store is not sound"
             )
             raise StoreError(message, key=str(key))
-        return landed
+        return written
 
     async def _base(self, key: SessionKey) -> Origin | None:
         manifest = (await self._source.read_documents(key, ())).manifest
         return None if manifest is None else manifest.base
 
     async def _new(
-        self, key: SessionKey, keys: AsyncGenerator[Item, None]
+        self, key: SessionKey, source: AsyncGenerator[Item, None]
     ) -> AsyncGenerator[Item, None]:
         """Leave out blobs that the target has."""
         if key.tenant not in self._blobs:
             self._blobs[key.tenant] = set(await self.target.blob_names(key.tenant))
         known = self._blobs[key.tenant]
-        async with contextlib.aclosing(keys):
-            async for item in keys:
+        async with contextlib.aclosing(source):
+            async for item in source:
                 if not isinstance(item, BundleBlob) or item.name not in known:
                     yield item
 
@@ -423,7 +425,7 @@ class _Mover:
         head = 0 if holder is None or holder.deleted else await self.target.head(key)
         if holder is None or not head:
             return _Compared()
-        target_seq: set[str] = set()
+        op_ids: set[str] = set()
         shared, pruned, has_any = 0, False, False
         theirs = content(self.target, key, head)
         ours = content(self._source, key, await self._source.head(key))
@@ -438,20 +440,20 @@ class _Mover:
                     return _Compared(head, holder.epoch, differs=record.seq)
                 shared += 1
                 if record.kind == TAKEN:
-                    target_seq.update(decode(record.payload, InboxTakenPayload).ops)
+                    op_ids.update(decode(record.payload, InboxTakenPayload).ops)
                 our = await anext(ours, None)
             following = 0 if our is None else our.seq
             while our is not None:
                 if our.kind == TAKEN:
-                    target_seq.update(decode(our.payload, InboxTakenPayload).ops)
+                    op_ids.update(decode(our.payload, InboxTakenPayload).ops)
                 our = await anext(ours, None)
         proven = bool(shared) or not has_any
         return _Compared(
-            head, holder.epoch, following, pruned, proven=proven, taken=frozenset(target_seq)
+            head, holder.epoch, following, pruned, proven=proven, op_ids=frozenset(op_ids)
         )
 
     def _require_beginning(self, key: SessionKey, compared: _Compared) -> None:
-        """Raise unless what the target has may be what an earlier run has left."""
+        """Raise unless the target's records may come from an earlier run."""
         if not compared.differs:
             return
         message = (
@@ -466,7 +468,7 @@ class _Mover:
             raise _ChangedError(message, key=str(grant.key))
 
     async def _goes_on(self, key: SessionKey) -> bool:
-        """Say whether the target has what a session goes on behind: a fork's parent, as it was."""
+        """Say whether the target has the record of the parent at which the session was forked."""
         lineage = followed(self.target)
         base = await lineage.base_of(key)
         if base is None or base.parent is None:
@@ -476,37 +478,39 @@ class _Mover:
         newer = await lineage.newest_base(key)
         return newer is not None and newer.parent is None
 
-    # what an earlier run has left
+    # receipts of earlier runs
 
     async def _acknowledge(
         self, key: SessionKey, epoch: int, before: ReceiptState | None, lives: Sequence[bytes]
     ) -> None:
-        """Leave word, as blobs, of what the target has under an epoch of ours, and nobody else's.
+        """Write receipts that the target's copy, under this epoch, is a migration's alone.
 
         Args:
-            key: Which session.
-            epoch: The target's, when both were found equal.
-            before: What the source was when that began.
-            lives: Which life of the session that was.
+            key: The session.
+            epoch: The target's epoch when both were found equal.
+            before: The source's state when the comparison began.
+            lives: Receipts of the session's generation.
 
         """
-        in_target = await state_of(self.target, key)
-        if in_target is None or in_target.epoch != epoch:
-            return  # somebody has opened it there
-        remaining = [receipts.untouched(self._source, key, epoch)]
+        copied = await state_of(self.target, key)
+        if copied is None or copied.epoch != epoch:
+            return  # a program has opened it in the target
+        written = [receipts.untouched(self._source, key, epoch)]
         if before is not None and before == await state_of(self._source, key):
-            remaining.append(receipts.equal(self._source, key, before, in_target))
-        await self._leave(key, [*remaining, *lives])
-        valid = set(map(receipts.name, remaining))
-        self._stale.setdefault(key.tenant, set()).update(self._left.get(key, set()) - valid)
-        self._left[key] = valid
+            written.append(receipts.equal(self._source, key, before, copied))
+        await self._leave(key, [*written, *lives])
+        valid = set(map(receipts.name, written))
+        self._stale.setdefault(key.tenant, set()).update(self._receipts.get(key, set()) - valid)
+        self._receipts[key] = valid
 
-    async def _leave(self, key: SessionKey, remaining: Sequence[bytes]) -> None:
-        await self.target.put_blobs(key.tenant, {receipts.name(item): item for item in remaining})
+    async def _leave(self, key: SessionKey, written: Sequence[bytes]) -> None:
+        await self.target.put_blobs(
+            key.tenant, {receipts.name(receipt): receipt for receipt in written}
+        )
 
-    def _supersede(self, key: SessionKey, *remaining: bytes) -> None:
-        """Have receipts go, once a session is acknowledged again."""
-        self._left.setdefault(key, set()).update(map(receipts.name, remaining))
+    def _supersede(self, key: SessionKey, *written: bytes) -> None:
+        """Mark receipts for removal once the session has new ones."""
+        self._receipts.setdefault(key, set()).update(map(receipts.name, written))
 
     async def tidy(self) -> None:
         """Remove the receipts that newer ones have replaced."""
@@ -515,7 +519,7 @@ class _Mover:
                 await self.target.remove_blobs(tenant, names)
 
     async def _note(self, key: SessionKey, lives: Sequence[bytes], epoch: int) -> None:
-        """Leave word that an epoch in the target is a migration's, before it may be killed."""
+        """Write the receipt that a target's epoch is a migration's, before writes under it."""
         own = receipts.untouched(self._source, key, epoch)
         self._supersede(key, own)
         await self._leave(key, [own, *lives])
@@ -525,18 +529,18 @@ class _Mover:
 
     async def _known(self, key: SessionKey) -> ReceiptState | None:
         """Return the source's state if both were found equal, and neither has changed since."""
-        in_target = await state_of(self.target, key)
-        in_source = None if in_target is None else await state_of(self._source, key)
-        if in_source is None or in_target is None:
+        copied = await state_of(self.target, key)
+        original = None if copied is None else await state_of(self._source, key)
+        if original is None or copied is None:
             return None
-        receipt = receipts.equal(self._source, key, in_source, in_target)
+        receipt = receipts.equal(self._source, key, original, copied)
         if not await self._has(key, receipt):
             return None
         self._supersede(key, receipt)
-        return in_source
+        return original
 
     async def _lives(self, key: SessionKey) -> list[bytes]:
-        """Return by what a session differs from one of its name that was deleted before it."""
+        """Return receipts that tell a session from an earlier, deleted one of the same key."""
         marks: list[object] = []
         async with contextlib.aclosing(self._source.read_log(key, limit=1)) as log:
             async for chunk in log:
@@ -547,28 +551,28 @@ class _Mover:
         return [receipts.life(self._source, key, mark) for mark in marks]
 
     async def _remove(self, key: SessionKey, compared: _Compared) -> None:
-        """Remove the target's copy, for what is to come in its place."""
+        """Delete the target's copy, so that it can be written again in full."""
         await self._require_forks_follow(key)
         async with self._lease(key) as grant:
             self._require_unchanged(compared, grant)
             waiting = await self.target.take(key, grant.epoch, limit=ALL)
-            known = {*compared.taken, *(item.op_id for item in await self._posted(key))}
+            known = {*compared.op_ids, *(item.op_id for item in await self._posted(key))}
             own = [item for item in waiting if item.op_id not in known]
             if any(item.kind == FORK for item in own):
                 message = f"{key} was forked in {self.target.location}: {_way_out(key)}"
                 raise StoreError(message, key=str(key))
-            if own:  # left in the target itself: it comes again behind the session
+            if own:  # posted in the target: copied back after the session is
                 await self._source.post(key, own)
                 self.waiting.add(key)
             await self._require_no_own_letters(key)
-            # First: who finds it deleted is to know that nobody has forgotten it.
+            # First: a later run must see that a migration deleted it, not a user.
             note = receipts.removed(self._source, key, grant.epoch)
             self._supersede(key, note)
             await self._leave(key, [note])
             await self.target.delete(key, grant.epoch)
 
     async def _require_no_own_letters(self, key: SessionKey) -> None:
-        """Raise if the target has set posts aside that the source knows nothing of."""
+        """Raise if the target has dead letters of its own."""
         known = {letter.item.op_id for letter in await dead_letters_of(self._source, key)}
         own = [
             letter
@@ -576,25 +580,25 @@ class _Mover:
             if letter.item.op_id not in known and not await self._is_copy(key, letter)
         ]
         if own:
-            place = f" --tenant {key.tenant}" if key.tenant else ""
+            tenant = f" --tenant {key.tenant}" if key.tenant else ""
             message = (
                 f"{self.target.location} has {len(own)} dead letters of {key}, which would be "
-                f"lost if it were written anew there: `perdure inbox {key.agent} --session "
-                f"{key.session}{place} --store TARGET --retry --all` lets them wait again, or "
+                f"lost if it were written again there: `perdure inbox {key.agent} --session "
+                f"{key.session}{tenant} --store TARGET --retry --all` lets them wait again, or "
                 "--drop removes them; then migrate again"
             )
             raise StoreError(message, key=str(key), count=len(own))
 
     async def _require_forks_follow(self, key: SessionKey) -> None:
-        """Raise if a fork in the target would lose its history, and nothing would replace it."""
+        """Raise if a fork that was written in the target would lose its history."""
         for fork in [fork for fork, parent in self.parents.items() if parent == key]:
-            followed = await self._compare(fork)
-            if followed.differs and not await self._has(
-                key, receipts.untouched(self._source, fork, followed.epoch)
+            compared = await self._compare(fork)
+            if compared.differs and not await self._has(
+                key, receipts.untouched(self._source, fork, compared.epoch)
             ):
                 message = (
                     f"{fork}, which is a fork of {key}, was written in {self.target.location}, so "
-                    f"{key} cannot be written anew there: {_way_out(fork)}"
+                    f"{key} cannot be written again there: {_way_out(fork)}"
                 )
                 raise StoreError(message, key=str(key), fork=str(fork))
 
@@ -602,26 +606,26 @@ class _Mover:
         self, keys: Sequence[SessionKey], tenants: Sequence[str] | None
     ) -> None:
         """Delete what the source has deleted since it was copied."""
-        source_keys = set(keys).difference(self._gone)
+        present = set(keys).difference(self._deleted)
         for tenant in await self.target.tenants():
             if tenants is not None and tenant not in tenants:
                 continue
             for key in await keys_of(self.target, tenant):
-                if key in source_keys:
+                if key in present:
                     continue
                 try:
                     await self._follow_deletion(key)
                 except PerdureError as error:
-                    self.found.failed[str(key)] = str(error)
+                    self.report.failed[str(key)] = str(error)
 
     async def _follow_deletion(self, key: SessionKey) -> None:
         was = await self._source.holder(key)
         if was is None or not was.deleted:
             return  # never one of the source's
-        in_target = await self.target.holder(key)
-        if in_target is None or in_target.deleted:
+        copy = await self.target.holder(key)
+        if copy is None or copy.deleted:
             return
-        if not await self._has(key, receipts.untouched(self._source, key, in_target.epoch)):
+        if not await self._has(key, receipts.untouched(self._source, key, copy.epoch)):
             message = (
                 f"{self._source.location} has deleted {key}, and {self.target.location} has it: "
                 f"it was opened there since, or never came from here; {_way_out(key)}"
@@ -631,17 +635,17 @@ class _Mover:
         for fork in await keys_of(self.target, key.tenant):
             base = await lineage.base_of(fork)
             if base is not None and base.parent == key:
-                message = f"{key} was deleted, and {fork} still goes on behind it: migrate again"
+                message = f"{key} was deleted, and {fork} still depends on it: migrate again"
                 raise StoreError(message, key=str(key), fork=str(fork))
         async with self._lease(key) as grant:
-            if grant.epoch == in_target.epoch + 1:
+            if grant.epoch == copy.epoch + 1:
                 await self.target.delete(key, grant.epoch)
-                self.found.deleted += 1
+                self.report.deleted += 1
 
-    # what waits
+    # pending items
 
     async def _posted(self, key: SessionKey) -> list[PendingItem]:
-        """Return what waits in the source; its holder need not know."""
+        """Return the source's pending items, without taking the lease."""
         if key not in self.waiting:
             return []
         for remaining in reversed(range(TRIES)):
@@ -649,17 +653,17 @@ class _Mover:
             epoch = 0 if holder is None else holder.epoch
             try:
                 return await self._source.take(key, epoch, limit=ALL)
-            except LeaseLostError:  # somebody has just opened it
+            except LeaseLostError:  # a program has just opened it
                 if not remaining:
                     raise
             await anyio.sleep(PAUSE)
         raise AssertionError("unreachable")
 
     async def _post(self, key: SessionKey) -> None:
-        """Leave in the target what waits in the source; who posts the same again posts nothing.
+        """Post the source's pending items to the target; the op id makes a repeat a no-op.
 
         Raises:
-            NotStorableError: The target refuses an item; those behind it came.
+            NotStorableError: The target refused some items; the others were posted.
 
         """
         refused: dict[str, NotStorableError] = {}
@@ -678,14 +682,14 @@ class _Mover:
     async def _passed_on(
         self, key: SessionKey, waiting: Sequence[PendingItem]
     ) -> dict[str, NotStorableError]:
-        """Post items to the target; return why those were refused that were."""
+        """Post items to the target; return the errors of refused ones by op id."""
         try:
             new = await self.target.post(key, waiting)
         except NotStorableError as error:
             if len(waiting) == 1:
                 return {waiting[0].op_id: error}
         else:
-            self.found.posted += new
+            self.report.posted += new
             return {}
         middle = len(waiting) // 2
         head = await self._passed_on(key, waiting[:middle])
@@ -697,26 +701,24 @@ class _Mover:
         return await self._has(key, receipts.copied_letter(self._source, key, letter))
 
     async def _bring_letters(self, key: SessionKey) -> None:
-        """Bring the dead letters that the target lacks, and drop those that the source dropped.
+        """Copy the dead letters that the target lacks, and drop those that the source dropped.
 
         Raises:
-            StoreError: The target keeps none.
-            NotStorableError: One is damaged; the others came.
+            StoreError: The target does not support dead letters.
+            NotStorableError: Some are damaged; the others were copied.
 
         """
         ours = await dead_letters_of(self._source, key)
-        in_target = {
-            letter.item.op_id: letter for letter in await dead_letters_of(self.target, key)
-        }
+        theirs = {letter.item.op_id: letter for letter in await dead_letters_of(self.target, key)}
         op_ids = {letter.item.op_id for letter in ours}
-        dropped = [letter for op_id, letter in in_target.items() if op_id not in op_ids]
+        dropped = [letter for op_id, letter in theirs.items() if op_id not in op_ids]
         dropped = [letter for letter in dropped if await self._is_copy(key, letter)]
         if dropped:
             await self.target.drop_dead_letters(key, [letter.item.op_id for letter in dropped])
             copies = [receipts.copied_letter(self._source, key, letter) for letter in dropped]
             self._stale.setdefault(key.tenant, set()).update(map(receipts.name, copies))
         readable = [letter for letter in ours if not letter.item.damage]
-        new = [letter for letter in readable if in_target.get(letter.item.op_id) != letter]
+        new = [letter for letter in readable if theirs.get(letter.item.op_id) != letter]
         if new:
             await self._set_aside(key, new)
         if len(readable) < len(ours):
@@ -740,7 +742,7 @@ class _Mover:
             copies = [receipts.copied_letter(self._source, key, letter) for letter in letters]
             await self._leave(key, copies)
             await self.target.reject(key, grant.epoch, letters)
-        self.found.dead_letters += len(letters)
+        self.report.dead_letters += len(letters)
         if known is not None:
             await self._acknowledge(key, grant.epoch, known, lives)
 
@@ -762,22 +764,22 @@ class _Mover:
 
 
 async def was_removed(source: Store, target: Store, key: SessionKey, epoch: int) -> bool:
-    """Say whether a migration has deleted a session under an epoch, to write it anew."""
+    """Say whether a migration deleted a session under an epoch, to write it again."""
     receipt = receipts.name(receipts.removed(source, key, epoch))
     return await target.get_blob(key.tenant, receipt) is not None
 
 
 def _way_out(key: SessionKey) -> str:
-    place = f" --tenant {key.tenant}" if key.tenant else ""
+    tenant = f" --tenant {key.tenant}" if key.tenant else ""
     return (
-        f"keep both by `perdure rename {key.agent} NEW-ID --session {key.session}{place} --store "
+        f"keep both by `perdure rename {key.agent} NEW-ID --session {key.session}{tenant} --store "
         f"TARGET`, or give that one up by `perdure forget {key.agent} --session {key.session}"
-        f"{place} --store TARGET`, and migrate again"
+        f"{tenant} --store TARGET`, and migrate again"
     )
 
 
 async def _documents(store: Store, key: SessionKey) -> tuple[object, dict[str, Document]]:
-    """Return what is folded of a session, without what depends on the store."""
+    """Return a session's documents, without store-specific fields of the manifest."""
     documents = await store.read_documents(key)
     manifest = documents.manifest
     return None if manifest is None else neutral(manifest), documents.found

@@ -1,4 +1,4 @@
-"""A session out of a store, as a bundle's items: read without a lease, also beside a writer."""
+"""Export of a session as bundle items: read without a lease, even while a program writes."""
 
 from __future__ import annotations
 
@@ -26,24 +26,23 @@ from perdure.transfer.bundle import (
 )
 
 KEPT_BYTES: Final = 4 * 1024 * 1024
-"""Of blobs that are kept from looking into them until they are given."""
+"""Bytes of blobs that are cached between the search for references and their export."""
 
 
 async def items(
     store: Store, key: SessionKey, *, blobs: bool = True, dead_letters: bool = False
 ) -> AsyncGenerator[Item, None]:
-    """Yield a session as of now; it must exist. The blobs that it reaches come first.
+    """Yield a session as of now; it must exist. The blobs that it references come first.
 
     Args:
         store: An open store.
-        key: Which session.
-        blobs: Whether to read them at all.
-        dead_letters: Whether to yield those, too.
+        key: The session to export.
+        blobs: Whether to export blobs.
+        dead_letters: Whether to export dead letters.
 
     Raises:
-        CorruptRecordError: Its log is damaged, a blob that it names is lost, a document, or a
-            dead letter.
-        StoreUnavailableError: Somebody is taking the session over just now.
+        CorruptRecordError: The log, a document or a dead letter is damaged.
+        StoreUnavailableError: Another process is taking the session over.
 
     """
     documents = await store.read_documents(key)
@@ -70,13 +69,13 @@ async def items(
 
 
 async def dead_letters_of(store: Store, key: SessionKey) -> list[DeadLetter]:
-    """Return a session's dead letters, none where the store keeps none; the same everywhere."""
+    """Return a session's dead letters, in the same order everywhere; none without support."""
     letters = await store.dead_letters(key) if store.capabilities.dead_letters else []
     return sorted(letters, key=lambda letter: (letter.at, letter.item.op_id))
 
 
 async def content(store: Store, key: SessionKey, head: int) -> AsyncGenerator[Record, None]:
-    """Yield the log up to a record, without what the store writes by itself."""
+    """Yield the log up to record *head*, without the store's own records."""
     async with contextlib.aclosing(store.read_log(key, before=head + 1)) as log:
         async for chunk in log:
             if not chunk.settled:
@@ -105,25 +104,25 @@ def _require_readable(key: SessionKey, letters: list[DeadLetter]) -> None:
 
 
 async def names_of(store: Store, key: SessionKey, documents: Documents, head: int) -> set[str]:
-    """Return the names of the blobs that a session reaches, through others too."""
+    """Return the names of the blobs that a session references, directly or through other blobs."""
     return set(await _reached(store, key, documents, head))
 
 
 async def _reached(
     store: Store, key: SessionKey, documents: Documents, head: int
 ) -> dict[str, bytes | None]:
-    """Return the blobs that a session reaches, through others too: small ones with their data."""
-    names = documents.found.copy()
-    links = names.pop(CHECKPOINTS, None)
+    """Return the blobs that a session references; the first few MiB with their data."""
+    documents_by_name = documents.found.copy()
+    links = documents_by_name.pop(CHECKPOINTS, None)
     chain = CheckpointChain.of(None if links is None else links.data)
-    named = named_in(document.data for document in names.values())
+    named = named_in(document.data for document in documents_by_name.values())
     async with contextlib.aclosing(content(store, key, head)) as records:
         async for record in records:
             if record.kind in CHAIN_KINDS:
                 chain.apply(record.kind, record.payload)
             else:
                 named |= named_in((record.payload,))
-    # States of checkpoints that were pruned are reached by nothing, though the log still has them.
+    # States of pruned checkpoints do not count, although the log still references them.
     named |= named_in(encode(checkpoint.state) for checkpoint in chain.by_id.values())
     if documents.manifest is not None and (base := documents.manifest.base) is not None:
         named |= {name for name in (base.kept, base.folded) if name}
@@ -143,7 +142,7 @@ async def _reached(
 
 @final
 class Digest:
-    """What all of a session comes to, wherever it is kept: its records name its blobs."""
+    """Hash of a session, equal in every store. Blobs count by the names that records have."""
 
     def __init__(self) -> None:
         self._writer = BundleWriter()
@@ -154,19 +153,19 @@ class Digest:
         """The hash so far."""
         return self._hash.hexdigest()
 
-    async def through(self, records: AsyncGenerator[Item, None]) -> AsyncGenerator[Item, None]:
-        """Pass items on, and take them in."""
-        async with contextlib.aclosing(records):
-            async for item in records:
+    async def through(self, source: AsyncGenerator[Item, None]) -> AsyncGenerator[Item, None]:
+        """Yield items unchanged, and add them to the hash."""
+        async with contextlib.aclosing(source):
+            async for item in source:
                 if not isinstance(item, BundleBlob | BundleFooter):
                     self._hash.update(self._writer.line(item))
                 yield item
 
 
 async def digest_of(store: Store, key: SessionKey) -> str:
-    """Return what a session in a store comes to."""
+    """Return the digest of a session in a store."""
     digest = Digest()
-    async with contextlib.aclosing(digest.through(items(store, key, blobs=False))) as digests:
-        async for _ in digests:
+    async with contextlib.aclosing(digest.through(items(store, key, blobs=False))) as passed:
+        async for _ in passed:
             pass
     return digest.value

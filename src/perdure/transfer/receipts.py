@@ -1,13 +1,13 @@
-"""Receipts: small blobs by which a migration finds out, in the target, what an earlier run did.
+"""Receipts of a migration: small blobs in the target that record what an earlier run did.
 
     equal      a session was found equal to its source, each as it was then
-    untouched  nobody but a migration has written a session under an epoch
-    life       which one of several sessions of a name was copied
-    removed    a copy was deleted to be written anew, and not forgotten
-    letter     a dead letter came from the source
+    untouched  only a migration has written a session under an epoch
+    life       which of several sessions of the same key was copied
+    removed    a migration deleted a copy to write it again; the user did not delete it
+    letter     a dead letter was copied from the source
 
-Nothing names them, so a collection of unreachable blobs has to ask `current` first. One that says
-nothing of how the target is now, because somebody has opened the session there since, is garbage.
+No record references them, so garbage collection of blobs must ask `current` first. A receipt of an
+older state of the target, such as before a program opened the session there, is garbage.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PARTS: Final = {EQUAL: 5, UNTOUCHED: 4, LIFE: 4, REMOVED: 4, LETTER: 5}
 
 
 class ReceiptState(msgspec.Struct, frozen=True):
-    """What changes whenever a session does."""
+    """Summary of a session that changes with every change of it."""
 
     epoch: int
     head: int
@@ -40,7 +40,7 @@ class ReceiptState(msgspec.Struct, frozen=True):
 
 
 async def state_of(store: Store, key: SessionKey) -> ReceiptState | None:
-    """Return the state of a session; None where there is none, or where it was deleted."""
+    """Return the state of a session; None if there is none or it was deleted."""
     manifest = (await store.read_documents(key, ())).manifest
     head = await store.head(key)
     holder = await store.holder(key)
@@ -50,52 +50,50 @@ async def state_of(store: Store, key: SessionKey) -> ReceiptState | None:
 
 
 def name(receipt: bytes) -> str:
-    """Return the name of the blob that a receipt is."""
+    """Return the blob name of a receipt."""
     return hashlib.sha256(receipt).hexdigest()
 
 
-def equal(
-    source: Store, key: SessionKey, receipt_state: ReceiptState, state: ReceiptState
-) -> bytes:
-    """Return the receipt by which a session, as it is here, was found equal to what is there."""
-    return encode([EQUAL, key, source.location, receipt_state, state])
+def equal(source: Store, key: SessionKey, original: ReceiptState, copied: ReceiptState) -> bytes:
+    """Return the receipt that the original and the copy of a session were equal."""
+    return encode([EQUAL, key, source.location, original, copied])
 
 
 def untouched(source: Store, key: SessionKey, epoch: int) -> bytes:
-    """Return the receipt by which nobody but a migration has written a session in the target."""
+    """Return the receipt that only a migration has written a session in the target."""
     return encode([UNTOUCHED, key, source.location, epoch])
 
 
 def life(source: Store, key: SessionKey, mark: object) -> bytes:
-    """Return the receipt of a session that differs by a mark from others of its name."""
+    """Return the receipt of a session, with a mark that distinguishes it from others of its key."""
     return encode([LIFE, key, source.location, mark])
 
 
 def removed(source: Store, key: SessionKey, epoch: int) -> bytes:
-    """Return the receipt of a copy that a migration removed, to write it anew."""
+    """Return the receipt that a migration deleted a copy, to write it again."""
     return encode([REMOVED, key, source.location, epoch])
 
 
 def copied_letter(source: Store, key: SessionKey, letter: DeadLetter) -> bytes:
-    """Return the receipt of a dead letter that the target has from the source."""
+    """Return the receipt of a dead letter that was copied from the source."""
     return encode([LETTER, key, source.location, letter.item.op_id, letter.at])
 
 
 async def current(store: Store, tenant: str, names: Collection[str]) -> set[str]:
-    """Return the names of those blobs that are receipts, and true of how the store is now."""
+    """Return the names of those blobs that are receipts and match the store's present state."""
     receipts: list[tuple[str, list[Any]]] = []
-    for name in sorted(names):
-        data = await store.get_blob(tenant, name)
+    for blob in sorted(names):
+        data = await store.get_blob(tenant, blob)
         parts = None if data is None else _parts(data)
         if parts is not None:
-            receipts.append((name, parts))
-    receipt = {name for name, parts in receipts if await _is_current(store, parts)}
-    copied = {parts[1] for name, parts in receipts if name in receipt and parts[0] == UNTOUCHED}
-    return receipt | {name for name, parts in receipts if parts[0] == LIFE and parts[1] in copied}
+            receipts.append((blob, parts))
+    valid = {blob for blob, parts in receipts if await _is_current(store, parts)}
+    copied = {parts[1] for blob, parts in receipts if blob in valid and parts[0] == UNTOUCHED}
+    return valid | {blob for blob, parts in receipts if parts[0] == LIFE and parts[1] in copied}
 
 
 def _parts(data: bytes) -> list[Any] | None:
-    """Return what a receipt says, its key as one; None for a blob that is none."""
+    """Return a receipt's parts, with the key decoded; None if the blob is not a receipt."""
     if not data.startswith(tuple(encode([kind])[:-1] + b"," for kind in _PARTS)):
         return None
     with contextlib.suppress(FormatError, ConfigError, msgspec.ValidationError):
@@ -109,10 +107,10 @@ async def _is_current(store: Store, parts: Sequence[Any]) -> bool:
     kind, key = parts[:2]
     if kind == LETTER:
         known = await store.dead_letters(key) if store.capabilities.dead_letters else []
-        return any([receipt.item.op_id, receipt.at] == parts[3:] for receipt in known)
+        return any([letter.item.op_id, letter.at] == parts[3:] for letter in known)
     if kind == EQUAL:
-        state_there = await state_of(store, key)
-        return state_there is not None and encode(state_there) == encode(parts[4])
+        copied = await state_of(store, key)
+        return copied is not None and encode(copied) == encode(parts[4])
     holder = await store.holder(key)
     is_newest = holder is not None and holder.epoch == parts[3]
     return is_newest and holder is not None and holder.deleted is (kind == REMOVED)

@@ -1,7 +1,7 @@
-"""A session into a store: a bundle's items, under a lease, at the numbers that they had.
+"""Import of a session from bundle items, under a lease, with the original sequence numbers.
 
-Records refer to one another by their numbers, so each keeps its own. Where the log of the store
-that it comes from had an epoch record, this one gets one too, by taking the lease once more.
+Records refer to one another by sequence number, so each keeps its own. Where the source's log had
+an epoch record, the importer writes one too, by acquiring the lease again.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from perdure.store import Batch, DeadLetter, HeldLease, Status, Store
 from perdure.transfer.bundle import GAP, BundleBlob, BundleDocument, Item
 
 ALL: Final = 1_000_000
-"""Posts that are looked at together."""
+"""Limit of pending items that are read at once."""
 
 BATCH_BYTES: Final = 4 * 1024 * 1024
 BATCH_RECORDS: Final = 2000
 FEW: Final = 16
-"""So many numbers in a row may have been epochs; more of them are history that was removed."""
+"""Gaps up to this size are filled with epoch records; longer ones are pruned history."""
 
 
 class WrittenSession(msgspec.Struct, frozen=True):
-    """What was written of a session."""
+    """Result of an import."""
 
     key: SessionKey
     records: int = 0
     blobs: int = 0
     bytes: int = 0
-    """Of records, documents and blobs, before the store frames them."""
+    """Bytes of records, documents and blobs, before the store frames them."""
     epoch: int = 0
     """The last one under which it was written."""
 
@@ -57,14 +57,14 @@ async def land(
     """Write a session that the store does not have, and release it.
 
     Args:
-        store: Where to.
-        key: Which session.
-        items: All of it.
-        on_epoch: Told of each epoch that was taken, before anything is written under it.
+        store: The store to write to.
+        key: The session's key in the store.
+        items: The complete session.
+        on_epoch: Called with each epoch that was acquired, before any write under it.
 
     Raises:
         ConfigError: The store has a session of this key.
-        StoreError: The store refused a part of it; what is there is a part of a session.
+        StoreError: The store refused a part of it; the store has an incomplete session.
 
     """
     holder = await store.holder(key)
@@ -83,16 +83,16 @@ async def go_on(
     *,
     on_epoch: OnEpoch | None = None,
 ) -> WrittenSession:
-    """Write what a session has gained, behind the part of it that a store has, and release it.
+    """Append a session's new records to the part that a store has, and release it.
 
     Args:
-        store: Where the beginning is.
-        grant: The lease under which to write; it is released.
-        items: The whole session. Its records up to the grant's epoch record must be there.
+        store: The store that has the beginning.
+        grant: The lease to write under; it is released.
+        items: The complete session. The store must have its records up to the lease's epoch record.
         on_epoch: As for `land`.
 
     Raises:
-        StoreError: The store refused a part of it; what is there is a part of a session.
+        StoreError: The store refused a part of it; the store has an incomplete session.
 
     """
     landing = _SessionWrite(store, grant.key, on_epoch)
@@ -113,9 +113,9 @@ class _SessionWrite:
         self._key = key
         self._epoch = 0
         self._next = 1
-        """The number of the next record that is added."""
+        """Sequence number of the next record."""
         self._written = 1
-        """That of the first one in the buffer."""
+        """Sequence number of the first record in the buffer."""
         self._entries: list[Entry] = []
         self._size = 0
         self._blobs: dict[str, bytes] = {}
@@ -123,22 +123,22 @@ class _SessionWrite:
         self._documents: dict[str, bytes] = {}
         self._records = self._count = self._bytes = 0
         self._base: Origin | None = None
-        """What counts of what it began with."""
-        self._there = 0
-        """The last record that was there already."""
-        self._taken: set[str] = set()
-        """What was posted and is in the log by now, by op id."""
+        """The newest origin of the session, with this store's epoch."""
+        self._present_head = 0
+        """The last record that the store had before."""
+        self._taken_ops: set[str] = set()
+        """Op ids of inbox items that are in the log."""
 
     async def of(self, items: AsyncGenerator[Item, None]) -> WrittenSession:
-        async with aclosing(items) as written:
-            async for item in written:
+        async with aclosing(items) as source:
+            async for item in source:
                 await self.add(item)
         await self.finish()
         return WrittenSession(self._key, self._records, self._count, self._bytes, self._epoch)
 
     async def go_on(self, grant: HeldLease) -> None:
-        """Go on under a lease that was just taken, behind its epoch record."""
-        self._there = grant.head
+        """Continue under a lease that was just acquired, after its epoch record."""
+        self._present_head = grant.head
         await self._begin(grant)
 
     async def _begin(self, grant: HeldLease) -> None:
@@ -151,11 +151,11 @@ class _SessionWrite:
         await self._store.release(self._key, self._epoch)
 
     async def take(self, after: int) -> None:
-        """Take the lease, which puts an epoch record into the log."""
+        """Acquire the lease, which appends an epoch record."""
         grant = await self._store.acquire(self._key, after=after)
         if grant.head != self._next:
             message = (
-                f"session {self._key} in {self._store.location} is written by somebody else: "
+                f"session {self._key} in {self._store.location} is written by another process: "
                 f"its log ends at {grant.head}, not {self._next}; try again"
             )
             raise StoreError(message, key=str(self._key))
@@ -185,8 +185,8 @@ class _SessionWrite:
             self._base = await self._based(decode(payload, Origin))
             payload = encode(self._base)
         if record.kind == TAKEN:
-            self._taken.update(decode(payload, InboxTakenPayload).ops)
-        if record.seq <= self._there:
+            self._taken_ops.update(decode(payload, InboxTakenPayload).ops)
+        if record.seq <= self._present_head:
             return
         await self._reach(record.seq)
         self._append(Entry(record.kind, payload, record.end))
@@ -200,7 +200,7 @@ class _SessionWrite:
         self._next += 1
 
     async def _reach(self, seq: int) -> None:
-        """Fill the log up to a number."""
+        """Fill the log up to a sequence number, with epoch or gap records."""
         if seq - self._next > FEW:
             await self._skip(seq)
         while self._next < seq:
@@ -211,24 +211,24 @@ class _SessionWrite:
             await self.take(self._epoch)
 
     async def _skip(self, seq: int) -> None:
-        first = not self._records and not self._there
+        first = not self._records and not self._present_head
         while self._next < seq:
             self._append(Entry(GAP, b"null"))
             if len(self._entries) >= BATCH_RECORDS:
                 await self._flush()
         await self._flush()
-        if first:  # else it was opened many times and said nothing: what is before is history
+        if first:  # a long gap later on is epochs without records, not pruned history
             await self._store.trim(self._key, self._epoch, seq)
 
     async def _based(self, base: Origin) -> Origin:
-        """Return a base with the epoch that its parent's record has here."""
+        """Return an origin with the epoch that the parent's record has in this store."""
         if base.parent is None:
             return base
         if base.parent.tenant != self._key.tenant:
             await self._store.delete(self._key, self._epoch)
             message = (
-                f"session {self._key} goes on behind {base.parent}, and a fork has its parent's "
-                f"tenant: bring both in for {base.parent.tenant!r}"
+                f"session {self._key} is a fork of {base.parent}, and a fork has its parent's "
+                f"tenant: import both for {base.parent.tenant!r}"
             )
             raise StoreError(message, key=str(self._key), parent=str(base.parent))
         if not base.at:
@@ -240,7 +240,7 @@ class _SessionWrite:
         return base
 
     async def _flush(self) -> None:
-        """Make durable what has come: blobs first, since records name them; whole groups only."""
+        """Make the buffer durable, up to its last complete group: blobs first, then records."""
         if self._blobs:
             blobs, self._blobs = self._blobs, {}
             await self._store.put_blobs(self._key.tenant, blobs)
@@ -262,10 +262,8 @@ class _SessionWrite:
         await self._reach(manifest.as_of_seq + 1)
         await self._flush()
         base = None if manifest.base is None else await self._based(manifest.base)
-        manifest_here = msgspec.structs.replace(
-            manifest, key=self._key, epoch=self._epoch, base=base
-        )
-        await self._store.write_documents(self._key, self._documents, manifest_here)
+        rewritten = msgspec.structs.replace(manifest, key=self._key, epoch=self._epoch, base=base)
+        await self._store.write_documents(self._key, self._documents, rewritten)
 
     async def finish(self) -> None:
         await self._flush()
@@ -278,16 +276,16 @@ class _SessionWrite:
         await self.release()
 
     async def _settle(self) -> None:
-        """Let go of posts that came earlier, and that the log has by now."""
-        if not self._taken:
+        """Acknowledge pending items that the log now contains."""
+        if not self._taken_ops:
             return
         waiting = await self._store.take(self._key, self._epoch, limit=ALL)
-        done = [item.op_id for item in waiting if item.op_id in self._taken]
+        done = [item.op_id for item in waiting if item.op_id in self._taken_ops]
         if done:
             await self._store.settle(self._key, self._epoch, done)
 
     async def _require_parent(self) -> None:
-        """Leave no fork behind whose history nobody can read."""
+        """Delete the session and raise if the store lacks the parent's record that it needs."""
         base = self._base
         if base is None or base.parent is None:
             return
@@ -295,7 +293,7 @@ class _SessionWrite:
             return
         await self._store.delete(self._key, self._epoch)
         message = (
-            f"session {self._key} goes on behind record {base.at} of {base.parent}, which "
-            f"{self._store.location} does not have: bring that session first"
+            f"session {self._key} is a fork at record {base.at} of {base.parent}, which "
+            f"{self._store.location} does not have: import that session first"
         )
         raise StoreError(message, key=str(self._key), parent=str(base.parent), at=base.at)

@@ -124,10 +124,10 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 def advise(workload: Workload, measured: StoreMeasurement, needs: Requirements) -> Advice:
     """Replay a workload with each setting, and weigh what comes out."""
     tried = [
-        _option(replay(workload, setting, save_time=measured.save_time), measured, needs)
-        for setting in _settings(measured, needs)
+        _option(replay(workload, option, save_time=measured.save_time), measured, needs)
+        for option in _settings(measured, needs)
     ]
-    fitting = [setting for setting in tried if not setting.against] if workload.changes else []
+    fitting = [option for option in tried if not option.against] if workload.changes else []
     wanted = _safest if needs.max_loss is None else _thriftiest
     best = min(fitting, key=wanted, default=None)
     warnings = tuple(_warnings(workload, best))

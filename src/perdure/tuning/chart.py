@@ -52,7 +52,7 @@ def chart(advice: Advice, sessions: int) -> str:
         _Point(across.at(option.cost.saves * sessions), up.at(option.cost.worst), option)
         for option in advice.options
     ]
-    line = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in sorted(points, key=lambda option: option.x))
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in sorted(points, key=lambda point: point.x))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}">',
         "<title>Autosave settings by saves in a second and seconds at risk</title>",
@@ -94,26 +94,26 @@ class _Axis:
 
 def _grid(across: _Axis, up: _Axis) -> list[str]:
     bottom, right = up.start, across.end
-    ticks = []
+    parts = []
     for value in across.ticks():
         x = across.at(value)
-        ticks.append(f'<path class="grid" d="M{x:.1f} {up.end}V{bottom}"/>')
-        ticks.append(f'<text x="{x:.1f}" y="{bottom + 20}" text-anchor="middle">{value:,g}</text>')
+        parts.append(f'<path class="grid" d="M{x:.1f} {up.end}V{bottom}"/>')
+        parts.append(f'<text x="{x:.1f}" y="{bottom + 20}" text-anchor="middle">{value:,g}</text>')
     for value in up.ticks():
         y = up.at(value)
-        ticks.append(f'<path class="grid" d="M{across.start} {y:.1f}H{right}"/>')
-        ticks.append(
+        parts.append(f'<path class="grid" d="M{across.start} {y:.1f}H{right}"/>')
+        parts.append(
             f'<text x="{across.start - 10}" y="{y + 4:.1f}" text-anchor="end">{value:,g}</text>'
         )
     middle = (across.start + right) / 2
-    ticks.append(
+    parts.append(
         f'<text x="{middle}" y="{_HEIGHT - 16}" text-anchor="middle">saves in a second</text>'
     )
-    ticks.append(
+    parts.append(
         f'<text transform="translate(22 {(bottom + up.end) / 2}) rotate(-90)" '
         f'text-anchor="middle">seconds that a crash costs, at the worst</text>'
     )
-    return ticks
+    return parts
 
 
 def _circle(point: _Point, *, best: bool) -> str:
@@ -153,30 +153,30 @@ _HEAD: Final = _Box(_LEFT, 0.0, _LEFT + 340.0, 56.0)
 def _labels(groups: Sequence[Sequence[_Point]], best: Option | None) -> list[str]:
     """Return a label for each group, where no other one is; the recommended one goes first."""
     dots = (point for group in groups for point in group)
-    boxes = [_HEAD, *(_Box(x - _DOT, y - _DOT, x + _DOT, y + _DOT) for x, y, _ in dots)]
-    labels = []
+    occupied = [_HEAD, *(_Box(x - _DOT, y - _DOT, x + _DOT, y + _DOT) for x, y, _ in dots)]
+    parts = []
     for group in sorted(
-        groups, key=lambda setting: all(point.option is not best for point in setting)
+        groups, key=lambda points: all(point.option is not best for point in points)
     ):
         settings = [point.option.cost.autosave for point in group]
         text = ", ".join(f"{setting.debounce:g} / {setting.max_delay:g}" for setting in settings)
         kind = ' class="best-label"' if any(point.option is best for point in group) else ""
-        box = _free(group[0], len(text) * _CHARACTER, boxes)
-        boxes.append(box)
-        labels.append(f'<text{kind} x="{box.left:.1f}" y="{box.bottom - 3:.1f}">{text}</text>')
-    return labels
+        box = _free(group[0], len(text) * _CHARACTER, occupied)
+        occupied.append(box)
+        parts.append(f'<text{kind} x="{box.left:.1f}" y="{box.bottom - 3:.1f}">{text}</text>')
+    return parts
 
 
-def _free(point: _Point, width: float, boxes: Sequence[_Box]) -> _Box:
+def _free(point: _Point, width: float, occupied: Sequence[_Box]) -> _Box:
     """Return a place for a label: as near to its point as the page and the others allow."""
     right = min(point.x + 10, _WIDTH - width)  # what is cut by the page cannot be read
-    left_edge = max(point.x - 10 - width, 0.0)
+    left = max(point.x - 10 - width, 0.0)
     places = [
         _Box(x, y, x + width, y + _LINE)
         for away in range(_HEIGHT // _LINE)
         for y in (point.y - 6 - (1 + away) * _LINE, point.y + 6 + away * _LINE)
-        for x in (right, left_edge)
+        for x in (right, left)
         if 0 <= y <= _HEIGHT - _LINE
     ]
-    free = (place for place in places if not any(place.meets(other) for other in boxes))
+    free = (box for box in places if not any(box.meets(other) for other in occupied))
     return next(free, places[0])

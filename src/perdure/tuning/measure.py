@@ -65,12 +65,12 @@ async def _level(
     some = list(heads)[:count]
     while len(took) < _ROUNDS or perf_counter() < until:
         entry = (Entry(MESSAGE, payload),)
-        batches = [Batch(outcome.key, outcome.epoch, heads[outcome] + 1, entry) for outcome in some]
+        batches = [Batch(lease.key, lease.epoch, heads[lease] + 1, entry) for lease in some]
         start = perf_counter()
         await _save(store, batches)
         took.append(perf_counter() - start)
-        for outcome in some:
-            heads[outcome] += 1
+        for lease in some:
+            heads[lease] += 1
     return LoadLevel(count, median(took), len(took))
 
 
@@ -114,10 +114,10 @@ async def _sessions(store: Store, count: int) -> AsyncGenerator[dict[HeldLease, 
 
 async def _clear(store: Store) -> None:
     """Delete what a run has left that was killed."""
-    while remaining := await store.sessions(tenant=TENANT, limit=1000):
-        own_keys = [info.key for info in remaining]
-        removed = [key for key in own_keys if await _delete(store, key)]
-        if len(removed) < len(own_keys):
+    while infos := await store.sessions(tenant=TENANT, limit=1000):
+        keys = [info.key for info in infos]
+        deleted = [key for key in keys if await _delete(store, key)]
+        if len(deleted) < len(keys):
             return  # another run goes on beside this one
 
 

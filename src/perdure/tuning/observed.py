@@ -30,13 +30,13 @@ async def observed(store: Store, *, most: int = 20_000) -> Workload:
         most: About how many changes to read.
 
     """
-    changes_all = followed(store)
+    lineage = followed(store)
     sessions: list[list[WorkloadChange]] = []
     remaining = most
     for info in await _newest(store):
         if remaining <= 0:
             break
-        changes = await _changes(changes_all, info.key)
+        changes = await _changes(lineage, info.key)
         sessions.append(changes)
         remaining -= len(changes)
     sessions = [changes for changes in sessions if changes]
@@ -44,16 +44,16 @@ async def observed(store: Store, *, most: int = 20_000) -> Workload:
 
 
 async def _newest(store: Store) -> list[SessionInfo]:
-    keys: list[SessionInfo] = []
+    infos: list[SessionInfo] = []
     for tenant in await store.tenants():
         after: SessionKey | None = None
-        while tenant != TENANT and len(keys) < _LISTED:
+        while tenant != TENANT and len(infos) < _LISTED:
             page = await store.sessions(tenant=tenant, after=after, limit=1000)
-            keys += page
+            infos += page
             if not page:
                 break
             after = page[-1].key
-    return sorted(keys, key=lambda info: info.updated_at or 0.0, reverse=True)
+    return sorted(infos, key=lambda info: info.updated_at or 0.0, reverse=True)
 
 
 async def _changes(store: Store, key: SessionKey) -> list[WorkloadChange]:
