@@ -1,7 +1,7 @@
 """What an archive may hold: names that stay inside, sizes within limits, nothing twice.
 
 The same rules hold for what is saved, what is restored, and what a file from elsewhere says of
-itself, so whatever was saved can be restored. Pure.
+itself, so everything that was saved can be restored. Pure.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class ArchiveRestored(msgspec.Struct, frozen=True, kw_only=True):
     replaced: tuple[str, ...] = ()
     """What was put or taken away, by its path in the home."""
     kept: str = ""
-    """Where what was replaced lies until the next save or restore; empty for nothing."""
+    """Folder of the replaced files until the next save or restore; empty for none."""
     why: str = ""
     """Why nothing was done, in words, where something could have been."""
 
@@ -182,7 +182,7 @@ def _weight(written: tuple[int, int]) -> int:
 
 @final
 class _Count:
-    """How far it is, told now and then."""
+    """Periodic progress reports."""
 
     def __init__(self, plan: ExtractPlan, progress: Progress) -> None:
         self._totals = (plan.files, plan.bytes)

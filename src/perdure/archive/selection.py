@@ -56,7 +56,7 @@ class Selection(msgspec.Struct, frozen=True):
         return "hidden" if any(step.startswith(".") for step in hidden) else "system"
 
     def leads_through(self, path: str) -> bool:
-        """Say whether a path that is named is this one, or lies below it."""
+        """Say whether a named path is this one, or below it."""
         return any(_covers(path, selected) for selected in self.paths)
 
     def hidden_beyond(self, other: Selection) -> list[str]:

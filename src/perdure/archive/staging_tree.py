@@ -1,4 +1,4 @@
-"""A new tree beside the old one: files written through open folders, and durable when it is done.
+"""Staging tree next to the old one: files written through open folders, durable when complete.
 
 What is written is checked against the manifest's entries: each size and each hash. Folders are
 0700 and files 0600 while it is under way; their own modes come last. All of it blocks.
@@ -114,7 +114,7 @@ class StagingTree:
         self._root.close()
 
     def _at(self, path: str) -> tuple[Folder, str]:
-        """Return the open folder that a path lies in, and its name there."""
+        """Return the open parent folder of a path, and its name there."""
         above, _, name = path.rpartition("/")
         if above != self._above:
             parent = self._root.enter(*above.split("/")) if above else self._root.enter()

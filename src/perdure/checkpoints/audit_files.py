@@ -94,7 +94,7 @@ class EventSigner:
 
 
 def state_digest(state: bytes) -> str:
-    """Return the digest of a state's JSON, byte by byte as it stands in its line."""
+    """Return the digest of a state's JSON, byte for byte as in its line."""
     return hashlib.sha256(state).hexdigest()
 
 
@@ -183,7 +183,7 @@ def replay_folder(
 ) -> ReplayReport:
     """Feed the events of a folder to a dry run, by their times; return what it has seen.
 
-    *go_on* is asked at each event: whoever no longer waits for the report says False.
+    *go_on* is called at each event; it returns False when the report is no longer needed.
 
     Raises:
         ReplayError: There are no events, or a line is larger than any event.
@@ -246,7 +246,7 @@ class _Sealed:
         self._run.problem(
             "the event was changed, or the one before it was changed, moved or taken away", number
         )
-        self.seal.hash = self.last  # what comes behind is looked at by itself
+        self.seal.hash = self.last  # later events are checked independently
 
 
 def _is_in_order(folder: Path, go_on: Callable[[], bool]) -> bool:
@@ -343,7 +343,7 @@ class _Snapshots:
         self._untold = set(self._headers)
 
     def compare(self, number: int, event: KernelEvent) -> None:
-        """Compare an event with the checkpoint that it tells of."""
+        """Compare an event with its checkpoint."""
         run, which = self._run, event.detail.get("snapshot")
         header = self._headers.get(which) if isinstance(which, int) else None
         if header is not None:
@@ -366,7 +366,7 @@ class _Snapshots:
             run.snapshots += 1
 
     def end(self, *, all_are_told: bool) -> None:
-        """Look for checkpoints that no event has told of: where each has its event, put in."""
+        """Report checkpoints without an event; if each must have one, they were inserted."""
         for which in sorted(self._untold):
             if all_are_told:
                 what = f"no event tells of checkpoint {which}: it was put in"

@@ -173,7 +173,7 @@ class AuditPair(msgspec.Struct, frozen=True):
 async def take_pair(journal: Journal, folder: Path) -> AuditPair:
     """Append the events and checkpoints of a pair of files to a session, by their times.
 
-    They go on with the session's own clock: the order stays, the numbers may become others.
+    They continue the session's own clock: the order stays, the timestamps may change.
     Everything is durable when this returns; events are saved some thousands at a time.
 
     Raises:
@@ -235,7 +235,7 @@ class _AuditPairReader:
         return self._ahead
 
     async def _make(self, chain: CheckpointChain, event: KernelEvent) -> None:
-        """Append the next checkpoint, in one group with the event that tells of it."""
+        """Append the next checkpoint, in one group with its event."""
         saved, self._ahead, journal = self._ahead, None, self._journal
         assert saved is not None
         given = await self._states.keep(canonical(saved.state), None, None)

@@ -15,7 +15,7 @@ import msgspec
 from perdure.records.checkpoints import KernelEvent
 
 CUSTOM: Final = "custom"
-"""The kind of event by which an agent tells a decision."""
+"""Kind of the events by which an agent records a decision."""
 
 CAPABILITY_KINDS: Final = {
     "capability_requested": "requested",
@@ -33,7 +33,7 @@ LONGEST: Final = 1000
 
 
 def shortened(text: str, most: int = LONGEST) -> str:
-    """Return a text, cut off where it is longer than anybody reads.
+    """Return a text, truncated to a readable length.
 
     >>> shortened("a long one", 7)
     'a long…'
@@ -42,7 +42,7 @@ def shortened(text: str, most: int = LONGEST) -> str:
 
 
 class ReplayItem(NamedTuple):
-    """Something that has a time: an event, or what stands in the log beside events."""
+    """Something that has a time: an event, or another entry of the log."""
 
     place: int
     """The record, or the line of a file."""
@@ -88,7 +88,7 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     """The session, or the files."""
     since: int | None = None
-    """The checkpoint that it began behind; None for the beginning."""
+    """The checkpoint after which it began; None for the beginning."""
     events: int = 0
     first_timestamp: int | None = None
     last_timestamp: int | None = None
@@ -100,7 +100,7 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     snapshots: int = 0
     """Checkpoints whose content was compared with what their event, or the log, says."""
     unverified: int = 0
-    """Checkpoints that cannot be compared: they were pruned, or no event tells of them."""
+    """Checkpoints that cannot be compared: they were pruned, or have no event."""
     problems: tuple[str, ...] = ()
     """What does not fit, the first of them; each names its place."""
     problem_count: int = 0

@@ -99,7 +99,7 @@ class _Runs:
             self._end()
 
     def _end(self) -> None:
-        """Compare the runs that are whole, and go on to the next one."""
+        """Compare the complete runs, and start the next one."""
         while self._digest is not None and self._digest.seq >= self._unverified[0].event_seq:
             checkpoint, digest = self._unverified.popleft(), self._digest
             if isinstance(checkpoint.state, CapturedState) and digest.value != checkpoint.state.log:

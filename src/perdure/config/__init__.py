@@ -1,7 +1,7 @@
-"""What an agent declares beside its code: persistence.yaml, and what comes of it.
+"""Declared configuration of an agent: persistence.yaml, and the values that it declares.
 
-`schema`, `sections`, `template` and `values` decide, and are pure; `reading` needs PyYAML, which is
-imported when a file is there to be read; `config` keeps the values, in a session or in a folder.
+`schema`, `template`, `values` and `yaml_reader` decide, and are pure. PyYAML is imported only when
+there is a file to read. `persistent_config` stores the values, in a session or in a folder.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a persistence.yaml changes in what is stored already: said first, then done.
+"""Application of a persistence.yaml to stored values: as a dry run, or written.
 
-An agent does the same for itself when it starts; this is for looking before, and for agents that
-are not running. Sessions that another process holds are left alone, and named.
+An agent does the same when it starts; this is for a preview, and for agents that are not running.
+Sessions that another process holds are skipped and listed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ async def apply_to_folder(
 
     Raises:
         CorruptRecordError: What is stored is damaged; it was left as it is.
-        LeaseHeldError: Another process goes on writing it.
+        LeaseHeldError: Another process keeps writing it.
         TemplateError: A template cannot be evaluated; nothing was written.
 
     """
@@ -149,7 +149,7 @@ async def _stored(view: SessionView) -> StoredValues | None:
 def _keys_of(
     view: SessionView, saved: StoredValues | None, config: Mapping[str, ConfigKey]
 ) -> dict[str, ConfigKey]:
-    """Return the keys whose values a session has: a default one nobody talks in, the shared."""
+    """Return the keys that apply to a session: an unused default session has the shared ones."""
     regenerated = own(config)
     if view.key.session != DEFAULT_SESSION:
         return regenerated

@@ -1,4 +1,4 @@
-"""The files beside an agent's code: persistence.yaml and agent.yaml, found and read.
+"""Discovery of an agent's files: persistence.yaml and agent.yaml next to its code.
 
 Everything here blocks.
 
@@ -36,11 +36,11 @@ class Declared(msgspec.Struct, frozen=True):
     path: Path | None = None
     """The persistence.yaml; None if there is none."""
     agent_name: str | None = None
-    """As agent.yaml beside it says."""
+    """The name in the agent.yaml next to it."""
 
 
 def declared_at(path: str | os.PathLike[str]) -> Declared:
-    """Read a persistence.yaml, and the agent.yaml beside it.
+    """Read a persistence.yaml, and the agent.yaml next to it.
 
     Raises:
         ConfigError: It is not there, or does not fit.

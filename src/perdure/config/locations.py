@@ -1,7 +1,7 @@
-"""Where an agent's config lies: in a session's state, or in a file of a folder.
+"""Locations of an agent's config values: a session's state, or a file in a folder.
 
-A place changes what it holds by a function of what it holds, alone among everybody who writes
-there, and returns when that is durable. Cancelling may come too late, never half-way.
+A location applies a change as a function of its stored values, exclusive of other writers, and
+returns when the result is durable. A cancelled change is either complete or has no effect.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ FILE: Final = f"{DOCUMENT}.json"
 LOCK: Final = f"{DOCUMENT}.lock"
 _MOST_TRIES: Final = 1000
 _PAUSE: Final = 0.05
-"""Seconds between two attempts to write where somebody else writes."""
+"""Seconds between attempts to write while another writer holds the location."""
 
 Change = Callable[[StoredValues], StoredValues]
 Taken = Callable[[StoredValues], object]
 
 
 def _ignored(_: StoredValues) -> None:
-    """Be told, and do nothing."""
+    """Ignore the notification."""
 
 
 class Location(Protocol):
@@ -53,8 +53,8 @@ class Location(Protocol):
     async def change(self, change: Change, on_taken: Taken = _ignored) -> StoredValues:
         """Make a change durable, and return what is stored then; the same object is no change.
 
-        *taken* is called when it cannot be undone any more: from then on it will be stored, even
-        if the caller is cancelled, or told that it cannot be written right now.
+        *on_taken* is called when the change cannot be undone any more: it will be stored, even if
+        the caller is cancelled or gets an error that it cannot be written right now.
         """
         ...
 
@@ -77,7 +77,9 @@ class SessionPlace:
         for _ in range(_MOST_TRIES):
             before = session.version
             saved = await self.read()
-            if session.version != before:  # somebody has appended while we read: maybe to this
+            if (
+                session.version != before
+            ):  # a task has appended during the read, maybe to this state
                 continue
             new = change(saved)
             if new is not saved:
@@ -124,7 +126,7 @@ class AgentPlace:
         """Change it under the default session's lease, if there is anything to change.
 
         Raises:
-            LeaseHeldError: Another process goes on holding the default session.
+            LeaseHeldError: Another process keeps holding the default session.
 
         """
         saved = await self.read()
@@ -138,7 +140,7 @@ class AgentPlace:
                 await let_go(session)
 
     async def _open(self) -> Session:
-        """Open the default session; nobody who talks in it is asked to hand it over."""
+        """Open the default session, without asking its holder for a handover."""
         until = anyio.current_time() + self._wait
         while True:
             try:
@@ -178,7 +180,7 @@ class FolderPlace:
         """Change the file under the folder's lock.
 
         Raises:
-            LeaseHeldError: Another process goes on holding the lock.
+            LeaseHeldError: Another process keeps holding the lock.
             StoreUnavailableError: The folder cannot be written.
 
         """
@@ -214,7 +216,7 @@ class FolderPlace:
         return saved_in(data, str(self.path / FILE))
 
     def _change(self, change: Change) -> StoredValues | None:
-        """Do it; None if somebody else has the lock."""
+        """Apply the change; None if another process holds the lock."""
         with folder_trouble(self.path, "written"), contextlib.ExitStack() as stack:
             folder = stack.enter_context(made(self.path))
             fd = folder.open(LOCK, os.O_RDWR | os.O_CREAT)

@@ -43,20 +43,20 @@ class ConfigPart(NamedTuple):
     place: Location
     keys: Mapping[str, ConfigKey]
     is_new: bool | None = None
-    """Whether they are begun for a new session; None to tell by the session's id."""
+    """Whether they begin for a new session; None to decide by the session's id."""
     keeps: Collection[str] = ()
     """Keys whose values lie there as well, and are others' to show."""
     session: str | None = None
     """The session whose values they are; None where several share them."""
     is_branch: bool = False
-    """Whether another session's values may have come along: they are begun anew."""
+    """Whether another session's values may have been copied: they are initialized again."""
 
 
 @final
 class _Setting(Coroutine[Any, Any, None]):
     """A change that was taken; awaiting it waits until it is durable.
 
-    A coroutine, so that a task can be made of it; one that nobody has to await.
+    A coroutine, so that a task can be made of it; awaiting it is optional.
     """
 
     __slots__ = ("_awaited", "_until", "data", "error", "is_done", "key", "part")
@@ -78,7 +78,7 @@ class _Setting(Coroutine[Any, Any, None]):
         return self._waiting().__await__()
 
     def send(self, value: Any, /) -> Any:
-        """Go on, as a task does."""
+        """Resume, as a task does."""
         return self._waiting().send(value)
 
     def throw(self, *error: Any) -> Any:
@@ -205,7 +205,7 @@ class PersistentConfig:
             ConfigError: The file does not fit, or there is no folder.
             TemplateError: A template cannot be evaluated; nothing was written.
             CorruptRecordError: What is stored is damaged; it was left as it is.
-            LeaseHeldError: Another process goes on writing it.
+            LeaseHeldError: Another process keeps writing it.
             StoreUnavailableError: The folder cannot be read or written.
 
         """
@@ -277,10 +277,10 @@ class PersistentConfig:
     def set(self, key: str, value: Any) -> Coroutine[Any, Any, None]:
         """Change a value; await it to have it durable: it survives a kill then.
 
-        It is taken, and shown, at once. What nobody awaits is kept all the same: by an agent in the
-        background, else with the next change, at the end of ``async with``, or when the process
-        ends; only a kill may be faster. One that cannot be kept is not shown any more, and logged
-        if nobody awaits it. Cancelling may come too late, never half-way.
+        The change is accepted and visible at once. Without an await it is saved all the same: by an
+        agent in the background, otherwise with the next change, at the end of ``async with``, or
+        when the process ends; only a kill can lose it. A change that cannot be saved is reverted,
+        and logged if it is not awaited. A cancelled change is complete or has no effect.
 
         Args:
             key: One that is declared.
@@ -290,7 +290,7 @@ class PersistentConfig:
             UnknownConfigKeyError: The key is not declared.
             NotStorableError: The value is not JSON.
             TooLargeError: It is larger than 64 KiB.
-            LeaseHeldError: Another process goes on writing.
+            LeaseHeldError: Another process keeps writing.
             StoreUnavailableError: It cannot be written right now; a session keeps it, and saves it
                 as soon as it can be.
 
@@ -309,7 +309,7 @@ class PersistentConfig:
         await self._until(None)
 
     async def _soon(self) -> None:
-        """Keep what nobody has awaited; where the store is down, it waits for `flush`."""
+        """Save a change that is not awaited; while the store is down, it waits for `flush`."""
         await self._until(None, patiently=True)
 
     async def _until(self, wanted: _Setting | None, *, patiently: bool = False) -> None:

@@ -1,6 +1,6 @@
-"""The sections of persistence.yaml beside ``config``: what fits, and what it becomes.
+"""Schema of persistence.yaml: validation of its sections, and their values.
 
-Each takes its node and returns a value; what does not fit is noted, with its place.
+Each section's function takes a node and returns a value; problems have line and column.
 
 Pure.
 """

@@ -1,7 +1,7 @@
-"""Which values an agent's config has, from what is declared and what is saved.
+"""Values of an agent's config, from the declared keys and the saved values.
 
-Pure: a change is a function of what is saved, so that it can be made under whatever lock the
-place has, and made again if somebody else was faster.
+Pure: a change is a function of the saved values, so that a location can apply it under its own
+lock, and apply it again after a conflict.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def begun(
     session: str | None = None,
     keep: Callable[[str], bool] = lambda _: False,
 ) -> StoredValues:
-    """Return what is to be saved when a session begins, or goes on; *saved* itself for no change.
+    """Return the values to save when a session begins or resumes; *saved* itself for no change.
 
     Args:
         saved: What is stored.
@@ -148,7 +148,7 @@ def plan(
     config: Mapping[str, ConfigKey],
     keep: Callable[[str], bool] = lambda _: False,
 ) -> ConfigPlan:
-    """Return what `begun` changes when a session goes on with these declarations."""
+    """Return what `begun` changes when a session resumes with these declarations."""
     return ConfigPlan(
         added=tuple(
             name for name in config if name not in saved.values and name not in saved.orphans

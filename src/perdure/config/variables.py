@@ -1,4 +1,4 @@
-"""What the variables of templates become: the only place with a clock and chance."""
+"""Values of template variables; the only module of this package with a clock and randomness."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def initial_values(
 ) -> Callable[[ConfigKey], Initial]:
     """Return what makes a key's initial value.
 
-    Each occurrence of a variable is made anew: two ``{{ random_id }}`` are two ids.
+    Each occurrence of a variable is evaluated separately: two ``{{ random_id }}`` are two ids.
 
     Raises:
-        TemplateError: A template names the agent, and nobody has said how it is called.
+        TemplateError: A template uses the agent's name, and none was given.
 
     """
 

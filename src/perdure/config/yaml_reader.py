@@ -1,4 +1,4 @@
-"""What a YAML file says, as nodes that know where they stand, and what is wrong with it.
+"""Strict YAML reader: nodes with line and column, and the problems found.
 
 Pure.
 """
@@ -57,7 +57,7 @@ class Problems:
         """The class of what is raised: that of the first problem."""
 
     def add(self, node: YamlNode, message: str, error: type[ConfigError] = ConfigError) -> None:
-        """Take note of a problem; raises when there are too many to go on."""
+        """Record a problem; raises when there are too many."""
         if not self.entries:
             self.error = error
         self.entries.append(YamlProblem(node.line, node.column, message))
@@ -156,7 +156,7 @@ def read(data: bytes, source: str) -> YamlNode:
 
 
 def read_top(data: bytes, source: str) -> YamlNode:
-    """Return what stands at the top of somebody else's file; what is nested there is skipped.
+    """Return the top-level pairs of a file of another program; nested values are skipped.
 
     Errors as `read`, for what is no YAML at all: anchors, tags and the rest are theirs to use.
     """
@@ -226,7 +226,7 @@ def _at(mark: Any) -> YamlNode:
 
 
 def _hint(text: str, mark: Any) -> str:
-    """Say what the parser does not: a tab is what nobody sees."""
+    """Report a tab, which the parser's own message does not name."""
     lines = text.splitlines()
     line = lines[mark.line] if mark is not None and mark.line < len(lines) else ""
     indent = line[: len(line) - len(line.lstrip())]
@@ -274,7 +274,7 @@ class _Tree:
         return YamlNode(pairs, begin.start_mark.line + 1, 1, is_mapping=True)
 
     def _skimmed(self, event: Any) -> YamlNode:
-        """Return a value if it is a scalar, else an empty list for whatever is in its place."""
+        """Return a value if it is a scalar, otherwise an empty list."""
         yaml = self._yaml
         if isinstance(event, yaml.ScalarEvent):
             text = event.value

@@ -1,11 +1,11 @@
-"""Which setting to take: what each one costs a store, and what it risks. Pure.
+"""Which setting to take: what each one costs a store, and what it risks.
 
-Pure. The best setting is the safest one that fits: saves run beside the agent and cost it
+Pure. The best setting is the safest one that fits: saves run in the background and cost it
 nothing, so that what limits them is how many the store can take, how long a stop may take,
 and what they are billed. (Where a save interrupts the work, as with checkpoints of batch
 jobs, the interval of Young, 1974, and Daly, 2006, balances the two; here it does not.)
-Whoever says what a crash may cost has said how safe is safe enough: then the best is the one
-that asks the least of the store.
+Given the most that a crash may cost, the best setting within it is the one that asks the least
+of the store.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class StoreMeasurement(msgspec.Struct, frozen=True):
 
     @property
     def save_time(self) -> float:
-        """Seconds that the save of one session takes when nothing else goes on."""
+        """Seconds that the save of one session takes on an idle store."""
         return self.levels[0].seconds
 
 

@@ -76,7 +76,7 @@ class _Point(NamedTuple):
 
 
 class _Axis:
-    """Where a number lies between two ends, by its logarithm."""
+    """Logarithmic position of a number between two ends."""
 
     def __init__(self, values: Sequence[float], start: float, end: float) -> None:
         positive = [value for value in values if value > 0] or [1.0]

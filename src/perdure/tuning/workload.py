@@ -2,7 +2,7 @@
 
 Pure. Whether a log was written in a minute or in a year, what counts here is the time in
 which its session was active: a longer pause than `QUIET` counts as `QUIET`, and as long the
-session stays active behind its last change.
+session stays active after its last change.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _PayloadTimes(msgspec.Struct):
 
 
 def changes_of(records: Iterable[Record]) -> list[WorkloadChange]:
-    """Return what a log tells: when each record was given, and its size.
+    """Return the changes of a log: when each record was given, and its size.
 
     A record that does not say when came with the one before. What a store writes itself, the
     records of new holders, is left out.
