@@ -29,7 +29,7 @@ _OPTIONS = re.compile(r"\?[A-Za-z_]+=")
 
 
 class _Default:
-    """Stands for an option that was not given."""
+    """The marker of an option that was not given."""
 
     def __repr__(self) -> str:
         return "default"
@@ -177,7 +177,7 @@ def _store_at(url: str) -> Store:
 
 
 def _plain_path(path: str, plain: str) -> str:
-    """Return a path as it is; refuse what looks like an address, and tell nobody what it holds.
+    """Return a path as it is; refuse what looks like an address, without quoting it.
 
     Raises:
         ConfigError: It holds a login, or options.

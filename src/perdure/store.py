@@ -195,15 +195,15 @@ class Store(Protocol):
     # leases
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
-        """Say who has the session; None when nobody ever had."""
+        """Return the state of the session's lease; None if it was never acquired."""
         ...
 
     async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
         """Take the session with epoch ``after + 1``, if the newest epoch is ``after``.
 
-        ``after`` is ``holder(key).epoch``, or 0 where that is None. Whether one may is the
-        caller's decision; the store decides the race. Appends the epoch record.
-        Raises LeaseHeldError when somebody else was faster.
+        ``after`` is ``holder(key).epoch``, or 0 where that is None. The caller decides
+        whether it may; the store decides the race. Appends the epoch record.
+        Raises LeaseHeldError when another owner acquired it first.
         """
         ...
 
@@ -216,9 +216,9 @@ class Store(Protocol):
         ...
 
     async def news(self, at_most: float) -> None:
-        """Return when the next heartbeat may have something to tell, or after ``at_most`` seconds.
+        """Return when the next heartbeat may have news, or after ``at_most`` seconds.
 
-        A store that is told (LISTEN, a subscription) returns early; any other just sleeps.
+        A store that is notified (LISTEN, a subscription) returns early; any other just sleeps.
         """
         ...
 
@@ -236,8 +236,8 @@ class Store(Protocol):
         Returns how many were new: an ``op_id`` that is waiting already is not posted again.
         All of them are posted, or none. The holder, if there is one, hears of it by ``heartbeat``.
 
-        Raises InboxFullError where new items would go over the limit; those who post at the same
-        moment may go over it by a post each, where the store cannot tell.
+        Raises InboxFullError where new items would go over the limit; concurrent callers
+        may each go over it by one post, where the store cannot detect the race.
         """
         ...
 
@@ -245,7 +245,7 @@ class Store(Protocol):
         """Return what waits for a session, oldest first, and leave it there until it is settled.
 
         An item that cannot be read is among them, in its place, with its ``damage``: it hides
-        none of those behind it. ``epoch`` is ``holder(key).epoch``, or 0 where that is None: who
+        none of those after it. ``epoch`` is ``holder(key).epoch``, or 0 where that is None: who
         only reads knows it, too.
         Raises LeaseLostError when the epoch is not the newest.
         """
@@ -271,7 +271,7 @@ class Store(Protocol):
         """Keep dead letters, durably, and remove the items of their op ids from the inbox.
 
         One of the same op id is replaced. None is lost if this is killed midway; then an item
-        may wait on beside its letter.
+        may still be waiting next to its letter.
         Raises LeaseLostError when the epoch is not the newest.
         """
         ...

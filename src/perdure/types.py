@@ -1,10 +1,10 @@
-"""Types that the public API gives and takes, and that nobody makes by hand: for annotations.
+"""Types that the public API returns and accepts, for annotations; callers do not construct them.
 
     from perdure.types import HistoryItem
 
     def shown(items: list[HistoryItem]) -> str: ...
 
-What people make, or call, is in `perdure` itself, `perdure.agent`, `perdure.checkpoints`,
+What callers construct or call is in `perdure` itself, `perdure.agent`, `perdure.checkpoints`,
 `perdure.formats`, `perdure.restore`, `perdure.providers`, and the port in `perdure.store`.
 """
 
