@@ -187,11 +187,11 @@ class WrongLoopError(SessionError):
 
 
 class ReplayError(PerdureError):
-    """A replay could not go on."""
+    """A replay could not continue."""
 
 
 class ReplayDivergedError(ReplayError):
-    """A replay did not come to what was recorded."""
+    """A replay gave a different result from the recorded one."""
 
 
 class ModelError(PerdureError):
@@ -211,4 +211,4 @@ class ToolServerError(PerdureError):
 
 
 class ToolOutcomeUnknownError(ToolServerError):
-    """Nobody knows whether a tool has taken effect; it was not called again."""
+    """It is unknown whether a tool took effect; it was not called again."""
