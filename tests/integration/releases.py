@@ -49,12 +49,12 @@ async def act(sessions, what, value):
         await sessions.post("ada", Message.user(value), key=value)
         return "ok"
     if what == "letter":
-        from perdure.store import DeadLetter, Posted
+        from perdure.store import DeadLetter, PendingItem
         from perdure.records.keys import SessionKey
         store, key = perdure.store_for(sys.argv[1]), SessionKey("gone")
         await store.open()
         grant = await store.acquire(key, after=0)
-        item = Posted("post/0", "message", b"{}", 1.0)
+        item = PendingItem("post/0", "message", b"{}", 1.0)
         await store.reject(key, grant.epoch, [DeadLetter(item, "no", 5, 2.0)])
         await store.release(key, grant.epoch)
         await store.aclose()
@@ -86,6 +86,10 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+MISTAKES = ("AttributeError", "ImportError", "ModuleNotFoundError", "NameError", "TypeError")
+"""Errors of the program that acts, not answers of a release."""
 
 
 class Release:
@@ -128,6 +132,8 @@ class Release:
         line = self._process.stdout.readline()
         told = json.loads(line) if line else {"error": f"ended, status {self._process.wait()}"}
         print(f"  {self.name:<5} {what:<14} {told.get('error', told.get('answer'))}")
+        if self.name == "new" and told.get("error", "").startswith(MISTAKES):
+            raise AssertionError(f"this program does not know the new release: {told['error']}")
         return told.get("answer")
 
 
