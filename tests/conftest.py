@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
@@ -23,6 +24,10 @@ ROOT = Path(__file__).parents[1]
 # then compile perdure anew, and each worker of pytest every test file.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# A shell starts its background jobs with Ctrl-C ignored: tests that press it would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Whoever looks for new examples asks for them: pytest --hypothesis-profile=explore
 # A deadline, or the "too slow" check, would be a timed assertion on a shared machine.
