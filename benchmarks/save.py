@@ -139,7 +139,7 @@ async def _lane(sessions: SessionManager, root: Path, copies: Path, number: int)
     name = f"chat-{number}"
     session = await sessions.open(name)
     mirror = Mirror(root, SessionKey(name), copies)
-    mirror._catch_up()
+    mirror.catch_up()
     return Lane(session, Chat(number), mirror)
 
 

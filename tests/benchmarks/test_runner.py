@@ -131,7 +131,7 @@ def test_a_mirror_holds_the_same_bytes(tmp_path: Path) -> None:
         for part in parts:
             with (log / name).open("ab") as file:
                 file.write(part)
-            mirror._catch_up()
+            mirror.catch_up()
     mirror.close()
     assert (tmp_path / "one-2-9.jsonl").read_bytes() == b"a\nb\n"
     assert (tmp_path / "one-2-10.jsonl").read_bytes() == b"c\n"

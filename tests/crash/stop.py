@@ -50,7 +50,7 @@ class Outcome(NamedTuple):
 def _stopping(root: Path, at: int, *, unfenced: bool) -> Child:
     def program(report: Report) -> None:
         if unfenced:
-            Fence.holds = lambda _fence, _folder: True  # type: ignore[method-assign]
+            Fence.is_valid = lambda _fence, _folder: True  # type: ignore[method-assign]
         Tripwire(at, "stop", looking=True).install()
         run(root, hold, report)
 

@@ -221,7 +221,7 @@ def test_an_outage_is_one_line_of_the_heartbeat_and_says_when_it_is_over(tmp_pat
 _HEARTBEATS = """
 import asyncio, logging, sys
 import perdure
-from perdure import Lease, Shutdown
+from perdure import LeaseOptions, Shutdown
 from perdure.stores.file import FileStore
 
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(levelname)s %(message)s")
@@ -240,7 +240,7 @@ async def main():
         return answer
 
     store.heartbeat = heartbeat
-    lease = Lease(ttl=1.0, heartbeat=0.02)
+    lease = LeaseOptions(ttl=1.0, heartbeat=0.02)
     async with perdure.connect(store, lease=lease, shutdown=Shutdown(signals=False)):
         await asyncio.wait_for(over.wait(), 50)
         await asyncio.sleep(0.1)

@@ -30,6 +30,7 @@ NEED_LOCKS = (
     "test_the_files_of_dead_owners_are_swept_and_no_others",
     "test_a_clock_that_jumps_changes_nothing",
     "test_an_acquire_that_fails_half_way_keeps_nobody_out",
+    "test_who_knows_no_boot_of_its_own_goes_by_the_lock",
 )
 """What only a lock can tell; without one a dead owner is known by its heartbeat."""
 FORKS = ("test_a_forked_child_does_not_keep_its_parent_alive",)
