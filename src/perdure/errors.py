@@ -6,6 +6,7 @@ Messages name what, where and the cure. They hold ids and sizes, never content.
 
     PerdureError
     ├── ConfigError
+    │   ├── InvalidArgumentError (also a ValueError)
     │   ├── MissingExtraError
     │   ├── TemplateError
     │   └── UnknownConfigKeyError (also a KeyError)
@@ -22,11 +23,14 @@ Messages name what, where and the cure. They hold ids and sizes, never content.
     │   ├── LeaseHeldError
     │   └── LeaseLostError
     ├── SessionError
+    │   ├── CheckpointNotFoundError (also a LookupError)
     │   ├── CompactionError
+    │   ├── HistoryPrunedError
     │   ├── SessionNotFoundError
     │   ├── SessionAlreadyActiveError
     │   ├── SessionClosedError
     │   ├── SessionQuarantinedError
+    │   ├── StalePlanError
     │   ├── UnsavedChangesError
     │   └── WrongLoopError
     ├── ReplayError
@@ -44,12 +48,15 @@ import inspect
 
 __all__ = [
     "AcknowledgedRecordsLostError",
+    "CheckpointNotFoundError",
     "CompactionError",
     "ConfigError",
     "ContextOverflowError",
     "CorruptRecordError",
     "FormatError",
+    "HistoryPrunedError",
     "InboxFullError",
+    "InvalidArgumentError",
     "LeaseError",
     "LeaseHeldError",
     "LeaseLostError",
@@ -65,6 +72,7 @@ __all__ = [
     "SessionError",
     "SessionNotFoundError",
     "SessionQuarantinedError",
+    "StalePlanError",
     "StoreError",
     "StoreUnavailableError",
     "TemplateError",
@@ -91,7 +99,11 @@ class PerdureError(Exception):
 
 
 class ConfigError(PerdureError):
-    """An option has a value that does not fit."""
+    """A setting is missing, wrong, or contradicts another one."""
+
+
+class InvalidArgumentError(ConfigError, ValueError):
+    """An argument has an invalid value."""
 
 
 class MissingExtraError(ConfigError):
@@ -158,8 +170,16 @@ class SessionError(PerdureError):
     """A session cannot do what was asked."""
 
 
+class CheckpointNotFoundError(SessionError, LookupError):
+    """The session has no such checkpoint."""
+
+
 class CompactionError(SessionError):
     """Old turns could not be summed up; nothing has changed."""
+
+
+class HistoryPrunedError(SessionError):
+    """The history that this needs was pruned."""
 
 
 class SessionNotFoundError(SessionError):
@@ -176,6 +196,10 @@ class SessionClosedError(SessionError):
 
 class SessionQuarantinedError(SessionError):
     """The store refuses a record of this session for good; it is held in memory."""
+
+
+class StalePlanError(SessionError):
+    """The session has changed since the plan was made; nothing was applied."""
 
 
 class UnsavedChangesError(SessionError):

@@ -14,7 +14,7 @@ from typing import Literal, TypeVar, final
 import anyio
 import msgspec
 
-from perdure.errors import ConfigError, LeaseHeldError, StoreError, StoreUnavailableError
+from perdure.errors import InvalidArgumentError, LeaseHeldError, StoreError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.store import HeartbeatRequests, HeldLease, LeaseState, Store
 
@@ -32,7 +32,7 @@ class LeaseOptions(msgspec.Struct, frozen=True, kw_only=True):
         ttl: Seconds without a renewal after which another process may take over.
 
     Raises:
-        ConfigError: A value does not fit.
+        InvalidArgumentError: A value does not fit.
 
     """
 
@@ -45,7 +45,7 @@ class LeaseOptions(msgspec.Struct, frozen=True, kw_only=True):
                 f"lease: heartbeat={self.heartbeat!r} and ttl={self.ttl!r} do not fit: "
                 "choose 0 < heartbeat < ttl, best with several heartbeats in a ttl"
             )
-            raise ConfigError(message, heartbeat=self.heartbeat, ttl=self.ttl)
+            raise InvalidArgumentError(message, heartbeat=self.heartbeat, ttl=self.ttl)
 
 
 def may_take(holder: LeaseState | None, *, me: str, silent: bool) -> bool:

@@ -10,8 +10,10 @@ import msgspec
 import pytest
 
 from perdure import (
+    CheckpointNotFoundError,
     ConfigError,
     CorruptRecordError,
+    InvalidArgumentError,
     Message,
     NotStorableError,
     Retention,
@@ -261,7 +263,7 @@ async def test_a_difference_names_what_changed(again: Connect) -> None:
         assert list(found.removed) == ["/memory/large one"]
         assert found.changed["/state/plan/said"].after == "two"
         assert not await session.checkpoints.diff(2, 2)
-        with pytest.raises(ConfigError, match="never made"):
+        with pytest.raises(CheckpointNotFoundError, match="never made"):
             await session.checkpoints.diff(1, 9)
 
 
@@ -345,7 +347,7 @@ async def test_what_cannot_be_gone_back_to_changes_nothing(again: Connect) -> No
         made = await session.checkpoints.create("given", LARGE)
         assert isinstance(made.state, ExplicitState)
         version = session.version
-        with pytest.raises(ConfigError, match="no checkpoint 5"):
+        with pytest.raises(CheckpointNotFoundError, match="no checkpoint 5"):
             await session.checkpoints.rollback(5)
         await sessions._store.remove_blobs("", [made.state.root])
         with pytest.raises(CorruptRecordError, match=made.state.root):
@@ -565,13 +567,14 @@ async def test_pruning_leaves_tombstones_and_frees_states(again: Connect) -> Non
         await session.checkpoints.create("two", {"items": LARGE["items"][:200]})
         assert await session.checkpoints.prune(keep=[2]) == (1,)
         assert await session.checkpoints.prune(keep=5) == ()
-        for bad in (-1, [7]):
-            with pytest.raises(ConfigError, match="keep"):
-                await session.checkpoints.prune(keep=bad)
+        with pytest.raises(InvalidArgumentError, match="keep=-1"):
+            await session.checkpoints.prune(keep=-1)
+        with pytest.raises(CheckpointNotFoundError, match="keep names \\[7\\]"):
+            await session.checkpoints.prune(keep=[7])
         report = await session.checkpoints.verify()
         assert (report.ok, report.checkpoints, report.pruned) == (True, 1, 1)
         assert (await session.checkpoints.create("three", {"n": 3})).id == 3
-        with pytest.raises(ConfigError, match="was pruned"):
+        with pytest.raises(CheckpointNotFoundError, match="was pruned"):
             await session.checkpoints.rollback(1)
         await session.aclose()
         store = sessions._store

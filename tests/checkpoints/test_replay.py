@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import perdure
-from perdure import Message
+from perdure import CheckpointNotFoundError, Message
 from perdure.checkpoints.audit_files import (
     CHECKPOINTS_FILE,
     EVENTS_FILE,
@@ -152,7 +152,7 @@ async def test_a_replay_from_a_checkpoint_that_is_not_there_is_refused(tmp_path:
         await told(sessions)
         view = await sessions.load("ada")
         assert view is not None
-        with pytest.raises(ConfigError, match="no checkpoint 9"):
+        with pytest.raises(CheckpointNotFoundError, match="no checkpoint 9"):
             await view.events.replay(since=9)
 
 

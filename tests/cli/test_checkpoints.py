@@ -61,7 +61,7 @@ def test_what_is_not_there_is_said(command: Command, at: tuple[str, str]) -> Non
     assert "no checkpoint 7" in command("rollback", "ada", "7", *at).err
     assert "no checkpoint 7" in command("fork", "ada", "eve", "--at-checkpoint", "7", *at).err
     assert "no session nobody" in command("checkpoints", "nobody", *at).err
-    assert command("diff", "ada", "1", "2", *at).status == 2
+    assert command("diff", "ada", "1", "2", *at).status == 1
 
 
 def test_what_was_lost_is_named(command: Command, store: Path, at: tuple[str, str]) -> None:

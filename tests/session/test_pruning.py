@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perdure import Message, Shutdown, connect, export_state, import_state
-from perdure.errors import ConfigError, StoreUnavailableError
+from perdure.errors import HistoryPrunedError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.session.manager import SessionManager
 from perdure.session.options import Limits
@@ -107,7 +107,7 @@ async def test_forks_keep_what_was_pruned(again: Connect) -> None:
         await sessions.prune(Retention(keep_turns=1), id="a")
         for id, look in before.items():
             assert await looks(await sessions.load(id)) == look
-        with pytest.raises(ConfigError, match="what was pruned is gone"):
+        with pytest.raises(HistoryPrunedError, match="history was pruned"):
             await sessions.fork("a", "too early", at=3)
         await sessions.fork("a", "after")
         assert said(await sessions.load("after")) == said(await sessions.load("a"))
@@ -222,7 +222,7 @@ async def test_retracting_behind_a_pruning(again: Connect) -> None:
         whole = await told(await sessions.load("a"))
         [pruned] = (await sessions.prune(Retention(keep_turns=2))).pruned
         async with sessions.open("a") as session:
-            with pytest.raises(ConfigError, match="pruned up to record"):
+            with pytest.raises(HistoryPrunedError, match="pruned up to record"):
                 await session.retract(after=whole[0][0])
             end_of_three = next(seq for seq, text in whole if text == f"re {texts[2]}")
             assert pruned.cut < end_of_three

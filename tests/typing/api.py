@@ -13,6 +13,7 @@ from perdure import (
     AcknowledgedRecordsLostError,
     Attachment,
     Autosave,
+    CheckpointNotFoundError,
     ConfigError,
     ContextOverflowError,
     Contributor,
@@ -21,7 +22,9 @@ from perdure import (
     EncodedRecord,
     EngineOptions,
     FormatError,
+    HistoryPrunedError,
     InboxFullError,
+    InvalidArgumentError,
     LeaseError,
     LeaseHeldError,
     LeaseLostError,
@@ -50,6 +53,7 @@ from perdure import (
     SessionView,
     Shutdown,
     ShutdownReport,
+    StalePlanError,
     StoreError,
     StoreUnavailableError,
     TemplateError,
@@ -229,6 +233,11 @@ def errors_are_one_tree() -> None:
     except ContextOverflowError as error:
         overflow: ContextOverflowError = error
         raise overflow from None
+    except (InvalidArgumentError, CheckpointNotFoundError) as error:
+        wrong: ValueError | LookupError = error
+        print(wrong, error.facts)
+    except (HistoryPrunedError, StalePlanError) as error:
+        print(error.facts)
     except (MissingExtraError, TemplateError, UnknownConfigKeyError, ConfigError) as error:
         config: ConfigError = error
         raise config from None

@@ -28,7 +28,7 @@ from perdure.agent.events import (
 )
 from perdure.agent.resume import unfinished, unknown
 from perdure.agent.runtime import AgentRuntime, AgentShutdown
-from perdure.errors import ConfigError, SessionClosedError, SessionError
+from perdure.errors import InvalidArgumentError, SessionClosedError, SessionError
 from perdure.records.keys import require_name, require_text
 from perdure.records.messages import Message
 from perdure.records.values import encode_value
@@ -129,7 +129,7 @@ class Attending:
         """Refuse a tool call that waits; the model is told, with the reason.
 
         Raises:
-            ConfigError: The reason is no text.
+            InvalidArgumentError: The reason is no text.
             SessionError: No such call waits.
 
         """
@@ -165,7 +165,7 @@ class Attending:
         effect = ledger.effect(id)
         if decision not in {"done", "skip", "replay"}:
             message = f"resolve_effect: {decision!r} does not fit: choose done, skip or replay"
-            raise ConfigError(message, option="decision")
+            raise InvalidArgumentError(message, option="decision")
         going_on = {context.turn_id, *(open_message.turn for open_message in ledger.messages)}
         goes_on = not effect.told and effect.turn in going_on
         if decision == "replay" and not (goes_on and self._can_run(effect)):
@@ -252,7 +252,7 @@ class Agent(Attending, Keeping):
             options: Everything else that an `AgentConfig` takes.
 
         Raises:
-            ConfigError: Something does not fit.
+            InvalidArgumentError: Something does not fit.
 
         """
         given: dict[str, Any] = {
@@ -309,7 +309,7 @@ class Agent(Attending, Keeping):
         """Its working memory.
 
         Raises:
-            ConfigError: ``Features(memory=False)``: it has none.
+            InvalidArgumentError: ``Features(memory=False)``: it has none.
 
         """
         return self.context.working_memory
@@ -319,7 +319,7 @@ class Agent(Attending, Keeping):
         """Where entries of its memory are kept: the configured place, or else the session.
 
         Raises:
-            ConfigError: ``Features(memory=False)``: it has none.
+            InvalidArgumentError: ``Features(memory=False)``: it has none.
 
         """
         return self.context.memory_storage
@@ -399,7 +399,8 @@ class Agent(Attending, Keeping):
                 run again, but answered as before. For requests that may be retried.
 
         Raises:
-            ConfigError: The message is neither text nor a `Message`, or the turn's id no text.
+            InvalidArgumentError: The message is neither text nor a `Message`, or the turn's id is
+                not text.
             SessionClosedError: The agent does not run.
             WrongLoopError: The agent belongs to another loop, thread or process.
 
@@ -451,7 +452,7 @@ class Agent(Attending, Keeping):
         given = Message.user(message) if isinstance(message, str) else message
         if not isinstance(given, Message):
             text = f"a message is text or a Message, not {type(given).__name__}"
-            raise ConfigError(text, agent=self.id)
+            raise InvalidArgumentError(text, agent=self.id)
         if turn_id is not None:
             require_name("turn id", turn_id)
         event = UserMessageReceivedEvent(given, turn_id=turn_id)

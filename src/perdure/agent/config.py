@@ -16,7 +16,7 @@ from perdure.agent.mcp.server import McpServer
 from perdure.agent.persistent_session import Persistence
 from perdure.agent.tools import Tool
 from perdure.autosave.options import INHERIT, Autosave, Inherit
-from perdure.errors import ConfigError
+from perdure.errors import InvalidArgumentError
 from perdure.lease import OnHeld
 from perdure.memory.compaction import CompactionPolicy, Summarizer
 from perdure.memory.storage import MemoryStorage
@@ -122,7 +122,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
             It is flushed with each save, and not closed.
 
     Raises:
-        ConfigError: A value does not fit.
+        InvalidArgumentError: A value does not fit.
 
     """
 
@@ -168,20 +168,20 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 message = f"agent: {name}={value!r} does not fit: it must be a whole number from 1"
-                raise ConfigError(message, option=name, value=value)
+                raise InvalidArgumentError(message, option=name, value=value)
         if self.on_unfinished not in {"report", "resume"}:
             message = f"agent: on_unfinished={self.on_unfinished!r}: choose report or resume"
-            raise ConfigError(message, option="on_unfinished", value=self.on_unfinished)
+            raise InvalidArgumentError(message, option="on_unfinished", value=self.on_unfinished)
         if not (self.approve is None or self.approve == "ask" or callable(self.approve)):
             message = (
                 f"agent: approve={self.approve!r} does not fit: give a function, 'ask' or None"
             )
-            raise ConfigError(message, option="approve", value=self.approve)
+            raise InvalidArgumentError(message, option="approve", value=self.approve)
         if self.tool_timeout is not None and not self.tool_timeout > 0:
             message = (
                 f"agent: tool_timeout={self.tool_timeout!r} does not fit: give seconds above 0"
             )
-            raise ConfigError(message, option="tool_timeout", value=self.tool_timeout)
+            raise InvalidArgumentError(message, option="tool_timeout", value=self.tool_timeout)
         if isinstance(self.model, str):
             msgspec.structs.force_setattr(self, "model", named_model(self.model))
         servers = tuple(McpServer.of(server) for server in self.mcp)
@@ -191,4 +191,4 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"agent: a {type(self.model).__name__} is no model: it needs a method "
                 "stream(messages, tools) that yields chunks; or give a name, as 'openai:NAME'"
             )
-            raise ConfigError(message, option="model")
+            raise InvalidArgumentError(message, option="model")

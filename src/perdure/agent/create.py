@@ -30,7 +30,7 @@ from perdure.agent.plugins import AgentPlugins
 from perdure.agent.requests import LLMRequestAssembler
 from perdure.agent.runtime import AgentRuntime
 from perdure.agent.tools import Toolbox
-from perdure.errors import ConfigError, SessionError
+from perdure.errors import InvalidArgumentError, SessionError
 from perdure.memory.compaction import Compactor
 from perdure.session.entries import meta_entry
 from perdure.session.internals import accept, claim, disclaim, has_content
@@ -58,7 +58,7 @@ async def session_for(
     """Open the session of an agent that is made: the one that is stored, or a new one.
 
     Raises:
-        ConfigError: ``if_exists`` does not fit.
+        InvalidArgumentError: ``if_exists`` does not fit.
         LeaseHeldError: Another process goes on holding it.
         SessionAlreadyActiveError: It is to be replaced, and an agent runs on it here.
         SessionError: It exists, and shall not.
@@ -75,7 +75,7 @@ async def _clear_the_way(
     """Refuse, or delete, what is stored under an agent's id, as is wished."""
     if if_exists not in get_args(IfExists):
         message = f"if_exists={if_exists!r} does not fit: choose resume, error or replace"
-        raise ConfigError(message, option="if_exists")
+        raise InvalidArgumentError(message, option="if_exists")
     place = {"session": config.session, "tenant": config.tenant}
     if if_exists == "resume" or not await sessions.exists(agent_id, **place):
         return
@@ -269,21 +269,21 @@ def merged(
     """Return the config that the arguments of ``Agent.create`` amount to.
 
     Raises:
-        ConfigError: Something is given twice, is missing, or is unknown.
+        InvalidArgumentError: Something is given twice, is missing, or is unknown.
 
     """
     unknown = sorted(set(options) - set(AgentConfig.__struct_fields__))
     if unknown:
         message = f"Agent.create: {unknown[0]!r} is no option: see AgentConfig for those there are"
-        raise ConfigError(message, option=unknown[0])
+        raise InvalidArgumentError(message, option=unknown[0])
     if config is not None:
         if model is not None or tools or mcp or instructions:
             message = "Agent.create: give a config, or model, tools, mcp and instructions, not both"
-            raise ConfigError(message)
+            raise InvalidArgumentError(message)
         return msgspec.structs.replace(config, **options)
     if model is None:
         message = "Agent.create: model is missing: give one, such as 'openai:NAME' or EchoModel()"
-        raise ConfigError(message, option="model")
+        raise InvalidArgumentError(message, option="model")
     named = {"name": agent_id or "agent", **options}
     return AgentConfig(model=model, tools=tools, mcp=mcp, instructions=instructions, **named)
 
@@ -303,7 +303,7 @@ async def create(
     persistent = persistence if isinstance(persistence, PersistentSession) else PersistentSession()
     if persistent.storage is not None and sessions is not None:
         message = "two places for one agent: give sessions, or PersistentSession(storage=…)"
-        raise ConfigError(message)
+        raise InvalidArgumentError(message)
     if isinstance(persistence, PersistentSession):
         memory = memory_of(persistent, config.memory_storage)
         config = msgspec.structs.replace(

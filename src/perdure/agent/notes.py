@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, final, get_args
 import msgspec
 
 from perdure.agent.tools import Tool
-from perdure.errors import ConfigError
+from perdure.errors import InvalidArgumentError
 from perdure.records.messages import Message
 from perdure.session.contributors import RestoreContext
 
@@ -27,7 +27,7 @@ class InContextMemory:
         max_entries: How many notes are kept; the least weighty goes first, then the oldest.
 
     Raises:
-        ConfigError: The number does not fit.
+        InvalidArgumentError: The number does not fit.
 
     """
 
@@ -37,7 +37,7 @@ class InContextMemory:
     def __init__(self, *, max_entries: int = 20) -> None:
         if max_entries < 1:
             message = f"in_context_memory: max_entries={max_entries!r} does not fit: from 1 up"
-            raise ConfigError(message, option="max_entries", value=max_entries)
+            raise InvalidArgumentError(message, option="max_entries", value=max_entries)
         self._max_entries = max_entries
         self._entries: dict[str, dict[str, Any]] = {}
         self._others: list[Any] = []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from perdure.autosave.options import Autosave
-from perdure.errors import ConfigError
+from perdure.errors import InvalidArgumentError
 from perdure.formats.state import StateStorage
 from perdure.memory.storage import MemoryStorage
 from perdure.store import Store
@@ -31,7 +31,7 @@ class PersistentSession(msgspec.Struct, frozen=True, kw_only=True):
         memory: Where ``agent.memory_storage`` keeps its entries; None for the session.
 
     Raises:
-        ConfigError: A value does not fit.
+        InvalidArgumentError: A value does not fit.
 
     """
 
@@ -47,7 +47,7 @@ class PersistentSession(msgspec.Struct, frozen=True, kw_only=True):
                 f"persistent_session: autosave_interval={self.autosave_interval!r} does not fit: "
                 "give seconds, or 0 for no timers"
             )
-            raise ConfigError(message, autosave_interval=self.autosave_interval)
+            raise InvalidArgumentError(message, autosave_interval=self.autosave_interval)
 
 
 Persistence = bool | PersistentSession | None
@@ -57,7 +57,7 @@ def persistence_of(given: Persistence, configured: Persistence) -> Persistence:
     """Return which of two settings counts: an object before True or False, either before None.
 
     Raises:
-        ConfigError: Both are there, of one kind, and say different things.
+        InvalidArgumentError: Both are there, of one kind, and say different things.
 
     >>> persistence_of(True, PersistentSession(autosave_interval=5.0)).autosave_interval
     5.0
@@ -75,7 +75,7 @@ def persistence_of(given: Persistence, configured: Persistence) -> Persistence:
         "persistent_session is given twice, and not the same: "
         "give it in the config or to create, not both"
     )
-    raise ConfigError(message)
+    raise InvalidArgumentError(message)
 
 
 def memory_of(
@@ -84,7 +84,7 @@ def memory_of(
     """Return the storage of memory that counts.
 
     Raises:
-        ConfigError: There are two.
+        InvalidArgumentError: There are two.
 
     """
     if (
@@ -96,7 +96,7 @@ def memory_of(
             "the storage of memory is given twice: give it in the config or in "
             "PersistentSession, not both"
         )
-        raise ConfigError(message, option="memory_storage")
+        raise InvalidArgumentError(message, option="memory_storage")
     return configured if persistence.memory is None else persistence.memory
 
 

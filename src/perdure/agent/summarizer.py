@@ -16,7 +16,7 @@ import msgspec
 
 from perdure.agent.llm.model import Model, ReplyStream
 from perdure.agent.llm.named import named_model
-from perdure.errors import ConfigError, FormatError
+from perdure.errors import FormatError, InvalidArgumentError
 from perdure.memory.compaction import Summary, TurnTrace
 from perdure.memory.facts import Fact
 from perdure.records.messages import Message
@@ -60,7 +60,7 @@ class ModelSummarizer:
             very many messages the first and the last.
 
     Raises:
-        ConfigError: A value does not fit, or there is no such model.
+        InvalidArgumentError: A value does not fit, or there is no such model.
 
     """
 
@@ -78,7 +78,7 @@ class ModelSummarizer:
                 message = (
                     f"ModelSummarizer: {name}={value!r} is too few: give {_LEAST_CHARS} or more"
                 )
-                raise ConfigError(message, option=name, value=value)
+                raise InvalidArgumentError(message, option=name, value=value)
         self._model: Model = named_model(model) if isinstance(model, str) else model
         self._instructions = INSTRUCTIONS if instructions is None else instructions
         self._renderer = renderer

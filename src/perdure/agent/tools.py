@@ -35,7 +35,7 @@ from perdure._lib.ids import random_id
 from perdure.agent.context import AgentContext
 from perdure.agent.events import AgentEvent
 from perdure.agent.llm.model import ToolSpec
-from perdure.errors import ConfigError, SessionError, ToolOutcomeUnknownError
+from perdure.errors import ConfigError, InvalidArgumentError, SessionError, ToolOutcomeUnknownError
 from perdure.memory.ledger import Policy
 from perdure.records.messages import Message, ToolCall, ToolResult
 from perdure.records.values import OnUnstorable
@@ -94,7 +94,7 @@ class Tool:
         self.name: str = str(name or getattr(function, "__name__", type(function).__name__))
         if not _NAME.fullmatch(self.name):
             message = f"a tool cannot be named {self.name!r}: give it name= of letters, digits, _"
-            raise ConfigError(message, tool=self.name)
+            raise InvalidArgumentError(message, tool=self.name)
         docstring = inspect.getdoc(function) or ""
         self.description: str = description or _told(docstring)
         self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
@@ -229,7 +229,7 @@ class Toolbox:
                 message = (
                     f"two tools are named {new_tool.name!r}: give one another, with tool(name=…)"
                 )
-                raise ConfigError(message, tool=new_tool.name)
+                raise InvalidArgumentError(message, tool=new_tool.name)
             self._tools[new_tool.name] = new_tool
         self.specs = tuple(tool.spec for tool in self._tools.values())
 
@@ -271,7 +271,7 @@ def _check_choice(option: str, value: object, choices: tuple[object, ...]) -> No
     if value not in choices:
         known = ", ".join(map(repr, choices))
         message = f"tool: {option}={value!r} does not fit: choose {known}"
-        raise ConfigError(message, option=option, value=value)
+        raise InvalidArgumentError(message, option=option, value=value)
 
 
 def is_certain(result: ToolResult) -> bool:
@@ -305,16 +305,16 @@ def _fields(
         hints = get_type_hints(function, include_extras=True)
     except Exception as error:
         message = f"the annotations of tool {name!r} cannot be resolved: {error}"
-        raise ConfigError(message, tool=name) from error
+        raise InvalidArgumentError(message, tool=name) from error
     fields: list[Any] = []
     context_name = None
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in {parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY}:
             message = f"tool {name!r}: parameter {parameter.name!r} cannot be given by its name"
-            raise ConfigError(message, tool=name, parameter=parameter.name)
+            raise InvalidArgumentError(message, tool=name, parameter=parameter.name)
         if parameter.kind is parameter.VAR_KEYWORD:
             message = f"tool {name!r}: **{parameter.name} has no schema: name the parameters"
-            raise ConfigError(message, tool=name, parameter=parameter.name)
+            raise InvalidArgumentError(message, tool=name, parameter=parameter.name)
         if parameter.name == KEY:
             continue
         kind = hints.get(parameter.name, Any)
@@ -343,7 +343,7 @@ def _schema(name: str, arguments: type[msgspec.Struct]) -> dict[str, Any]:
         _, components = msgspec.json.schema_components((arguments,), ref_template="#/$defs/{name}")
     except TypeError as error:
         message = f"the parameters of tool {name!r} have no JSON schema: {error}"
-        raise ConfigError(message, tool=name) from error
+        raise InvalidArgumentError(message, tool=name) from error
     schema = dict(components.pop(arguments.__name__))
     schema.pop("title", None)
     schema.setdefault("required", [])

@@ -45,7 +45,7 @@ from perdure.archive.restore import (
 )
 from perdure.archive.save import ArchiveSaved, Progress, SaveResult, take
 from perdure.archive.selection import Selection, selection_of
-from perdure.errors import ConfigError, SessionError
+from perdure.errors import ConfigError, InvalidArgumentError, SessionError
 from perdure.memory.documents import StateSet
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey, require_text
@@ -281,7 +281,7 @@ class Archives:
         session = self._writable()
         require_text("archive label", label)
         if keep < 1:
-            raise ConfigError(f"invalid keep={keep!r}: expected at least 1", option="keep")
+            raise InvalidArgumentError(f"invalid keep={keep!r}: expected at least 1", option="keep")
         async with self._alone() as (home, control):
             before = await self.latest()
             result = await take(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol, final
 
 from perdure.archive.limits import ArchiveLimits, too_large
-from perdure.errors import ConfigError, CorruptRecordError, MissingExtraError
+from perdure.errors import CorruptRecordError, InvalidArgumentError, MissingExtraError
 
 PIECE: Final = 256 * 1024
 LOOKED_AT: Final = 256 * 1024 * 1024
@@ -46,14 +46,14 @@ def packer_for(path: Path) -> Compressor:
     """Return the compression that a file's suffix names.
 
     Raises:
-        ConfigError: The suffix is unknown.
+        InvalidArgumentError: The suffix is unknown.
         MissingExtraError: zstandard is not installed.
 
     """
     kind = next((kind for end, kind in _SUFFIXES.items() if path.name.endswith(end)), None)
     if kind is None:
         message = f"{path} has none of the names that archives have: {', '.join(_SUFFIXES)}"
-        raise ConfigError(message, path=str(path))
+        raise InvalidArgumentError(message, path=str(path))
     if kind == "zstd":
         packer: Compressor = (
             _zstandard().ZstdCompressor(level=_LEVEL, write_checksum=True).compressobj()

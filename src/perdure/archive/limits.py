@@ -14,7 +14,7 @@ from typing import Final, final
 import msgspec
 
 from perdure.archive.entries import CHUNK_BYTES, Entry, FileEntry, FolderEntry, mode_of
-from perdure.errors import ConfigError, CorruptRecordError, PerdureError, TooLargeError
+from perdure.errors import CorruptRecordError, InvalidArgumentError, PerdureError, TooLargeError
 
 CONTROL: Final = ".perdure"
 """The folder in a home that is perdure's own; no archive has it."""
@@ -31,7 +31,7 @@ class ArchiveLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How large an archive may be, when it is saved and when it is restored.
 
     Raises:
-        ConfigError: A limit is not above 0.
+        InvalidArgumentError: A limit is not above 0.
 
     """
 
@@ -53,7 +53,7 @@ class ArchiveLimits(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if not value > 0:
                 message = f"ArchiveLimits: {name}={value!r} does not fit: give a number above 0"
-                raise ConfigError(message, option=name, value=value)
+                raise InvalidArgumentError(message, option=name, value=value)
 
 
 def fault_of_path(path: str, limits: ArchiveLimits, *, windows: bool = False) -> str | None:

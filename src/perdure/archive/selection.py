@@ -12,7 +12,7 @@ from typing import Final, Literal
 import msgspec
 
 from perdure.archive.limits import ArchiveLimits, fault_of_path
-from perdure.errors import ConfigError
+from perdure.errors import ConfigError, InvalidArgumentError
 
 MAX_PATHS: Final = 100
 
@@ -90,8 +90,8 @@ def selection_of(paths: Sequence[str], *, whole: bool = True) -> Selection:
     """Return what these ``persist_paths`` select.
 
     Raises:
-        ConfigError: A path is absolute, leaves the home folder, or cannot be a path; or there are
-            more than 100.
+        InvalidArgumentError: A path is absolute, leaves the home folder, or cannot be a path; or
+            there are more than 100.
 
     """
     if isinstance(paths, str):
@@ -114,7 +114,7 @@ def selection_of(paths: Sequence[str], *, whole: bool = True) -> Selection:
 
 def _config(reason: str, value: object) -> ConfigError:
     message = f"persist_paths: {value!r} does not fit: {reason}"
-    return ConfigError(message, option="persist_paths", value=value)
+    return InvalidArgumentError(message, option="persist_paths", value=value)
 
 
 def _steps(path: str) -> list[str]:

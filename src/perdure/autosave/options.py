@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, Self
 
 import msgspec
 
-from perdure.errors import ConfigError
+from perdure.errors import ConfigError, InvalidArgumentError
 
 MIB = 1024 * 1024
 
@@ -58,7 +58,7 @@ class Autosave(msgspec.Struct, frozen=True, kw_only=True):
                 f"autosave: debounce={self.debounce!r} and max_delay={self.max_delay!r} "
                 "do not fit: choose 0 <= debounce <= max_delay"
             )
-            raise ConfigError(message, debounce=self.debounce, max_delay=self.max_delay)
+            raise InvalidArgumentError(message, debounce=self.debounce, max_delay=self.max_delay)
         for name in ("max_bytes", "max_records"):
             _at_least(f"autosave: {name}", getattr(self, name), 1)
 
@@ -103,7 +103,7 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True):
                 f"shutdown: turn_grace={self.turn_grace!r} is longer than "
                 f"deadline={self.deadline!r}: turns end within the deadline"
             )
-            raise ConfigError(message, turn_grace=self.turn_grace, deadline=self.deadline)
+            raise InvalidArgumentError(message, turn_grace=self.turn_grace, deadline=self.deadline)
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,21 +159,23 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
                 f"engine: outage_policy={self.outage_policy!r} is unknown: "
                 f"choose one of {', '.join(policies)}"
             )
-            raise ConfigError(message, outage_policy=self.outage_policy)
+            raise InvalidArgumentError(message, outage_policy=self.outage_policy)
         if self.dirty_soft > self.dirty_hard:
             message = (
                 f"engine: dirty_soft={self.dirty_soft} is above dirty_hard={self.dirty_hard}: "
                 "choose dirty_soft <= dirty_hard"
             )
-            raise ConfigError(message, dirty_soft=self.dirty_soft, dirty_hard=self.dirty_hard)
+            raise InvalidArgumentError(
+                message, dirty_soft=self.dirty_soft, dirty_hard=self.dirty_hard
+            )
         if not 0 <= self.jitter < 1:
             message = f"engine: jitter={self.jitter!r} does not fit: choose 0 <= jitter < 1"
-            raise ConfigError(message, jitter=self.jitter)
+            raise InvalidArgumentError(message, jitter=self.jitter)
         if not self.hibernate_after > 0:
             message = (
                 f"engine: hibernate_after={self.hibernate_after!r} does not fit: it must be above 0"
             )
-            raise ConfigError(message, hibernate_after=self.hibernate_after)
+            raise InvalidArgumentError(message, hibernate_after=self.hibernate_after)
 
 
 _LEAST: Final = {
@@ -204,7 +206,7 @@ def _are_numbers(*values: object) -> bool:
 def _at_least(what: str, value: float, least: float) -> None:
     if not _are_numbers(value) or not least <= value < float("inf"):
         message = f"{what}={value!r} does not fit: it must be at least {least} and finite"
-        raise ConfigError(message, option=what, value=value)
+        raise InvalidArgumentError(message, option=what, value=value)
 
 
 # The autosave settings that environment variables ask for

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, final
 
 import msgspec
 
-from perdure.errors import ConfigError
+from perdure.errors import CheckpointNotFoundError, InvalidArgumentError
 from perdure.records.checkpoints import (
     FIRST,
     CapturedState,
@@ -250,13 +250,14 @@ def let_go(ids: Sequence[int], keep: int | Collection[int]) -> tuple[int, ...]:
     (1, 5)
 
     Raises:
-        ConfigError: A number is below 0, or an id is not among them.
+        CheckpointNotFoundError: An id is not among them.
+        InvalidArgumentError: A number is below 0.
 
     """
     if isinstance(keep, int):
         if keep < 0:
             message = f"prune: keep={keep} does not fit: give a number from 0, or ids to keep"
-            raise ConfigError(message, option="keep", value=keep)
+            raise InvalidArgumentError(message, option="keep", value=keep)
         return tuple(ids[: max(len(ids) - keep, 0)])
     unknown = sorted(set(keep) - set(ids))
     if unknown:
@@ -264,5 +265,5 @@ def let_go(ids: Sequence[int], keep: int | Collection[int]) -> tuple[int, ...]:
             f"prune: keep names {unknown}, which are no checkpoints: nothing was pruned; "
             "checkpoints.states() lists them"
         )
-        raise ConfigError(message, option="keep", unknown=unknown)
+        raise CheckpointNotFoundError(message, option="keep", unknown=unknown)
     return tuple(number for number in ids if number not in keep)

@@ -23,7 +23,12 @@ from perdure.checkpoints.events import read_events
 from perdure.checkpoints.journal import Journal, JournalReader, LogWalk, RollbackEntries
 from perdure.checkpoints.states import CheckpointStates, encoded, read_bytes, read_state
 from perdure.checkpoints.verify import Verification, state_problems, verified
-from perdure.errors import ConfigError, CorruptRecordError, SessionError
+from perdure.errors import (
+    CheckpointNotFoundError,
+    CorruptRecordError,
+    InvalidArgumentError,
+    SessionError,
+)
 from perdure.records.checkpoints import (
     GROUP,
     SNAPSHOT_CREATED,
@@ -72,7 +77,7 @@ class CheckpointReader:
         """Return a checkpoint with a copy of its state, None for an unknown id; changes nothing.
 
         Raises:
-            ConfigError: It is of the session itself, and the history before it was pruned.
+            HistoryPrunedError: It is of the session itself, and the history before it was pruned.
             CorruptRecordError: A part of the state is missing or damaged.
 
         """
@@ -100,7 +105,7 @@ class CheckpointReader:
         them, so that a message keeps its path.
 
         Raises:
-            ConfigError: There is no such checkpoint.
+            CheckpointNotFoundError: There is no such checkpoint.
             CorruptRecordError: A part of a state is missing or damaged.
 
         """
@@ -131,7 +136,7 @@ class CheckpointReader:
                 f"session {self._reading.key} has no checkpoint {id}: it {fate}; "
                 "checkpoints.states() lists the existing ones"
             )
-            raise ConfigError(message, key=str(self._reading.key), checkpoint=id)
+            raise CheckpointNotFoundError(message, key=str(self._reading.key), checkpoint=id)
         return checkpoint
 
     async def _sound(self, id: int) -> Checkpoint:
@@ -195,13 +200,13 @@ class CheckpointEngine(CheckpointReader):
                 session itself as of now: its context, memory and states, without a copy.
 
         Raises:
-            ConfigError: The label is no text.
+            InvalidArgumentError: The label is not text.
             NotStorableError: The state cannot be stored; nothing was changed.
 
         """
         if not isinstance(label, str):
             message = f"a checkpoint's label must be text, not {label!r}"
-            raise ConfigError(message, option="label")
+            raise InvalidArgumentError(message, option="label")
         if state is None:
             async with self._lock:
                 await self._journal.contribute()
@@ -226,7 +231,7 @@ class CheckpointEngine(CheckpointReader):
             replay: Whether to return the events since the checkpoint.
 
         Raises:
-            ConfigError: There is no such checkpoint, or the session's history was pruned.
+            CheckpointNotFoundError: There is no such checkpoint.
             CorruptRecordError: The checkpoint or its state was changed or lost.
             SessionError: Other tasks kept appending to the session.
             Exception: A contributor raised it; all else is rolled back.
@@ -294,7 +299,8 @@ class CheckpointEngine(CheckpointReader):
             keep: How many of the newest to keep, or the ids to keep.
 
         Raises:
-            ConfigError: *keep* is invalid; nothing was pruned.
+            CheckpointNotFoundError: *keep* names a checkpoint that does not exist.
+            InvalidArgumentError: *keep* is invalid; nothing was pruned.
 
         """
         async with self._lock:

@@ -9,7 +9,7 @@ from typing import Any, final
 from perdure.checkpoints.journal import Journal, JournalReader
 from perdure.checkpoints.replay import ReplayReport, TimelineRow
 from perdure.checkpoints.replay_session import diverged, event_of, replayed
-from perdure.errors import ConfigError, NotStorableError
+from perdure.errors import InvalidArgumentError, NotStorableError
 from perdure.records.checkpoints import SNAPSHOT_CREATED, KernelEvent
 from perdure.records.json import encode
 from perdure.records.records import EVENT, Entry
@@ -53,7 +53,7 @@ class KernelEventReader:
             strict: Whether to raise if the replay finds a problem.
 
         Raises:
-            ConfigError: There is no such checkpoint.
+            CheckpointNotFoundError: There is no such checkpoint.
             ReplayDivergedError: With *strict*: the replay found a problem.
 
         """
@@ -87,8 +87,8 @@ class KernelEventStream(KernelEventReader):
             detail: More about it, as JSON.
 
         Raises:
-            ConfigError: The kind or the label is not text, the detail is not a dict, or the kind is
-                "snapshot_created", which only checkpoints emit.
+            InvalidArgumentError: The kind or the label is not text, the detail is not a dict, or
+                the kind is "snapshot_created", which only checkpoints emit.
             NotStorableError: The detail is not JSON; the error names its path and type.
 
         """
@@ -115,16 +115,16 @@ def _check(kind: object, label: object, detail: object) -> None:
     """Refuse what could be written but not decoded as an event."""
     if not isinstance(kind, str) or not kind:
         message = f"an event's kind must be text of at least one character, not {kind!r}"
-        raise ConfigError(message, option="kind")
+        raise InvalidArgumentError(message, option="kind")
     if kind == SNAPSHOT_CREATED:
         message = f"only checkpoints emit {kind}: use session.checkpoints.create"
-        raise ConfigError(message, option="kind")
+        raise InvalidArgumentError(message, option="kind")
     if label is not None and not isinstance(label, str):
         message = f"an event's label must be text or None, not {label!r}"
-        raise ConfigError(message, option="label")
+        raise InvalidArgumentError(message, option="label")
     if detail is not None and not isinstance(detail, dict):
         message = f"an event's detail must be a dict, not a {type(detail).__name__}"
-        raise ConfigError(message, option="detail")
+        raise InvalidArgumentError(message, option="detail")
 
 
 async def read_events(

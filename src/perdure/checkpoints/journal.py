@@ -31,7 +31,7 @@ class LogWalk(Protocol):
         """Return the state at a record as plain JSON; messages by the record that brought them.
 
         Raises:
-            ConfigError: The history before that record was pruned.
+            HistoryPrunedError: The history before that record was pruned.
 
         """
         ...

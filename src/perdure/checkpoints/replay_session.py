@@ -17,7 +17,7 @@ from perdure.checkpoints.chain import CheckpointChain, problems_of
 from perdure.checkpoints.journal import JournalReader
 from perdure.checkpoints.replay import MOST, Replay, ReplayItem, ReplayReport, TimelineRow
 from perdure.checkpoints.verify import state_problems
-from perdure.errors import ConfigError, FormatError, ReplayDivergedError
+from perdure.errors import CheckpointNotFoundError, FormatError, ReplayDivergedError
 from perdure.records.checkpoints import (
     GROUP,
     PRUNED,
@@ -47,7 +47,7 @@ async def replayed(
         on_row: Called with each decision and each use of a capability, in order.
 
     Raises:
-        ConfigError: There is no such checkpoint.
+        CheckpointNotFoundError: There is no such checkpoint.
         CorruptRecordError: The log itself is damaged.
 
     """
@@ -132,7 +132,7 @@ async def _start(
     checkpoint = chain.by_id.get(since)
     if checkpoint is None:
         message = f"session {reading.key} has no checkpoint {since}: see checkpoints.states()"
-        raise ConfigError(message, key=str(reading.key), checkpoint=since)
+        raise CheckpointNotFoundError(message, key=str(reading.key), checkpoint=since)
     return checkpoint.event_seq + GROUP, checkpoint.timestamp + 1
 
 

@@ -29,7 +29,7 @@ from perdure.cli.rebuild import rebuild
 from perdure.cli.replay import replay
 from perdure.cli.sessions import ls, show
 from perdure.cli.tune import tune
-from perdure.errors import ConfigError, PerdureError
+from perdure.errors import ConfigError, InvalidArgumentError, PerdureError
 
 FAILED = 1
 INTERRUPTED = 130
@@ -105,7 +105,7 @@ def _failed(error: Exception, tokens: Sequence[str]) -> int:
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     if isinstance(error, PerdureError):
-        status = USAGE if type(error) is ConfigError else FAILED
+        status = USAGE if type(error) in {ConfigError, InvalidArgumentError} else FAILED
         return _told(error, str(error), status, tokens)
     if isinstance(error, OSError) and error.filename is not None:
         message = f"{os.fsdecode(error.filename)}: {error.strerror}"

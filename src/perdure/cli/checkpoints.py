@@ -13,7 +13,7 @@ from perdure.checkpoints.diff import Difference
 from perdure.checkpoints.verify import Verification
 from perdure.cli.access import existing, managed, no_session
 from perdure.cli.output import SessionOption, clip, print_json, print_table, say
-from perdure.errors import ConfigError
+from perdure.errors import CheckpointNotFoundError
 from perdure.records.checkpoints import CapturedState, Checkpoint
 from perdure.session.manager import SessionManager
 from perdure.session.view import SessionView
@@ -92,14 +92,14 @@ async def checkpoint_of(
     """Return a session's checkpoint.
 
     Raises:
-        ConfigError: There is none of this id.
+        CheckpointNotFoundError: There is none of this id.
 
     """
     view = await _view(sessions, id, where)
     checkpoint = await view.checkpoints.get(number)
     if checkpoint is None:
         message = f"session {view.key} has no checkpoint {number}: `perdure checkpoints {id}`"
-        raise ConfigError(message, checkpoint=number)
+        raise CheckpointNotFoundError(message, checkpoint=number)
     return checkpoint
 
 

@@ -15,7 +15,7 @@ from perdure._lib.files import Folder
 from perdure.config.locations import folder_trouble, made, text_of
 from perdure.config.locations import state_dir as folder_for
 from perdure.config.values import DOCUMENT
-from perdure.errors import ConfigError, CorruptRecordError, NotStorableError
+from perdure.errors import CorruptRecordError, InvalidArgumentError, NotStorableError
 from perdure.records.json import decode
 from perdure.records.keys import MAX_ID_BYTES
 from perdure.records.values import encode_value
@@ -28,7 +28,7 @@ def check_state_key(key: str, reserved: Collection[str] = (DOCUMENT,)) -> str:
     """Return a key that a state may have.
 
     Raises:
-        ConfigError: It is empty, too long, no text, or reserved.
+        InvalidArgumentError: It is empty, too long, no text, or reserved.
 
     """
     reason, given = None, cast("object", key)
@@ -42,7 +42,7 @@ def check_state_key(key: str, reserved: Collection[str] = (DOCUMENT,)) -> str:
         reason = f"it is longer than {MAX_ID_BYTES} bytes"
     if reason is not None:
         message = f"the state's key {str(key)[:60]!r} does not fit: {reason}"
-        raise ConfigError(message, option="key")
+        raise InvalidArgumentError(message, option="key")
     return key
 
 
@@ -57,7 +57,7 @@ class PersistentState:
         state_dir: The folder; None for ``$AGENT_STATE_DIR``.
 
     Raises:
-        ConfigError: Neither is there.
+        InvalidArgumentError: Neither is there.
 
     """
 
@@ -68,7 +68,7 @@ class PersistentState:
         """Keep a value under a key, and return when it is durable.
 
         Raises:
-            ConfigError: The key does not fit.
+            InvalidArgumentError: The key does not fit.
             NotStorableError: The value is not JSON.
             StoreUnavailableError: The folder cannot be written.
 
@@ -84,7 +84,7 @@ class PersistentState:
         """Return the value under a key, or ``default``.
 
         Raises:
-            ConfigError: The key does not fit.
+            InvalidArgumentError: The key does not fit.
             CorruptRecordError: The file is damaged; it was left as it is.
 
         """
@@ -138,7 +138,7 @@ def _file(key: str) -> str:
     name = encode_name(check_state_key(key))
     if decode_name(name) is None:  # a hash stands for it, which cannot be listed
         message = f"the state's key {key[:60]!r} does not fit: it is too long for a file's name"
-        raise ConfigError(message, option="key")
+        raise InvalidArgumentError(message, option="key")
     return name + _SUFFIX
 
 

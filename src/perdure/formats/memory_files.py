@@ -23,7 +23,7 @@ import msgspec
 
 from perdure._lib.files import Folder
 from perdure._lib.host import Host
-from perdure.errors import ConfigError, NotStorableError, StoreUnavailableError
+from perdure.errors import InvalidArgumentError, NotStorableError, StoreUnavailableError
 from perdure.formats.json_folder import MEMORY, FolderFiles, guarded, pretty
 from perdure.formats.lossless import write_open
 from perdure.formats.migrations import MIGRATIONS, Finding, Migrations, read_memory
@@ -67,7 +67,7 @@ class FileMemoryStorage:
         migrations: The steps from older versions of the format.
 
     Raises:
-        ConfigError: The interval does not fit.
+        InvalidArgumentError: The interval does not fit.
 
     """
 
@@ -83,7 +83,7 @@ class FileMemoryStorage:
                 f"FileMemoryStorage: flush_interval={flush_interval!r} does not fit: give "
                 "seconds, or 0 for none"
             )
-            raise ConfigError(message, option="flush_interval", value=flush_interval)
+            raise InvalidArgumentError(message, option="flush_interval", value=flush_interval)
         self._path = os.path.abspath(os.path.expanduser(os.fspath(path)))  # noqa: PTH100, PTH111
         self._interval = flush_interval
         self._migrations = migrations
@@ -153,7 +153,7 @@ class FileMemoryStorage:
 
         Raises:
             NotStorableError: The value is not plain JSON, which is all that the form holds.
-            ConfigError: There is no such priority.
+            InvalidArgumentError: There is no such priority.
 
         """
         check_priority(item.priority)

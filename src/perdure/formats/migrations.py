@@ -10,7 +10,12 @@ from typing import Final, Literal, final
 
 import msgspec
 
-from perdure.errors import ConfigError, CorruptRecordError, UnsupportedVersionError
+from perdure.errors import (
+    ConfigError,
+    CorruptRecordError,
+    InvalidArgumentError,
+    UnsupportedVersionError,
+)
 from perdure.formats.lossless import Fields, compact, fields_of, read_open
 from perdure.formats.state import FullAgentState, SerializedMemoryState
 from perdure.records.json import decode, encode
@@ -47,7 +52,7 @@ class Migrations:
                 f"a migration of {kind} from version {from_version} does not fit: there is one, or "
                 f"it does not lead to version {self.current}"
             )
-            raise ConfigError(message, kind=kind, version=from_version)
+            raise InvalidArgumentError(message, kind=kind, version=from_version)
         self._steps[kind, from_version] = step
 
     def apply(self, kind: Kind, fields: Fields) -> Fields:

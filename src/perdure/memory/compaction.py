@@ -14,7 +14,7 @@ from typing import Final, Literal, Protocol, final
 
 import msgspec
 
-from perdure.errors import CompactionError, ConfigError
+from perdure.errors import CompactionError, InvalidArgumentError
 from perdure.memory.context import CountTokens, estimated_tokens, share_of
 from perdure.memory.facts import Fact, FactLimits, distilled, salience_of
 from perdure.memory.items import EpisodicItem, SemanticItem
@@ -42,7 +42,7 @@ class CompactionPolicy(msgspec.Struct, frozen=True, kw_only=True):
             as for a long session that was imported, each covers more turns.
 
     Raises:
-        ConfigError: A value does not fit.
+        InvalidArgumentError: A value does not fit.
 
     """
 
@@ -60,13 +60,13 @@ class CompactionPolicy(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and value < minimum:
                 message = f"compaction: {name}={value!r} does not fit: it must be from {minimum} up"
-                raise ConfigError(message, option=name, value=value)
+                raise InvalidArgumentError(message, option=name, value=value)
         if not callable(self.count_tokens):
             message = (
                 f"compaction: count_tokens={self.count_tokens!r} does not fit: give a function "
                 "that takes a message and returns its tokens"
             )
-            raise ConfigError(message, option="count_tokens")
+            raise InvalidArgumentError(message, option="count_tokens")
 
     def is_due(self, size: int, tokens: int | None) -> bool:
         """Say whether a context of this size is over the budget.

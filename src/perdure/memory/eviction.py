@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, Literal, get_args
 
-from perdure.errors import ConfigError, TooLargeError
+from perdure.errors import InvalidArgumentError, TooLargeError
 from perdure.memory.index import MemoryEntry
 
 Priority = Literal["low", "normal", "high", "critical"]
@@ -31,12 +31,12 @@ def check_priority(priority: str) -> None:
     """Refuse a priority that is not known.
 
     Raises:
-        ConfigError: It is none of those there are.
+        InvalidArgumentError: It is none of those there are.
 
     """
     if priority not in _WEIGHTS:
         message = f"memory: priority={priority!r} does not fit: choose {', '.join(_WEIGHTS)}"
-        raise ConfigError(message, option="priority", value=priority)
+        raise InvalidArgumentError(message, option="priority", value=priority)
 
 
 def evicted(

@@ -8,7 +8,7 @@ from typing import Final, Literal, get_args
 
 import msgspec
 
-from perdure.errors import ConfigError
+from perdure.errors import InvalidArgumentError
 
 Category = Literal[
     "critical_issue", "unresolved_work", "user_preference", "durable_fact", "important_artifact"
@@ -57,7 +57,7 @@ class FactLimits(msgspec.Struct, frozen=True, kw_only=True):
         chars: How long a fact is; what is longer is cut.
 
     Raises:
-        ConfigError: A value does not fit.
+        InvalidArgumentError: A value does not fit.
 
     """
 
@@ -69,7 +69,7 @@ class FactLimits(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value < least:
                 message = f"facts: {name}={value!r} does not fit: it must be from {least} up"
-                raise ConfigError(message, option=name, value=value)
+                raise InvalidArgumentError(message, option=name, value=value)
 
 
 def salience_of(category: str) -> int:

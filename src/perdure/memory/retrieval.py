@@ -15,7 +15,7 @@ from typing import Literal, final
 import anyio.to_thread
 import msgspec
 
-from perdure.errors import ConfigError
+from perdure.errors import InvalidArgumentError
 from perdure.memory.documents import EPISODIC, SEMANTIC
 from perdure.memory.facts import key_of
 from perdure.memory.items import EpisodicItem, MemoryBundle, SemanticItem, items_of
@@ -195,8 +195,8 @@ class Retriever:
             kind: Only episodes, or only facts.
 
         Raises:
-            ConfigError: ``embed`` returns too few vectors, or of different lengths; this Python's
-                SQLite has no full-text search, and no ``rank`` is given.
+            InvalidArgumentError: ``embed`` returns too few vectors, or of different lengths; this
+                Python's SQLite has no full-text search, and no ``rank`` is given.
 
         """
         items: list[Item] = []
@@ -261,7 +261,7 @@ def _checked(
             "not fit: return one vector for each text, all of the same length, and make a new "
             "Retriever for another model"
         )
-        raise ConfigError(message, option="embed")
+        raise InvalidArgumentError(message, option="embed")
     return vectors
 
 

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar, final
 
 import msgspec
 
-from perdure.errors import ConfigError, CorruptRecordError, NotStorableError
+from perdure.errors import CorruptRecordError, InvalidArgumentError, NotStorableError
 from perdure.memory.documents import StateSet, fold_state, typed
 from perdure.memory.working_memory import Accept, Read
 from perdure.records.json import decode, encode
@@ -54,7 +54,7 @@ class States:
         """Keep a value under a key, and return the session's version.
 
         Raises:
-            ConfigError: The key has an empty step between slashes, or is no text.
+            InvalidArgumentError: The key has an empty step between slashes, or is no text.
             NotStorableError: The value cannot be stored; the error names path and type.
 
         """
@@ -62,7 +62,7 @@ class States:
             message = (
                 f"a state's key has no empty step between slashes, as {key!r} has: leave it out"
             )
-            raise ConfigError(message, option="key")
+            raise InvalidArgumentError(message, option="key")
         data, types = encode_value(value, self._registry)
         change = StateSet(_name(key), msgspec.Raw(data), types)
         return self._accept((Entry(STATE, encode(change)),))
@@ -82,7 +82,7 @@ class States:
                 a pydantic model.
 
         Raises:
-            ConfigError: It cannot be read from JSON.
+            InvalidArgumentError: It cannot be read from JSON.
 
         """
         return TypedState(self, key, type)
@@ -185,11 +185,11 @@ def _check_readable(cls: type) -> None:
             f"state.typed: {cls.__name__} cannot be read from JSON: use a dataclass, a msgspec "
             "Struct or a pydantic model"
         )
-        raise ConfigError(message, option="type", type=cls.__name__)
+        raise InvalidArgumentError(message, option="type", type=cls.__name__)
 
 
 def _name(key: str) -> str:
     if not key or not isinstance(key, str):
         message = f"a state's key must be a string with at least one character, not {key!r}"
-        raise ConfigError(message)
+        raise InvalidArgumentError(message)
     return f"{FOLDER}{key}.json"

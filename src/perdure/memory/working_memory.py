@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from perdure.errors import ConfigError, CorruptRecordError
+from perdure.errors import CorruptRecordError, InvalidArgumentError
 from perdure.memory.eviction import check_priority, evicted
 from perdure.memory.index import MEMORY as DOCUMENT
 from perdure.memory.index import (
@@ -204,7 +204,7 @@ class WorkingMemory:
         Raises:
             NotStorableError: The value cannot be stored; the error names path and type.
             TooLargeError: It does not fit, whatever else goes; nothing has changed.
-            ConfigError: There is no such priority, or a name or description is no text.
+            InvalidArgumentError: There is no such priority, or a name or description is no text.
 
         """
         item = MemoryItem(
@@ -390,7 +390,7 @@ def _check(item: MemoryItem) -> None:
         value = getattr(item, name)
         if not isinstance(value, kind):
             message = f"memory: {name}={value!r} does not fit: it is {fits}"
-            raise ConfigError(message, option=name, value=value)
+            raise InvalidArgumentError(message, option=name, value=value)
     check_priority(item.priority)
 
 

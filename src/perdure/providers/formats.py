@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol, cast, get_args
 
 import msgspec
 
-from perdure.errors import ConfigError
+from perdure.errors import InvalidArgumentError
 from perdure.providers.history import PlainHistory, entries_of
 from perdure.providers.issued import Issuer, stamp_of
 from perdure.providers.parts import Unknown, plain, read_part
@@ -55,12 +55,12 @@ def render(
         reasoning: Who gets reasoning, signatures and unknown fields.
 
     Raises:
-        ConfigError: There is no such format or policy.
+        InvalidArgumentError: There is no such format or policy.
 
     """
     if reasoning not in _POLICIES:
         message = f"reasoning={reasoning!r} does not fit: choose {', '.join(_POLICIES)}"
-        raise ConfigError(message, option="reasoning")
+        raise InvalidArgumentError(message, option="reasoning")
     target = ContextTarget(format, _issuer(format, to), reasoning)
     shown = [_shown(message, format) for message in messages]
     return rules_of(format).render(paired(shown).exchanges, target)
@@ -78,7 +78,7 @@ def parse(
         issuer: Who wrote it, if that is not the one whose format it is.
 
     Raises:
-        ConfigError: There is no such format.
+        InvalidArgumentError: There is no such format.
         FormatError: It is no reply of this format.
 
     """
@@ -100,7 +100,7 @@ def parse_history(
         issuer: Who wrote its answers, if that is not the one whose format it is.
 
     Raises:
-        ConfigError: There is no such format.
+        InvalidArgumentError: There is no such format.
         FormatError: Something in it does not fit; the error has its index and the field.
 
     """
@@ -112,7 +112,7 @@ def rules_of(format: str) -> Rules:
     """Return the module of a format."""
     if format not in FORMATS:
         message = f"format {format!r} is unknown: choose {', '.join(FORMATS)}"
-        raise ConfigError(message, option="format", value=format)
+        raise InvalidArgumentError(message, option="format", value=format)
     module = importlib.import_module(f"perdure.providers.{format.replace('-', '_')}")
     return cast(Rules, module)
 

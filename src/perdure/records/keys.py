@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from perdure.errors import ConfigError
+from perdure.errors import InvalidArgumentError
 
 MAX_ID_BYTES = 1024
 """The longest id, in UTF-8 bytes."""
@@ -81,13 +81,13 @@ def _check(what: str, value: str) -> None:
     _require_printable(what, value)
     if size > MAX_ID_BYTES:
         message = f"{what} is {size} bytes long, the limit is {MAX_ID_BYTES}: use a shorter one"
-        raise ConfigError(message, option=what, size=size)
+        raise InvalidArgumentError(message, option=what, size=size)
 
 
 def _require_printable(what: str, value: str) -> None:
     if any(ord(char) < 32 or ord(char) == 127 for char in value):
         message = f"{what} {value!r} holds a control character: remove it"
-        raise ConfigError(message, option=what, value=value)
+        raise InvalidArgumentError(message, option=what, value=value)
 
 
 def require_name(what: str, value: str) -> int:
@@ -95,7 +95,7 @@ def require_name(what: str, value: str) -> int:
     size = require_text(what, value)
     if not size:
         message = f"{what} is empty: give it at least one character"
-        raise ConfigError(message, option=what)
+        raise InvalidArgumentError(message, option=what)
     return size
 
 
@@ -103,12 +103,12 @@ def require_text(what: str, value: str) -> int:
     """Return how many bytes a text has; raise ConfigError for anything else."""
     if not isinstance(value, str):
         message = f"{what} must be a string, not {type(value).__name__}"
-        raise ConfigError(message, option=what)
+        raise InvalidArgumentError(message, option=what)
     try:
         return len(value.encode())
     except UnicodeEncodeError:
         message = f"{what} {value!r} holds a lone surrogate, which is not text: remove it"
-        raise ConfigError(message, option=what) from None
+        raise InvalidArgumentError(message, option=what) from None
 
 
 BACKUP_JOURNAL = SessionKey("perdure:backup", "journal")

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import msgspec
 
-from perdure.errors import ConfigError, NotStorableError
+from perdure.errors import InvalidArgumentError, NotStorableError
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -88,7 +88,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     'Where is the harbor?'
 
     Raises:
-        ConfigError: A field does not fit.
+        InvalidArgumentError: A field does not fit.
         NotStorableError: ``extra`` holds a field that the message has itself, or no raw JSON.
 
     """
@@ -113,13 +113,13 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.role not in ROLES:
             message = f"role={self.role!r} does not fit: choose {', '.join(ROLES)}"
-            raise ConfigError(message, option="role")
+            raise InvalidArgumentError(message, option="role")
         if self.created_at is not None and not isfinite(self.created_at):
             message = f"created_at={self.created_at!r} does not fit: give seconds since 1970"
-            raise ConfigError(message, option="created_at")
+            raise InvalidArgumentError(message, option="created_at")
         if self.tool_result is not None and (self.tool_calls or self.payload_extra):
             message = "a message holds tool calls or a tool result, not both: make it two messages"
-            raise ConfigError(message, option="tool_result")
+            raise InvalidArgumentError(message, option="tool_result")
         for name in ("tool_calls", "image_urls", "audio_urls", "video_urls"):
             if type(getattr(self, name)) is not tuple:
                 _freeze(self, name)
@@ -184,7 +184,7 @@ def _freeze(message: Message, name: str) -> None:
     value = getattr(message, name)
     if not isinstance(value, list):
         text = f"{name} must be a list or tuple, not {type(value).__name__}"
-        raise ConfigError(text, option=name)
+        raise InvalidArgumentError(text, option=name)
     msgspec.structs.force_setattr(message, name, tuple(value))
 
 

@@ -7,7 +7,7 @@ from itertools import groupby
 
 import msgspec
 
-from perdure.errors import ConfigError, FormatError, InboxFullError
+from perdure.errors import ConfigError, FormatError, InboxFullError, InvalidArgumentError
 from perdure.records import json
 from perdure.records.frames import open_sealed, seal
 from perdure.records.keys import SessionKey
@@ -161,7 +161,7 @@ def checked_key(key: str) -> str:
     """Return the key of a post.
 
     Raises:
-        ConfigError: It is no text, empty, or too long.
+        InvalidArgumentError: It is no text, empty, or too long.
 
     """
     try:
@@ -174,7 +174,7 @@ def checked_key(key: str) -> str:
         f"post: key={key!r:.80} does not fit: use text of 1 to {MAX_KEY_BYTES} bytes, the same at "
         "each try, such as the id of a request"
     )
-    raise ConfigError(message, option="key")
+    raise InvalidArgumentError(message, option="key")
 
 
 def op_ids(key: str, count: int) -> tuple[str, ...]:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from perdure.errors import (
-    ConfigError,
     CorruptRecordError,
+    InvalidArgumentError,
     NotStorableError,
     UnsupportedVersionError,
 )
@@ -35,7 +35,7 @@ def shape_of(cls: type) -> TypeAdapter | None:
     """Return the shape of a class's instances, None where there is none.
 
     Raises:
-        ConfigError: An annotation of its fields cannot be understood.
+        InvalidArgumentError: An annotation of its fields cannot be understood.
 
     """
     if issubclass(cls, Enum):
@@ -77,7 +77,7 @@ def _loader(cls: type) -> Callable[[Any], Any]:
             f"types: an annotation of {cls.__name__} names {error.name!r}, which its module "
             "does not have at run time: import it there outside of TYPE_CHECKING"
         )
-        raise ConfigError(message, option="types") from None
+        raise InvalidArgumentError(message, option="types") from None
     except TypeError:
         # A union that msgspec cannot tell apart. Tags can: the fields come as instances.
         return lambda data: cls(**data)
@@ -139,7 +139,7 @@ def register(
         upcasts: By version, what makes its fields those of the next version.
 
     Raises:
-        ConfigError: An argument does not fit.
+        InvalidArgumentError: An argument does not fit.
 
     """
     name = cls.__name__ if tag is None else tag
@@ -148,7 +148,7 @@ def register(
             f"tag={name!r} of {cls.__name__} does not fit: use 1 to 48 letters, digits, "
             "'_', '.', '-', a letter first"
         )
-        raise ConfigError(message, option="tag", tag=name)
+        raise InvalidArgumentError(message, option="tag", tag=name)
     _check_versions(name, version, upcasts or {})
     return Registered(cls, name, version, dict(upcasts or {}))
 
@@ -156,14 +156,14 @@ def register(
 def _check_versions(tag: str, version: int, upcasts: Mapping[int, Upcast]) -> None:
     if version < 1:
         message = f"version={version!r} of {tag!r} does not fit: it is a whole number from 1"
-        raise ConfigError(message, option="version", tag=tag)
+        raise InvalidArgumentError(message, option="version", tag=tag)
     gap = sorted(set(range(min(upcasts, default=version), version)) ^ set(upcasts))
     if gap:
         message = (
             f"the upcasts of {tag!r} do not lead to version {version}: they lack, or should "
             f"not have, one from version {gap[0]}"
         )
-        raise ConfigError(message, option="upcasts", tag=tag, version=gap[0])
+        raise InvalidArgumentError(message, option="upcasts", tag=tag, version=gap[0])
 
 
 class _RegisteredType(msgspec.Struct, frozen=True):
@@ -187,7 +187,7 @@ class Registry:
     """The registered types of one application; does not change once it is made.
 
     Raises:
-        ConfigError: A type cannot be stored, or a tag or a type is there twice.
+        InvalidArgumentError: A type cannot be stored, or a tag or a type is there twice.
 
     """
 
@@ -208,14 +208,14 @@ class Registry:
                 f"types: {cls.__name__} is there twice, or another type has its tag {tag!r}: "
                 "register each once, with register(cls, tag=…) to tell them apart"
             )
-            raise ConfigError(message, option="types", tag=tag)
+            raise InvalidArgumentError(message, option="types", tag=tag)
         shape = shape_of(cls)
         if shape is None:
             message = (
                 f"types: {cls.__name__} cannot be registered: use a dataclass, a msgspec "
                 "Struct, an enum or a pydantic model"
             )
-            raise ConfigError(message, option="types", tag=tag)
+            raise InvalidArgumentError(message, option="types", tag=tag)
         known = _RegisteredType(registered, shape, label_of(tag, registered.version))
         self._by_type[cls] = self._by_tag[tag] = known
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, final
 
 import msgspec
 
-from perdure.errors import ConfigError
+from perdure.errors import ConfigError, InvalidArgumentError
 from perdure.memory.items import MemoryBundle
 from perdure.memory.traces import BEGIN
 from perdure.providers.tool_pairs import (
@@ -72,11 +72,11 @@ class WorkingContextSnapshotBootstrapOptions(msgspec.Struct, frozen=True, kw_onl
             value = getattr(self, name)
             if value is not None and value < 0:
                 message = f"restore: {name}={value!r} does not fit: it must be from 0 up"
-                raise ConfigError(message, option=name, value=value)
+                raise InvalidArgumentError(message, option=name, value=value)
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 message = f"restore: {name}={getattr(self, name)!r}: choose {', '.join(choices)}"
-                raise ConfigError(message, option=name)
+                raise InvalidArgumentError(message, option=name)
 
 
 _CHOICES = {

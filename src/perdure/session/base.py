@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from perdure.errors import ConfigError
+from perdure.errors import InvalidArgumentError
 from perdure.memory.context import RetractionPayload
 from perdure.memory.documents import SessionDocument, TurnPayload, note_turn
 from perdure.memory.storage import MemoryInfo
@@ -224,13 +224,13 @@ class SessionBase(_Hot):
             after: The seq of the last record that stays, as ``append`` returned it.
 
         Raises:
-            ConfigError: There is no such record.
+            InvalidArgumentError: There is no such record.
 
         """
         self._check_open()
         if type(after) is not int or not 0 <= after <= self.version:
             message = f"session {self.key} has records up to {self.version}, none at {after}"
-            raise ConfigError(message, after=after, version=self.version)
+            raise InvalidArgumentError(message, after=after, version=self.version)
         entry = Entry(RETRACT, encode(RetractionPayload(after)), end=True)
         if self._contents.context.reaches(after):
             return self._accept((entry,))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 import anyio
 import msgspec
 
-from perdure.errors import ConfigError, UnsupportedVersionError
+from perdure.errors import InvalidArgumentError, UnsupportedVersionError
 from perdure.memory.documents import StateSet, fold_state, typed
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
@@ -231,7 +231,7 @@ class Contributors:
                 f"session {self._session.key} has a contributor {name!r} already: "
                 "give this one another name, or detach the other first"
             )
-            raise ConfigError(message, contributor=name)
+            raise InvalidArgumentError(message, contributor=name)
         self._coming.add(name)
         try:
             stored = await self._restore(contributor, wanted=restore)
@@ -397,12 +397,12 @@ def _checked(contributor: Contributor) -> str:
     version: Any = contributor.version
     if not isinstance(name, str) or not name or "/" in name:
         message = f"a contributor's name must be text without a slash, not {name!r}"
-        raise ConfigError(message, contributor=name)
+        raise InvalidArgumentError(message, contributor=name)
     if not isinstance(version, int) or version < 1:
         message = (
             f"contributor {name!r}: version={version!r} does not fit: give a whole number from 1"
         )
-        raise ConfigError(message, contributor=name, version=version)
+        raise InvalidArgumentError(message, contributor=name, version=version)
     return str(name)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from perdure.errors import ConfigError, NotStorableError, TooLargeError
+from perdure.errors import InvalidArgumentError, NotStorableError, TooLargeError
 from perdure.memory.documents import MetadataPayload
 from perdure.records.json import decode, encode
 from perdure.records.keys import require_text
@@ -52,7 +52,7 @@ def meta_entry(
     Credentials in the metadata, known by their keys, are left out, and the record says where.
 
     Raises:
-        ConfigError: A title, an owner or a tag is no text.
+        InvalidArgumentError: A title, an owner or a tag is no text.
         NotStorableError: The metadata cannot be stored.
 
     """
@@ -89,12 +89,12 @@ def check_said(
     """Refuse what could not be read back as what is said about a session.
 
     Raises:
-        ConfigError: Something is no text, or the tags are one text instead of several.
+        InvalidArgumentError: Something is no text, or the tags are one text instead of several.
 
     """
     if isinstance(tags, str):
         message = f"tags={tags!r} does not fit: give a list, such as [{tags!r}]"
-        raise ConfigError(message, option="tags", value=tags)
+        raise InvalidArgumentError(message, option="tags", value=tags)
     for tag in tags or ():
         require_text("tag", tag)
     for what, value in (("title", title), ("owner", owner)):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, final
 import anyio
 import msgspec
 
-from perdure.errors import ConfigError, SessionNotFoundError, StoreError
+from perdure.errors import InvalidArgumentError, SessionNotFoundError, StoreError
 from perdure.lease import OnHeld, acquire_lease
 from perdure.lineage.store import Lineage, followed
 from perdure.records.json import decode, encode
@@ -222,7 +222,7 @@ def require_different(key: SessionKey, new: SessionKey, what: str) -> None:
     """Raise ConfigError if a session is to become itself."""
     if key == new:
         message = f"{what}: {key} is the session itself: give another id"
-        raise ConfigError(message, key=str(key))
+        raise InvalidArgumentError(message, key=str(key))
 
 
 def group_of(entries: Sequence[Entry]) -> tuple[Entry, ...]:

@@ -16,9 +16,9 @@ import msgspec
 from perdure.checkpoints.audit_io import AuditPair, save_pair, take_pair
 from perdure.checkpoints.chain import CheckpointChain
 from perdure.errors import (
-    ConfigError,
     CorruptRecordError,
     FormatError,
+    InvalidArgumentError,
     PerdureError,
     SessionError,
     UnsupportedVersionError,
@@ -75,7 +75,7 @@ async def export_memories(view: SessionView, folder: Path) -> list[str]:
     """Write raw_traces.jsonl, its archive, and what is remembered; return the files' names.
 
     Raises:
-        ConfigError: A file of these names is there.
+        InvalidArgumentError: A file of these names is there.
         CorruptRecordError: A message or an item is damaged.
 
     """
@@ -217,7 +217,7 @@ async def import_state(
         tenant: Whose it is.
 
     Raises:
-        ConfigError: No id is given, and the state names none.
+        InvalidArgumentError: No id is given, and the state names none.
         SessionError: The session exists: nothing was changed.
         TooLargeError: A record of it is over ``Limits.record_bytes``.
 
@@ -237,7 +237,7 @@ async def import_with(
     """Make a session of a state, and of what files said beside it; errors as `import_state`."""
     agent = id or state.agent_id
     if not agent:
-        raise ConfigError("the state names no agent: give its id")
+        raise InvalidArgumentError("the state names no agent: give its id")
     key = SessionKey(agent, session, tenant)
     unfolded = await anyio.to_thread.run_sync(partial(_unfolded, state, read, key))
     if await sessions.exists(agent, session=session, tenant=tenant):
@@ -309,7 +309,7 @@ async def export_pair(view: SessionView, folder: Path) -> list[str]:
     not there is made.
 
     Raises:
-        ConfigError: A file of these names is there.
+        InvalidArgumentError: A file of these names is there.
         CorruptRecordError: A checkpoint's state is lost or damaged.
 
     """
@@ -326,7 +326,7 @@ async def import_pair(session: Session, folder: Path) -> AuditPair:
     missing: remove the session then, and begin again.
 
     Raises:
-        ConfigError: The checkpoints' ids do not go up, or the session has such ids already.
+        InvalidArgumentError: The checkpoints' ids do not increase, or the session already has some.
 
     """
     return await take_pair(journal_of(session), folder)

@@ -15,7 +15,13 @@ import msgspec
 
 from perdure._lib.ids import random_id
 from perdure.autosave.tracked import State
-from perdure.errors import ConfigError, SessionError, SessionNotFoundError, StoreError
+from perdure.errors import (
+    HistoryPrunedError,
+    InvalidArgumentError,
+    SessionError,
+    SessionNotFoundError,
+    StoreError,
+)
 from perdure.lineage.history import keep_documents, keep_history
 from perdure.memory.traces import find_turn
 from perdure.records.checkpoints import GROUP, Checkpoint
@@ -71,8 +77,9 @@ class ForkBuilder:
         """Begin a session with another one's history up to a record, and write one record.
 
         Raises:
-            ConfigError: ``at`` names no end of a group, no turn that is over, or a checkpoint of
-                another session.
+            HistoryPrunedError: The parent's history up to ``at`` was pruned.
+            InvalidArgumentError: ``at`` names no end of a group, no turn that is over, or a
+                checkpoint of another session.
             SessionError: The new session exists.
             SessionNotFoundError: The parent does not, or was deleted meanwhile.
 
@@ -136,7 +143,7 @@ class ForkBuilder:
                     f"session {parent} has no turn {at!r} that is over: give the id of one that "
                     "has ended, or the seq of a record"
                 )
-                raise ConfigError(message, key=str(parent), at=at)
+                raise InvalidArgumentError(message, key=str(parent), at=at)
             seq = turn.last
         point = await self._access.record(parent, seq) if 0 < seq <= head else None
         if point is None:
@@ -146,7 +153,7 @@ class ForkBuilder:
                 f"record {seq} of session {parent} is in the middle of a group: fork at its end, "
                 "or at a turn's"
             )
-            raise ConfigError(message, key=str(parent), at=seq)
+            raise InvalidArgumentError(message, key=str(parent), at=seq)
         return point
 
     async def _end_of(self, parent: SessionKey, checkpoint: Checkpoint) -> int:
@@ -158,7 +165,7 @@ class ForkBuilder:
                 f"checkpoint {checkpoint.id} ({checkpoint.label!r}) does not stand in the log of "
                 f"session {parent}: give one of that session's, whose history was not pruned"
             )
-            raise ConfigError(message, key=str(parent), checkpoint=checkpoint.id)
+            raise InvalidArgumentError(message, key=str(parent), checkpoint=checkpoint.id)
         return checkpoint.event_seq + GROUP
 
     async def _begin(
@@ -283,12 +290,13 @@ def _can_move(entry: Entry) -> bool:
     return entry.kind not in {BASE, CHECKPOINT, CHECKPOINTS_PRUNED, FORK, RETRACT}
 
 
-def _no_record(key: SessionKey, seq: int, head: int) -> ConfigError:
-    message = (
-        f"session {key} has no record {seq} to go on behind: its log ends at {head}, and what was "
-        "pruned is gone"
-    )
-    return ConfigError(message, key=str(key), at=seq, head=head)
+def _no_record(key: SessionKey, seq: int, head: int) -> SessionError | InvalidArgumentError:
+    facts: dict[str, object] = {"key": str(key), "at": seq, "head": head}
+    if 0 < seq <= head:
+        message = f"session {key} cannot be forked at record {seq}: that history was pruned"
+        return HistoryPrunedError(message, **facts)
+    message = f"session {key} has no record {seq} to fork at: its log ends at {head}"
+    return InvalidArgumentError(message, **facts)
 
 
 def exists(key: SessionKey) -> SessionError:

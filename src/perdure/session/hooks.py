@@ -13,7 +13,7 @@ import msgspec
 from perdure._lib.host import Host, HostClosedError
 from perdure._lib.signals import exit_in
 from perdure._lib.tasks import was_cancelled
-from perdure.errors import ConfigError
+from perdure.errors import InvalidArgumentError
 from perdure.restore.report import RestoreReport
 
 
@@ -109,17 +109,17 @@ class Hooks:
         """Call ``hook`` at each event; return what takes it off again.
 
         Raises:
-            ConfigError: There is no such event, or the hook cannot be called.
+            InvalidArgumentError: There is no such event, or the hook cannot be called.
 
         """
         if event not in get_args(EventName):
             message = f"event {event!r} is unknown: choose {', '.join(get_args(EventName))}"
-            raise ConfigError(message, event=event)
+            raise InvalidArgumentError(message, event=event)
         if not callable(hook):
             message = (
                 f"a hook for {event} is a function of one argument, not a {type(hook).__name__}"
             )
-            raise ConfigError(message, event=event)
+            raise InvalidArgumentError(message, event=event)
         hooks = self._hooks.setdefault(event, [])
         hooks.append(hook)
 

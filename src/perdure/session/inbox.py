@@ -26,7 +26,13 @@ import msgspec
 from perdure._lib.backoff import backoff
 from perdure._lib.ids import random_id
 from perdure._lib.logs import log_failure
-from perdure.errors import ConfigError, LeaseLostError, NotStorableError, SessionError
+from perdure.errors import (
+    ConfigError,
+    InvalidArgumentError,
+    LeaseLostError,
+    NotStorableError,
+    SessionError,
+)
 from perdure.memory.documents import TAKEN_IDS, InboxTakenPayload
 from perdure.records.json import encode
 from perdure.records.keys import SessionKey
@@ -120,7 +126,9 @@ class Inbox:
         runtime = self._runtime
         op = random_id() if op is None else checked_key(op)
         if not items:
-            raise ConfigError("post: there are no items: give at least one", option="items")
+            raise InvalidArgumentError(
+                "post: there are no items: give at least one", option="items"
+            )
         entries = tuple([entry_of(item, runtime.registry) for item in items])
         check_sizes(key, entries, runtime.max_record_bytes, most=runtime.store_record_bytes)
         now = time.time()

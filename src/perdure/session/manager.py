@@ -20,7 +20,7 @@ from perdure._lib.tasks import wait_through
 from perdure.autosave.errors import require_outside
 from perdure.autosave.options import INHERIT, Autosave, EngineOptions, Inherit, Shutdown
 from perdure.autosave.shutdown import ShutdownReport
-from perdure.errors import ConfigError, SessionClosedError, StoreError
+from perdure.errors import InvalidArgumentError, SessionClosedError, StoreError
 from perdure.lease import LeaseOptions, OnHeld
 from perdure.lineage.store import followed
 from perdure.providers.target import Format
@@ -204,7 +204,7 @@ class SessionManager:
             autosave: This session's own settings; None for no timers.
 
         Raises:
-            ConfigError: An argument does not fit, or ``new`` is True and ``create`` is False.
+            InvalidArgumentError: An argument is invalid, or ``new`` is True and ``create`` False.
             LeaseHeldError: Another process goes on holding it.
             SessionNotFoundError: It does not exist, and ``create`` is False.
             SessionError: It exists, and ``new`` is True; or it has another owner.
@@ -267,7 +267,7 @@ class SessionManager:
             tenant: Whose it is, where customers share a store.
 
         Raises:
-            ConfigError: The key does not fit, or there are no items.
+            InvalidArgumentError: The key does not fit, or there are no items.
             InboxFullError: Too much waits for the session, by ``Limits(inbox_items=…,
                 inbox_bytes=…)``.
             NotStorableError: An item cannot be stored, or the store has no inbox.
@@ -309,7 +309,7 @@ class SessionManager:
             tenant: Whose, where customers share a store.
 
         Raises:
-            ConfigError: There is no dead letter of a key, or one cannot be read.
+            InvalidArgumentError: There is no dead letter of a key, or one cannot be read.
 
         """
         inbox = self._check().inbox
@@ -332,7 +332,7 @@ class SessionManager:
             tenant: Whose, where customers share a store.
 
         Raises:
-            ConfigError: There is no dead letter of a key.
+            InvalidArgumentError: There is no dead letter of a key.
 
         """
         inbox = self._check().inbox
@@ -380,7 +380,7 @@ class SessionManager:
         SessionError: append and return.
 
         Raises:
-            ConfigError: There is no such event, or the hook cannot be called.
+            InvalidArgumentError: There is no such event, or the hook cannot be called.
 
         """
         connected = self._check()
@@ -416,7 +416,7 @@ class SessionManager:
         """Change the autosave settings of all sessions without settings of their own.
 
         Raises:
-            ConfigError: It is neither an `Autosave` nor None.
+            InvalidArgumentError: It is neither an `Autosave` nor None.
 
         """
         require_options(autosave=autosave)
@@ -523,7 +523,8 @@ class SessionManager:
             tenant: Whose both are.
 
         Raises:
-            ConfigError: There is no such record, turn or checkpoint, or it is the middle of a
+            HistoryPrunedError: The history that the fork starts from was pruned.
+            InvalidArgumentError: There is no such record, turn or checkpoint, or it is in a
                 group.
             SessionError: A session of the new id exists.
             SessionNotFoundError: There is nothing to fork.
@@ -632,7 +633,7 @@ class SessionManager:
             wait: Seconds to wait for another process.
 
         Raises:
-            ConfigError: Neither id, owner nor tag is given, or one of them is no text.
+            InvalidArgumentError: Neither id, owner nor tag is given, or one of them is no text.
             LeaseHeldError: Another process goes on holding one; then nothing was removed.
 
         """
@@ -641,7 +642,7 @@ class SessionManager:
         wanted = SessionFilter(id, session, tenant, owner, tag)
         if id is None and owner is None and tag is None:
             message = "forget: give an id, an owner or a tag, so that not everything is forgotten"
-            raise ConfigError(message, option="id")
+            raise InvalidArgumentError(message, option="id")
         terms = Terms(on_held, wait)
         call = partial(_forget, acts, wanted, terms, dry_run=dry_run)
         return await acts.access.runtime.host.call(call)
@@ -706,7 +707,7 @@ class SessionManager:
             tenant: Whose it is, where customers share a store.
 
         Raises:
-            ConfigError: The target is unknown; or the system prompt has changed, and the
+            InvalidArgumentError: The target is unknown; or the system prompt has changed, and the
                 options' policy is "error".
             CorruptRecordError: The log is damaged before its tail; or a document is, and the
                 options are strict.

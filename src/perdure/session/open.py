@@ -19,6 +19,7 @@ from perdure.errors import (
     ConfigError,
     CorruptRecordError,
     FormatError,
+    InvalidArgumentError,
     SessionClosedError,
     SessionError,
     SessionNotFoundError,
@@ -62,11 +63,11 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.new and not self.create:
             message = "new=True makes a session and create=False forbids it: leave one of them out"
-            raise ConfigError(message, option="new")
+            raise InvalidArgumentError(message, option="new")
         if self.on_held not in get_args(OnHeld):
             choices = ", ".join(get_args(OnHeld))
             message = f"on_held={self.on_held!r} does not fit: choose {choices}"
-            raise ConfigError(message, option="on_held", value=self.on_held)
+            raise InvalidArgumentError(message, option="on_held", value=self.on_held)
         check_said(owner=self.owner, tags=self.tags)
         require_options(autosave=self.autosave)
 

@@ -6,7 +6,7 @@ import msgspec
 
 from perdure._lib.tasks import each
 from perdure.autosave.options import INHERIT, Autosave, EngineOptions, Shutdown
-from perdure.errors import ConfigError
+from perdure.errors import ConfigError, InvalidArgumentError
 from perdure.lease import LeaseOptions
 from perdure.records.keys import BACKUP_JOURNAL, SessionKey, keyring_of
 from perdure.store import Store
@@ -63,10 +63,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
                 continue
             if not isinstance(value, int) or value < 1:
                 message = f"limits: {name}={value!r} does not fit: it must be a whole number from 1"
-                raise ConfigError(message, option=name, value=value)
+                raise InvalidArgumentError(message, option=name, value=value)
         if not self.fold_ratio > 0:
             message = f"limits: fold_ratio={self.fold_ratio!r} does not fit: it must be above 0"
-            raise ConfigError(message, fold_ratio=self.fold_ratio)
+            raise InvalidArgumentError(message, fold_ratio=self.fold_ratio)
 
 
 _KINDS = {
@@ -87,7 +87,7 @@ def require_options(**given: object) -> None:
         if not isinstance(value, kind):
             several = "(…), such as Autosave.server(), or None" if kind is Autosave else "(…)"
             message = f"{name}={value!r} does not fit: give {kind.__name__}{several}"
-            raise ConfigError(message, option=name)
+            raise InvalidArgumentError(message, option=name)
 
 
 # Which stores sessions are not kept in: those that keep something else, or keep it otherwise

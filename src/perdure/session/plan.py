@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
-from perdure.errors import ConfigError
+from perdure.errors import InvalidArgumentError, StalePlanError
 from perdure.memory.documents import fold_items
 from perdure.memory.retrieval import Retriever
 from perdure.memory.traces import newest_turns
@@ -58,15 +58,15 @@ async def plan_of(
     mends nothing by itself, and what would have to be mended.
 
     Raises:
-        ConfigError: There is no such target; or the system prompt has changed, and the
-            options' policy is "error".
+        InvalidArgumentError: There is no such target.
+        ConfigError: The system prompt has changed, and the options' policy is "error".
         CorruptRecordError: The log is damaged before its tail; or a document is, and the
             options are strict.
 
     """
     if target is not None and target not in FORMATS:
         message = f"target {target!r} is unknown: choose None or {', '.join(FORMATS)}"
-        raise ConfigError(message, option="target", value=target)
+        raise InvalidArgumentError(message, option="target", value=target)
     as_agent = options is not None or system_prompt is not None
     options = options or WorkingContextSnapshotBootstrapOptions()
     restored = await restore(store, key, context_bytes=context_bytes, strict=options.strict)
@@ -125,7 +125,7 @@ def carry_out(session: Session, plan: RestorePlan) -> None:
     """Append to a session what a plan says.
 
     Raises:
-        ConfigError: The plan is of another session, or of another moment.
+        StalePlanError: The plan is of another session, or of another moment.
 
     """
     key, version = session._tracked.key, session._tracked.version
@@ -134,7 +134,7 @@ def carry_out(session: Session, plan: RestorePlan) -> None:
             f"the plan is of session {plan.key} at record {plan.head}, and session {key} "
             f"is at {version}: save it, and plan again"
         )
-        raise ConfigError(message, key=str(key), head=plan.head, version=version)
+        raise StalePlanError(message, key=str(key), head=plan.head, version=version)
     if plan.appended and not plan.replaces:
         types = session._runtime.registry
         session._accept(tuple(encode_message(message, types) for message in plan.appended))

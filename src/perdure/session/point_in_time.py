@@ -9,7 +9,7 @@ from typing import Any, Final
 import anyio.to_thread
 import msgspec
 
-from perdure.errors import ConfigError
+from perdure.errors import HistoryPrunedError
 from perdure.lineage import history
 from perdure.lineage.store import Lineage, followed
 from perdure.memory.context import SNAPSHOT, Snapshot, WorkingContext
@@ -57,7 +57,7 @@ async def folded_at(
         onto: What it was at an earlier record: the log is read from there on.
 
     Raises:
-        ConfigError: The history before that record was pruned.
+        HistoryPrunedError: The history before that record was pruned.
 
     """
     await require_known(store, key, seq)
@@ -100,14 +100,14 @@ def _folded(work: FoldInput, have: Documents, blobs: Mapping[str, bytes]) -> His
 
 
 async def require_known(store: Lineage, key: SessionKey, seq: int) -> None:
-    """Raise ConfigError if what a session was at a record is not known any more."""
+    """Raise HistoryPrunedError if what a session was at a record is not known any more."""
     base = await store.base_of(key)
     if base is not None and seq < base.cut:
         message = (
             f"session {key} was pruned up to record {base.cut}: what it was at record {seq} "
             "is not known any more"
         )
-        raise ConfigError(message, key=str(key), seq=seq, cut=base.cut)
+        raise HistoryPrunedError(message, key=str(key), seq=seq, cut=base.cut)
 
 
 # What a session was at an earlier record, also where the records before that are gone
@@ -126,7 +126,7 @@ async def context_at(store: Store, key: SessionKey, seq: int, limit: int) -> Wor
     """Return the working context that a session had at a durable record.
 
     Raises:
-        ConfigError: The history before that record was pruned.
+        HistoryPrunedError: The history before that record was pruned.
 
     """
     lineage = followed(store)
@@ -138,7 +138,7 @@ async def context_at(store: Store, key: SessionKey, seq: int, limit: int) -> Wor
                 f"session {key} was pruned up to record {base.cut}: what it was at record {seq} "
                 "is not known any more"
             )
-            raise ConfigError(message, key=str(key), seq=seq, cut=base.cut)
+            raise HistoryPrunedError(message, key=str(key), seq=seq, cut=base.cut)
         document = (await history.folded(lineage.inner, key, base, {SNAPSHOT})).found.get(SNAPSHOT)
         snapshot = None if document is None else snapshot_of(document.data, key, document.as_of_seq)
         if document is not None and snapshot is not None and not isinstance(snapshot, str):

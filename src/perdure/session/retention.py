@@ -9,9 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from perdure.errors import (
-    ConfigError,
-)
+from perdure.errors import InvalidArgumentError
 from perdure.store import SessionInfo
 
 DAY = 86_400.0
@@ -38,7 +36,7 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
             session, which keeps what all of them share, not before the others.
 
     Raises:
-        ConfigError: A value does not fit, or there is none.
+        InvalidArgumentError: A value does not fit, or there is none.
 
     """
 
@@ -51,10 +49,10 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
         for name, value in values.items():
             if value is not None and not value >= 0:
                 message = f"Retention({name}={value!r}) does not fit: it must be from 0 up"
-                raise ConfigError(message, option=name, value=value)
+                raise InvalidArgumentError(message, option=name, value=value)
         if all(value is None for value in values.values()):
             message = "Retention() says nothing: give keep_turns, keep_days or expire_days"
-            raise ConfigError(message, option="keep_turns")
+            raise InvalidArgumentError(message, option="keep_turns")
 
     @property
     def cuts(self) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, final, overload
 
 from perdure._lib.display import card
 from perdure.autosave.tracked import State
-from perdure.errors import ConfigError
+from perdure.errors import InvalidArgumentError
 from perdure.records.keys import SessionKey
 from perdure.records.message_format import EncodedRecord
 from perdure.records.messages import Message
@@ -59,7 +59,7 @@ def render(
     """Return messages in a format, as every provider of it takes them.
 
     Raises:
-        ConfigError: There is no such format or policy.
+        InvalidArgumentError: There is no such format or policy.
 
     """
     if format is None:
@@ -71,7 +71,7 @@ def render(
     if format not in FORMATS:
         choices = ", ".join(map(repr, FORMATS))
         message = f"context format {format!r} is unknown: choose None, {choices}"
-        raise ConfigError(message, format=format)
+        raise InvalidArgumentError(message, format=format)
     context = rendered(messages, format, to=to, reasoning=reasoning)
     return context if format in {"anthropic", "gemini"} else context.messages
 
@@ -133,7 +133,7 @@ class Rendered:
                 whoever speaks the format.
 
         Raises:
-            ConfigError: There is no such format or policy.
+            InvalidArgumentError: There is no such format or policy.
 
         """
         return render(self._contents.decoded(), format, to=to, reasoning=reasoning)
@@ -285,7 +285,7 @@ class Session(SessionBase, Rendered):
             issuer: Who wrote its answers, if that is not the one whose format it is.
 
         Raises:
-            ConfigError: There is no such format.
+            InvalidArgumentError: There is no such format.
             FormatError: Something in it does not fit; nothing was appended. The error names
                 the message by its ``index``, the ``field``, and the cure.
             NotStorableError: A message cannot be stored; nothing was appended.
@@ -311,7 +311,7 @@ class Session(SessionBase, Rendered):
         Credentials in the metadata, known by keys such as ``api_key``, are not stored.
 
         Raises:
-            ConfigError: The title, the owner or a tag is no text.
+            InvalidArgumentError: The title, the owner or a tag is no text.
             NotStorableError: The metadata is not JSON; the error names path and type.
 
         """
@@ -324,7 +324,7 @@ class Session(SessionBase, Rendered):
         state before each save; a state that has not changed writes nothing.
 
         Raises:
-            ConfigError: Another contributor of this name is attached.
+            InvalidArgumentError: Another contributor of this name is attached.
             UnsupportedVersionError: What is stored is newer than the contributor, or older
                 and it cannot migrate; it stays as it is.
 
@@ -436,7 +436,7 @@ class Session(SessionBase, Rendered):
                 that no agent of perdure works on.
 
         Raises:
-            ConfigError: The target is unknown; or the system prompt has changed, and the
+            InvalidArgumentError: The target is unknown; or the system prompt has changed, and the
                 options' policy is "error".
             CorruptRecordError: A document is damaged, and the options are strict.
 
@@ -462,8 +462,8 @@ class Session(SessionBase, Rendered):
         working context. Nothing is erased.
 
         Raises:
-            ConfigError: The session has moved on since the plan, or has unsaved changes: save it,
-                and plan again.
+            StalePlanError: The session has changed since the plan was made, or has unsaved
+                changes: save it, and plan again.
 
         """
         from perdure.session.plan import carry_out

@@ -18,7 +18,12 @@ from typing import Literal, TypeVar, final
 
 import anyio
 
-from perdure.errors import ConfigError, LeaseLostError, NotStorableError, StoreUnavailableError
+from perdure.errors import (
+    InvalidArgumentError,
+    LeaseLostError,
+    NotStorableError,
+    StoreUnavailableError,
+)
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
 from perdure.store import (
@@ -388,19 +393,19 @@ class SwitchedStore:
             times: How many.
 
         Raises:
-            ConfigError: A store has no such method, cannot fail in that way while its process
-                goes on, or that is no number of calls.
+            InvalidArgumentError: A store has no such method, cannot fail in that way while its
+                process runs, or that is no number of calls.
 
         """
         if method is not None and method not in _METHODS:
             message = f"fail_next({method!r}): a store has no such method; see perdure.store.Store"
-            raise ConfigError(message, method=method)
+            raise InvalidArgumentError(message, method=method)
         if how.startswith("crash"):
             message = f"fail_next(how={how!r}): to crash a manager, use `await sandbox.reopen()`"
-            raise ConfigError(message, how=how)
+            raise InvalidArgumentError(message, how=how)
         if times < 1:
             message = f"fail_next: times={times} does not fit: it must be at least 1"
-            raise ConfigError(message, times=times)
+            raise InvalidArgumentError(message, times=times)
         self._faults.plan(method, how, times)
 
     def _to(self, method: str) -> Store:

@@ -9,7 +9,7 @@ from typing import Any, Final, Self, TypedDict, Unpack, final
 import anyio
 
 from perdure.autosave.options import Autosave, EngineOptions, Shutdown
-from perdure.errors import ConfigError, SessionClosedError
+from perdure.errors import InvalidArgumentError, SessionClosedError
 from perdure.lease import LeaseOptions
 from perdure.session.crash import kill
 from perdure.session.internals import tracked_of
@@ -105,12 +105,12 @@ class ManualClock:
         as many attempts as they would be.
 
         Raises:
-            ConfigError: The time is negative.
+            InvalidArgumentError: The time is negative.
 
         """
         if not 0 <= seconds < float("inf"):
             message = f"advance({seconds!r}) does not fit: time only grows, by finite steps"
-            raise ConfigError(message, seconds=seconds)
+            raise InvalidArgumentError(message, seconds=seconds)
         end = self._now + seconds
         while (due := await self._catch_up()) <= end:
             self._now = max(self._now, due)

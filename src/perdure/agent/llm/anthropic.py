@@ -10,7 +10,7 @@ from perdure.agent.llm.assembly import AnthropicAnswer
 from perdure.agent.llm.failures import cut, ended
 from perdure.agent.llm.model import Chunk, ToolSpec, Usage
 from perdure.agent.llm.sdk import client_of, events_of, require
-from perdure.errors import ConfigError
+from perdure.errors import InvalidArgumentError
 from perdure.providers import parse, render
 from perdure.records.messages import Message
 
@@ -177,8 +177,8 @@ class AnthropicModel:
 
     Raises:
         MissingExtraError: The ``anthropic`` package is not installed.
-        ConfigError: There is no key, ``prompt_cache`` does not fit, or ``client`` is a blocking one
-            or was given with what it has itself.
+        InvalidArgumentError: There is no key, ``prompt_cache`` is invalid, or ``client`` is a
+            blocking client or comes with options that it has itself.
 
     """
 
@@ -198,7 +198,7 @@ class AnthropicModel:
     ) -> None:
         if prompt_cache not in {"5m", "1h", None}:
             message = f"prompt_cache={prompt_cache!r} does not fit: choose '5m', '1h' or None"
-            raise ConfigError(message, option="prompt_cache")
+            raise InvalidArgumentError(message, option="prompt_cache")
         require("anthropic")
         self.name: str = name
         self.context_window: int | None = context_window

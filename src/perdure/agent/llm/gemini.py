@@ -13,7 +13,7 @@ from perdure.agent.llm.assembly import GeminiAnswer
 from perdure.agent.llm.failures import Endpoint, cut, failure_of
 from perdure.agent.llm.model import Chunk, ToolSpec, Usage
 from perdure.agent.llm.sdk import MAX_RETRIES, TIMEOUT, SdkClient, key_for, require_alone
-from perdure.errors import ConfigError, MissingExtraError, ModelError
+from perdure.errors import ConfigError, InvalidArgumentError, MissingExtraError, ModelError
 from perdure.providers import parse, render
 from perdure.records.messages import Message
 
@@ -74,7 +74,7 @@ class GeminiModel:
             )
             if not hasattr(client, "aio"):
                 message = f"client= is a {type(client).__name__}: give a genai.Client"
-                raise ConfigError(message, option="client")
+                raise InvalidArgumentError(message, option="client")
             self._asked = Endpoint(provider="gemini", model=name, url="", variable="", key="")
             self._sdk = SdkClient("google.genai", given=client.aio)
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from perdure.errors import ConfigError
+from perdure.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from perdure.agent.llm.model import Model
@@ -21,14 +21,14 @@ def named_model(name: str, **options: Any) -> Model:
         options: What the provider's class takes, such as ``base_url``.
 
     Raises:
-        ConfigError: There is no such provider, or no key.
+        InvalidArgumentError: There is no such provider, or no key.
         MissingExtraError: Its client is not installed.
 
     """
     provider, separator, model = name.partition(":")
     if not separator or not model or provider not in PROVIDERS:
         known = ", ".join(f"{provider_name}:NAME" for provider_name in PROVIDERS)
-        raise ConfigError(f"there is no model {name!r}: give one of {known}", model=name)
+        raise InvalidArgumentError(f"there is no model {name!r}: give one of {known}", model=name)
     if provider == "anthropic":
         from perdure.agent.llm.anthropic import AnthropicModel
 

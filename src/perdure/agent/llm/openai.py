@@ -16,7 +16,7 @@ from perdure.agent.llm.sdk import (
     events_of,
     require,
 )
-from perdure.errors import ConfigError
+from perdure.errors import InvalidArgumentError
 from perdure.providers import parse, render
 from perdure.records.messages import Message
 
@@ -57,8 +57,8 @@ class OpenAIModel:
 
     Raises:
         MissingExtraError: The ``openai`` package is not installed.
-        ConfigError: There is no key, ``api`` does not fit, or ``client`` is a blocking one or was
-            given with what it has itself.
+        InvalidArgumentError: There is no key, ``api`` is invalid, or ``client`` is a
+            blocking client or comes with options that it has itself.
 
     """
 
@@ -77,7 +77,9 @@ class OpenAIModel:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         if api not in {"chat", "responses"}:
-            raise ConfigError(f"api={api!r} does not fit: choose chat or responses", option="api")
+            raise InvalidArgumentError(
+                f"api={api!r} does not fit: choose chat or responses", option="api"
+            )
         require("openai")
         given = {
             "base_url": base_url,

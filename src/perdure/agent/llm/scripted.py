@@ -14,7 +14,7 @@ import anyio.lowlevel
 import msgspec
 
 from perdure.agent.llm.model import Chunk, ToolSpec, Usage
-from perdure.errors import ConfigError
+from perdure.errors import ConfigError, InvalidArgumentError
 from perdure.records.messages import Message, ToolCall
 
 ScriptedReply = str | ToolCall | Message | Exception | Sequence[ToolCall | Chunk]
@@ -55,7 +55,7 @@ class ScriptedModel:
         self, *script: ScriptedReply | Answer, chunk_chars: int = 16, delay: float = 0.0
     ) -> None:
         if not script:
-            raise ConfigError("ScriptedModel has no script: give it at least one reply")
+            raise InvalidArgumentError("ScriptedModel has no script: give it at least one reply")
         self._script = deque(script)
         self._chunk_chars = max(chunk_chars, 1)
         self._delay = delay

@@ -16,7 +16,7 @@ import msgspec
 
 from perdure._lib.loop import Affinity
 from perdure.agent.llm.failures import Endpoint, failure_of
-from perdure.errors import ConfigError, MissingExtraError
+from perdure.errors import ConfigError, InvalidArgumentError, MissingExtraError
 
 if TYPE_CHECKING:
     from perdure.agent.context import AgentContext
@@ -222,7 +222,7 @@ def require_alone(**others: Any) -> None:
     known = [f"{name}=" for name, value in others.items() if value is not None]
     if known:
         message = f"{', '.join(known)} beside client=: give them to the client itself"
-        raise ConfigError(message, option=known[0].removesuffix("="))
+        raise InvalidArgumentError(message, option=known[0].removesuffix("="))
 
 
 def require_no_other(client: Any, package: str, **others: Any) -> None:
@@ -238,7 +238,7 @@ def require_no_other(client: Any, package: str, **others: Any) -> None:
             f"client= is a {type(client).__name__}: give one of the asynchronous clients of the "
             f"package {package}, whose names begin with Async"
         )
-        raise ConfigError(message, option="client")
+        raise InvalidArgumentError(message, option="client")
 
 
 @final

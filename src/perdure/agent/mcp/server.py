@@ -29,7 +29,13 @@ from perdure.agent.mcp.results import (
     tool_name,
     value_of,
 )
-from perdure.errors import ConfigError, MissingExtraError, ToolOutcomeUnknownError, ToolServerError
+from perdure.errors import (
+    ConfigError,
+    InvalidArgumentError,
+    MissingExtraError,
+    ToolOutcomeUnknownError,
+    ToolServerError,
+)
 
 if TYPE_CHECKING:
     from perdure.agent.context import AgentContext
@@ -89,7 +95,7 @@ class McpServer:
     ) -> None:
         words = shlex.split(command) if isinstance(command, str) else list(command or ())
         if bool(words) == bool(url):
-            raise ConfigError("an MCP server is a command or a URL: give one of them")
+            raise InvalidArgumentError("an MCP server is a command or a URL: give one of them")
         if importlib.util.find_spec("mcp") is None:
             message = "MCP servers need the package mcp: pip install 'perdure[mcp]'"
             raise MissingExtraError(message, extra="mcp")
