@@ -71,7 +71,7 @@ def connect(
             lie on a disk that is full or mounted read-only.
 
     Raises:
-        ConfigError: The URL, an option, or the file does not fit.
+        ConfigError: The URL, an option, or the file is invalid.
         MissingExtraError: What the file asks for is not installed.
 
     """

@@ -32,7 +32,7 @@ class LeaseOptions(msgspec.Struct, frozen=True, kw_only=True):
         ttl: Seconds without a renewal after which another process may take over.
 
     Raises:
-        InvalidArgumentError: A value does not fit.
+        InvalidArgumentError: A value is invalid.
 
     """
 

@@ -207,7 +207,7 @@ def test_what_stays_fits_pinned_entries_stay_and_nothing_goes_in_vain(
 
 
 def test_an_unknown_priority_is_refused() -> None:
-    with pytest.raises(ConfigError, match="priority='urgent' does not fit: choose low, normal"):
+    with pytest.raises(ConfigError, match="invalid priority='urgent': choose low, normal"):
         check_priority("urgent")
 
 

@@ -421,5 +421,5 @@ async def test_a_view_reads_and_does_not_write(place: Place) -> None:
 
 
 def test_the_limit_is_checked_at_the_door() -> None:
-    with pytest.raises(ConfigError, match="memory_bytes=0 does not fit"):
+    with pytest.raises(ConfigError, match="invalid memory_bytes=0"):
         Limits(memory_bytes=0)

@@ -303,5 +303,5 @@ def test_calls_without_ids_or_names_are_refused() -> None:
 def test_an_unknown_format_or_policy_is_named() -> None:
     with pytest.raises(ConfigError, match="format 'cohere' is unknown: choose openai, "):
         render([], "cohere")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="reasoning='some' does not fit: choose keep, "):
+    with pytest.raises(ConfigError, match="invalid reasoning='some': choose keep, "):
         render([], "openai", reasoning="some")  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from perdure import (
     RestorePlan,
     SessionNotFoundError,
     Shutdown,
+    StalePlanError,
     ToolCall,
     connect,
 )
@@ -129,7 +130,7 @@ async def test_a_session_plans_its_own_restore_and_carries_it_out(again: Connect
         assert ada.context() == list(plan.messages)
         after = await ada.plan_restore()
         assert (after.appended, after.is_sound) == ((), True)
-        with pytest.raises(ConfigError, match="plan again"):
+        with pytest.raises(StalePlanError, match="plan again"):
             await ada.apply(plan)
     async with again() as sessions, sessions.open("ada") as ada:
         assert ada.context() == list(plan.messages)
@@ -155,7 +156,7 @@ async def test_what_is_unsaved_is_not_planned_for(again: Connect) -> None:
         ada.append(Message.user("not yet"))
         plan = await ada.plan_restore()
         assert [message.text for message in plan.messages] == ["saved"]
-        with pytest.raises(ConfigError, match="save it, and plan again"):
+        with pytest.raises(StalePlanError, match="save it, and plan again"):
             await ada.apply(plan)
 
 

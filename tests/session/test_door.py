@@ -94,7 +94,7 @@ async def test_an_open_that_does_not_fit_makes_no_session(
 @pytest.mark.parametrize("name", ["autosave", "lease", "shutdown", "limits", "engine"])
 def test_an_option_that_is_no_group_of_options_is_named(name: str) -> None:
     options: dict[str, Any] = {name: "server"}
-    with pytest.raises(ConfigError, match=f"{name}='server' does not fit: give {name.title()}"):
+    with pytest.raises(ConfigError, match=f"invalid {name}='server': give {name.title()}"):
         perdure.connect("memory:", **options)
 
 

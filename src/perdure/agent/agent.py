@@ -164,7 +164,7 @@ class Attending:
         context, ledger = self.context, self.context.ledger
         effect = ledger.effect(id)
         if decision not in {"done", "skip", "replay"}:
-            message = f"resolve_effect: {decision!r} does not fit: choose done, skip or replay"
+            message = f"resolve_effect: invalid {decision!r}: choose done, skip or replay"
             raise InvalidArgumentError(message, option="decision")
         going_on = {context.turn_id, *(open_message.turn for open_message in ledger.messages)}
         goes_on = not effect.told and effect.turn in going_on
@@ -252,7 +252,7 @@ class Agent(Attending, Keeping):
             options: Everything else that an `AgentConfig` takes.
 
         Raises:
-            InvalidArgumentError: Something does not fit.
+            InvalidArgumentError: Something is invalid.
 
         """
         given: dict[str, Any] = {

@@ -122,7 +122,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
             It is flushed with each save, and not closed.
 
     Raises:
-        InvalidArgumentError: A value does not fit.
+        InvalidArgumentError: A value is invalid.
 
     """
 
@@ -167,20 +167,16 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("inbox_size", "max_model_calls", "max_inline_bytes"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
-                message = f"agent: {name}={value!r} does not fit: it must be a whole number from 1"
+                message = f"agent: invalid {name}={value!r}: it must be a whole number from 1"
                 raise InvalidArgumentError(message, option=name, value=value)
         if self.on_unfinished not in {"report", "resume"}:
             message = f"agent: on_unfinished={self.on_unfinished!r}: choose report or resume"
             raise InvalidArgumentError(message, option="on_unfinished", value=self.on_unfinished)
         if not (self.approve is None or self.approve == "ask" or callable(self.approve)):
-            message = (
-                f"agent: approve={self.approve!r} does not fit: give a function, 'ask' or None"
-            )
+            message = f"agent: invalid approve={self.approve!r}: give a function, 'ask' or None"
             raise InvalidArgumentError(message, option="approve", value=self.approve)
         if self.tool_timeout is not None and not self.tool_timeout > 0:
-            message = (
-                f"agent: tool_timeout={self.tool_timeout!r} does not fit: give seconds above 0"
-            )
+            message = f"agent: invalid tool_timeout={self.tool_timeout!r}: give seconds above 0"
             raise InvalidArgumentError(message, option="tool_timeout", value=self.tool_timeout)
         if isinstance(self.model, str):
             msgspec.structs.force_setattr(self, "model", named_model(self.model))

@@ -58,7 +58,7 @@ async def session_for(
     """Open the session of an agent that is made: the one that is stored, or a new one.
 
     Raises:
-        InvalidArgumentError: ``if_exists`` does not fit.
+        InvalidArgumentError: ``if_exists`` is invalid.
         LeaseHeldError: Another process goes on holding it.
         SessionAlreadyActiveError: It is to be replaced, and an agent runs on it here.
         SessionError: It exists, and shall not.
@@ -74,7 +74,7 @@ async def _clear_the_way(
 ) -> None:
     """Refuse, or delete, what is stored under an agent's id, as is wished."""
     if if_exists not in get_args(IfExists):
-        message = f"if_exists={if_exists!r} does not fit: choose resume, error or replace"
+        message = f"invalid if_exists={if_exists!r}: choose resume, error or replace"
         raise InvalidArgumentError(message, option="if_exists")
     place = {"session": config.session, "tenant": config.tenant}
     if if_exists == "resume" or not await sessions.exists(agent_id, **place):

@@ -239,7 +239,7 @@ async def declare(context: AgentContext) -> None:
     """Read what is declared beside the agent's code, and get its config ready.
 
     Raises:
-        ConfigError: persistence.yaml does not fit; nothing was written.
+        ConfigError: persistence.yaml is invalid; nothing was written.
         LeaseHeldError: Another process goes on holding what the agent's sessions share.
 
     """

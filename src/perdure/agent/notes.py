@@ -27,7 +27,7 @@ class InContextMemory:
         max_entries: How many notes are kept; the least weighty goes first, then the oldest.
 
     Raises:
-        InvalidArgumentError: The number does not fit.
+        InvalidArgumentError: The number is invalid.
 
     """
 
@@ -36,7 +36,7 @@ class InContextMemory:
 
     def __init__(self, *, max_entries: int = 20) -> None:
         if max_entries < 1:
-            message = f"in_context_memory: max_entries={max_entries!r} does not fit: from 1 up"
+            message = f"in_context_memory: invalid max_entries={max_entries!r}: from 1 up"
             raise InvalidArgumentError(message, option="max_entries", value=max_entries)
         self._max_entries = max_entries
         self._entries: dict[str, dict[str, Any]] = {}

@@ -31,7 +31,7 @@ class PersistentSession(msgspec.Struct, frozen=True, kw_only=True):
         memory: Where ``agent.memory_storage`` keeps its entries; None for the session.
 
     Raises:
-        InvalidArgumentError: A value does not fit.
+        InvalidArgumentError: A value is invalid.
 
     """
 
@@ -44,7 +44,7 @@ class PersistentSession(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 0 <= self.autosave_interval < float("inf"):
             message = (
-                f"persistent_session: autosave_interval={self.autosave_interval!r} does not fit: "
+                f"persistent_session: invalid autosave_interval={self.autosave_interval!r}: "
                 "give seconds, or 0 for no timers"
             )
             raise InvalidArgumentError(message, autosave_interval=self.autosave_interval)

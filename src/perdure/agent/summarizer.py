@@ -60,7 +60,7 @@ class ModelSummarizer:
             very many messages the first and the last.
 
     Raises:
-        InvalidArgumentError: A value does not fit, or there is no such model.
+        InvalidArgumentError: A value is invalid, or there is no such model.
 
     """
 

@@ -270,7 +270,7 @@ def _within(limit: float | None) -> contextlib.AbstractContextManager[object]:
 def _check_choice(option: str, value: object, choices: tuple[object, ...]) -> None:
     if value not in choices:
         known = ", ".join(map(repr, choices))
-        message = f"tool: {option}={value!r} does not fit: choose {known}"
+        message = f"tool: invalid {option}={value!r}: choose {known}"
         raise InvalidArgumentError(message, option=option, value=value)
 
 

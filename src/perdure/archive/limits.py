@@ -52,7 +52,7 @@ class ArchiveLimits(msgspec.Struct, frozen=True, kw_only=True):
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if not value > 0:
-                message = f"ArchiveLimits: {name}={value!r} does not fit: give a number above 0"
+                message = f"ArchiveLimits: invalid {name}={value!r}: give a number above 0"
                 raise InvalidArgumentError(message, option=name, value=value)
 
 

@@ -113,7 +113,7 @@ def selection_of(paths: Sequence[str], *, whole: bool = True) -> Selection:
 
 
 def _config(reason: str, value: object) -> ConfigError:
-    message = f"persist_paths: {value!r} does not fit: {reason}"
+    message = f"persist_paths: invalid {value!r}: {reason}"
     return InvalidArgumentError(message, option="persist_paths", value=value)
 
 

@@ -40,7 +40,7 @@ class Autosave(msgspec.Struct, frozen=True, kw_only=True):
         max_records: The same, counted in records.
 
     Raises:
-        ConfigError: A value does not fit.
+        ConfigError: A value is invalid.
 
     """
 
@@ -85,7 +85,7 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True):
             state folder, a folder a store. False: nowhere.
 
     Raises:
-        ConfigError: A value does not fit.
+        ConfigError: A value is invalid.
 
     """
 
@@ -169,11 +169,11 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
                 message, dirty_soft=self.dirty_soft, dirty_hard=self.dirty_hard
             )
         if not 0 <= self.jitter < 1:
-            message = f"engine: jitter={self.jitter!r} does not fit: choose 0 <= jitter < 1"
+            message = f"engine: invalid jitter={self.jitter!r}: choose 0 <= jitter < 1"
             raise InvalidArgumentError(message, jitter=self.jitter)
         if not self.hibernate_after > 0:
             message = (
-                f"engine: hibernate_after={self.hibernate_after!r} does not fit: it must be above 0"
+                f"engine: invalid hibernate_after={self.hibernate_after!r}: it must be above 0"
             )
             raise InvalidArgumentError(message, hibernate_after=self.hibernate_after)
 
@@ -205,7 +205,7 @@ def _are_numbers(*values: object) -> bool:
 
 def _at_least(what: str, value: float, least: float) -> None:
     if not _are_numbers(value) or not least <= value < float("inf"):
-        message = f"{what}={value!r} does not fit: it must be at least {least} and finite"
+        message = f"invalid {what}={value!r}: it must be at least {least} and finite"
         raise InvalidArgumentError(message, option=what, value=value)
 
 
@@ -213,7 +213,7 @@ def _at_least(what: str, value: float, least: float) -> None:
 #
 # They stand in for an argument that was not given: arguments come first, then the environment,
 # then the defaults. ``PERDURE_AUTOSAVE`` names a preset, the others change single settings of it.
-# A value that does not fit is an error that names its variable, never ignored.
+# An invalid value is an error that names its variable, never ignored.
 
 
 PRESET = "PERDURE_AUTOSAVE"
@@ -261,7 +261,7 @@ def autosave_from(
         return None
     preset = _PRESETS.get(name) if name else lambda: declared
     if preset is None:
-        message = f"{PRESET}={name!r} does not fit: it must be off, server or write_through"
+        message = f"invalid {PRESET}={name!r}: it must be off, server or write_through"
         raise ConfigError(message, variable=PRESET, value=name)
     base = preset()
     if base is None:
@@ -282,7 +282,7 @@ def _read(variable: str, text: str) -> Any:
     try:
         return read(text)
     except (ValueError, KeyError):
-        message = f"{variable}={text!r} does not fit: it must be {fits}"
+        message = f"invalid {variable}={text!r}: it must be {fits}"
         raise ConfigError(message, variable=variable, value=text) from None
 
 

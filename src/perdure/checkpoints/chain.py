@@ -256,7 +256,7 @@ def let_go(ids: Sequence[int], keep: int | Collection[int]) -> tuple[int, ...]:
     """
     if isinstance(keep, int):
         if keep < 0:
-            message = f"prune: keep={keep} does not fit: give a number from 0, or ids to keep"
+            message = f"prune: invalid keep={keep}: give a number from 0, or ids to keep"
             raise InvalidArgumentError(message, option="keep", value=keep)
         return tuple(ids[: max(len(ids) - keep, 0)])
     unknown = sorted(set(keep) - set(ids))

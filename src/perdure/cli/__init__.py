@@ -1,7 +1,7 @@
 """The command ``perdure``: look at sessions, check and rebuild them, chat, see a demo.
 
 An extra, ``perdure[cli]``. Every command answers with an exit status: 0 for done, 1 for a failure
-(one line on stderr: what, where, the cure), 2 for a call that does not fit. With ``--json`` stdout
+(one line on stderr: what, where, the cure), 2 for invalid arguments. With ``--json`` stdout
 holds one JSON value and nothing else. Nothing here knows what the library does not offer to
 everybody.
 """

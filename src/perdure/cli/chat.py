@@ -271,7 +271,7 @@ def config(
     """Return the agent that one talks to: with a model, or the one that follows a script.
 
     Raises:
-        ConfigError: An option does not fit, or there is no key.
+        ConfigError: An option is invalid, or there is no key.
         MissingExtraError: What an option needs is not installed.
 
     """

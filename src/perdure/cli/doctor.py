@@ -238,7 +238,7 @@ def _grace() -> float | None:
     try:
         return float(text) if text else None
     except ValueError:
-        message = f"{GRACE_VARIABLE}={text!r} does not fit: it must be seconds, such as 30"
+        message = f"invalid {GRACE_VARIABLE}={text!r}: it must be seconds, such as 30"
         raise ConfigError(message, variable=GRACE_VARIABLE, value=text) from None
 
 

@@ -140,7 +140,7 @@ def prune(
 def _days(age: str) -> float:
     match = _AGE.fullmatch(age)
     if match is None:
-        message = f"--older-than {age!r} does not fit: give days, hours or weeks, as 90d, 12h, 8w"
+        message = f"invalid --older-than {age!r}: give days, hours or weeks, as 90d, 12h, 8w"
         raise ConfigError(message, option="older-than", value=age)
     return float(match[1]) * _DAYS[match[2]]
 

@@ -71,7 +71,7 @@ def tune(
         ("--seconds", seconds, 0),
     ):
         if value is not None and not least <= value < float("inf"):
-            raise ConfigError(f"{name} {value:g} does not fit: give a number from {least:g} on")
+            raise ConfigError(f"invalid {name} {value:g}: give a number from {least:g} on")
     needs = Requirements(
         sessions=sessions,
         max_loss=max_loss,

@@ -43,7 +43,7 @@ def declared_at(path: str | os.PathLike[str]) -> Declared:
     """Read a persistence.yaml, and the agent.yaml next to it.
 
     Raises:
-        ConfigError: It is not there, or does not fit.
+        ConfigError: It does not exist, or is invalid.
         MissingExtraError: PyYAML is not installed.
 
     """
@@ -59,7 +59,7 @@ def declared_beside(folder: str | os.PathLike[str] | None) -> Declared:
     """Read the persistence.yaml of a folder; nothing is declared where there is none.
 
     Raises:
-        ConfigError: It does not fit.
+        ConfigError: It is invalid.
         MissingExtraError: PyYAML is not installed.
 
     """

@@ -202,7 +202,7 @@ class PersistentConfig:
         """Read the schema and the values, and make those that are not there yet.
 
         Raises:
-            ConfigError: The file does not fit, or there is no folder.
+            ConfigError: The file is invalid, or there is no folder.
             TemplateError: A template cannot be evaluated; nothing was written.
             CorruptRecordError: What is stored is damaged; it was left as it is.
             LeaseHeldError: Another process keeps writing it.

@@ -303,7 +303,7 @@ def declaration_of(root: YamlNode, source: str) -> Declaration:
     """Return what a file declares.
 
     Raises:
-        ConfigError: Something does not fit; ``facts["problems"]`` holds all of it.
+        ConfigError: Something is invalid; ``facts["problems"]`` holds all of it.
         TemplateError: The first thing that does not fit is a template.
 
     """

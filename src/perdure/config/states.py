@@ -41,7 +41,7 @@ def check_state_key(key: str, reserved: Collection[str] = (DOCUMENT,)) -> str:
     elif len(key.encode()) > MAX_ID_BYTES:
         reason = f"it is longer than {MAX_ID_BYTES} bytes"
     if reason is not None:
-        message = f"the state's key {str(key)[:60]!r} does not fit: {reason}"
+        message = f"invalid key {str(key)[:60]!r} of a state: {reason}"
         raise InvalidArgumentError(message, option="key")
     return key
 
@@ -68,7 +68,7 @@ class PersistentState:
         """Keep a value under a key, and return when it is durable.
 
         Raises:
-            InvalidArgumentError: The key does not fit.
+            InvalidArgumentError: The key is invalid.
             NotStorableError: The value is not JSON.
             StoreUnavailableError: The folder cannot be written.
 
@@ -84,7 +84,7 @@ class PersistentState:
         """Return the value under a key, or ``default``.
 
         Raises:
-            InvalidArgumentError: The key does not fit.
+            InvalidArgumentError: The key is invalid.
             CorruptRecordError: The file is damaged; it was left as it is.
 
         """
@@ -137,7 +137,7 @@ class PersistentState:
 def _file(key: str) -> str:
     name = encode_name(check_state_key(key))
     if decode_name(name) is None:  # a hash stands for it, which cannot be listed
-        message = f"the state's key {key[:60]!r} does not fit: it is too long for a file's name"
+        message = f"invalid key {key[:60]!r} of a state: it is too long for a file's name"
         raise InvalidArgumentError(message, option="key")
     return name + _SUFFIX
 

@@ -67,7 +67,7 @@ class FileMemoryStorage:
         migrations: The steps from older versions of the format.
 
     Raises:
-        InvalidArgumentError: The interval does not fit.
+        InvalidArgumentError: The interval is invalid.
 
     """
 
@@ -80,7 +80,7 @@ class FileMemoryStorage:
     ) -> None:
         if not 0 <= flush_interval < float("inf"):
             message = (
-                f"FileMemoryStorage: flush_interval={flush_interval!r} does not fit: give "
+                f"FileMemoryStorage: invalid flush_interval={flush_interval!r}: give "
                 "seconds, or 0 for none"
             )
             raise InvalidArgumentError(message, option="flush_interval", value=flush_interval)

@@ -42,7 +42,7 @@ class CompactionPolicy(msgspec.Struct, frozen=True, kw_only=True):
             as for a long session that was imported, each covers more turns.
 
     Raises:
-        InvalidArgumentError: A value does not fit.
+        InvalidArgumentError: A value is invalid.
 
     """
 
@@ -59,11 +59,11 @@ class CompactionPolicy(msgspec.Struct, frozen=True, kw_only=True):
         for name, minimum in least.items():
             value = getattr(self, name)
             if value is not None and value < minimum:
-                message = f"compaction: {name}={value!r} does not fit: it must be from {minimum} up"
+                message = f"compaction: invalid {name}={value!r}: it must be from {minimum} up"
                 raise InvalidArgumentError(message, option=name, value=value)
         if not callable(self.count_tokens):
             message = (
-                f"compaction: count_tokens={self.count_tokens!r} does not fit: give a function "
+                f"compaction: invalid count_tokens={self.count_tokens!r}: give a function "
                 "that takes a message and returns its tokens"
             )
             raise InvalidArgumentError(message, option="count_tokens")

@@ -35,7 +35,7 @@ def check_priority(priority: str) -> None:
 
     """
     if priority not in _WEIGHTS:
-        message = f"memory: priority={priority!r} does not fit: choose {', '.join(_WEIGHTS)}"
+        message = f"memory: invalid priority={priority!r}: choose {', '.join(_WEIGHTS)}"
         raise InvalidArgumentError(message, option="priority", value=priority)
 
 

@@ -57,7 +57,7 @@ class FactLimits(msgspec.Struct, frozen=True, kw_only=True):
         chars: How long a fact is; what is longer is cut.
 
     Raises:
-        InvalidArgumentError: A value does not fit.
+        InvalidArgumentError: A value is invalid.
 
     """
 
@@ -68,7 +68,7 @@ class FactLimits(msgspec.Struct, frozen=True, kw_only=True):
         for name, least in {"per_category": 0, "chars": 16}.items():
             value = getattr(self, name)
             if value < least:
-                message = f"facts: {name}={value!r} does not fit: it must be from {least} up"
+                message = f"facts: invalid {name}={value!r}: it must be from {least} up"
                 raise InvalidArgumentError(message, option=name, value=value)
 
 

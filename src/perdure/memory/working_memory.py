@@ -389,7 +389,7 @@ def _check(item: MemoryItem) -> None:
     for name, kind, fits in _FITTING:
         value = getattr(item, name)
         if not isinstance(value, kind):
-            message = f"memory: {name}={value!r} does not fit: it is {fits}"
+            message = f"memory: invalid {name}={value!r}: it is {fits}"
             raise InvalidArgumentError(message, option=name, value=value)
     check_priority(item.priority)
 

@@ -419,7 +419,7 @@ def parse_history(given: PlainHistory, by: Issuer) -> list[Message]:
     """Return the messages of a request.
 
     Raises:
-        FormatError: Something in them does not fit.
+        FormatError: Something in them is invalid.
 
     """
     messages: list[Message] = []

@@ -59,7 +59,7 @@ def render(
 
     """
     if reasoning not in _POLICIES:
-        message = f"reasoning={reasoning!r} does not fit: choose {', '.join(_POLICIES)}"
+        message = f"invalid reasoning={reasoning!r}: choose {', '.join(_POLICIES)}"
         raise InvalidArgumentError(message, option="reasoning")
     target = ContextTarget(format, _issuer(format, to), reasoning)
     shown = [_shown(message, format) for message in messages]
@@ -101,7 +101,7 @@ def parse_history(
 
     Raises:
         InvalidArgumentError: There is no such format.
-        FormatError: Something in it does not fit; the error has its index and the field.
+        FormatError: Something in it is invalid; the error has its index and the field.
 
     """
     rules = rules_of(format)

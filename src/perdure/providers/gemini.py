@@ -358,7 +358,7 @@ def parse_history(given: PlainHistory, by: Issuer) -> list[Message]:
     """Return the messages of a request's contents.
 
     Raises:
-        FormatError: Something in them does not fit.
+        FormatError: Something in them is invalid.
 
     """
     messages: list[Message] = []

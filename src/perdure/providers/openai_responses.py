@@ -358,7 +358,7 @@ def parse_history(given: PlainHistory, by: Issuer) -> list[Message]:
     Items of the model's that stand together are one message, as an answer is.
 
     Raises:
-        FormatError: Something in them does not fit.
+        FormatError: Something in them is invalid.
 
     """
     messages: list[Message] = []

@@ -330,7 +330,7 @@ class EncodedRecord:
     'app:rating'
 
     Raises:
-        NotStorableError: The kind or the payload does not fit.
+        NotStorableError: The kind or the payload is invalid.
         TooLargeError: The payload is deeper, or takes more bytes, than fits.
 
     """
@@ -370,7 +370,7 @@ class EncodedRecord:
 def _check_kind(kind: Any) -> None:
     if not isinstance(kind, str) or not _KIND.fullmatch(kind):
         message = (
-            f"kind={kind!r} does not fit: use 1 to 64 letters, digits, '_', ':', '.', '-', "
+            f"invalid kind={kind!r}: use 1 to 64 letters, digits, '_', ':', '.', '-', "
             "a letter first"
         )
         raise NotStorableError(message, option="kind")

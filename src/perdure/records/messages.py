@@ -88,7 +88,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     'Where is the harbor?'
 
     Raises:
-        InvalidArgumentError: A field does not fit.
+        InvalidArgumentError: A field is invalid.
         NotStorableError: ``extra`` holds a field that the message has itself, or no raw JSON.
 
     """
@@ -112,10 +112,10 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
-            message = f"role={self.role!r} does not fit: choose {', '.join(ROLES)}"
+            message = f"invalid role={self.role!r}: choose {', '.join(ROLES)}"
             raise InvalidArgumentError(message, option="role")
         if self.created_at is not None and not isfinite(self.created_at):
-            message = f"created_at={self.created_at!r} does not fit: give seconds since 1970"
+            message = f"invalid created_at={self.created_at!r}: give seconds since 1970"
             raise InvalidArgumentError(message, option="created_at")
         if self.tool_result is not None and (self.tool_calls or self.payload_extra):
             message = "a message holds tool calls or a tool result, not both: make it two messages"

@@ -171,7 +171,7 @@ def checked_key(key: str) -> str:
     if 0 < size <= MAX_KEY_BYTES:
         return key
     message = (
-        f"post: key={key!r:.80} does not fit: use text of 1 to {MAX_KEY_BYTES} bytes, the same at "
+        f"post: invalid key={key!r:.80}: use text of 1 to {MAX_KEY_BYTES} bytes, the same at "
         "each try, such as the id of a request"
     )
     raise InvalidArgumentError(message, option="key")

@@ -139,13 +139,13 @@ def register(
         upcasts: By version, what makes its fields those of the next version.
 
     Raises:
-        InvalidArgumentError: An argument does not fit.
+        InvalidArgumentError: An argument is invalid.
 
     """
     name = cls.__name__ if tag is None else tag
     if not _TAG.fullmatch(name):
         message = (
-            f"tag={name!r} of {cls.__name__} does not fit: use 1 to 48 letters, digits, "
+            f"invalid tag={name!r} of {cls.__name__}: use 1 to 48 letters, digits, "
             "'_', '.', '-', a letter first"
         )
         raise InvalidArgumentError(message, option="tag", tag=name)
@@ -155,7 +155,7 @@ def register(
 
 def _check_versions(tag: str, version: int, upcasts: Mapping[int, Upcast]) -> None:
     if version < 1:
-        message = f"version={version!r} of {tag!r} does not fit: it is a whole number from 1"
+        message = f"invalid version={version!r} of {tag!r}: it is a whole number from 1"
         raise InvalidArgumentError(message, option="version", tag=tag)
     gap = sorted(set(range(min(upcasts, default=version), version)) ^ set(upcasts))
     if gap:

@@ -55,7 +55,7 @@ class WorkingContextSnapshotBootstrapOptions(msgspec.Struct, frozen=True, kw_onl
         strict: Refuse a session with a document that cannot be used, instead of making it anew.
 
     Raises:
-        ConfigError: A value does not fit.
+        ConfigError: A value is invalid.
 
     """
 
@@ -71,7 +71,7 @@ class WorkingContextSnapshotBootstrapOptions(msgspec.Struct, frozen=True, kw_onl
         for name in ("max_episodic", "max_semantic", "raw_tail_turns"):
             value = getattr(self, name)
             if value is not None and value < 0:
-                message = f"restore: {name}={value!r} does not fit: it must be from 0 up"
+                message = f"restore: invalid {name}={value!r}: it must be from 0 up"
                 raise InvalidArgumentError(message, option=name, value=value)
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:

@@ -399,9 +399,7 @@ def _checked(contributor: Contributor) -> str:
         message = f"a contributor's name must be text without a slash, not {name!r}"
         raise InvalidArgumentError(message, contributor=name)
     if not isinstance(version, int) or version < 1:
-        message = (
-            f"contributor {name!r}: version={version!r} does not fit: give a whole number from 1"
-        )
+        message = f"contributor {name!r}: invalid version={version!r}: give a whole number from 1"
         raise InvalidArgumentError(message, contributor=name, version=version)
     return str(name)
 

@@ -93,7 +93,7 @@ def check_said(
 
     """
     if isinstance(tags, str):
-        message = f"tags={tags!r} does not fit: give a list, such as [{tags!r}]"
+        message = f"invalid tags={tags!r}: give a list, such as [{tags!r}]"
         raise InvalidArgumentError(message, option="tags", value=tags)
     for tag in tags or ():
         require_text("tag", tag)

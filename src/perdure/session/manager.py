@@ -267,7 +267,7 @@ class SessionManager:
             tenant: Whose it is, where customers share a store.
 
         Raises:
-            InvalidArgumentError: The key does not fit, or there are no items.
+            InvalidArgumentError: The key is invalid, or there are no items.
             InboxFullError: Too much waits for the session, by ``Limits(inbox_items=…,
                 inbox_bytes=…)``.
             NotStorableError: An item cannot be stored, or the store has no inbox.

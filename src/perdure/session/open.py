@@ -66,7 +66,7 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidArgumentError(message, option="new")
         if self.on_held not in get_args(OnHeld):
             choices = ", ".join(get_args(OnHeld))
-            message = f"on_held={self.on_held!r} does not fit: choose {choices}"
+            message = f"invalid on_held={self.on_held!r}: choose {choices}"
             raise InvalidArgumentError(message, option="on_held", value=self.on_held)
         check_said(owner=self.owner, tags=self.tags)
         require_options(autosave=self.autosave)

@@ -43,7 +43,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             evicts others. None: no limit. With a limit the memory's index is read at open.
 
     Raises:
-        ConfigError: A value does not fit.
+        ConfigError: A value is invalid.
 
     """
 
@@ -62,10 +62,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             if name == "memory_bytes" and value is None:
                 continue
             if not isinstance(value, int) or value < 1:
-                message = f"limits: {name}={value!r} does not fit: it must be a whole number from 1"
+                message = f"limits: invalid {name}={value!r}: it must be a whole number from 1"
                 raise InvalidArgumentError(message, option=name, value=value)
         if not self.fold_ratio > 0:
-            message = f"limits: fold_ratio={self.fold_ratio!r} does not fit: it must be above 0"
+            message = f"limits: invalid fold_ratio={self.fold_ratio!r}: it must be above 0"
             raise InvalidArgumentError(message, fold_ratio=self.fold_ratio)
 
 
@@ -86,7 +86,7 @@ def require_options(**given: object) -> None:
         kind = _KINDS[name]
         if not isinstance(value, kind):
             several = "(…), such as Autosave.server(), or None" if kind is Autosave else "(…)"
-            message = f"{name}={value!r} does not fit: give {kind.__name__}{several}"
+            message = f"invalid {name}={value!r}: give {kind.__name__}{several}"
             raise InvalidArgumentError(message, option=name)
 
 

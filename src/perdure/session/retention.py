@@ -36,7 +36,7 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
             session, which keeps what all of them share, not before the others.
 
     Raises:
-        InvalidArgumentError: A value does not fit, or there is none.
+        InvalidArgumentError: A value is invalid, or there is none.
 
     """
 
@@ -48,7 +48,7 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
         values = {name: getattr(self, name) for name in self.__struct_fields__}
         for name, value in values.items():
             if value is not None and not value >= 0:
-                message = f"Retention({name}={value!r}) does not fit: it must be from 0 up"
+                message = f"invalid Retention({name}={value!r}): it must be from 0 up"
                 raise InvalidArgumentError(message, option=name, value=value)
         if all(value is None for value in values.values()):
             message = "Retention() says nothing: give keep_turns, keep_days or expire_days"

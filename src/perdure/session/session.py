@@ -286,7 +286,7 @@ class Session(SessionBase, Rendered):
 
         Raises:
             InvalidArgumentError: There is no such format.
-            FormatError: Something in it does not fit; nothing was appended. The error names
+            FormatError: Something in it is invalid; nothing was appended. The error names
                 the message by its ``index``, the ``field``, and the cure.
             NotStorableError: A message cannot be stored; nothing was appended.
             TooLargeError: A message is larger than ``Limits.record_bytes``; nothing was appended.

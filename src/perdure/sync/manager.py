@@ -76,7 +76,7 @@ def connect(
     The arguments are those of `perdure.connect`.
 
     Raises:
-        ConfigError: The URL or an option does not fit.
+        ConfigError: The URL or an option is invalid.
         StoreUnavailableError: The store cannot be reached or written.
 
     """

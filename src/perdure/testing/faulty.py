@@ -404,7 +404,7 @@ class SwitchedStore:
             message = f"fail_next(how={how!r}): to crash a manager, use `await sandbox.reopen()`"
             raise InvalidArgumentError(message, how=how)
         if times < 1:
-            message = f"fail_next: times={times} does not fit: it must be at least 1"
+            message = f"fail_next: invalid times={times}: it must be at least 1"
             raise InvalidArgumentError(message, times=times)
         self._faults.plan(method, how, times)
 

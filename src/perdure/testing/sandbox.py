@@ -109,7 +109,7 @@ class ManualClock:
 
         """
         if not 0 <= seconds < float("inf"):
-            message = f"advance({seconds!r}) does not fit: time only grows, by finite steps"
+            message = f"invalid advance({seconds!r}): time only grows, by finite steps"
             raise InvalidArgumentError(message, seconds=seconds)
         end = self._now + seconds
         while (due := await self._catch_up()) <= end:

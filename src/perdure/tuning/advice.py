@@ -108,7 +108,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     price: float
     """What the saves cost in a month, if the sessions are active all the time."""
     against: tuple[str, ...]
-    """Why it does not fit; empty where it does."""
+    """Why it is unsuitable; empty where it does."""
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):

@@ -59,7 +59,7 @@ def chart(advice: Advice, sessions: int) -> str:
         f"<style>{_STYLE}</style>",
         f'<rect class="page" width="{_WIDTH}" height="{_HEIGHT}"/>',
         f'<text class="title" x="{_LEFT}" y="30">Debounce / longest delay, in seconds</text>',
-        f'<text class="small" x="{_LEFT}" y="50">green: recommended; hollow: does not fit</text>',
+        f'<text class="small" x="{_LEFT}" y="50">green: recommended; hollow: unsuitable</text>',
         *_grid(across, up),
         f'<polyline class="line" points="{line}"/>',
         *[_circle(point, best=point.option is advice.best) for point in points],

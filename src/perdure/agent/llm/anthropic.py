@@ -197,7 +197,7 @@ class AnthropicModel:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         if prompt_cache not in {"5m", "1h", None}:
-            message = f"prompt_cache={prompt_cache!r} does not fit: choose '5m', '1h' or None"
+            message = f"invalid prompt_cache={prompt_cache!r}: choose '5m', '1h' or None"
             raise InvalidArgumentError(message, option="prompt_cache")
         require("anthropic")
         self.name: str = name

@@ -78,7 +78,7 @@ class OpenAIModel:
     ) -> None:
         if api not in {"chat", "responses"}:
             raise InvalidArgumentError(
-                f"api={api!r} does not fit: choose chat or responses", option="api"
+                f"invalid api={api!r}: choose chat or responses", option="api"
             )
         require("openai")
         given = {
