@@ -8,6 +8,7 @@ import inspect
 import pytest
 
 import perdure
+import perdure.types
 from tests import hints, public_api
 from tests.source_tree import modules
 
@@ -83,10 +84,11 @@ MADE_BY_PERDURE = {
     f"{module}.{name}"
     for module, names in {
         "perdure": (
-            "Attachment LostSession Session SessionManager SessionView Turn",
+            "Session SessionManager SessionView Turn",
             "checkpoints.CheckpointEngine checkpoints.CheckpointReader",
             "checkpoints.KernelEventReader checkpoints.KernelEventStream agent.AgentContext",
-            "types.SessionOpening types.States types.WorkingMemory",
+            "types.Attachment types.LostSession types.SessionOpening types.States",
+            "types.WorkingMemory",
         ),
         "perdure.sync": (
             "Attachment CheckpointEngine CheckpointReader KernelEventReader KernelEventStream",
@@ -141,4 +143,6 @@ def test_what_people_annotate_with_is_where_they_look() -> None:
     assert list(hints.classes(reads)) == [HistoryItem]
     assert hints.of_member(perdure.Session, "memory")["return"] is WorkingMemory
     assert hints.of_member(perdure.SessionManager, "health")["return"] is Health
-    assert list(hints.classes(hints.of_fields(perdure.RestoreReport)["steps"])) == [RestoreStep]
+    assert list(hints.classes(hints.of_fields(perdure.types.RestoreReport)["steps"])) == [
+        RestoreStep
+    ]

@@ -26,6 +26,7 @@ NAMES = (ROOT / "tests" / "seeds_names.txt").read_text(encoding="utf-8")
 MODULES = (
     "perdure",
     "perdure.agent",
+    "perdure.archive",
     "perdure.checkpoints",
     "perdure.formats",
     "perdure.restore",

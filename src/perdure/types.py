@@ -17,6 +17,7 @@ from perdure._lib.lazy import lazy
 if TYPE_CHECKING:
     from perdure.autosave.health import Health as Health
     from perdure.autosave.options import Inherit as Inherit
+    from perdure.autosave.shutdown import ShutdownReport as ShutdownReport
     from perdure.autosave.shutdown import Unsaved as Unsaved
     from perdure.memory.documents import ContextState as ContextState
     from perdure.memory.documents import HistorySource as HistorySource
@@ -28,37 +29,61 @@ if TYPE_CHECKING:
     from perdure.memory.state import TypedState as TypedState
     from perdure.memory.storage import MemoryOwner as MemoryOwner
     from perdure.memory.working_memory import WorkingMemory as WorkingMemory
+    from perdure.records.posts import DeadLetter as DeadLetter
+    from perdure.records.posts import PendingItem as PendingItem
     from perdure.records.types import Registered as Registered
+    from perdure.records.values import OpaqueValue as OpaqueValue
     from perdure.records.values import Types as Types
     from perdure.restore.plan import PlannedDocument as PlannedDocument
+    from perdure.restore.plan import RestorePlan as RestorePlan
+    from perdure.restore.report import RestoreReport as RestoreReport
+    from perdure.session.base import Receipt as Receipt
     from perdure.session.contents import HistoryItem as HistoryItem
+    from perdure.session.contributors import Attachment as Attachment
+    from perdure.session.contributors import RestoreContext as RestoreContext
+    from perdure.session.delete import ForgetReport as ForgetReport
     from perdure.session.delete import RetainedItem as RetainedItem
+    from perdure.session.export import Imported as Imported
+    from perdure.session.fork import Fork as Fork
+    from perdure.session.inbox import PostReceipt as PostReceipt
+    from perdure.session.lost import LostSession as LostSession
     from perdure.session.open import SessionOpening as SessionOpening
     from perdure.session.prune import CheckpointHold as CheckpointHold
     from perdure.session.prune import Pruned as Pruned
+    from perdure.session.prune import PruneReport as PruneReport
+    from perdure.session.rebuild import RebuildReport as RebuildReport
 
 _HOMES = {
     "perdure.autosave.health": ("Health",),
     "perdure.autosave.options": ("Inherit",),
-    "perdure.autosave.shutdown": ("Unsaved",),
-    "perdure.records.types": ("Registered",),
-    "perdure.records.values": ("Types",),
+    "perdure.autosave.shutdown": ("ShutdownReport", "Unsaved"),
     "perdure.memory.documents": (
         "ContextState",
-        "SessionCounters",
         "HistorySource",
+        "SessionCounters",
         "SessionDocument",
         "SessionLabels",
     ),
-    "perdure.memory.storage": ("MemoryOwner",),
     "perdure.memory.index": ("MemoryEntry",),
     "perdure.memory.state": ("States", "TypedState"),
+    "perdure.memory.storage": ("MemoryOwner",),
     "perdure.memory.working_memory": ("WorkingMemory",),
-    "perdure.restore.plan": ("PlannedDocument",),
+    "perdure.records.posts": ("DeadLetter", "PendingItem"),
+    "perdure.records.types": ("Registered",),
+    "perdure.records.values": ("OpaqueValue", "Types"),
+    "perdure.restore.plan": ("PlannedDocument", "RestorePlan"),
+    "perdure.restore.report": ("RestoreReport",),
+    "perdure.session.base": ("Receipt",),
     "perdure.session.contents": ("HistoryItem",),
-    "perdure.session.delete": ("RetainedItem",),
+    "perdure.session.contributors": ("Attachment", "RestoreContext"),
+    "perdure.session.delete": ("ForgetReport", "RetainedItem"),
+    "perdure.session.export": ("Imported",),
+    "perdure.session.fork": ("Fork",),
+    "perdure.session.inbox": ("PostReceipt",),
+    "perdure.session.lost": ("LostSession",),
     "perdure.session.open": ("SessionOpening",),
-    "perdure.session.prune": ("CheckpointHold", "Pruned"),
+    "perdure.session.prune": ("CheckpointHold", "PruneReport", "Pruned"),
+    "perdure.session.rebuild": ("RebuildReport",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -17,7 +17,6 @@ from perdure import (
     CorruptRecordError,
     Limits,
     Message,
-    RestoreReport,
     Retention,
     SessionKey,
     SessionManager,
@@ -38,6 +37,7 @@ from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.stores.sqlite import SqliteStore
 from perdure.stores.wrapped import CompressedStore, EncryptedStore
+from perdure.types import RestoreReport
 
 KEY = SessionKey("ada")
 QUIET = Shutdown(signals=False)

@@ -12,7 +12,6 @@ from perdure import (
     ConfigError,
     CorruptRecordError,
     Message,
-    RestorePlan,
     SessionNotFoundError,
     Shutdown,
     StalePlanError,
@@ -26,6 +25,7 @@ from perdure.records.records import MESSAGE_KINDS
 from perdure.restore import WorkingContextSnapshotBootstrapOptions
 from perdure.session.manager import SessionManager
 from perdure.store import Store
+from perdure.types import RestorePlan
 from tests.agent.conftest import World
 from tests.session.conftest import Connect, again
 

@@ -12,7 +12,6 @@ from perdure import (
     ConfigError,
     EngineOptions,
     Message,
-    RestoreContext,
     Session,
     UnsupportedVersionError,
     connect,
@@ -25,6 +24,7 @@ from perdure.session.options import Limits
 from perdure.store import Store
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing import ManualClock, SwitchedStore
+from perdure.types import RestoreContext
 from tests.session.conftest import Connect
 from tests.session.test_manager import QUIET
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
-from perdure import Autosave, Message, RestoreReport, connect
+from perdure import Autosave, Message, connect
 from perdure.autosave.shutdown import ShutdownReport, Unsaved
 from perdure.records.keys import SessionKey
 from perdure.restore.report import RestoreStep
+from perdure.types import RestoreReport
 from tests.session.conftest import Connect
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import perdure
-from perdure import Archives, Autosave, ConfigError, Message, NotStorableError
+from perdure import Autosave, ConfigError, Message, NotStorableError
+from perdure.archive import Archives
 from perdure.memory.storage import MemoryItem
 
 

@@ -19,7 +19,6 @@ from perdure import (
     Limits,
     Message,
     NotStorableError,
-    PostReceipt,
     SessionManager,
     Shutdown,
     TooLargeError,
@@ -30,6 +29,7 @@ from perdure.session.hooks import SessionPosted
 from perdure.session.session import Session
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore
+from perdure.types import PostReceipt
 
 pytestmark = pytest.mark.anyio
 

@@ -8,6 +8,7 @@ import pytest
 
 import perdure
 import perdure.sync
+import perdure.types
 from perdure.archive import archives
 from perdure.checkpoints import engine, events
 from perdure.checkpoints import engine as reader
@@ -17,7 +18,7 @@ from perdure.sync import session as sync_rendering
 
 INTERNAL = {
     working_memory.WorkingMemory: {"folded", "item", "load", "note", "put"},
-    perdure.Attachment: {"kept"},
+    perdure.types.Attachment: {"kept"},
 }
 """Names without an underscore that are not for users."""
 
@@ -32,7 +33,7 @@ PAIRS = [
     (working_memory.WorkingMemory, perdure.sync.WorkingMemory),
     (state.States, perdure.sync.States),
     (state.TypedState, perdure.sync.TypedState),
-    (perdure.Attachment, perdure.sync.Attachment),
+    (perdure.types.Attachment, perdure.sync.Attachment),
     (contributors.Contributor, perdure.sync.Contributor),
     (archives.Archives, perdure.sync.Archives),
     (reader.CheckpointReader, perdure.sync.CheckpointReader),

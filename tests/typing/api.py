@@ -11,14 +11,12 @@ from typing import Any, Literal, assert_type
 import perdure
 from perdure import (
     AcknowledgedRecordsLostError,
-    Attachment,
     Autosave,
     CheckpointNotFoundError,
     ConfigError,
     ContextOverflowError,
     Contributor,
     CorruptRecordError,
-    DeadLetter,
     EncodedRecord,
     EngineOptions,
     FormatError,
@@ -33,15 +31,9 @@ from perdure import (
     Message,
     MissingExtraError,
     NotStorableError,
-    OpaqueValue,
-    PendingItem,
     PerdureError,
-    PostReceipt,
-    Receipt,
     ReplayDivergedError,
     ReplayError,
-    RestoreContext,
-    RestoreReport,
     Session,
     SessionAlreadyActiveError,
     SessionClosedError,
@@ -52,7 +44,6 @@ from perdure import (
     SessionQuarantinedError,
     SessionView,
     Shutdown,
-    ShutdownReport,
     StalePlanError,
     StoreError,
     StoreUnavailableError,
@@ -74,6 +65,17 @@ from perdure.restore.report import RestoreStep
 from perdure.store import Batch, HeldLease, Outcome, SessionInfo, Status, Store
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
+from perdure.types import (
+    Attachment,
+    DeadLetter,
+    OpaqueValue,
+    PendingItem,
+    PostReceipt,
+    Receipt,
+    RestoreContext,
+    RestoreReport,
+    ShutdownReport,
+)
 
 
 @dataclass

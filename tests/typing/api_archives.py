@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import assert_type
 
 import perdure.sync
-from perdure import (
+from perdure import Session, SessionView
+from perdure.agent import Agent
+from perdure.archive import (
     Archive,
     ArchiveLimits,
     ArchiveProgress,
@@ -15,10 +17,7 @@ from perdure import (
     Archives,
     ArchiveSaved,
     ArchiveSkipped,
-    Session,
-    SessionView,
 )
-from perdure.agent import Agent
 
 
 def shown(progress: ArchiveProgress) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, assert_type
 
-from perdure import Imported, SessionManager, export_state, import_state
+from perdure import SessionManager, export_state, import_state
 from perdure.agent import (
     AgentConfig,
     Features,
@@ -14,6 +14,7 @@ from perdure.agent import (
     ScriptedModel,
     ToolSettings,
 )
+from perdure.types import Imported
 
 features = Features(memory=True, in_context_memory=True, history=True, permissions=False)
 config = AgentConfig(name="mia", model=ScriptedModel("hello"), features=features)

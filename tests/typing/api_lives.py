@@ -5,16 +5,8 @@ from __future__ import annotations
 from typing import assert_type
 
 import perdure.sync
-from perdure import (
-    ForgetReport,
-    Fork,
-    LostSession,
-    PruneReport,
-    Retention,
-    Session,
-    SessionKey,
-    SessionManager,
-)
+from perdure import Retention, Session, SessionKey, SessionManager
+from perdure.types import ForgetReport, Fork, LostSession, PruneReport
 
 
 async def lives(sessions: SessionManager, session: Session) -> None:

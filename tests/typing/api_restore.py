@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import assert_type
 
 import perdure.sync
-from perdure import Message, RebuildReport, RestorePlan, Session, SessionManager
+from perdure import Message, Session, SessionManager
 from perdure.restore import WorkingContextSnapshotBootstrapOptions
+from perdure.types import RebuildReport, RestorePlan
 
 
 async def planning(sessions: SessionManager, session: Session) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, assert_type
 
-from perdure import Autosave, Message, PostReceipt, Receipt, ShutdownReport
+from perdure import Autosave, Message
 from perdure.sync import (
     Attachment,
     Contributor,
@@ -18,6 +18,7 @@ from perdure.sync import (
     WorkingMemory,
     connect,
 )
+from perdure.types import PostReceipt, Receipt, ShutdownReport
 
 
 def a_script() -> None:

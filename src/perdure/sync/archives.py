@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @final
 class Archives:
-    """The files of an agent's home folder, kept with a session. As `perdure.Archives`.
+    """The files of an agent's home folder, kept with a session. As `perdure.archive.Archives`.
 
     Args:
         session: An open session; or one that was loaded, to look and to export.
@@ -75,7 +75,7 @@ class Archives:
     ) -> ArchiveSaved:
         """Archive the home folder; what it returns is durable, and was read back.
 
-        As `perdure.Archives.save`. ``progress`` is called in the loop's thread.
+        As `perdure.archive.Archives.save`. ``progress`` is called in the loop's thread.
         """
         return self._loop.call(
             lambda: self._archives.save(label=label, keep=keep, progress=progress)
@@ -84,23 +84,23 @@ class Archives:
     def restore(
         self, name: str | None = None, *, force: bool = False, progress: Progress = None
     ) -> ArchiveRestored:
-        """Make the home folder what it was. As `perdure.Archives.restore`."""
+        """Make the home folder what it was. As `perdure.archive.Archives.restore`."""
         return self._loop.call(lambda: self._archives.restore(name, force=force, progress=progress))
 
     def resume(self, *, progress: Progress = None) -> ArchiveRestored:
-        """Bring the newest archive back at a start. As `perdure.Archives.resume`."""
+        """Bring the newest archive back at a start. As `perdure.archive.Archives.resume`."""
         return self._loop.call(lambda: self._archives.resume(progress=progress))
 
     def verify(self, name: str | None = None) -> Archive:
-        """Read all of an archive, and say which it was. As `perdure.Archives.verify`."""
+        """Read all of an archive, and say which it was. As `perdure.archive.Archives.verify`."""
         return self._loop.call(lambda: self._archives.verify(name))
 
     def write(self, path: str | os.PathLike[str], name: str | None = None) -> int:
-        """Write an archive into a new file. As `perdure.Archives.write`."""
+        """Write an archive into a new file. As `perdure.archive.Archives.write`."""
         return self._loop.call(lambda: self._archives.write(path, name))
 
     def read(
         self, path: str | os.PathLike[str], *, force: bool = False, progress: Progress = None
     ) -> ArchiveRestored:
-        """Make the home folder what a file holds. As `perdure.Archives.read`."""
+        """Make the home folder what a file holds. As `perdure.archive.Archives.read`."""
         return self._loop.call(lambda: self._archives.read(path, force=force, progress=progress))

@@ -214,7 +214,7 @@ class Rendered:
 class LostSession:
     """A session that can be written no more, and the records of it that are only in memory.
 
-    As `perdure.LostSession`, blocking.
+    As `perdure.types.LostSession`, blocking.
     """
 
     def __init__(self, loop: LoopThread, inner: lost.LostSession) -> None:
@@ -261,7 +261,7 @@ class LostSession:
     def fork_unsaved(self, new_id: str, *, new_session: str | None = None) -> Fork:
         """Begin a session with what is durable of this one, and what is not; it is durable then.
 
-        As `perdure.LostSession.fork_unsaved`.
+        As `perdure.types.LostSession.fork_unsaved`.
         """
         return self._loop.call(lambda: self._inner.fork_unsaved(new_id, new_session=new_session))
 

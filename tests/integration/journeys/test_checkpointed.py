@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import perdure
-from perdure import Archives, Message
+from perdure import Message
+from perdure.archive import Archives
 from tests.integration.journeys.backends import ALL, store_of
 
 pytestmark = pytest.mark.deep
