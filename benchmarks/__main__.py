@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import checkpoints, imports, live, memory, replay, restore, save, stores
+from benchmarks import checkpoints, imports, live, memory, peers, replay, restore, save, stores
 from benchmarks.figures import Report
 
 __all__ = ["main"]
@@ -47,6 +47,10 @@ def _run(given: argparse.Namespace) -> Report:
         chosen = tuple(given.store or stores.Options().stores)
         options = stores.Options(given.sessions, given.turns, given.rounds, chosen)
         return stores.run(options._replace(backend=given.backend, folder=given.folder))
+    if given.benchmark == "peers":
+        chosen = tuple(given.contender or peers.NAMES)
+        sizes = tuple(given.sessions or peers.Options().sessions)
+        return peers.run(peers.Options(sizes, given.turns, given.rounds, chosen, given.folder))
     return imports.run(imports.Options(given.rounds, given.folder))
 
 
@@ -86,6 +90,12 @@ def _parser() -> argparse.ArgumentParser:
     storing.add_argument("--rounds", type=_count, default=5)
     storing.add_argument("--store", action="append", choices=stores.Options().stores)
     storing.add_argument("--backend", choices=("asyncio", "trio"), default="asyncio")
+
+    beside = kinds.add_parser("peers", parents=[common, where], help=peers.__doc__)
+    beside.add_argument("--sessions", type=_count, action="append", help="default: 1 and 200")
+    beside.add_argument("--turns", type=_count, default=3000, help="of all sessions together")
+    beside.add_argument("--rounds", type=_count, default=5)
+    beside.add_argument("--contender", action="append", choices=peers.NAMES)
     return parser
 
 
@@ -111,7 +121,7 @@ def _add_long_sessions(kinds: Any, parents: list[argparse.ArgumentParser]) -> No
 def _count(text: str) -> int:
     number = int(text)
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} does not fit: give a number from 1")
+        raise argparse.ArgumentTypeError(f"invalid {text}: give a number from 1")
     return number
 
 

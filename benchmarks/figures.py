@@ -37,6 +37,15 @@ TARGETS = {
     "restore.growth": 1.5,
     "restore.bytes_growth": 1.5,
     "restore.memory_growth": 1.5,
+    "peers.one.sqlite_cpu_over_openai": 1.0,
+    "peers.one.file_cpu_over_openai": 1.0,
+    "peers.one.sqlite_p99_over_jsonl": 2.0,
+    "peers.one.file_p99_over_jsonl": 2.0,
+    "peers.one.sqlite_bytes_over_openai": 1.0,
+    "peers.one.file_bytes_over_openai": 0.34,
+    "peers.many200.sqlite_cpu_over_limit": 3.0,
+    "peers.many200.sqlite_lag_over_openai": 1.0,
+    "peers.many200.sqlite_peak_over_openai": 0.5,
 }
 """The most that each figure may be. What is in neither table is reported, and not judged."""
 
@@ -46,6 +55,11 @@ AT_LEAST = {
     "stores.postgres.of_limit": 0.6,
     "stores.redis.of_limit": 0.6,
     "stores.s3.of_limit": 0.5,
+    "peers.one.sqlite_over_openai": 1.1,
+    "peers.one.file_over_jsonl": 0.9,
+    "peers.many200.sqlite_over_openai": 6.0,
+    "peers.many200.sqlite_over_limit": 0.5,
+    "peers.many200.file_over_jsonl": 0.8,
 }
 """The least that each of these figures has to be."""
 

@@ -38,6 +38,19 @@ def names_of(benchmark: str) -> set[str]:
     return {name for name in TARGETS if name.startswith(f"{benchmark}.")}
 
 
+def test_peers_are_measured_beside_each_other(tmp_path: Path) -> None:
+    own = [part for name in ("file", "sqlite", "jsonl", "limit") for part in ("--contender", name)]
+    sizes = ("--sessions", "1", "--sessions", "3", "--turns", "60", "--rounds", "1")
+    figures = figures_of(tmp_path, "peers", *own, *sizes, "--folder", str(tmp_path))
+    for prefix in ("peers.one", "peers.many3"):
+        assert {f"{prefix}.{name}" for name in ("sqlite_over_limit", "file_over_jsonl")} <= set(
+            figures
+        )
+        # Not a matter of time: each turn is written, by everybody.
+        for name in ("file", "sqlite", "jsonl", "limit"):
+            assert figures[f"{prefix}.{name}.bytes"] > 7_000
+
+
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_save_gives_its_figures(tmp_path: Path, backend: str) -> None:
     figures = figures_of(
