@@ -24,7 +24,7 @@ import msgspec
 
 import perdure
 from perdure import errors, store
-from perdure.records.blob_names import fits
+from perdure.records.chunks import fits
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import FORMAT, About, Manifest
 from perdure.records.records import EPOCH, Record

@@ -14,8 +14,8 @@ import anyio
 import anyio.to_thread
 
 from benchmarks.stores.load import PER_TURN, Part
-from perdure.records import frames
-from perdure.records.message_format import encode_message
+from perdure.records import records
+from perdure.records.messages import encode_message
 
 __all__ = ["Plain", "PlainFiles", "PlainPostgres", "PlainRedis", "PlainS3", "PlainSqlite", "replay"]
 
@@ -52,7 +52,7 @@ def _row(part: Part, heads: list[int]) -> Row:
     entries = tuple(encode_message(message) for turn in part.turns for message in turn)
     first = heads[part.session] + 1
     heads[part.session] += PER_TURN * len(part.turns)
-    data, _ = frames.encode(entries, first=first, epoch=1, crc=0)
+    data, _ = records.encode(entries, first=first, epoch=1, crc=0)
     return part.session, first, heads[part.session], data
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from perdure.errors import *  # noqa: F403  # the whole tree is public
     from perdure.lease import LeaseOptions as LeaseOptions
     from perdure.records.keys import SessionKey as SessionKey
-    from perdure.records.message_format import EncodedRecord as EncodedRecord
+    from perdure.records.messages import EncodedRecord as EncodedRecord
     from perdure.records.messages import Message as Message
     from perdure.records.messages import ToolCall as ToolCall
     from perdure.records.messages import ToolResult as ToolResult
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "perdure.records.message_format": ("EncodedRecord",),
+    "perdure.records.messages": ("EncodedRecord", "Message", "ToolCall", "ToolResult"),
     "perdure._connect": ("connect", "store_for"),
     "perdure.autosave.options": ("Autosave", "EngineOptions", "Shutdown"),
     "perdure.records.types": ("register",),
@@ -51,7 +51,6 @@ _HOMES = {
     "perdure.config.states": ("PersistentState",),
     "perdure.lease": ("LeaseOptions",),
     "perdure.records.keys": ("SessionKey",),
-    "perdure.records.messages": ("Message", "ToolCall", "ToolResult"),
     "perdure.session.contributors": ("Contributor",),
     "perdure.session.export": ("export_state", "import_state"),
     "perdure.session.manager": ("SessionManager",),

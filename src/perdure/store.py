@@ -24,22 +24,25 @@ from contextvars import ContextVar
 from typing import Protocol
 
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import About, FoldedDocument, Manifest, Origin
-from perdure.records.posts import DeadLetter, HeartbeatRequests, InboxLimit, PendingItem
-from perdure.records.records import Entry, Record
-from perdure.records.stored import (
+from perdure.records.manifest import (
+    About,
     Batch,
     BlobSweep,
     Capabilities,
     Document,
     Documents,
+    FoldedDocument,
     HeldLease,
     LeaseState,
     LogChunk,
+    Manifest,
+    Origin,
     Outcome,
     SessionInfo,
     Status,
 )
+from perdure.records.posts import DeadLetter, HeartbeatRequests, InboxLimit, PendingItem
+from perdure.records.records import Entry, Record
 
 __all__ = [
     "About",
@@ -164,7 +167,7 @@ class Store(Protocol):
     async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
         """Make blobs durable under their names: the SHA-256 of their bytes, in hex.
 
-        Names of a wrapper's own begin with ``x`` (`perdure.records.blob_names`), and prove nothing.
+        Names of a wrapper's own begin with ``x`` (`perdure.records.chunks`), and prove nothing.
         Raises NotStorableError for a name that does not fit its bytes.
         """
         ...

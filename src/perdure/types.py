@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from perdure._lib.lazy import lazy
 
 if TYPE_CHECKING:
-    from perdure.autosave.health import Health as Health
     from perdure.autosave.options import Inherit as Inherit
-    from perdure.autosave.shutdown import ShutdownReport as ShutdownReport
-    from perdure.autosave.shutdown import Unsaved as Unsaved
+    from perdure.autosave.reports import Health as Health
+    from perdure.autosave.reports import ShutdownReport as ShutdownReport
+    from perdure.autosave.reports import Unsaved as Unsaved
     from perdure.memory.documents import ContextState as ContextState
     from perdure.memory.documents import HistorySource as HistorySource
     from perdure.memory.documents import SessionCounters as SessionCounters
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from perdure.memory.index import MemoryEntry as MemoryEntry
     from perdure.memory.state import States as States
     from perdure.memory.state import TypedState as TypedState
-    from perdure.memory.storage import MemoryOwner as MemoryOwner
+    from perdure.memory.working_memory import MemoryOwner as MemoryOwner
     from perdure.memory.working_memory import WorkingMemory as WorkingMemory
     from perdure.records.posts import DeadLetter as DeadLetter
     from perdure.records.posts import PendingItem as PendingItem
     from perdure.records.types import Registered as Registered
     from perdure.records.values import OpaqueValue as OpaqueValue
     from perdure.records.values import Types as Types
-    from perdure.restore.plan import PlannedDocument as PlannedDocument
-    from perdure.restore.plan import RestorePlan as RestorePlan
+    from perdure.restore.report import PlannedDocument as PlannedDocument
+    from perdure.restore.report import RestorePlan as RestorePlan
     from perdure.restore.report import RestoreReport as RestoreReport
     from perdure.session.base import Receipt as Receipt
     from perdure.session.contents import HistoryItem as HistoryItem
@@ -54,9 +54,8 @@ if TYPE_CHECKING:
     from perdure.session.rebuild import RebuildReport as RebuildReport
 
 _HOMES = {
-    "perdure.autosave.health": ("Health",),
+    "perdure.autosave.reports": ("Health", "ShutdownReport", "Unsaved"),
     "perdure.autosave.options": ("Inherit",),
-    "perdure.autosave.shutdown": ("ShutdownReport", "Unsaved"),
     "perdure.memory.documents": (
         "ContextState",
         "HistorySource",
@@ -66,13 +65,11 @@ _HOMES = {
     ),
     "perdure.memory.index": ("MemoryEntry",),
     "perdure.memory.state": ("States", "TypedState"),
-    "perdure.memory.storage": ("MemoryOwner",),
-    "perdure.memory.working_memory": ("WorkingMemory",),
+    "perdure.memory.working_memory": ("MemoryOwner", "WorkingMemory"),
     "perdure.records.posts": ("DeadLetter", "PendingItem"),
     "perdure.records.types": ("Registered",),
     "perdure.records.values": ("OpaqueValue", "Types"),
-    "perdure.restore.plan": ("PlannedDocument", "RestorePlan"),
-    "perdure.restore.report": ("RestoreReport",),
+    "perdure.restore.report": ("PlannedDocument", "RestorePlan", "RestoreReport"),
     "perdure.session.base": ("Receipt",),
     "perdure.session.contents": ("HistoryItem",),
     "perdure.session.contributors": ("Attachment", "RestoreContext"),

@@ -22,10 +22,8 @@ from perdure.agent import (
 )
 from perdure.agent.llm.model import Chunk, Usage
 from perdure.memory.compaction import Compactor, Summary, TurnTrace
-from perdure.memory.facts import Fact
-from perdure.memory.items import EpisodicItem, item_entry
-from perdure.restore.rebuild import is_memory
-from perdure.restore.repair import repair
+from perdure.memory.facts import EpisodicItem, Fact, item_entry
+from perdure.restore.rebuild import is_memory, repair
 from perdure.session.internals import working_context
 from perdure.session.session import Session
 from perdure.stores.memory import MemoryStore

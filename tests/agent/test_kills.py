@@ -12,7 +12,7 @@ import pytest
 from perdure import Message, Shutdown, connect
 from perdure.agent import AgentConfig, AgentFactory, CompactionPolicy, ScriptedModel, call
 from perdure.memory.context import SNAPSHOT
-from perdure.restore.repair import repair
+from perdure.restore.rebuild import repair
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests.agent.conftest import World
 from tests.agent.test_worker import Blocked

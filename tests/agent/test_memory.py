@@ -25,7 +25,7 @@ from perdure.agent import (
 )
 from perdure.agent.llm.model import Chunk, Usage
 from perdure.memory.compaction import Summary, TurnTrace
-from perdure.memory.items import EpisodicItem, SemanticItem
+from perdure.memory.facts import EpisodicItem, SemanticItem
 from perdure.providers.tool_pairs import is_synthetic
 from perdure.restore.rebuild import CompactionSnapshotBuilder, is_memory
 from perdure.session.session import Session

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.autosave.breaker import Breaker
+from perdure.autosave.core import Breaker
 
 
 def breaker(chance: float = 0.0) -> Breaker:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.autosave.shutdown import ShutdownReport, Unsaved
+from perdure.autosave.reports import ShutdownReport, Unsaved
 from perdure.errors import UnsavedChangesError
 from perdure.records.keys import SessionKey
 

@@ -15,7 +15,7 @@ import perdure
 from perdure import Message, Shutdown, ToolCall
 from perdure.agent import AgentConfig, AgentFactory, CompactionPolicy, EchoModel
 from perdure.memory.documents import EPISODIC, SEMANTIC
-from perdure.memory.items import EpisodicItem, items_of
+from perdure.memory.facts import EpisodicItem, items_of
 from perdure.memory.traces import read_turns
 from perdure.session.internals import lines_of, store_of
 from perdure.session.manager import SessionManager

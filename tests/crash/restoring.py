@@ -25,8 +25,8 @@ import perdure
 from perdure import Message, SessionManager, Shutdown, ToolCall
 from perdure.agent import MemoryManager
 from perdure.memory.context import SNAPSHOT
-from perdure.memory.items import EpisodicItem, item_entry
-from perdure.records.message_format import encode_message
+from perdure.memory.facts import EpisodicItem, item_entry
+from perdure.records.messages import encode_message
 from perdure.restore import (
     WorkingContextSnapshotBootstrapOptions,
     WorkingContextSnapshotBootstrapper,

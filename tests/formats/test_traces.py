@@ -18,7 +18,7 @@ from perdure.formats.trace_files import (
     read_memories,
 )
 from perdure.formats.traces import SavedTrace, TraceMessage, TraceMessages, trace_lines
-from perdure.memory.items import EpisodicItem
+from perdure.memory.facts import EpisodicItem
 from perdure.records.json import decode
 from perdure.records.messages import Message, ToolCall, ToolResult
 

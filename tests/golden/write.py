@@ -28,11 +28,11 @@ import msgspec
 
 import perdure
 from perdure import EncodedRecord, Message, Shutdown, ToolCall, ToolResult
-from perdure.memory.items import EpisodicItem, SemanticItem, item_entry
+from perdure.memory.facts import EpisodicItem, SemanticItem, item_entry
 from perdure.memory.ledger import OVER, Admitted, Approval, Effect, change_entry
 from perdure.records.json import encode
 from perdure.records.keys import SessionKey
-from perdure.records.message_format import encode_message
+from perdure.records.messages import encode_message
 from perdure.records.records import ADMITTED, APPROVAL, EFFECT, ENDING, EVENT, Entry
 from perdure.restore.rebuild import context_entry
 from perdure.session.session import Session

@@ -26,7 +26,7 @@ import psutil
 from perdure.memory.documents import TurnPayload
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
-from perdure.records.message_format import decode_message
+from perdure.records.messages import decode_message
 from perdure.records.records import MESSAGE, TURN
 from perdure.stores.file import FileStore
 from tests.servers import free_port, until_up

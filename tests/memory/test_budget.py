@@ -6,8 +6,7 @@ import pytest
 
 from perdure.memory.compaction import CompactionPolicy
 from perdure.memory.context import bytes_of, estimated_tokens, tokens_of
-from perdure.records.message_format import encode_message
-from perdure.records.messages import Message, ToolCall
+from perdure.records.messages import Message, ToolCall, encode_message
 
 MESSAGES = [
     Message.system("Be kind."),

@@ -9,10 +9,10 @@ from perdure.memory.compaction import (
     Compaction,
     CompactionPolicy,
     Compactor,
+    ExtractiveSummarizer,
     TurnTrace,
 )
 from perdure.memory.facts import Fact
-from perdure.memory.summarize import ExtractiveSummarizer
 
 TURNS = (
     TurnTrace(

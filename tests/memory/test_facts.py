@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from perdure import ConfigError
-from perdure.memory.compaction import Compactor, Summary
+from perdure.memory.compaction import Compactor, ExtractiveSummarizer, Summary
 from perdure.memory.facts import Fact, FactLimits, distilled, key_of, salience_of
-from perdure.memory.summarize import ExtractiveSummarizer
 from perdure.records.messages import Message
 from tests.memory.turns import said
 

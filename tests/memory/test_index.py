@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import ConfigError, TooLargeError
-from perdure.memory.eviction import check_priority, evicted
 from perdure.memory.index import (
     INLINE,
     DroppedPayload,
@@ -19,12 +18,16 @@ from perdure.memory.index import (
     MemoryDocument,
     MemoryEntry,
     MemoryIndex,
+    QueryWords,
     blob_names,
     changes_of,
+    check_priority,
+    entry_text,
+    evicted,
     fold_memory,
+    ranked,
     split_memory,
 )
-from perdure.memory.text_search import QueryWords, entry_text, ranked
 from perdure.records.records import MEMORY_DROP, MEMORY_SET, MESSAGE, Record
 
 

@@ -22,7 +22,7 @@ from perdure.memory.ledger import (
 from perdure.records.json import encode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Origin
-from perdure.records.message_format import RESERVED_KINDS
+from perdure.records.messages import RESERVED_KINDS
 from perdure.records.records import ADMITTED, APPROVAL, BASE, EFFECT, MESSAGE, Record
 
 OPENING: dict[str, dict[str, Any]] = {

@@ -7,7 +7,7 @@ import pytest
 
 from perdure.errors import ConfigError, CorruptRecordError
 from perdure.memory.documents import EPISODIC, fold_items
-from perdure.memory.items import EpisodicItem, MemoryBundle, SemanticItem, item_entry, items_of
+from perdure.memory.facts import EpisodicItem, MemoryBundle, SemanticItem, item_entry, items_of
 from perdure.memory.retrieval import RetrievedMemory, Retriever, Weights, select, smaller
 from perdure.records.json import encode
 from perdure.records.records import Record

@@ -10,7 +10,7 @@ from perdure.memory.documents import TurnPayload
 from perdure.memory.traces import BEGIN, RawTurn, Turns, find_turn, newest_turns, read_turns
 from perdure.records.json import encode
 from perdure.records.keys import SessionKey
-from perdure.records.message_format import encode_message
+from perdure.records.messages import encode_message
 from perdure.records.records import CONTEXT, RETRACT, TURN, Entry, Record
 from perdure.store import Batch
 from perdure.stores.memory import MemoryStore

@@ -47,7 +47,7 @@ GROUPS = {
             "_lib",
             "conformance/test_file.py",
         ),
-        ("stores.file", "records.frames", "_lib.files"),
+        ("stores.file", "records.records", "_lib.files"),
         tuple(
             f"crash/test_crash.py::{name}"
             for name in (
@@ -165,8 +165,8 @@ f22 file:write : drop call sync 3
 f23 file:_document : without bool 1 2
 f24 file:plan : drop if 2
 f25 file:_newest_span : never if 5
-f26 frames:_record : set call int 1 -1 && frames:_record : swap compare 3 ==
-f27 frames:_record : without bool 2 3
+f26 records:_record : set call int 1 -1 && records:_record : swap compare 3 ==
+f27 records:_record : without bool 2 3
 f28 Folder.publish : drop call sync 1
 f29 Folder.write_temporary : never if 1
 f30 Folder.open : drop call fchmod 1

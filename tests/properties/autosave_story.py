@@ -15,7 +15,7 @@ import anyio.abc
 from hypothesis import strategies as st
 
 from perdure.autosave.options import Autosave, EngineOptions
-from perdure.autosave.shutdown import ShutdownReport
+from perdure.autosave.reports import ShutdownReport
 from perdure.autosave.tracked import Tracked
 from perdure.records.records import Entry
 from tests.autosave.inline_store import DirectStore, Fault, InlineStore

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from perdure import Message
 from perdure.errors import FormatError
 from perdure.providers import FORMATS, Format, parse_history, render
-from perdure.records.message_format import decode_message, encode_message
+from perdure.records.messages import decode_message, encode_message
 from tests.providers.histories import HISTORIES, taken, without_none
 from tests.providers.rules import wrongs
 from tests.providers.sdk import assert_accepted

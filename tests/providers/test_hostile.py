@@ -11,7 +11,7 @@ import pytest
 from perdure import Message, ToolCall
 from perdure.errors import FormatError, NotStorableError
 from perdure.providers import FORMATS, Format, parse, render
-from perdure.records.message_format import decode_message, encode_message
+from perdure.records.messages import decode_message, encode_message
 from tests.providers import replies
 from tests.providers.rules import wrongs
 

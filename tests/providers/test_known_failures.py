@@ -12,8 +12,8 @@ from perdure import Message, ToolCall
 from perdure.providers import FORMATS, Format, parse, render
 from perdure.providers.context_fit import EMPTY, OPENING
 from perdure.providers.tool_pairs import INTERRUPTED
-from perdure.records.message_format import decode_message, encode_message
-from perdure.restore.repair import repair
+from perdure.records.messages import decode_message, encode_message
+from perdure.restore.rebuild import repair
 from tests.providers.replies import ANTHROPIC, GEMINI, RESPONSES
 from tests.providers.rules import wrongs
 from tests.providers.sdk import assert_accepted

@@ -12,7 +12,7 @@ from perdure import Message
 from perdure.errors import ConfigError, FormatError
 from perdure.providers import FORMATS, Format, Issuer, parse, render
 from perdure.providers.issued import STAMP, stamp_of
-from perdure.records.message_format import decode_message, encode_message
+from perdure.records.messages import decode_message, encode_message
 from tests.providers.replies import (
     ANTHROPIC,
     CHAT,

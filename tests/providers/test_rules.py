@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from perdure import Message
 from perdure.providers import FORMATS, ReasoningPolicy, RenderedContext, render
 from perdure.providers.tool_pairs import paired
-from perdure.records.message_format import decode_message, encode_message
-from perdure.restore.repair import repair
+from perdure.records.messages import decode_message, encode_message
+from perdure.restore.rebuild import repair
 from tests.providers.conversations import conversations
 from tests.providers.rules import wrongs
 from tests.providers.sdk import assert_accepted

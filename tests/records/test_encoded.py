@@ -8,8 +8,7 @@ import pytest
 
 from perdure.errors import NotStorableError, TooLargeError
 from perdure.records.json import MAX_PAYLOAD_DEPTH
-from perdure.records.message_format import RESERVED_KINDS, EncodedRecord, encode_message
-from perdure.records.messages import Message
+from perdure.records.messages import RESERVED_KINDS, EncodedRecord, Message, encode_message
 from perdure.records.records import Entry
 
 

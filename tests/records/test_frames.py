@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import NotStorableError
-from perdure.records import frames
-from perdure.records.frames import Position, Scanner
-from perdure.records.records import Entry, Record
+from perdure.records import records
+from perdure.records.records import Entry, Position, Record, Scanner
 
 KINDS = st.from_regex(r"[A-Za-z][A-Za-z0-9_:.\-]{0,63}", fullmatch=True)
 PAYLOADS = st.recursive(
@@ -28,7 +27,7 @@ BEGIN = Position()
 
 
 def log_of(entries: list[Entry], *, epoch: int = 3, start: Position = BEGIN) -> bytes:
-    return frames.encode(entries, first=start.seq + 1, epoch=epoch, crc=start.crc)[0]
+    return records.encode(entries, first=start.seq + 1, epoch=epoch, crc=start.crc)[0]
 
 
 def scan(data: bytes, *, epoch: int = 3, start: Position = BEGIN) -> list[Record]:
@@ -82,7 +81,7 @@ def test_whole_groups_come_back_however_the_bytes_arrive(
     assert scanner.next.offset == 17 + len(data)
     assert scanner.damage is None
     # From the end that it knows, reading goes on.
-    more = frames.encode(GROUPS, first=scanner.end.seq + 1, epoch=3, crc=scanner.end.crc)[0]
+    more = records.encode(GROUPS, first=scanner.end.seq + 1, epoch=3, crc=scanner.end.crc)[0]
     assert len(scan(more, start=scanner.end)) == len(GROUPS)
 
 
@@ -121,7 +120,7 @@ def test_a_flip_before_the_last_line_is_told_from_a_torn_write() -> None:
             assert scanner.damage is not None
             rest = bytes(bad)[scanner.damage :]
             joined = place == last - 1  # the last line break is gone: one line, and no other
-            assert frames.follows(rest, scanner.next.crc) is not joined, (place, bit)
+            assert records.follows(rest, scanner.next.crc) is not joined, (place, bit)
 
 
 def test_a_torn_write_is_not_taken_for_damage() -> None:
@@ -131,7 +130,7 @@ def test_a_torn_write_is_not_taken_for_damage() -> None:
             scanner = Scanner(3, Position())
             torn = data[:length] + tear
             scanner.feed(torn)
-            assert not frames.follows(torn[scanner.next.offset :], scanner.next.crc)
+            assert not records.follows(torn[scanner.next.offset :], scanner.next.crc)
 
 
 @pytest.mark.parametrize(
@@ -177,9 +176,9 @@ def test_any_bytes_are_read_without_an_accident(data: bytes) -> None:
     scanner = Scanner(3, Position())
     assert scanner.feed(data) == []
     assert scanner.feed(b"\n") == []
-    frames.follows(data, 0)
-    frames.open_sealed(data)
-    frames.first_payload(data)
+    records.follows(data, 0)
+    records.open_sealed(data)
+    records.first_payload(data)
 
 
 def test_nesting_does_not_matter_since_nothing_is_decoded() -> None:
@@ -206,7 +205,7 @@ def test_a_payload_cannot_pass_for_the_end_of_its_line() -> None:
 
 
 def test_a_line_without_an_end_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr(records, "MAX_LINE_BYTES", 1000)
     scanner = Scanner(3, Position())
     for _ in range(5):
         scanner.feed(b"x" * 300)
@@ -215,12 +214,12 @@ def test_a_line_without_an_end_is_given_up_in_time(monkeypatch: pytest.MonkeyPat
 
 def test_a_sealed_object_comes_back_and_every_flip_is_found() -> None:
     document = b'{"a":[1,2],"b":"c"}'
-    sealed = frames.seal(document)
+    sealed = records.seal(document)
     assert json.loads(sealed)["a"] == [1, 2]
-    assert frames.open_sealed(sealed) == document
+    assert records.open_sealed(sealed) == document
     for place in range(len(sealed)):
         for bit in range(8):
             bad = bytearray(sealed)
             bad[place] ^= 1 << bit
-            assert frames.open_sealed(bytes(bad)) is None
-        assert frames.open_sealed(sealed[:place]) is None
+            assert records.open_sealed(bytes(bad)) is None
+        assert records.open_sealed(sealed[:place]) is None

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from perdure.errors import CorruptRecordError, NotStorableError, PerdureError, TooLargeError
 from perdure.records.json import MAX_DEPTH, MAX_VALUE_DEPTH, depth_of
-from perdure.records.message_format import decode_message, encode_message
 from perdure.records.messages import (
     CALL_FIELDS,
     CALLS_FIELDS,
@@ -25,6 +24,8 @@ from perdure.records.messages import (
     Message,
     ToolCall,
     ToolResult,
+    decode_message,
+    encode_message,
 )
 from perdure.records.records import MESSAGE, TOOL_CALL, TOOL_RESULT
 from perdure.records.types import Registry

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import TooLargeError
-from perdure.records.redaction import DENY_KEYS, REDACTED, redact
+from perdure.records.values import DENY_KEYS, REDACTED, redact
 
 
 @pytest.mark.parametrize(

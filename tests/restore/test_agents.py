@@ -64,7 +64,7 @@ def test_the_five_roles_know_no_more_than_they_have_to() -> None:
     strategy = imports_of(restore / "bootstrapper.py")
     assert not {name for name in strategy if name.startswith(("perdure.store", "perdure.session"))}
     stored = imports_of(restore / "snapshot_store.py")
-    assert not stored & {f"perdure.restore.{one}" for one in ("bootstrapper", "rebuild", "repair")}
+    assert not stored & {f"perdure.restore.{one}" for one in ("bootstrapper", "rebuild")}
     serializer = imports_of(restore / "serializer.py")
     assert not {name for name in serializer if name.startswith(("perdure.store", "anyio"))}
     factory = imports_of(SOURCE / "agent" / "factory.py")

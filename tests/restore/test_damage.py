@@ -28,8 +28,8 @@ from perdure import (
 )
 from perdure.cli.audit import audit
 from perdure.memory.context import SNAPSHOT
-from perdure.memory.items import EpisodicItem, SemanticItem, item_entry
-from perdure.restore.plan import RestorePlan
+from perdure.memory.facts import EpisodicItem, SemanticItem, item_entry
+from perdure.restore.report import RestorePlan
 from perdure.session.internals import lines_of
 from perdure.session.session import Session, render
 from perdure.store import Store

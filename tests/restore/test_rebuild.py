@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perdure import Message, ToolCall
 from perdure.memory.context import WorkingContext
-from perdure.memory.items import EpisodicItem, MemoryBundle, SemanticItem
+from perdure.memory.facts import EpisodicItem, MemoryBundle, SemanticItem
 from perdure.records.json import decode
 from perdure.restore import CompactionSnapshotBuilder
 from perdure.restore.rebuild import context_entry, is_memory, prompt_sha256, raw_part

@@ -14,7 +14,7 @@ from perdure import Message, ToolCall
 from perdure.providers import Issuer, parse, render
 from perdure.providers.target import ContextTarget
 from perdure.providers.tool_pairs import INTERRUPTED, interrupted_result, is_synthetic
-from perdure.restore.repair import repair
+from perdure.restore.rebuild import repair
 
 
 def asks(*ids: str, text: str | None = None) -> Message:

@@ -11,7 +11,7 @@ import pytest
 
 from perdure import Message, ToolCall, UnsupportedVersionError
 from perdure.memory.context import WorkingContext
-from perdure.records.message_format import encode_message
+from perdure.records.messages import encode_message
 from perdure.restore import WorkingContextSnapshot, WorkingContextSnapshotSerializer
 
 MESSAGES = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from perdure import Autosave, Message, connect
-from perdure.autosave.shutdown import ShutdownReport, Unsaved
+from perdure.autosave.reports import ShutdownReport, Unsaved
 from perdure.records.keys import SessionKey
 from perdure.restore.report import RestoreStep
 from perdure.types import RestoreReport

@@ -11,7 +11,7 @@ import pytest
 import perdure
 from perdure import Autosave, ConfigError, Message, NotStorableError
 from perdure.archive import Archives
-from perdure.memory.storage import MemoryItem
+from perdure.memory.working_memory import MemoryItem
 
 
 def wrong(value: Any) -> Any:

@@ -18,7 +18,7 @@ from perdure import (
     connect,
 )
 from perdure.records.keys import SessionKey
-from perdure.records.message_format import EncodedRecord
+from perdure.records.messages import EncodedRecord
 from perdure.session import spill as spilling
 from perdure.session.manager import SessionManager
 from perdure.stores.memory import MemoryBacking, MemoryStore

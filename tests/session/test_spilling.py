@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from perdure import Message, Shutdown, UnsavedChangesError, connect
-from perdure.autosave.shutdown import ShutdownReport
+from perdure.autosave.reports import ShutdownReport
 from perdure.records.keys import SessionKey
 from perdure.session.manager import SessionManager
 from perdure.stores.file import FileStore

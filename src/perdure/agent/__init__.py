@@ -104,26 +104,26 @@ if TYPE_CHECKING:
     from perdure.memory.compaction import Compaction as Compaction
     from perdure.memory.compaction import CompactionPolicy as CompactionPolicy
     from perdure.memory.compaction import Compactor as Compactor
+    from perdure.memory.compaction import ExtractiveSummarizer as ExtractiveSummarizer
     from perdure.memory.compaction import Summarizer as Summarizer
     from perdure.memory.compaction import Summary as Summary
     from perdure.memory.compaction import TurnTrace as TurnTrace
     from perdure.memory.context import estimated_tokens as estimated_tokens
+    from perdure.memory.facts import EpisodicItem as EpisodicItem
     from perdure.memory.facts import Fact as Fact
     from perdure.memory.facts import FactLimits as FactLimits
-    from perdure.memory.items import EpisodicItem as EpisodicItem
-    from perdure.memory.items import MemoryBundle as MemoryBundle
-    from perdure.memory.items import SemanticItem as SemanticItem
+    from perdure.memory.facts import MemoryBundle as MemoryBundle
+    from perdure.memory.facts import SemanticItem as SemanticItem
     from perdure.memory.ledger import Approval as Approval
     from perdure.memory.ledger import Effect as Effect
     from perdure.memory.retrieval import RetrievedMemory as RetrievedMemory
     from perdure.memory.retrieval import Retriever as Retriever
     from perdure.memory.retrieval import Weights as Weights
-    from perdure.memory.storage import MemoryInfo as MemoryInfo
-    from perdure.memory.storage import MemoryItem as MemoryItem
-    from perdure.memory.storage import MemoryStorage as MemoryStorage
-    from perdure.memory.storage import SessionMemoryStorage as SessionMemoryStorage
-    from perdure.memory.summarize import ExtractiveSummarizer as ExtractiveSummarizer
     from perdure.memory.traces import RawTrace as RawTrace
+    from perdure.memory.working_memory import MemoryInfo as MemoryInfo
+    from perdure.memory.working_memory import MemoryItem as MemoryItem
+    from perdure.memory.working_memory import MemoryStorage as MemoryStorage
+    from perdure.memory.working_memory import SessionMemoryStorage as SessionMemoryStorage
     from perdure.restore import CompactionSnapshotBuilder as CompactionSnapshotBuilder
     from perdure.restore import WorkingContextSnapshot as WorkingContextSnapshot
     from perdure.restore import (
@@ -216,15 +216,19 @@ _HOMES = {
         "Compaction",
         "CompactionPolicy",
         "Compactor",
+        "ExtractiveSummarizer",
         "Summarizer",
         "Summary",
         "TurnTrace",
     ),
-    "perdure.memory.facts": ("Fact", "FactLimits"),
-    "perdure.memory.summarize": ("ExtractiveSummarizer",),
-    "perdure.memory.storage": ("MemoryInfo", "MemoryItem", "MemoryStorage", "SessionMemoryStorage"),
+    "perdure.memory.facts": ("EpisodicItem", "Fact", "FactLimits", "MemoryBundle", "SemanticItem"),
+    "perdure.memory.working_memory": (
+        "MemoryInfo",
+        "MemoryItem",
+        "MemoryStorage",
+        "SessionMemoryStorage",
+    ),
     "perdure.memory.ledger": ("Approval", "Effect"),
-    "perdure.memory.items": ("EpisodicItem", "MemoryBundle", "SemanticItem"),
     "perdure.memory.traces": ("RawTrace",),
     "perdure.memory.retrieval": ("RetrievedMemory", "Retriever", "Weights"),
     "perdure.restore": (

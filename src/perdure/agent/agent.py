@@ -44,8 +44,7 @@ if TYPE_CHECKING:
     from perdure.agent.plugins import ToolSettings
     from perdure.agent.tools import Tool
     from perdure.memory.ledger import Approval, Effect
-    from perdure.memory.storage import MemoryStorage
-    from perdure.memory.working_memory import WorkingMemory
+    from perdure.memory.working_memory import MemoryStorage, WorkingMemory
     from perdure.restore.report import RestoreReport
     from perdure.session.manager import SessionManager
     from perdure.session.session import Session

@@ -24,8 +24,7 @@ from perdure.memory.compaction import (
     blocks_of,
 )
 from perdure.memory.context import bytes_of
-from perdure.memory.facts import key_of
-from perdure.memory.items import EpisodicItem, MemoryBundle, SemanticItem
+from perdure.memory.facts import EpisodicItem, MemoryBundle, SemanticItem, key_of
 from perdure.memory.retrieval import select, smaller
 from perdure.records.messages import Message
 from perdure.restore.rebuild import CompactionSnapshotBuilder

@@ -19,7 +19,7 @@ from perdure.autosave.options import INHERIT, Autosave, Inherit
 from perdure.errors import InvalidArgumentError
 from perdure.lease import OnHeld
 from perdure.memory.compaction import CompactionPolicy, Summarizer
-from perdure.memory.storage import MemoryStorage
+from perdure.memory.working_memory import MemoryStorage
 from perdure.records.keys import DEFAULT_SESSION
 from perdure.records.messages import Message, ToolCall, ToolResult
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from perdure.agent.queues import InputQueues
     from perdure.agent.requests import LLMRequestAssembler
     from perdure.agent.tools import Toolbox
-    from perdure.memory.storage import MemoryStorage
-    from perdure.memory.working_memory import WorkingMemory
+    from perdure.memory.working_memory import MemoryStorage, WorkingMemory
     from perdure.restore.report import RestoreReport
     from perdure.session.session import Session
 

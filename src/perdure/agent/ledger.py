@@ -28,8 +28,7 @@ from perdure.memory.ledger import (
     change_entry,
 )
 from perdure.memory.traces import begun_by
-from perdure.records.message_format import encode_message
-from perdure.records.messages import Message, ToolCall
+from perdure.records.messages import Message, ToolCall, encode_message
 from perdure.records.records import ADMITTED, APPROVAL, EFFECT, MESSAGE, TURN, Entry
 from perdure.session.internals import accept, ledger_of, registry_of, store_of
 from perdure.session.session import Session

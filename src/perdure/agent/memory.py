@@ -26,24 +26,23 @@ from perdure.errors import NotStorableError
 from perdure.memory.compaction import Compaction, CompactionPolicy, Compactor
 from perdure.memory.context import WorkingContextSnapshot, tokens_of
 from perdure.memory.documents import TurnPayload
-from perdure.memory.items import EpisodicItem, SemanticItem, item_entry
+from perdure.memory.facts import EpisodicItem, SemanticItem, item_entry
 from perdure.memory.retrieval import Retriever
 from perdure.memory.traces import SOURCE, RawTrace
 from perdure.providers.tool_pairs import interrupted_result
 from perdure.records.json import encode
-from perdure.records.message_format import decode_message, encode_message
-from perdure.records.messages import Message, ToolCall
+from perdure.records.messages import Message, ToolCall, decode_message, encode_message
 from perdure.records.records import TURN, Entry
-from perdure.records.redaction import redact
+from perdure.records.values import redact
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
 from perdure.restore.rebuild import (
     CompactionSnapshotBuilder,
     context_entry,
     prompt_sha256,
     raw_part,
+    repair,
     system_prompt_of,
 )
-from perdure.restore.repair import repair
 from perdure.restore.report import Source
 from perdure.restore.snapshot_store import WorkingContextSnapshotStore
 from perdure.session.entries import entry_of

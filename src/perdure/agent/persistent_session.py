@@ -10,7 +10,7 @@ import msgspec
 from perdure.autosave.options import Autosave
 from perdure.errors import InvalidArgumentError
 from perdure.formats.state import StateStorage
-from perdure.memory.storage import MemoryStorage
+from perdure.memory.working_memory import MemoryStorage
 from perdure.store import Store
 
 if TYPE_CHECKING:

@@ -19,14 +19,14 @@ from perdure.agent.llm.model import ToolSpec
 from perdure.agent.notes import InContextMemory
 from perdure.agent.permissions import Permissions
 from perdure.errors import ConfigError
-from perdure.memory.storage import SessionMemoryStorage
-from perdure.records.redaction import redact
+from perdure.memory.working_memory import SessionMemoryStorage
+from perdure.records.values import redact
 from perdure.session.contributors import Attachment, Contributor, RestoreContext, attach
 from perdure.session.internals import folder_of
 
 if TYPE_CHECKING:
     from perdure.agent.config import AgentConfig
-    from perdure.memory.storage import MemoryStorage
+    from perdure.memory.working_memory import MemoryStorage
     from perdure.session.session import Session
 
 

@@ -13,8 +13,7 @@ from typing import final
 from perdure.agent.compaction import LogCompaction, TurnBlocks
 from perdure.memory.compaction import blocks_of
 from perdure.memory.traces import RawTrace, RawTurn, find_turn, newest_turns, read_turns, traces_of
-from perdure.records.message_format import decode_message
-from perdure.records.messages import Message
+from perdure.records.messages import Message, decode_message
 from perdure.session.internals import registry_of, store_of
 from perdure.session.session import Session
 

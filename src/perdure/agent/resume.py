@@ -23,7 +23,7 @@ from perdure.agent.events import (
 from perdure.agent.ledger import whole_ledger
 from perdure.memory.ledger import Admitted, Approval, Effect
 from perdure.memory.traces import newest_turns
-from perdure.records.message_format import decode_message
+from perdure.records.messages import decode_message
 from perdure.records.values import Types
 from perdure.restore.report import RestoreStep
 from perdure.session.internals import registry_of, report_step, store_of

@@ -1,29 +1,28 @@
-"""What to save, and what follows from the store's answers: autosave without doing anything.
+"""The core of autosave: what to save, and what follows from the store's answers. Does no I/O.
 
-No clock, loop, store or randomness in here: each method takes ``now``, ``chance`` is
-brought by the caller, and what is to be done comes back as a value or waits in
-``registry.events``. So it behaves the same on every event loop, and is tested without one.
+No clock, loop, store or randomness in here: each method takes ``now``, the caller passes
+``chance``, and what to do is a return value or an event in ``registry.events``. So it behaves the
+same on every event loop, and is tested without one.
 
-An append makes a session due (`intake`, `schedule`). ``capture`` takes those with the
-earliest deadlines, and everything that each of them has by then. ``completed`` takes the
-store's answer, and what was appended meanwhile makes the session due again.
+An append makes a session due (`Intake`, `schedule`). ``capture`` takes the sessions with the
+earliest deadlines, and everything that each of them has by then. ``completed`` takes the store's
+answer; what was appended meanwhile makes the session due again.
 
-* A session is captured only while nothing of it is with the store.
-* Whatever is unsaved waits in exactly one way: in the wheel, in the ready lanes, with the
-  store, for its contributors, for a job, or for the end of a group; unless it is
-  quarantined, lost, or has no timers.
-* Nothing leaves memory before the store has said OK.
+* A session is captured only while no save of it is in flight.
+* Unsaved records wait in exactly one place: in the wheel, in the ready lanes, with the store, for
+  contributors, for a job, or for the end of a group; unless the session is quarantined, lost, or
+  has no timers.
+* Nothing leaves memory before the store has answered OK.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Final, NamedTuple, final
+from typing import Final, Literal, NamedTuple, final
 
 from perdure._lib.backoff import backoff
-from perdure.autosave import errors
-from perdure.autosave.breaker import Breaker
+from perdure.autosave import tracked
 from perdure.autosave.events import (
     BreakerClosed,
     BreakerOpened,
@@ -33,9 +32,8 @@ from perdure.autosave.events import (
     SaveFailed,
 )
 from perdure.autosave.options import INHERIT, Autosave, EngineOptions, Inherit
-from perdure.autosave.registry import SessionRegistry
 from perdure.autosave.schedule import Schedule
-from perdure.autosave.tracked import OVERHEAD, State, Tracked, Waiter
+from perdure.autosave.tracked import OVERHEAD, SessionRegistry, State, Tracked, Waiter
 from perdure.errors import (
     AcknowledgedRecordsLostError,
     ConfigError,
@@ -47,6 +45,103 @@ from perdure.errors import (
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry
 from perdure.store import Batch, Capabilities, Outcome, Status
+
+BreakerState = Literal["closed", "open", "recovering"]
+
+MOST_DOUBLED: Final = 32
+_HURRIED_RESET: Final = 1.0
+
+
+@final
+class Breaker:
+    """Say how many sessions may be sent to the store now.
+
+    Args:
+        failures: Failed batches in a row that open it.
+        base: Seconds until the first probe, at most; each that fails doubles it. At least half.
+        reset: Seconds between probes, at most.
+        full: How many sessions can be with the store at once.
+        chance: Returns a random number from 0 up to 1.
+
+    """
+
+    __slots__ = (
+        "_base",
+        "_chance",
+        "_failed",
+        "_failures",
+        "_full",
+        "_probes",
+        "_reset",
+        "_window",
+        "opened_at",
+        "probe_at",
+        "state",
+    )
+
+    def __init__(
+        self, *, failures: int, base: float, reset: float, full: int, chance: Callable[[], float]
+    ) -> None:
+        self.state: BreakerState = "closed"
+        self.probe_at: float = float("inf")
+        """When the next probe may go; infinite unless open."""
+        self.opened_at: float | None = None
+        """Since when the store has not been well, None while closed."""
+        self._base = base
+        self._failures = failures
+        self._probes = 0
+        """How many have failed in a row."""
+        self._reset = reset
+        self._full = full
+        self._chance = chance
+        self._failed = 0
+        self._window = full
+
+    def allowance(self, now: float, in_flight: int) -> int:
+        """Return how many more sessions may be sent while ``in_flight`` are with the store."""
+        if self.state == "closed":
+            return self._full
+        if self.state == "recovering":
+            return max(0, self._window - in_flight)
+        return 1 if now >= self.probe_at and not in_flight else 0
+
+    def succeeded(self, *, waiting: bool) -> bool:
+        """Take note that the store answered; return whether it is now well again.
+
+        It is when it gets all that it can take, or when nothing is ``waiting`` for it.
+        """
+        self._failed = self._probes = 0
+        if self.state == "closed":
+            return False
+        self._window = 2 if self.state == "open" else self._window * 2
+        self.state = "recovering"
+        self.probe_at = float("inf")
+        if waiting and self._window < self._full:
+            return False
+        self.state = "closed"
+        self.opened_at = None
+        return True
+
+    def failed(self, now: float) -> bool:
+        """Take note that the store did not answer; return whether this opened the breaker."""
+        self._failed += 1
+        if self.state == "closed" and self._failed < self._failures:
+            return False
+        opened = self.state == "closed"
+        if opened:
+            self.opened_at = now
+        self.state = "open"
+        pause = min(self._reset, self._base * 2.0 ** min(self._probes, MOST_DOUBLED))
+        self._probes += 1
+        self.probe_at = now + pause * (0.5 + 0.5 * self._chance())
+        return opened
+
+    def hurry(self, now: float) -> None:
+        """Probe at least once a second from now on: the process is about to end."""
+        self._reset = min(self._reset, _HURRIED_RESET)
+        if self.state == "open":
+            self.probe_at = min(self.probe_at, now + self._reset * self._chance())
+
 
 # How much of a session one save takes: whole groups, up to a limit
 #
@@ -164,12 +259,12 @@ class Intake:
         """Refuse what cannot be accepted. Slow, and only asked when something is unusual."""
         sealed = self._pressure.sealed and not t.contributing
         if sealed or not t.writable:
-            raise errors.ended(t)
+            raise tracked.ended(t)
         if t.end is not None and t.pending_bytes >= self._engine.quarantine_bytes:
-            raise errors.ended(t)
+            raise tracked.ended(t)
         largest = max([len(entry.payload) for entry in entries])
         if largest > self._record_max:
-            raise errors.too_large(t, size=largest, limit=self._record_max)
+            raise tracked.too_large(t, size=largest, limit=self._record_max)
         if self._pressure.rises():
             self._schedule.rush(self._registry.unsaved, rushed=True)
             self._registry.note_pressure(now)

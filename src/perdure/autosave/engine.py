@@ -7,30 +7,196 @@ until no save of that session is with the store, and none begins before the job 
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVarTuple, final
 
 import anyio
 from anyio.lowlevel import checkpoint
 
 from perdure._lib.host import Host
-from perdure.autosave import errors
-from perdure.autosave.background_jobs import BackgroundJobs, T
-from perdure.autosave.contributors import StateCapture
+from perdure._lib.loop import event_maker
+from perdure.autosave import tracked
 from perdure.autosave.core import Core, Save
 from perdure.autosave.events import Event, Reporter, StoreWarned
-from perdure.autosave.health import Health, Watchdog, health_of
+from perdure.autosave.jobs import BackgroundJobs, StateCapture, T
 from perdure.autosave.options import INHERIT, Autosave, EngineOptions, Inherit
+from perdure.autosave.reports import Health, ShutdownReport, health_of, report_of
 from perdure.autosave.schedule import IdleWheel
-from perdure.autosave.shutdown import EngineShutdown, ShutdownReport
-from perdure.autosave.timer import Timer
-from perdure.autosave.tracked import State, Tracked
-from perdure.autosave.waiters import SaveWaiters
-from perdure.autosave.writer import Writer
+from perdure.autosave.tracked import State, Tracked, Waiter, Waiters
+from perdure.autosave.writer import Timer, Watchdog, Writer
 from perdure.errors import SessionError, UnsavedChangesError
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry
 from perdure.store import Store
+
+
+@final
+class SaveWaiters:
+    """Let callers wait.
+
+    Args:
+        core: Knows how far each session is.
+        clock: The loop's.
+
+    """
+
+    def __init__(self, core: Core, clock: Callable[[], float]) -> None:
+        self._core = core
+        self._pressure = core.registry.pressure
+        self._clock = clock
+        self._new_event = event_maker()
+        self._room: anyio.Event | None = None
+
+    def check(self, t: Tracked) -> None:
+        """Raise if nothing more of a session will become durable."""
+        if t.end is not None or self._core.stopped:
+            raise tracked.ended(t)
+
+    async def durable(self, t: Tracked, version: int) -> None:
+        """Wait until a version is durable, or raise because it will not be."""
+        while t.durable < version:
+            self.check(t)
+            tracked.require_outside(t, "to wait until it is durable")
+            await self._woken(t, version)
+
+    async def settled(self, t: Tracked, version: int) -> None:
+        """Wait until a version is durable, or will not be; raise nothing."""
+        while t.durable < version and t in self._core.registry.unsaved and not self._core.stopped:
+            await self._woken(t, version)
+
+    async def _woken(self, t: Tracked, version: int) -> None:
+        woken = self._new_event()
+        waiters = t.waiters = t.waiters or Waiters()
+        number = waiters.add(Waiter(version, woken.set))
+        try:
+            await woken.wait()
+        finally:
+            t.give_up(number, waiters)
+
+    async def room(self, t: Tracked) -> None:
+        """Wait while too much is unsaved, then let one append of the session through."""
+        if self._has_room():
+            return
+        engine = self._core.engine
+        if engine.outage_policy == "backpressure":
+            with anyio.move_on_after(engine.backpressure_timeout):
+                while not self._has_room():
+                    self._room = self._room or anyio.Event()
+                    await self._room.wait()
+        self.check(t)
+        if not self._has_room():
+            raise self._core.registry.overloaded(t, self._clock())
+        t.granted = True
+
+    def _has_room(self) -> bool:
+        return self._core.stopped or not self._pressure.blocking
+
+    def make_room(self) -> None:
+        """Wake those who wait for room, if there is some."""
+        if self._room is not None and self._has_room():
+            self._room.set()
+            self._room = None
+
+    def wake(self, waiters: Iterable[Waiter]) -> None:
+        """Wake those whose wait is over."""
+        for waiter in waiters:
+            waiter.wake()
+
+
+@final
+class EngineShutdown:
+    """Stop one engine.
+
+    Args:
+        core: What it knows.
+        clock: The loop's.
+        timer: Its timer.
+        batcher: Its workers.
+        jobs: Its background jobs.
+        contributors: Asked once more, those of clean sessions included.
+        waiting: Its waiters.
+
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        clock: Callable[[], float],
+        *,
+        timer: Timer,
+        writer: Writer,
+        jobs: BackgroundJobs,
+        contributors: StateCapture,
+        waiting: SaveWaiters,
+    ) -> None:
+        self.report: ShutdownReport | None = None
+        """What became of everything, once it is over."""
+        self._core = core
+        self._clock = clock
+        self._timer = timer
+        self._writer = writer
+        self._jobs = jobs
+        self._contributors = contributors
+        self._waiting = waiting
+        self._one = anyio.Lock()
+        self._flushing: anyio.CancelScope | None = None
+        self._cut = False
+
+    def drain(self) -> None:
+        """Save everything as it comes from now on."""
+        if self._core.schedule.draining:
+            return
+        now = self._clock()
+        self._core.schedule.drain(self._core.registry.unsaved, now)
+        self._core.breaker.hurry(now)
+        self._timer.attend()
+
+    def cut(self) -> None:
+        """Wait no longer for the store: go on to the report."""
+        self._cut = True
+        if self._flushing is not None:
+            self._flushing.cancel()
+
+    async def stop(self, deadline: float, hard_grace: float) -> ShutdownReport:
+        """Stop within ``deadline + hard_grace`` seconds, and say what became of everything."""
+        async with self._one:
+            if self.report is not None:
+                return self.report
+            began = self._clock()
+            self.drain()
+            self._timer.attend()  # in a loop that ends it was cut, as all other tasks were
+            self._core.intake.seal(None)
+            before = list(self._core.registry.unsaved)
+            with anyio.move_on_after(deadline) as self._flushing:
+                if not self._cut:
+                    await self._flush()
+            # From here on nothing new is sent: what the report says stays true.
+            self._core.stopped = True
+            self._writer.cut()
+            self._jobs.cut()
+            with anyio.move_on_after(hard_grace):
+                await self._writer.idle()
+            return self.finish(began, saved=len([t for t in before if t.clean]))
+
+    async def _flush(self) -> None:
+        await self._contributors.ask_quiet()
+        while self._core.registry.unsaved:
+            t = next(iter(self._core.registry.unsaved))
+            await self._waiting.settled(t, t.version)
+
+    def finish(self, began: float, *, saved: int) -> ShutdownReport:
+        """Begin no save any more, account for everything, and let nobody wait in vain."""
+        self._core.stopped = True
+        self._core.intake.seal(None)
+        if self.report is None:
+            self.report = report_of(self._core, began=began, saved=saved, now=self._clock())
+            self.report.log()
+        self._timer.stop()
+        self._waiting.make_room()
+        for t in self._core.registry.sessions:
+            self._waiting.wake(t.take_waiters())
+        return self.report
+
 
 # Waiting for autosave: for a version to become durable, for a session to settle, for room
 #
@@ -247,7 +413,7 @@ class Autosaver:
 
         """
         if t.before_capture is not None and t.end is None and not self._core.stopped:
-            errors.require_outside(t, "to save it")
+            tracked.require_outside(t, "to save it")
             await self._host.call(self._contributors.capture, t)
         version = t.version
         if t.durable < version:
@@ -269,7 +435,7 @@ class Autosaver:
 
     async def flush(self, deadline: float | None = None) -> None:
         """Save everything now; return when it is durable, or after ``deadline`` seconds."""
-        errors.require_outside(None, "to flush")
+        tracked.require_outside(None, "to flush")
         with anyio.move_on_after(deadline):
             self._flush()
             await self._contributors.ask_quiet()

@@ -1,13 +1,11 @@
-"""What autosave knows of one session.
+"""What autosave knows: each session's numbers, the registers over all of them, and the errors.
 
-Three numbers say how far it is: ``version`` (accepted), ``inflight`` (with the store now,
-or None) and ``durable``, with ``durable <= inflight <= version``. They are seqs of the
+Three numbers say how far a session is: ``version`` (accepted), ``inflight`` (with the store now,
+or None) and ``durable``, with ``durable <= inflight <= version``. They are sequence numbers of the
 log. There is no dirty flag: a change made while a save runs is simply a higher version.
 
-`core` alone changes these fields; the hooks and ``pins`` belong to the session.
-
-Decisions only. `intake` and `core` write them, in the same synchronous step as the
-session's own fields, so they never disagree.
+Decisions only. `core` alone changes these fields, in the same synchronous step as the session's
+own, so they never disagree; the hooks and ``pins`` belong to the session.
 """
 
 from __future__ import annotations
@@ -15,10 +13,21 @@ from __future__ import annotations
 import enum
 import heapq
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice
 from typing import Final, final
 
-from perdure.autosave.options import Autosave
-from perdure.errors import AcknowledgedRecordsLostError
+from perdure._lib import task_scope
+from perdure.autosave.events import Degraded, Event, Recovered
+from perdure.autosave.options import Autosave, EngineOptions
+from perdure.errors import (
+    AcknowledgedRecordsLostError,
+    LeaseLostError,
+    SessionClosedError,
+    SessionError,
+    SessionQuarantinedError,
+    StoreUnavailableError,
+    TooLargeError,
+)
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry, Record
 
@@ -375,3 +384,229 @@ class Tracked(_Hot):
         waiters.discard(number)
         if not waiters and self.waiters is waiters:
             self.waiters = None
+
+
+def ended(
+    t: Tracked,
+) -> AcknowledgedRecordsLostError | LeaseLostError | SessionClosedError | SessionQuarantinedError:
+    """Return the error of a session that has ended, or is sealed."""
+    if t.end is State.LOST:
+        return _gone(t) if t.missing else _lost(t)
+    if t.end is State.QUARANTINED:
+        return _quarantined(t)
+    return _closed(t)
+
+
+def _lost(t: Tracked) -> LeaseLostError:
+    message = (
+        f"session {t.key}: another process has taken it over, epoch {t.epoch} can write no more; "
+        f"{_unsaved(t)}. fork_unsaved(new_id) keeps them, discard_unsaved() drops them; open the "
+        "session again to go on"
+    )
+    error = LeaseLostError(message, key=t.key, epoch=t.epoch, version=t.version, durable=t.durable)
+    error.__cause__ = t.last_error
+    return error
+
+
+def _gone(t: Tracked) -> AcknowledgedRecordsLostError:
+    error = AcknowledgedRecordsLostError(
+        f"{t.last_error}; {_unsaved(t)}", key=t.key, durable=t.durable, missing=t.missing
+    )
+    error.__cause__ = t.last_error
+    return error
+
+
+def _quarantined(t: Tracked) -> SessionQuarantinedError:
+    message = (
+        f"session {t.key}: the store refuses record {t.durable + 1} for good ({t.last_error}); "
+        f"{_unsaved(t)}. Use retry(), fork_unsaved(new_id) or discard_unsaved()"
+    )
+    error = SessionQuarantinedError(message, key=t.key, seq=t.durable + 1, version=t.version)
+    error.__cause__ = t.last_error
+    return error
+
+
+def _closed(t: Tracked) -> SessionClosedError:
+    message = f"session {t.key} is closed, {_unsaved(t)}: open it again"
+    return SessionClosedError(message, key=t.key, version=t.version, durable=t.durable)
+
+
+def _unsaved(t: Tracked) -> str:
+    return f"{t.version - t.durable} of its records are only in memory"
+
+
+def require_outside(t: Tracked | None, what: str) -> None:
+    """Refuse what would wait for the very hook that it is asked in; None for any session's.
+
+    Raises:
+        SessionError: This task is in a ``before_save`` hook or a contributor of the session, or
+            was started there.
+
+    """
+    if task_scope.is_within_any(Tracked) if t is None else task_scope.is_within(t):
+        name = "a session" if t is None else f"session {t.key}"
+        message = (
+            f"{name} is about to be saved, and waits for this before_save hook or contributor: "
+            f"it cannot wait for the session {what}. Append and return: what is appended here is "
+            "saved at once, with the rest"
+        )
+        raise SessionError(message, key=None if t is None else str(t.key))
+
+
+def overloaded(
+    t: Tracked, *, dirty_bytes: int, oldest_age: float, cause: Exception | None = None
+) -> StoreUnavailableError:
+    """Return the error of an append while too much is unsaved."""
+    message = (
+        f"session {t.key}: the store does not keep up; {dirty_bytes} bytes are unsaved over all "
+        f"sessions, the oldest for {oldest_age:.1f} s. Nothing accepted is dropped: try again "
+        "when the store works, or raise dirty_hard and max_unsaved_age"
+    )
+    error = StoreUnavailableError(
+        message, key=t.key, dirty_bytes=dirty_bytes, oldest_age=oldest_age
+    )
+    error.__cause__ = cause
+    return error
+
+
+def too_large(t: Tracked, *, size: int, limit: int) -> TooLargeError:
+    """Return the error of a record beyond the store's limit."""
+    message = (
+        f"session {t.key}: a record of {size} bytes, the store takes at most {limit}: "
+        "put large content into a blob or a file"
+    )
+    return TooLargeError(message, key=t.key, size=size, limit=limit)
+
+
+# How much is unsaved over all sessions, and what follows from it
+
+
+EASED: Final = 0.5
+"""Below this share of ``dirty_soft`` sessions wait for their debounce again."""
+
+
+@final
+class Pressure:
+    """Unsaved bytes over all sessions, and what follows from them.
+
+    Above ``dirty_soft`` nothing waits for a debounce any more. At ``dirty_hard``, or when a failing
+    session's oldest change is older than ``max_unsaved_age``, the outage policy blocks appends.
+    """
+
+    __slots__ = ("_engine", "ceiling", "dirty_bytes", "overdue", "rising", "sealed")
+
+    def __init__(self, engine: EngineOptions) -> None:
+        self._engine = engine
+        self.dirty_bytes: int = 0
+        """Payloads that wait for the store, with what a record counts beyond its own."""
+        self.ceiling: float = engine.dirty_soft
+        """From this on an append needs a closer look."""
+        self.rising: bool = False
+        """Too much is unsaved to wait for debounces."""
+        self.overdue: bool = False
+        """A session has been failing for longer than ``max_unsaved_age``."""
+        self.sealed: bool = False
+
+    @property
+    def blocking(self) -> bool:
+        """Whether a limit is reached, and the policy is to keep it."""
+        if self._engine.outage_policy == "continue":
+            return False
+        return self.overdue or self.dirty_bytes >= self._engine.dirty_hard
+
+    def seal(self) -> None:
+        """Accept nothing more."""
+        self.sealed = True
+        self._set_ceiling()
+
+    def rises(self) -> bool:
+        """Take note of a large number of bytes; return whether that is news."""
+        news = not self.rising and self.dirty_bytes >= self._engine.dirty_soft
+        self.rising = self.rising or news
+        self._set_ceiling()
+        return news
+
+    def age(self, oldest: float | None, now: float) -> bool:
+        """Take note of the oldest change of a failing session; return whether that is news."""
+        before = self.overdue
+        self.overdue = oldest is not None and now - oldest > self._engine.max_unsaved_age
+        if self.rising and self.dirty_bytes < self._engine.dirty_soft * EASED:
+            self.rising = False
+        self._set_ceiling()
+        return self.overdue and not before
+
+    def _set_ceiling(self) -> None:
+        if self.sealed or self.overdue:
+            self.ceiling = -1
+        else:
+            self.ceiling = self._engine.dirty_hard if self.rising else self._engine.dirty_soft
+
+
+# The registers of autosave: which sessions there are, and which of them are in which state
+
+
+LOOKED_AT: Final = 256
+"""Sessions among which the oldest change is looked for."""
+
+
+@final
+class SessionRegistry:
+    """Hold what is known over all sessions of one store."""
+
+    def __init__(self, engine: EngineOptions) -> None:
+        self.sessions: set[Tracked] = set()
+        self.unsaved: dict[Tracked, None] = {}
+        """Sessions with changes that can still become durable, the longest waiting first."""
+        self.failed: dict[Tracked, None] = {}
+        """Those of them whose last save did not succeed, the longest failing first."""
+        self.stuck: dict[Tracked, None] = {}
+        """Quarantined sessions, and lost ones until somebody decides about their records."""
+        self.warnings: tuple[str, ...] = ()
+        """How the store is set up so that it may lose what it keeps."""
+        self.pressure: Pressure = Pressure(engine)
+        self.events: list[Event] = []
+        """What has happened and was not reported yet."""
+
+    def oldest_age(self, now: float) -> float:
+        """Return for how long the oldest change has been unsaved.
+
+        Those that wait longest are in front, give or take the length of a save, so that a
+        few of them are enough to look at, however many wait.
+        """
+        since = [t.oldest_at for t in islice(self.unsaved, LOOKED_AT) if t.oldest_at is not None]
+        return now - min(since, default=now)
+
+    def overloaded(self, t: Tracked, now: float) -> StoreUnavailableError:
+        """Return the error of an append while too much is unsaved."""
+        failing = next(iter(self.failed), None)
+        return overloaded(
+            t,
+            dirty_bytes=self.pressure.dirty_bytes,
+            oldest_age=self.oldest_age(now),
+            cause=None if failing is None else failing.last_error,
+        )
+
+    def heal(self, t: Tracked) -> None:
+        """Forget a session's failures."""
+        t.attempt = 0
+        t.retry_at = 0.0
+        if t in self.failed:
+            del self.failed[t]
+            if not self.failed:
+                self.events.append(Recovered())
+
+    def note_age(self, now: float) -> None:
+        """Compare the age of what fails with its limit."""
+        oldest = next(iter(self.failed), None)
+        if self.pressure.age(None if oldest is None else oldest.oldest_at, now):
+            self.note_pressure(now)
+
+    def note_pressure(self, now: float) -> None:
+        """Report that much is unsaved."""
+        self.events.append(
+            Degraded(
+                dirty_bytes=self.pressure.dirty_bytes,
+                oldest_age=self.oldest_age(now),
+                blocking=self.pressure.blocking,
+            )
+        )

@@ -1,13 +1,6 @@
-"""The workers: they take batches from the core, bring them to the store, tell what came back.
+"""What carries out saves: workers that bring batches to the store, the timer, and the watchdog.
 
-Workers run in the host, so that no caller's cancellation ever reaches a save. A worker
-captures when it starts to run, not when it is asked for: whatever was appended or asked
-for until then is in its batch, which is group commit without a timer. It goes on until
-nothing is due, and starts another while there is more and the store can take it; then it
-waits to be woken, because a task that is there is faster than one that has to be made.
-
-A save that takes longer than ``save_timeout`` is given up and in doubt: the store may
-still be writing in a thread, and sending the same records again is safe.
+All of it runs in the host, so that no caller's cancellation ever reaches a save.
 """
 
 from __future__ import annotations
@@ -15,13 +8,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import final
+from itertools import islice
+from typing import Final, NamedTuple, final
 
 import anyio
-from anyio.lowlevel import cancel_shielded_checkpoint
+from anyio.lowlevel import cancel_shielded_checkpoint, checkpoint
 
 from perdure._lib.host import Host
-from perdure._lib.loop import OneShotEvent, event_maker, soon_maker
+from perdure._lib.loop import OneShotEvent, event_maker, loop_timer, soon_maker
 from perdure.autosave.core import (
     ANSWERS,
     REFUSALS,
@@ -32,6 +26,9 @@ from perdure.autosave.core import (
     in_doubt,
     outcome_of,
 )
+from perdure.autosave.events import Idle, LoopBlocked, Reporter, Resumed, Stalled
+from perdure.autosave.jobs import StateCapture
+from perdure.autosave.schedule import SLOT, IdleWheel
 from perdure.autosave.tracked import State, Tracked
 from perdure.store import Batch, Outcome, Status, Store
 
@@ -424,3 +421,352 @@ class Writer:
         )
         error = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
         self._core.answered(well=well, error=None if well else error, now=now)
+
+
+DUE_CHUNK: Final = 128
+"""Sessions between two looks at the clock."""
+CONTROL_PERIOD: Final = 5.0
+"""How often the debounce is fitted to what the store has to do."""
+BLOCKED_AFTER: Final = 1.0
+"""A wake-up that comes so late was kept from coming."""
+
+
+@final
+class Timer:
+    """Look at what is due, when it is due.
+
+    Args:
+        core: Knows what is due when.
+        idle: Knows which sessions may be idle.
+        batcher: Gets what is due.
+        host: Where the timer runs.
+        clock: The loop's, or one that others move.
+        ticking: Whether it is the loop's; if not, `wake` says that it was moved.
+        reporter: Gets what has happened.
+
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        idle: IdleWheel,
+        writer: Writer,
+        host: Host,
+        clock: Callable[[], float],
+        reporter: Reporter,
+        *,
+        ticking: bool,
+    ) -> None:
+        self._core = core
+        self._schedule = core.schedule
+        self._idle = idle
+        self._writer = writer
+        self._host = host
+        self._clock = clock
+        self._reporter = reporter
+        self._ticking = ticking
+        self._running: object | None = None
+        """Stands for the task that sleeps, as long as there is one."""
+        self._alarm = float("inf")
+        """When it will look next; minus infinity while it is awake."""
+        self._woken = anyio.Event()
+        self._attended = False
+        """Whether anything has gone on since it last looked."""
+        self._blocked = False
+        self._controlled_at = clock()
+
+    def attend(self) -> None:
+        """Start a worker for what is due, and wake up for what is due before the alarm."""
+        self._schedule.nudged = False
+        self._attended = True
+        now = self._clock()
+        if len(self._schedule.ready):
+            self._writer.launch(now)
+        if self._next_at(now) < self._alarm:
+            self._wake()
+
+    def look_at(self, at: float) -> None:
+        """Look at this time at the latest."""
+        if at < self._alarm:
+            self._wake()
+
+    def stop(self) -> None:
+        """Sleep no more."""
+        self._woken.set()
+
+    @property
+    def alarm(self) -> float:
+        """When it will look next; minus infinity for as soon as it gets to run."""
+        return float("-inf") if self._running is not None and self._woken.is_set() else self._alarm
+
+    def wake(self) -> None:
+        """Look now, if there is anything to look after."""
+        if self._running is not None:
+            self._woken.set()
+
+    def _wake(self) -> None:
+        if self._running is None:
+            self.restart()
+        else:
+            self._woken.set()
+
+    def restart(self) -> None:
+        """Count on the task that sleeps no more, and start a fresh one, which looks at once."""
+        self._running = run = object()
+        self._alarm = float("-inf")
+        self._woken.set()
+        try:
+            self._host.spawn(self._run, run)
+        except BaseException:
+            # It does not come: leave it to whoever needs it next.
+            self._running, self._alarm = None, float("inf")
+            raise
+
+    def _next_at(self, now: float) -> float:
+        at = self._schedule.next_at(now)
+        if len(self._schedule.ready) and not self._core.in_flight:
+            at = min(at, self._core.breaker.probe_at)
+        if not self._schedule.draining:
+            at = min(at, self._idle.next_at)
+        return min(at, self._writer.next_timeout)
+
+    async def _run(self, run: object) -> None:
+        try:
+            while not self._core.stopped and self._running is run:
+                self._alarm = float("-inf")
+                more = self._look()
+                await (checkpoint() if more else self._sleep())
+        finally:
+            if self._running is run:
+                self._running = None
+                self._alarm = float("inf")
+
+    async def _sleep(self) -> None:
+        self._schedule.nudged = False
+        now = self._clock()
+        due = at = max(self._next_at(now), now)
+        if self._attended and self._ticking:
+            # Looking again soon is cheaper than being woken for each change meanwhile.
+            at = min(at, now + SLOT)
+        self._attended = False
+        self._alarm = at
+        self._woken = anyio.Event()
+        with anyio.CancelScope(deadline=at if self._ticking else _moved(at, now)):
+            await self._woken.wait()
+        late = self._clock() - due
+        if late > BLOCKED_AFTER and not self._woken.is_set() and not self._blocked:
+            self._blocked = True
+            self._core.registry.events.append(LoopBlocked(delay=late))
+
+    def _look(self) -> bool:
+        """See to what is due, for one time slice; return whether there is more."""
+        begun = now = self._clock()
+        more = self._schedule.advance(now, DUE_CHUNK)
+        while more and now - begun < self._core.engine.loop_slice:
+            now = self._clock()
+            more = self._schedule.advance(now, DUE_CHUNK)
+        self._writer.give_up(now)
+        self._writer.launch(now)
+        self._look_for_idle(now)
+        self._control(now)
+        self._reporter.deliver()
+        return more
+
+    def _look_for_idle(self, now: float) -> None:
+        if self._schedule.draining or self._idle.next_at > now:
+            return
+        for t in self._idle.advance(now, DUE_CHUNK):
+            if t.on_idle is not None:
+                t.on_idle()
+            self._core.registry.events.append(Idle(key=t.key))
+
+    def _control(self, now: float) -> None:
+        period = now - self._controlled_at
+        if self._core.engine.eager and period >= CONTROL_PERIOD:
+            self._schedule.control(self._writer.utilization(period))
+            self._controlled_at = now
+
+
+def _moved(at: float, now: float) -> float:
+    """Return how long to sleep by a clock that others move: until woken, or not at all."""
+    return float("inf") if at > now else float("-inf")
+
+
+PERIOD: Final = 5.0
+"""Seconds between two looks."""
+
+
+LATE: Final = 6 * PERIOD
+"""A look that is so late says that the event loop does not run, or has lost the timer."""
+
+
+LOOKED_AT: Final = 256
+"""Sessions that are looked at, of those that have waited longest."""
+
+
+class _Due(NamedTuple):
+    """A session that is due, and how far it was when it was first seen so."""
+
+    durable: int
+    attempt: int
+    since: float
+
+
+@final
+class Watchdog:
+    """Look whether what is due is served, and start again what does not serve it.
+
+    Args:
+        core: Knows what is due.
+        timer: Started again when work has stalled.
+        batcher: Its workers are replaced then.
+        contributors: Those who ask them are replaced then.
+        reporter: Told what has happened.
+        clock: The loop's.
+        ticking: Whether the clock moves by itself; if not, nothing looks.
+
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        timer: Timer,
+        writer: Writer,
+        contributors: StateCapture,
+        reporter: Reporter,
+        clock: Callable[[], float],
+        *,
+        ticking: bool,
+    ) -> None:
+        self._core = core
+        self._timer = timer
+        self._writer = writer
+        self._contributors = contributors
+        self._reporter = reporter
+        self._clock = clock
+        self._later = loop_timer() if ticking else None
+        self._disarm: Callable[[], None] | None = None
+        self._armed_at = 0.0
+        self._due: dict[Tracked, _Due] = {}
+        self._steps = 0
+        self._stalled: str | None = None
+        self._error: Exception | None = None
+
+    def arm(self) -> None:
+        """Look from now on, until nothing is unsaved."""
+        if self._disarm is None and self._later is not None:
+            self._armed_at = self._clock()
+            self._disarm = self._later(PERIOD, self._tick)
+
+    def failed(self, error: Exception) -> None:
+        """Take note that the tasks which serve could not be started."""
+        self._error = error
+
+    def forget(self, t: Tracked) -> None:
+        """Look after a session no more."""
+        self._due.pop(t, None)
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._disarm is not None:
+            self._disarm()
+            self._disarm = None
+        self._due.clear()
+
+    def reasons(self, now: float) -> list[str]:
+        """Say why saving is not served; empty if it is."""
+        if self._core.stopped:
+            return []
+        reasons = [] if self._stalled is None else [self._stalled]
+        if self._stalled is None and self._error is not None:
+            reasons.append(f"a background task could not be started: {self._error!r}")
+        late = now - self._armed_at - PERIOD
+        if self._disarm is not None and late > LATE:
+            reasons.append(f"the event loop has not run the watchdog of autosave for {late:.0f} s")
+        return reasons
+
+    def _tick(self) -> None:
+        self._disarm = None
+        if self._core.stopped:
+            return
+        if self._core.registry.unsaved or self._stalled is not None:
+            self.arm()  # first: whatever happens below, it will look again
+        try:
+            self._look(self._clock())
+        except Exception as error:
+            self.failed(error)
+            log.exception("the watchdog of autosave failed")
+
+    def _look(self, now: float) -> None:
+        self._due = self._still_due(now)
+        self._steps = self._core.steps
+        stalled = [t for t, due in self._due.items() if now - due.since >= self._patience(t)]
+        if stalled or self._writer.next_timeout + PERIOD <= now:
+            self._revive(stalled, now)
+        elif self._stalled is not None or self._error is not None:
+            self._resumed()
+
+    def _still_due(self, now: float) -> dict[Tracked, _Due]:
+        # A save that is with the store is answered or given up, which is a step again.
+        served = self._core.steps != self._steps or self._core.in_flight > 0
+        served = served or self._core.breaker.allowance(now, 0) <= 0
+        due: dict[Tracked, _Due] = {}
+        for t in islice(self._core.registry.unsaved, LOOKED_AT):
+            if not self._is_due(t, now):
+                continue
+            before = self._due.get(t)
+            same = before is not None and (before.durable, before.attempt) == (t.durable, t.attempt)
+            if before is None or not same or (served and t.ticket):
+                before = _Due(t.durable, t.attempt, now)
+            due[t] = before
+        return due
+
+    def _is_due(self, t: Tracked, now: float) -> bool:
+        if t.first_at is None or t.inflight is not None or t.end is not None:
+            return False  # with the store, or not to be saved any more
+        if t.groups and t.group_from <= t.durable:
+            return False  # its group is not whole
+        return self._core.schedule.due_at(t, t.first_at, now) <= now
+
+    def _patience(self, t: Tracked) -> float:
+        """Return for how long a session may be due without being with the store."""
+        engine = self._core.engine
+        if t.holds:
+            return engine.exclusive_timeout + engine.save_timeout + PERIOD
+        if t.preparing and self._contributors.is_busy:
+            return engine.capture_timeout * len(self._due) + PERIOD
+        return PERIOD * 0.9
+
+    def _revive(self, stalled: list[Tracked], now: float) -> None:
+        first = self._stalled is None
+        self._stalled = self._describe(stalled, now)
+        if first:
+            log.error("autosave has stalled, fresh workers are started: %s", self._stalled)
+            event = Stalled(reason=self._stalled, sessions=len(stalled), error=self._error)
+            self._core.registry.events.append(event)
+        self._writer.give_up(now)
+        for t in stalled:
+            if not t.ticket:
+                self._core.schedule.look_again(t, now)
+        self._contributors.replace_runners(t for t in stalled if t.preparing)
+        self._writer.replace_workers(now)
+        self._timer.restart()
+        self._error = None
+        self._reporter.deliver()
+
+    def _describe(self, stalled: list[Tracked], now: float) -> str:
+        cause = "" if self._error is None else f" ({self._error!r})"
+        if not stalled:
+            return f"a save has been with the store for longer than its timeout{cause}"
+        t = max(stalled, key=lambda t: now - self._due[t].since)
+        more = f" and {len(stalled) - 1} more" if len(stalled) > 1 else ""
+        reason = "a job holds it" if t.holds else "no worker has taken it"
+        age = now - (t.oldest_at or now)
+        return f"session {t.key}{more}: due, unsaved for {age:.0f} s, and {reason}{cause}"
+
+    def _resumed(self) -> None:
+        if self._stalled is not None:
+            log.warning("autosave is being served again")
+            self._core.registry.events.append(Resumed())
+        self._stalled = self._error = None
+        self._reporter.deliver()

@@ -28,8 +28,7 @@ from perdure.records.checkpoints import (
     TimestampPayload,
 )
 from perdure.records.json import decode
-from perdure.records.message_format import decode_message
-from perdure.records.messages import ToolCall, ToolResult
+from perdure.records.messages import ToolCall, ToolResult, decode_message
 from perdure.records.records import CHECKPOINT, CHECKPOINTS_PRUNED, EVENT, MESSAGE_KINDS, Record
 
 

@@ -13,10 +13,10 @@ from perdure.errors import CorruptRecordError, PerdureError, UnsupportedVersionE
 from perdure.lineage.store import Lineage, followed
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Origin
-from perdure.records.message_format import decode_message
+from perdure.records.messages import decode_message
 from perdure.records.records import EPOCH, MESSAGE_KINDS, MISSING, Record
 from perdure.records.types import Registry
-from perdure.restore.validity import judged
+from perdure.restore.ladder import judged
 from perdure.session.point_in_time import base_documents
 from perdure.session.rebuild import WholeLog, differences
 from perdure.store import Document, Documents, LeaseState, Store

@@ -26,8 +26,7 @@ from perdure.errors import (
     UnknownConfigKeyError,
 )
 from perdure.records.json import decode
-from perdure.records.redaction import redact
-from perdure.records.values import encode_value
+from perdure.records.values import encode_value, redact
 
 log: logging.Logger = logging.getLogger("perdure.config")
 

@@ -19,7 +19,7 @@ from perdure.autosave.options import Autosave
 from perdure.config import template
 from perdure.config.yaml_reader import Problems, YamlNode, YamlProblem, kind_of, shown
 from perdure.errors import ConfigError, TemplateError
-from perdure.records.redaction import redact
+from perdure.records.values import redact
 from perdure.session.retention import Retention
 
 T = TypeVar("T")

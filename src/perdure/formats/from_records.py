@@ -28,7 +28,7 @@ from perdure.memory.documents import SessionDocument, StateSet, fold_session, fo
 from perdure.memory.index import MemoryIndex, changes_of
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
-from perdure.records.message_format import decode_message
+from perdure.records.messages import decode_message
 from perdure.records.records import (
     MEMORY_DROP,
     MEMORY_SET,

@@ -28,9 +28,8 @@ from perdure.formats.json_folder import MEMORY, FolderFiles, guarded, pretty
 from perdure.formats.lossless import write_open
 from perdure.formats.migrations import MIGRATIONS, Finding, Migrations, read_memory
 from perdure.formats.state import SerializedMemoryEntry, SerializedMemoryState
-from perdure.memory.eviction import check_priority
-from perdure.memory.lazy import Lazy
-from perdure.memory.storage import MemoryInfo, MemoryItem
+from perdure.memory.index import check_priority
+from perdure.memory.working_memory import Lazy, MemoryInfo, MemoryItem
 from perdure.records.json import decode
 from perdure.records.values import encode_value
 

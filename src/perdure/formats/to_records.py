@@ -19,11 +19,17 @@ from perdure.formats.state import FullAgentState, PermissionState, SerializedMem
 from perdure.formats.traces import TraceMessage
 from perdure.memory.context import WorkingContext
 from perdure.memory.documents import MetadataPayload, StateSet
+from perdure.memory.facts import EpisodicItem, SemanticItem, item_entry
 from perdure.memory.index import MemoryEntry
-from perdure.memory.items import EpisodicItem, SemanticItem, item_entry
 from perdure.records.json import decode, encode
-from perdure.records.message_format import decode_message, encode_message, kind_of
-from perdure.records.messages import Message, ToolCall, ToolResult
+from perdure.records.messages import (
+    Message,
+    ToolCall,
+    ToolResult,
+    decode_message,
+    encode_message,
+    kind_of,
+)
 from perdure.records.records import (
     CONTEXT,
     EPOCH,
@@ -37,7 +43,7 @@ from perdure.records.records import (
     TURN,
     Entry,
 )
-from perdure.records.redaction import redact
+from perdure.records.values import redact
 
 _FORMATS: Final = MESSAGE_KINDS | {
     *(CONTEXT, EPOCH, FOREIGN, MEMORY_DROP, MEMORY_SET, META, RETRACT, TURN),

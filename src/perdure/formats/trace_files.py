@@ -24,10 +24,10 @@ from perdure.formats.to_records import StateMemories
 from perdure.formats.traces import SavedTrace, TraceLine, TraceMessage, TraceMessages, trace_lines
 from perdure.memory.context import SNAPSHOT, Snapshot, WorkingContext
 from perdure.memory.documents import EPISODIC, SEMANTIC
-from perdure.memory.items import EpisodicItem, SemanticItem, items_of
+from perdure.memory.facts import EpisodicItem, SemanticItem, items_of
 from perdure.memory.traces import RawTurn
 from perdure.records.json import decode
-from perdure.records.message_format import decode_message
+from perdure.records.messages import decode_message
 from perdure.records.values import NO_TYPES, Types
 
 # Raw traces as they lie in files, one a line, and the messages that such lines amount to

@@ -1,13 +1,15 @@
-"""Logs that go on behind other history: forks, copies and pruned sessions, as one log each.
+"""Logs that continue other history: forks, copies and pruned sessions, read as one log each.
 
 A store around the store. A fork's log has its own records only, numbered from 1 by the store;
-here they follow the parent's, from ``at + 1`` on, and reading walks into the parent's log, or into
-what the session keeps of it. So everybody above sees one log, one set of documents and
-one numbering, whether a session began by itself or not. A session that did begin by itself
-passes through untouched.
+here they follow the parent's, from ``at + 1`` on, and reading continues into the parent's log or
+into the blobs that hold its history. So every caller sees one log, one set of documents and one
+numbering, whether a session has a parent or not. A session without one passes through unchanged.
 
-Documents that are not folded yet are the parent's, if they are as of a record that is shared.
-The first fold writes all of them anew.
+Documents that are not folded yet are the parent's, if they are as of a shared record. The first
+fold writes all of them again.
+
+A refused batch is checked against the log: the store may have gone back to an earlier state and
+lost records that it had acknowledged.
 """
 
 from __future__ import annotations
@@ -20,17 +22,129 @@ import anyio
 import msgspec
 
 from perdure.autosave.core import REFUSALS
-from perdure.errors import CorruptRecordError
+from perdure.errors import (
+    AcknowledgedRecordsLostError,
+    CorruptRecordError,
+    PerdureError,
+    StoreUnavailableError,
+)
 from perdure.lineage import history
 from perdure.lineage import history as rebase
-from perdure.lineage.acknowledged import judged_refusal
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, Origin
 from perdure.records.records import BASE, EPOCH, Record
-from perdure.restore.validity import judged
+from perdure.restore.ladder import judged
 from perdure.store import Batch, Documents, HeldLease, LogChunk, Outcome, Status, Store
 from perdure.stores.delegate import DelegatingStore
+
+
+class _Begun(msgspec.Struct):
+    owner: str = ""
+
+
+async def judged_refusal(store: Store, batch: Batch, outcome: Outcome, begun: int) -> Outcome:
+    """Return what a store's refusal of a batch means, after a look at what the log holds.
+
+    Args:
+        store: Which refused it.
+        batch: It; everything before it was acknowledged.
+        outcome: The refusal.
+        begun: The seq of the sender's epoch record.
+
+    """
+    durable = batch.first - 1
+    try:
+        last_kept = await _kept(store, batch.key, epoch=batch.epoch, begun=begun, durable=durable)
+    except StoreUnavailableError as error:
+        return Outcome(Status.IN_DOUBT, error)  # sent again, and judged then
+    except PerdureError:
+        last_kept = None
+    if last_kept is None and isinstance(outcome.error, PerdureError):
+        # What a bucket took after it had gone back lies behind a gap.
+        first_lost = outcome.error.facts.get("gone")
+        last_kept = min(first_lost - 1, durable) if isinstance(first_lost, int) else None
+    if last_kept is None:
+        return outcome
+    lost = records_lost(batch.key, durable=durable, kept=last_kept)
+    lost.__cause__ = outcome.error
+    return Outcome(Status.CONFLICT, lost)
+
+
+def records_lost(key: SessionKey, *, durable: int, kept: int) -> AcknowledgedRecordsLostError:
+    """Return the error for a session of which the store has only the beginning."""
+    has = f"has only the first {kept}" if kept else "has none of them"
+    message = (
+        f"session {key}: the store had acknowledged {durable} records and {has}: it went back to "
+        "an earlier state (a failover, a restart without its data, an older backup). Nothing more "
+        "is written here. fork_unsaved(new_id) begins a session with what is left and what this "
+        "process still holds in memory, discard_unsaved() gives that up; opening the session again "
+        "goes on with what the store has"
+    )
+    return AcknowledgedRecordsLostError(message, key=str(key), durable=durable, kept=kept)
+
+
+async def _kept(
+    store: Store, key: SessionKey, *, epoch: int, begun: int, durable: int
+) -> int | None:
+    """Return the last acknowledged record that a store still has; None if it has them all."""
+    holder = await store.holder(key)
+    if holder is None:
+        return 0
+    if holder.deleted:
+        return None
+    head = await store.head(key)
+    first = await _record(store, key, begun) if head >= begun else None
+    pruned = first is None and head >= begun and holder.epoch > epoch
+    is_own = pruned or (first is not None and _is_ours(first, epoch, store.owner))
+    if is_own and head >= durable and holder.epoch >= epoch:
+        return None
+    if holder.epoch < epoch:
+        return min(head, durable)  # nobody has taken it since
+    last = epoch if is_own else epoch - 1
+    log = store.read_log(key, before=min(head, durable) + 1, reverse=True)
+    async with contextlib.aclosing(log):
+        async for chunk in log:
+            for record in chunk.records:
+                if record.epoch <= last:
+                    return record.seq
+    return 0
+
+
+async def _record(store: Store, key: SessionKey, seq: int) -> Record | None:
+    log = store.read_log(key, after=seq - 1, before=seq + 1)
+    async with contextlib.aclosing(log):
+        async for chunk in log:
+            for record in chunk.records:
+                return record
+    return None
+
+
+async def is_begun_by(store: Store, key: SessionKey, *, begun: int, epoch: int, owner: str) -> bool:
+    """Say whether an epoch was begun in this store, and not in another of its name.
+
+    True where nobody can tell: the record was not known, or has been pruned.
+    """
+    if not begun:
+        return True
+    log = store.read_log(key, after=begun - 1, limit=1)
+    async with contextlib.aclosing(log):
+        async for chunk in log:
+            for record in chunk.records:
+                is_pruned = record.seq > begun
+                return is_pruned or _is_ours(record, epoch, owner)
+    return True
+
+
+def _is_ours(record: Record, epoch: int, owner: str) -> bool:
+    """Say whether a record begins this very epoch of this very owner."""
+    if record.kind != EPOCH or record.epoch != epoch:
+        return False
+    try:
+        named = msgspec.json.decode(record.payload, type=_Begun).owner
+    except msgspec.DecodeError:
+        return True  # only the store could have read it
+    return named in ("", owner)
 
 
 class _HeldSession:

@@ -1,14 +1,16 @@
-"""Facts: what is distilled from turns, what counts as noise, and what is known already."""
+"""Long-term memory as values: facts distilled from turns, and the items that a log keeps."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Final, Literal, get_args
+from typing import Final, Literal, TypeVar, get_args
 
 import msgspec
 
 from perdure.errors import InvalidArgumentError
+from perdure.records.json import decode, encode
+from perdure.records.records import ITEM, Entry
 
 Category = Literal[
     "critical_issue", "unresolved_work", "user_preference", "durable_fact", "important_artifact"
@@ -134,3 +136,55 @@ def _is_noise(text: str, key: str) -> bool:
     if text.endswith(_QUESTION_MARKS) or key in _EMPTY:
         return True
     return len(key.replace(" ", "")) < _LEAST or all(word in _NOISE for word in key.split())
+
+
+T = TypeVar("T")
+
+
+class EpisodicItem(msgspec.Struct, frozen=True, kw_only=True):
+    """A summary of some turns."""
+
+    id: str
+    ts: float
+    """Seconds since 1970."""
+    turn_ids: tuple[str, ...] = ()
+    summary: str
+    salience: float = 0.0
+    as_of_seq: int = 0
+    """The last record that is summed up: all turns up to it are in long-term memory."""
+
+
+class SemanticItem(msgspec.Struct, frozen=True, kw_only=True):
+    """A fact."""
+
+    id: str
+    ts: float
+    category: str = "durable_fact"
+    fact: str
+    salience: float = 0.0
+
+
+class MemoryBundle(msgspec.Struct, frozen=True):
+    """What was retrieved for a working context: oldest episode first, weightiest fact first."""
+
+    episodic: tuple[EpisodicItem, ...] = ()
+    semantic: tuple[SemanticItem, ...] = ()
+
+
+def item_entry(item: EpisodicItem | SemanticItem) -> Entry:
+    """Return the record that remembers an item."""
+    memory: Literal["episodic", "semantic"] = (
+        "episodic" if isinstance(item, EpisodicItem) else "semantic"
+    )
+    return Entry(ITEM, encode({"memory": memory, "item": item}))
+
+
+def items_of(lines: Iterable[bytes], kind: type[T]) -> list[T]:
+    """Return the items that a document's lines hold, each id once: the newest line counts.
+
+    Raises:
+        CorruptRecordError: A line is damaged.
+
+    """
+    items = [decode(line, kind) for line in lines if line.strip()]
+    return list({getattr(item, "id", at): item for at, item in enumerate(items)}.values())

@@ -1,18 +1,22 @@
-"""The index of the working memory: what is known of each entry without its value.
+"""The index of the working memory: entries without their values, eviction, and text search.
 
-Pure. memory.json holds the index, and in it the values of up to ``INLINE`` bytes; a larger
-one lies in a blob of its own under the SHA-256 of its JSON, and in the log record that set it.
-The document is a function of the log's records alone, so it can always be made again.
+Pure. memory.json holds the index, and in it the values of up to ``INLINE`` bytes; a larger value
+is in a blob of its own under the SHA-256 of its JSON, and in the log record that set it. The
+document is a function of the log's records alone, so it can always be built again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from perdure.errors import ConfigError, InvalidArgumentError, TooLargeError
 from perdure.records.json import decode
 from perdure.records.records import MEMORY_DROP, MEMORY_SET, Record
 
@@ -235,3 +239,237 @@ def blob_names(documents: Mapping[str, bytes], records: Iterable[Record] = ()) -
     """
     index = changes_of(MemoryIndex.of_document(documents.get(MEMORY)), records)
     return frozenset(entry.sha256 for entry in index.entries.values() if entry.sha256 is not UNSET)
+
+
+Priority = Literal["low", "normal", "high", "critical"]
+
+
+_WEIGHTS: Final = {name: weight for weight, name in enumerate(get_args(Priority))}
+
+
+def weight_of(priority: str) -> int:
+    """Return how much a priority weighs; one that is not known counts as normal.
+
+    >>> weight_of("low") < weight_of("normal") == weight_of("whatever") < weight_of("critical")
+    True
+    """
+    return _WEIGHTS.get(priority, _WEIGHTS["normal"])
+
+
+def check_priority(priority: str) -> None:
+    """Refuse a priority that is not known.
+
+    Raises:
+        InvalidArgumentError: It is none of those there are.
+
+    """
+    if priority not in _WEIGHTS:
+        message = f"memory: invalid priority={priority!r}: choose {', '.join(_WEIGHTS)}"
+        raise InvalidArgumentError(message, option="priority", value=priority)
+
+
+def evicted(
+    entries: Iterable[MemoryEntry], *, total: int, key: str, size: int, limit: int
+) -> list[MemoryEntry]:
+    """Return what has to go, so that a value of ``size`` bytes fits under ``key``.
+
+    Args:
+        entries: All that there are.
+        total: Bytes of all their values.
+        key: The entry that is set; it does not go for its own sake.
+        size: Bytes of its new value.
+        limit: The most that all values may have together.
+
+    Raises:
+        TooLargeError: The value alone is larger than the limit, or pinned entries leave no
+            room for it; nothing goes then.
+
+    """
+    if size > limit:
+        message = (
+            f"the value for memory key {key!r} has {size} bytes, all values together may have "
+            f"{limit}: keep it elsewhere and a reference here, or raise Limits(memory_bytes=…)"
+        )
+        raise TooLargeError(message, memory_key=key, size=size, limit=limit)
+    others = [entry for entry in entries if entry.key != key]
+    used = sum(entry.size_bytes for entry in others) if total + size > limit else 0
+    removed: list[MemoryEntry] = []
+    for entry in sorted((other for other in others if not other.pinned), key=_order):
+        if used + size <= limit:
+            break
+        removed.append(entry)
+        used -= entry.size_bytes
+    if used + size > limit:
+        message = (
+            f"the value for memory key {key!r} has {size} bytes, and pinned entries have {used} "
+            f"of the {limit} there are: unpin or drop some, or raise Limits(memory_bytes=…)"
+        )
+        raise TooLargeError(message, memory_key=key, size=size, limit=limit, pinned=used)
+    return removed
+
+
+def _order(entry: MemoryEntry) -> tuple[int, int]:
+    return weight_of(entry.base_priority), entry.last_accessed_at
+
+
+_UNSPACED: Final = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Myanmar, Khmer
+    "\u3041-\u30ff\u31f0-\u31ff\uff66-\uff9f"  # kana
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Han
+    "\uac00-\ud7a3"  # Hangul, whose words carry particles
+)
+
+
+_RUN: Final = re.compile(rf"[{_UNSPACED}]+|[^\W{_UNSPACED}]+")
+
+
+_CHARACTER: Final = re.compile(f"[{_UNSPACED}]")
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a text, each once, in their order.
+
+    >>> words_of("the boat, the berth")
+    ['the', 'boat', 'berth']
+    >>> words_of("我的船")
+    ['我的', '的船']
+    """
+    words_found: list[str] = []
+    for run in _RUN.findall(text):
+        if _CHARACTER.match(run) and len(run) > 2:
+            words_found += (run[at : at + 2] for at in range(len(run) - 1))
+        else:
+            words_found.append(run)
+    return list(dict.fromkeys(words_found))
+
+
+def spaced(text: str) -> str:
+    """Return a text with spaces round each character of a script that has none.
+
+    >>> spaced("我的boat").split()
+    ['我', '的', 'boat']
+    """
+    return _CHARACTER.sub(r" \g<0> ", text)
+
+
+_MOST_WORDS: Final = 64
+
+
+_LEAST_OF_A_WORD: Final = 3
+"""How many letters of a word's beginning count."""
+
+
+def bm25(query: str, texts: Sequence[str]) -> list[float]:
+    """Return for each text how well it fits: 1.0 is the best of them, 0.0 none of the words.
+
+    >>> bm25("favorite cities", ["Her favorite city is Rome", "She sails"])
+    [1.0, 0.0]
+
+    Raises:
+        ConfigError: This Python's SQLite was built without FTS5.
+
+    """
+    words = [spaced(word) for word in words_of(query)[:_MOST_WORDS]]
+    begins = [f'"{word}"*' for word in words if len(word) >= _LEAST_OF_A_WORD]
+    rows = _ranked([f'"{word}"' for word in words], texts, "porter unicode61")
+    scores = [0.0] * len(texts)
+    for row, rank in rows or _ranked(begins, texts, "unicode61"):
+        scores[row] = -rank
+    best = max(scores, default=0.0)
+    return [score / best if best > 0 else 0.0 for score in scores]
+
+
+def _ranked(wanted: Sequence[str], texts: Sequence[str], tokens: str) -> list[tuple[int, float]]:
+    import sqlite3
+
+    if not wanted or not texts:
+        return []
+    with contextlib.closing(sqlite3.connect(":memory:")) as database:
+        try:
+            database.execute(
+                "CREATE VIRTUAL TABLE texts USING fts5"
+                f"(text, tokenize = '{tokens} remove_diacritics 2')"
+            )
+        except sqlite3.OperationalError as error:
+            message = (
+                "this Python's SQLite has no full-text search (FTS5): give the retriever a "
+                "ranking of your own, Retriever(…, rank=…)"
+            )
+            raise ConfigError(message, option="rank") from error
+        rows = ((at, spaced(text)) for at, text in enumerate(texts))
+        database.executemany("INSERT INTO texts (rowid, text) VALUES (?, ?)", rows)
+        matches = database.execute(
+            "SELECT rowid, rank FROM texts WHERE texts MATCH ?", (" OR ".join(wanted),)
+        )
+        return matches.fetchall()
+
+
+_KEY, _KEY_WORD, _IN_KEY = 16, 8, 4
+_WORD_OF_TEXT, _IN_TEXT, _IN_VALUE = 4, 2, 1
+_PARTS: Final = re.compile(r"[^\W_]+")
+
+
+class QueryWords:
+    """A query's words.
+
+    >>> QueryWords("Favorite city").points("favorite_city", "where she would live", "")
+    16
+    """
+
+    def __init__(self, query: str) -> None:
+        self._words = words_of(query.casefold())
+
+    def __bool__(self) -> bool:
+        return bool(self._words)
+
+    def points(self, key: str, description: str, value: str) -> int:
+        """Return what an entry is worth, 0 if nothing of it is looked for."""
+        key, description = key.casefold(), description.casefold()
+        of_key, of_text = set(_PARTS.findall(key)), set(_PARTS.findall(description))
+        return sum(
+            _KEY
+            if word == key
+            else _KEY_WORD
+            if word in of_key
+            else _IN_KEY
+            if word in key
+            else _WORD_OF_TEXT
+            if word in of_text
+            else _IN_TEXT
+            if word in description
+            else _IN_VALUE
+            if word in value
+            else 0
+            for word in self._words
+        )
+
+
+def ranked(matches: Iterable[tuple[int, MemoryEntry]]) -> list[MemoryEntry]:
+    """Return entries by their points, the best first."""
+    return [entry for _, entry in sorted(matches, key=_place)]
+
+
+def _place(match: tuple[int, MemoryEntry]) -> tuple[int, int, int, str]:
+    points, entry = match
+    return -points, -weight_of(entry.base_priority), -entry.last_accessed_at, entry.key
+
+
+def entry_text(data: bytes) -> str:
+    """Return the text of a value's JSON as it is searched: its words, with no syntax.
+
+    >>> entry_text(b'{"Where": ["Rome", 3]}')
+    'where rome 3'
+    """
+    return " ".join(_texts(decode(data))).casefold()
+
+
+def _texts(value: Any) -> Iterable[str]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield name
+            yield from _texts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)
+    elif value is not None:
+        yield str(value)

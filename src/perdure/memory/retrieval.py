@@ -17,9 +17,8 @@ import msgspec
 
 from perdure.errors import InvalidArgumentError
 from perdure.memory.documents import EPISODIC, SEMANTIC
-from perdure.memory.facts import key_of
-from perdure.memory.items import EpisodicItem, MemoryBundle, SemanticItem, items_of
-from perdure.memory.text_search import bm25
+from perdure.memory.facts import EpisodicItem, MemoryBundle, SemanticItem, items_of, key_of
+from perdure.memory.index import bm25
 
 # The words of a text, also in scripts that put no space between them. Pure
 #

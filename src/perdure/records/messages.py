@@ -1,22 +1,33 @@
-"""Messages: what user, model and tools say to each other, as values.
+"""Messages between user, model and tools: as values, and as log records of a fixed format.
 
 A message keeps what it does not understand: fields that a provider adds (signatures, ids,
 opaque context) live in ``extra``, at the message, at each tool call and at the tool result,
 as the very bytes that the provider sent, so that the next request can send them back. Only
 line breaks between their tokens become spaces, because a record is one line.
-
-Values only: nothing here encodes, reads a clock or checks how large a message is.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from math import isfinite
-from typing import Any, Self
+from typing import Any, Final, Generic, Literal, Self, TypeVar, final
 
 import msgspec
 
-from perdure.errors import InvalidArgumentError, NotStorableError
+from perdure.errors import CorruptRecordError, FormatError, InvalidArgumentError, NotStorableError
+from perdure.records import json
+from perdure.records.json import (
+    MAX_PAYLOAD_DEPTH,
+    MAX_RECORD_BYTES,
+    MAX_VALUE_DEPTH,
+    check_depth,
+    check_size,
+    is_deeper,
+    too_deep,
+)
+from perdure.records.records import MESSAGE, MESSAGE_KINDS, TOOL_CALL, TOOL_RESULT, Entry
+from perdure.records.values import NO_TYPES, OnUnstorable, Tags, Types, lift, lower
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -209,3 +220,378 @@ def _keep(owner: msgspec.Struct, name: str, known: frozenset[str]) -> None:
 def _one_line(data: bytes) -> bytes:
     # In JSON a line break can only stand between tokens: inside of text it is escaped.
     return data.replace(b"\n", b" ").replace(b"\r", b" ")
+
+
+Wire = dict[str, Any]
+
+
+def kind_of(message: Message) -> str:
+    """Return the kind of a message's record."""
+    if message.tool_calls:
+        return TOOL_CALL
+    return MESSAGE if message.tool_result is None else TOOL_RESULT
+
+
+def encode_message(
+    message: Message,
+    registry: Types = NO_TYPES,
+    *,
+    on_unstorable: OnUnstorable = "raise",
+    max_bytes: int = MAX_RECORD_BYTES,
+    now: float | None = None,
+) -> Entry:
+    """Return a message as a record.
+
+    Args:
+        message: What to store.
+        registry: The application's own types.
+        on_unstorable: ``"repr"`` is for the tool result only.
+        max_bytes: The most that the record may have.
+        now: When it was made, if the message does not say; None to leave it open.
+
+    Raises:
+        NotStorableError: Some part of it cannot be stored.
+        TooLargeError: It is deeper, or takes more bytes, than fits.
+
+    """
+    wire: Wire = {"role": message.role}
+    if message.content is not None:
+        wire["content"] = _content(message.content)
+    if message.reasoning is not None:
+        wire["reasoning_content"] = _text(message.reasoning, "$.reasoning")
+    if message.tool_calls or message.payload_extra:
+        wire["tool_payload"] = _calls(message, registry)
+    elif message.tool_result is not None:
+        wire["tool_payload"] = _result(message.tool_result, registry, on_unstorable)
+    if message.image_urls or message.audio_urls or message.video_urls:
+        _add_media(wire, message)
+    created_at = now if message.created_at is None else message.created_at
+    if created_at is not None:
+        wire["created_at"] = created_at
+    _add_extra(wire, message.extra, "$.extra")
+    payload = json.encode(wire)
+    check_size(len(payload), max_bytes)
+    return Entry(kind_of(message), payload)
+
+
+def _text(value: Any, at: str) -> str:
+    if type(value) is str:
+        return value
+    raise json.not_storable(at, value, "it must be text: use a plain str")
+
+
+def _content(content: Any) -> Any:
+    if type(content) is str:
+        return content
+    if type(content) is not list:
+        reason = "content is text, a list of content parts, or None"
+        raise json.not_storable("$.content", content, reason)
+    lowered, tags = lower(content, at="$.content")
+    if tags:
+        place = min(tags)
+        message = (
+            f"the content part at $.content{place} holds a {tags[place]}: content parts are "
+            "JSON, as the provider takes them: encode it first, for instance as base64"
+        )
+        raise NotStorableError(message, path=f"$.content{place}", type=tags[place])
+    return lowered
+
+
+def _add_media(wire: Wire, message: Message) -> None:
+    for name in ("image_urls", "audio_urls", "video_urls"):
+        urls = getattr(message, name)
+        if urls:
+            wire[name] = [_text(url, f"$.{name}[{at}]") for at, url in enumerate(urls)]
+
+
+def _calls(message: Message, registry: Types) -> Wire:
+    wire: Wire = {}
+    if message.tool_calls:
+        wire["tool_calls"] = [
+            _call(call, registry, f"$.tool_calls[{at}]")
+            for at, call in enumerate(message.tool_calls)
+        ]
+    _add_extra(wire, message.payload_extra, "$.payload_extra")
+    return wire
+
+
+def _call(call: ToolCall, registry: Types, at: str) -> Wire:
+    if type(call) is not ToolCall:
+        raise json.not_storable(at, call, "tool_calls holds ToolCall(id, name, arguments)")
+    arguments, tags = lower(call.arguments, registry, at=f"{at}.arguments")
+    wire: Wire = {"id": _text(call.id, f"{at}.id"), "name": _text(call.name, f"{at}.name")}
+    wire["arguments"] = arguments
+    if tags:
+        wire["arguments_types"] = tags
+    _add_extra(wire, call.extra, f"{at}.extra")
+    return wire
+
+
+def _result(result: ToolResult, registry: Types, on_unstorable: OnUnstorable) -> Wire:
+    at = "$.tool_result"
+    if type(result) is not ToolResult:
+        raise json.not_storable(at, result, "tool_result is a ToolResult(call_id, name, result)")
+    value, tags = lower(result.result, registry, on_unstorable=on_unstorable, at=f"{at}.result")
+    wire: Wire = {
+        "tool_call_id": _text(result.call_id, f"{at}.call_id"),
+        "tool_name": None if result.name is None else _text(result.name, f"{at}.name"),
+        "tool_result": value,
+        "tool_error": None if result.error is None else _text(result.error, f"{at}.error"),
+    }
+    if tags:
+        wire["tool_result_types"] = tags
+    _add_extra(wire, result.extra, f"{at}.extra")
+    return wire
+
+
+def _add_extra(wire: Wire, extra: Extra, at: str) -> None:
+    for name, raw in extra.items():
+        data, place = bytes(raw), f"{at}.{name}"
+        if is_deeper(data, MAX_VALUE_DEPTH):
+            raise too_deep(place, MAX_VALUE_DEPTH)
+        try:
+            json.decode(data)
+        except CorruptRecordError as error:
+            message = f"the raw field at {place} is not JSON that can be read back: {error}"
+            raise NotStorableError(message, path=place, size=len(data)) from None
+        wire[name] = raw
+
+
+class _Message(msgspec.Struct):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | list[Any] | None = None
+    reasoning_content: str | None = None
+    tool_payload: msgspec.Raw = msgspec.Raw(b"null")
+    image_urls: tuple[str, ...] | None = None
+    audio_urls: tuple[str, ...] | None = None
+    video_urls: tuple[str, ...] | None = None
+    created_at: float | None = None
+
+
+class _Call(msgspec.Struct):
+    id: str
+    name: str
+    arguments: Any = msgspec.field(default_factory=dict)
+    arguments_types: Tags | None = None
+
+
+class _Result(msgspec.Struct):
+    tool_call_id: str
+    tool_name: str | None = None
+    tool_result: Any = None
+    tool_error: str | None = None
+    tool_result_types: Tags | None = None
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+D = TypeVar("D")
+
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_LIST = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+class _Reader(Generic[T]):
+    """Reads one stored object: the known fields by type, the others as they are."""
+
+    def __init__(self, shape: type[T], known: frozenset[str]) -> None:
+        strict = msgspec.defstruct(shape.__name__, (), bases=(shape,), forbid_unknown_fields=True)
+        self._strict: msgspec.json.Decoder[T] = msgspec.json.Decoder(strict)
+        self._lenient = msgspec.json.Decoder(shape)
+        self._known = known
+
+    def read(self, data: bytes, at: str) -> tuple[T, Extra]:
+        try:
+            return self._strict.decode(data), {}
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            pass  # it has unknown fields, or is damaged: the next lines tell
+        known = _decode(self._lenient, data, at)
+        fields = _decode(_FIELDS, data, at)
+        return known, {name: _copy(raw) for name, raw in fields.items() if name not in self._known}
+
+
+_read_message = _Reader(_Message, MESSAGE_FIELDS).read
+_read_call = _Reader(_Call, CALL_FIELDS).read
+_read_result = _Reader(_Result, RESULT_FIELDS).read
+
+
+def _decode(decoder: msgspec.json.Decoder[D], data: bytes, at: str) -> D:
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise json.corrupt(error, len(data), at) from None
+
+
+def _copy(raw: msgspec.Raw) -> msgspec.Raw:
+    return msgspec.Raw(bytes(raw))  # a slice would keep the whole record in memory
+
+
+def decode_message(payload: bytes, registry: Types = NO_TYPES) -> Message:
+    """Return the message that a record holds.
+
+    Raises:
+        CorruptRecordError: The payload is damaged, or not a message.
+
+    """
+    check_depth(payload)
+    try:
+        return _decode_message(payload, registry)
+    except RecursionError:  # the depth is within the limit: the caller has no stack left
+        message = f"a message of {len(payload)} bytes cannot be decoded: the stack is too deep here"
+        raise FormatError(message, size=len(payload)) from None
+
+
+def _decode_message(payload: bytes, registry: Types) -> Message:
+    wire, extra = _read_message(payload, "$")
+    calls: tuple[ToolCall, ...] = ()
+    result: ToolResult | None = None
+    beside: Extra = {}
+    tool_payload = bytes(wire.tool_payload)
+    if tool_payload != b"null":
+        calls, result, beside = _decode_tools(tool_payload, registry)
+    return Message(
+        role=wire.role,
+        content=wire.content,
+        reasoning=wire.reasoning_content,
+        tool_calls=calls,
+        tool_result=result,
+        image_urls=wire.image_urls or (),
+        audio_urls=wire.audio_urls or (),
+        video_urls=wire.video_urls or (),
+        created_at=wire.created_at,
+        extra=extra,
+        payload_extra=beside,
+    )
+
+
+def _decode_tools(
+    data: bytes, registry: Types
+) -> tuple[tuple[ToolCall, ...], ToolResult | None, Extra]:
+    at = "$.tool_payload"
+    fields = _decode(_FIELDS, data, at)
+    if "tool_call_id" in fields:
+        return (), _decode_result(data, at, registry), {}
+    calls = fields.pop("tool_calls", _NONE)
+    listed = _decode(_LIST, bytes(calls), f"{at}.tool_calls") if calls != _NONE else []
+    return (
+        tuple(
+            _decode_call(bytes(call), f"{at}.tool_calls[{index}]", registry)
+            for index, call in enumerate(listed)
+        ),
+        None,
+        {name: _copy(raw) for name, raw in fields.items()},
+    )
+
+
+_NONE = msgspec.Raw(b"null")
+
+
+def _decode_call(data: bytes, at: str, registry: Types) -> ToolCall:
+    wire, extra = _read_call(data, at)
+    return ToolCall(wire.id, wire.name, lift(wire.arguments, wire.arguments_types, registry), extra)
+
+
+def _decode_result(data: bytes, at: str, registry: Types) -> ToolResult:
+    wire, extra = _read_result(data, at)
+    value = lift(wire.tool_result, wire.tool_result_types, registry)
+    return ToolResult(wire.tool_call_id, wire.tool_name, value, wire.tool_error, extra)
+
+
+# A record that the user has encoded: checked once, appended for nothing
+
+
+RESERVED_KINDS = frozenset(
+    {"base", "checkpoint", "checkpoints_pruned", "context", "effect", "ending", "epoch"}
+    | {"event", "foreign", "fork", "item"}
+    | {"memory_drop", "memory_set", "meta", "retract", "segment", "state", "taken", "turn"}
+    | {"admitted", "approval", "usage"}
+)
+"""Kinds whose records perdure writes itself, now or in a later release."""
+
+_KIND = re.compile(r"[A-Za-z][A-Za-z0-9_:.-]{0,63}")
+
+
+@final
+class EncodedRecord:
+    """A record of a kind of one's own, as the bytes that are stored.
+
+    A payload is one JSON value in one line. Under a message's kind ("message", "tool_call",
+    "tool_result") it must be a stored message. perdure carries other kinds through, and gives
+    them back in the history as they are.
+
+    >>> EncodedRecord("app:rating", b'{"stars": 5}').kind
+    'app:rating'
+
+    Raises:
+        NotStorableError: The kind or the payload is invalid.
+        TooLargeError: The payload is deeper, or takes more bytes, than fits.
+
+    """
+
+    __slots__ = ("entry",)
+
+    entry: Final[Entry]
+    """The record as the log takes it."""
+
+    def __init__(self, kind: str, payload: bytes) -> None:
+        _check_kind(kind)
+        _check_payload(payload)
+        if kind in MESSAGE_KINDS:
+            _check_message(payload)
+        self.entry = Entry(kind, payload)
+
+    @property
+    def kind(self) -> str:
+        """What kind of record it is."""
+        return self.entry.kind
+
+    @property
+    def payload(self) -> bytes:
+        """Its JSON."""
+        return self.entry.payload
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EncodedRecord) and self.entry == other.entry
+
+    def __hash__(self) -> int:
+        return hash(self.entry)
+
+    def __repr__(self) -> str:
+        return f"EncodedRecord({self.kind!r}, <{len(self.payload)} bytes>)"
+
+
+def _check_kind(kind: Any) -> None:
+    if not isinstance(kind, str) or not _KIND.fullmatch(kind):
+        message = (
+            f"invalid kind={kind!r}: use 1 to 64 letters, digits, '_', ':', '.', '-', "
+            "a letter first"
+        )
+        raise NotStorableError(message, option="kind")
+    if kind in RESERVED_KINDS or kind.startswith("x:"):
+        message = (
+            f"kind={kind!r} is perdure's own: choose another, such as 'app:{kind}' "
+            "(an instance of a registered type is appended as it is)"
+        )
+        raise NotStorableError(message, option="kind", kind=kind)
+
+
+def _check_payload(payload: Any) -> None:
+    if type(payload) is not bytes:
+        raise json.not_storable("payload", payload, "give it as bytes")
+    check_size(len(payload), MAX_RECORD_BYTES, at="payload")
+    if b"\n" in payload or b"\r" in payload:
+        raise json.not_storable("payload", payload, "it has line breaks: encode it without indent")
+    if is_deeper(payload, MAX_PAYLOAD_DEPTH):
+        raise too_deep("payload", MAX_PAYLOAD_DEPTH)
+    try:
+        json.decode(payload)
+    except CorruptRecordError as error:
+        message = f"the payload is not JSON that can be read back: {error}"
+        raise NotStorableError(message, size=len(payload)) from None
+
+
+def _check_message(payload: bytes) -> None:
+    try:
+        decode_message(payload)
+    except CorruptRecordError as error:
+        message = f"the payload is not a stored message: {error}; append a Message instead"
+        raise NotStorableError(message, size=len(payload)) from None

@@ -9,8 +9,8 @@ import msgspec
 
 from perdure.errors import ConfigError, FormatError, InboxFullError, InvalidArgumentError
 from perdure.records import json
-from perdure.records.frames import open_sealed, seal
 from perdure.records.keys import SessionKey
+from perdure.records.records import open_sealed, seal
 
 # What people leave for a session, and what its holder hears of it
 

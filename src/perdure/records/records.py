@@ -1,16 +1,21 @@
-"""The log's records: what a session consists of.
+"""The log's records, and their frames: each record as one line with a checksum.
 
-A session's only truth is an append-only log of immutable records, numbered by
-``seq`` from 1 without a gap. Records that belong together form a group, whose
-last record carries ``end``. A reader carries kinds that it does not know
-through untouched.
+A session's only truth is an append-only log of immutable records, numbered by ``seq`` from 1
+without a gap. Records that belong together form a group, whose last record carries ``end``. A
+reader carries kinds that it does not know through untouched.
 """
 
 from __future__ import annotations
 
+import itertools
+import re
+import zlib
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
+
+from perdure.errors import NotStorableError
 
 MESSAGE = "message"
 TOOL_CALL = "tool_call"
@@ -75,3 +80,255 @@ class Record(msgspec.Struct, frozen=True):
     kind: str
     payload: bytes
     end: bool
+
+
+MAX_LINE_BYTES = 64 * 1024 * 1024
+"""A line that is longer is taken for damage; several times the largest record."""
+
+_TAIL = 16
+"""Length of ``,"c":"8 digits"}``, the end of each line without its newline."""
+
+_KIND = re.compile(r"[A-Za-z][A-Za-z0-9_:.\-]{0,63}\Z")
+_HEAD = re.compile(
+    rb'\{"n":(0|[1-9][0-9]{0,17}),"e":([1-9][0-9]{0,17})'
+    rb',"k":"([A-Za-z][A-Za-z0-9_:.\-]{0,63})"(,"end":true)?,"r":'
+)
+_CHECK = re.compile(rb',"c":"([0-9a-f]{8})"\}\Z')
+
+_heads: dict[tuple[str, bool], bytes] = {}
+"""What stands between epoch and payload, by kind and end; kinds are few."""
+_MAX_HEADS = 1024
+
+
+class Position(msgspec.Struct, frozen=True):
+    """A place between two lines: how much lies before it, and what seals it."""
+
+    offset: int = 0
+    """Bytes of the file up to here."""
+    seq: int = 0
+    """The last record before it."""
+    crc: int = 0
+    """That record's checksum, which seeds the next one's."""
+
+
+def encode(records: Iterable[Entry], *, first: int, epoch: int, crc: int) -> tuple[bytes, int]:
+    """Return the lines of *records*, numbered from *first*, and the last one's checksum.
+
+    Raises:
+        NotStorableError: A kind is no name, or a payload is not one line.
+
+    """
+    parts: list[bytes] = []
+    add = parts.append
+    crc32 = zlib.crc32
+    middle = b',"e":%d' % epoch
+    seq = first
+    for kind, payload, end in records:
+        if b"\n" in payload:
+            message = f"the payload of record {seq} holds a line break: encode it as one line"
+            raise NotStorableError(message, seq=seq, kind=kind)
+        line = b'{"n":%d%b%b%b' % (
+            seq,
+            middle,
+            _heads.get((kind, end)) or _head(kind, end),
+            payload,
+        )
+        crc = crc32(line, crc)
+        add(line)
+        add(b',"c":"%08x"}\n' % crc)
+        seq += 1
+    return b"".join(parts), crc
+
+
+def _head(kind: str, end: bool) -> bytes:  # noqa: FBT001  # a key, not an option
+    if not _KIND.match(kind):
+        message = (
+            f"{kind!r} is no kind of record: use a letter, then letters, digits and _ : . - "
+            "up to 64 in all"
+        )
+        raise NotStorableError(message, kind=kind)
+    head = b',"k":"%b"%b,"r":' % (kind.encode(), b',"end":true' if end else b"")
+    if len(_heads) < _MAX_HEADS:
+        _heads[kind, end] = head
+    return head
+
+
+class FramedRecords(msgspec.Struct):
+    """The records of a run of lines."""
+
+    records: list[Record]
+    end: Position
+    """Behind the last sound line."""
+    sound: bool = True
+    """False where the line at ``end`` is whole, and not the next record."""
+
+
+def lines(data: bytes, *, epoch: int, start: Position) -> FramedRecords:
+    """Return the records of the whole lines in *data*, which begins at *start*."""
+    records: list[Record] = []
+    offset, seq, crc = start.offset, start.seq, start.crc
+    begin = 0
+    sound = True
+    while (stop := data.find(b"\n", begin)) >= 0:
+        record = _record(data[begin:stop], seq + 1, epoch, crc)
+        if record is None:
+            sound = False
+            break
+        records.append(record)
+        crc = int(data[stop - 10 : stop - 2], 16)
+        seq += 1
+        begin = stop + 1
+    return FramedRecords(records, Position(offset + begin, seq, crc), sound)
+
+
+class Scanner:
+    """Read records from the bytes of one epoch's file, as they come.
+
+    Feed it the file's bytes in order from *start*. It gives whole groups back, and knows
+    in `end` how far they reach. At the first line that does not fit it sets `damage` to
+    that line's offset and takes nothing more.
+    """
+
+    __slots__ = ("_epoch", "_group", "_rest", "damage", "end", "next")
+
+    def __init__(self, epoch: int, start: Position) -> None:
+        self._epoch = epoch
+        self._group: list[Record] = []
+        self._rest = b""
+        self.next: Position = start
+        """Where the next line begins: behind `end` while a group is not whole."""
+        self.end: Position = start
+        """Behind the last record that ends a group."""
+        self.damage: int | None = None
+        """Where the first line that does not fit begins."""
+
+    def feed(self, data: bytes) -> list[Record]:
+        """Take the next bytes; return the records of the groups that are now whole."""
+        if self.damage is not None:
+            return []
+        start = self.next
+        data = self._rest + data if self._rest else data
+        records_found = lines(data, epoch=self._epoch, start=start)
+        self.next = records_found.end
+        self._rest = data[records_found.end.offset - start.offset :]
+        if not records_found.sound or len(self._rest) > MAX_LINE_BYTES:
+            self.damage = records_found.end.offset
+        return self._whole(data, start, records_found.records)
+
+    def _whole(self, data: bytes, start: Position, records: list[Record]) -> list[Record]:
+        """Hold back what does not end a group yet."""
+        open_ = 0
+        while open_ < len(records) and not records[-1 - open_].end:
+            open_ += 1
+        done = len(records) - open_
+        if not done:
+            self._group += records
+            return []
+        offset = self.next.offset - start.offset
+        for _ in range(open_):
+            offset = data.rindex(b"\n", 0, offset - 1) + 1
+        crc = int(data[offset - 11 : offset - 3], 16)
+        self.end = Position(start.offset + offset, records[done - 1].seq, crc)
+        lines_whole = [*self._group, *records[:done]]
+        self._group = records[done:]
+        return lines_whole
+
+
+def _record(line: bytes, seq: int, epoch: int, crc: int) -> Record | None:
+    """Return the record of *line*, None unless it is exactly the next one."""
+    check = _CHECK.search(line, len(line) - _TAIL) if len(line) > _TAIL else None
+    if check is None or zlib.crc32(line[:-_TAIL], crc) != int(check[1], 16):
+        return None
+    head = _HEAD.match(line)
+    if head is None or int(head[1]) != seq or int(head[2]) != epoch:
+        return None
+    payload = line[head.end() : -_TAIL]
+    if not payload:
+        return None
+    return Record(seq, epoch, head[3].decode(), payload, head[4] is not None)
+
+
+def first_payload(line: bytes) -> bytes | None:
+    """Return the payload of a file's first line, whose checksum is not verified yet.
+
+    What the file follows, and so the seed to verify the line with, stands inside it.
+    """
+    head = _HEAD.match(line)
+    if head is None or len(line) - head.end() <= _TAIL:
+        return None
+    return line[head.end() : -_TAIL]
+
+
+def verify(line: bytes, *, seq: int, epoch: int, seed: int) -> tuple[Record, int] | None:
+    """Return a line's record and checksum, None unless it is exactly the one named."""
+    record = _record(line, seq, epoch, seed)
+    return None if record is None else (record, int(line[-10:-2], 16))
+
+
+def follows(data: bytes, crc: int) -> bool:
+    """Say whether sound records follow a damaged line, with which *data* begins.
+
+    *crc* seeds the damaged line. A torn last write leaves nothing sound behind it, and
+    damage in the middle does: this is how the two are told apart. A line counts as sound
+    if it is sealed to the line before it, by the checksum that stands there or by the one
+    that should.
+    """
+    is_whole = data.split(b"\n")[:-1]
+    for before, line in itertools.pairwise(is_whole):
+        check = _CHECK.search(line)
+        if check is None or _HEAD.match(line) is None:
+            continue
+        seeds = {zlib.crc32(before[:-_TAIL], crc)}
+        if (stated := _CHECK.search(before)) is not None:
+            seeds.add(int(stated[1], 16))
+        if any(zlib.crc32(line[:-_TAIL], seed) == int(check[1], 16) for seed in seeds):
+            return True
+    return False
+
+
+def salvaged(data: bytes, *, epoch: int, seq: int, crc: int) -> list[Record]:
+    """Return all records of a file's lines that can be proven, also those behind damage.
+
+    A line is proven by the checksum of the line before it, be it the one that is stated there or
+    the one that its bytes come to.
+
+    Args:
+        data: The file from a line's beginning on; what is behind the last newline does not count.
+        epoch: Whose file it is.
+        seq: The record before the first line.
+        crc: That record's checksum.
+
+    """
+    runs: list[Record] = []
+    seeds = {crc}
+    for line in data.split(b"\n")[:-1]:
+        content = line[:-_TAIL]
+        check, head = _CHECK.search(line), _HEAD.match(line)
+        stated = None if check is None else int(check[1], 16)
+        # Only a line's own number can say which one it is, once others are lost.
+        number = int(head[1]) if head is not None else 0
+        proofs = [seed for seed in seeds if number > seq and zlib.crc32(content, seed) == stated]
+        record = _record(line, number, epoch, proofs[0]) if proofs else None
+        if record is not None:
+            runs.append(record)
+            seq = number
+            seeds = {stated} if stated is not None else set()
+        else:
+            seeds = {zlib.crc32(content, seed) for seed in seeds}
+            seeds |= set() if stated is None else {stated}
+    return runs
+
+
+def seal(document: bytes) -> bytes:
+    """Return a JSON object with its checksum as the last member, and a newline."""
+    body = document[:-1]
+    return b'%b,"c":"%08x"}\n' % (body, zlib.crc32(body))
+
+
+def open_sealed(data: bytes) -> bytes | None:
+    """Return the JSON object of `seal`, None if it is not intact."""
+    line = data[:-1]
+    check = _CHECK.search(line) if data.endswith(b"\n") else None
+    if check is None or zlib.crc32(line[:-_TAIL]) != int(check[1], 16):
+        return None
+    return line[:-_TAIL] + b"}"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         WorkingContextSnapshotBootstrapper as WorkingContextSnapshotBootstrapper,
     )
     from perdure.restore.rebuild import CompactionSnapshotBuilder as CompactionSnapshotBuilder
-    from perdure.restore.repair import Repair as Repair
+    from perdure.restore.rebuild import Repair as Repair
     from perdure.restore.report import RestoreStep as RestoreStep
     from perdure.restore.serializer import (
         WorkingContextSnapshotSerializer as WorkingContextSnapshotSerializer,
@@ -33,7 +33,7 @@ _HOME_OF = {
     "Bootstrapped": "bootstrapper",
     "CompactionSnapshotBuilder": "rebuild",
     "RunExclusively": "snapshot_store",
-    "Repair": "repair",
+    "Repair": "rebuild",
     "RestorableMemory": "bootstrapper",
     "RestoreStep": "report",
     "SupportsRetrieve": "bootstrapper",

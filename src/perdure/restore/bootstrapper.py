@@ -15,14 +15,19 @@ from typing import Any, Literal, Protocol, final
 import msgspec
 
 from perdure.errors import ConfigError, InvalidArgumentError
-from perdure.memory.items import MemoryBundle
+from perdure.memory.facts import MemoryBundle
 from perdure.memory.traces import BEGIN
 from perdure.providers.tool_pairs import (
     Dangling,
 )
 from perdure.records.messages import Message
-from perdure.restore.rebuild import CompactionSnapshotBuilder, prompt_sha256, system_prompt_of
-from perdure.restore.repair import Repair, repair
+from perdure.restore.rebuild import (
+    CompactionSnapshotBuilder,
+    Repair,
+    prompt_sha256,
+    repair,
+    system_prompt_of,
+)
 from perdure.restore.report import RestoreStep, Source
 from perdure.restore.serializer import WorkingContextSnapshotSerializer
 

@@ -1,12 +1,23 @@
-"""What a restore did, step by step, for people and tests."""
+"""Restore reports and restore plans: what a restore did, and what one would do."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
 from perdure._lib.display import card
+from perdure.memory.context import SNAPSHOT
+from perdure.memory.documents import SESSION, names_of
+from perdure.providers.issued import Issuer, stamp_of
+from perdure.providers.parts import without_reasoning
+from perdure.providers.target import ContextTarget, Format
+from perdure.records.keys import SessionKey
+from perdure.records.messages import Message
+from perdure.records.records import EPOCH, Record
+from perdure.store import Documents
 
 Source = Literal["fresh", "snapshot", "catch_up", "rebuild"]
 """Where the working context came from: nothing was there; the snapshot as it lay; the
@@ -65,3 +76,148 @@ class RestoreReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_default
         if self.damaged:
             facts["damaged"] = ", ".join(self.damaged)
         return card("RestoreReport", facts)
+
+
+Fate = Literal["use", "catch up", "rebuild"]
+"""What becomes of a document: it is read as it lies, with the log behind it, or made anew."""
+
+
+class PlannedDocument(msgspec.Struct, frozen=True):
+    """What becomes of one document."""
+
+    name: str
+    fate: Fate
+    as_of_seq: int = 0
+    """The record that it is as of; 0 if it cannot be used."""
+    why: str = ""
+
+
+class RestorePlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
+    """What a restore would use, repair, strip and make anew, and why. Nothing was changed."""
+
+    key: SessionKey
+    source: Source
+    """Where the working context would come from."""
+    head: int = 0
+    """The log's last record."""
+    documents: tuple[PlannedDocument, ...] = ()
+    steps: tuple[RestoreStep, ...] = ()
+    """All that would be done, in this order; a restore's report has the same steps."""
+    records_read: int = 0
+    target: Format | None = None
+    """The provider that ``stripped`` is about."""
+    stripped: tuple[RestoreStep, ...] = ()
+    """What the provider would not get, since another one issued it. It stays stored."""
+    messages: tuple[Message, ...] = ()
+    """The working context as it would be."""
+    appended: tuple[Message, ...] = ()
+    """The messages among these that would be appended: results that were made up."""
+    replaces: bool = False
+    """Whether the whole context would be replaced: by a record, nothing is erased."""
+    system_prompt: str | None = None
+    """The one that the context would have."""
+    settled: bool = True
+    """False when a takeover was under way, so that the newest records may be missing."""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether everything would be used as it lies, and nothing repaired."""
+        rebuilt = any(document.fate == "rebuild" for document in self.documents)
+        return not (rebuilt or self.appended or self.replaces)
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def lines(self) -> list[str]:
+        """Return the plan in words, a line for each thing."""
+        text = [f"{self.key}: the context comes from {_WORDS[self.source]}, up to {self.head}"]
+        text += [
+            f"{document.fate:9} {document.name}{_reason(document)}" for document in self.documents
+        ]
+        text += [f"step      {step}" for step in self.steps]
+        text += [f"strip     {step}" for step in self.stripped]
+        text += [f"append    a result for call {_call_of(document)}" for document in self.appended]
+        if self.replaces:
+            text.append(f"replace   the context, by {len(self.messages)} messages")
+        if self.is_sound:
+            text.append("nothing has to be mended")
+        return text
+
+    def _repr_html_(self) -> str:
+        facts: dict[str, object] = {"source": self.source, "head": self.head}
+        facts.update(
+            {document.name: f"{document.fate}{_reason(document)}" for document in self.documents}
+        )
+        facts.update({step.what: step.detail for step in (*self.steps, *self.stripped)})
+        return card("RestorePlan", facts)
+
+
+_WORDS: dict[Source, str] = {
+    "fresh": "nothing: the session is new",
+    "snapshot": "the snapshot as it lies",
+    "catch_up": "the snapshot and the log behind it",
+    "rebuild": "the log alone",
+}
+
+
+def planned_documents(have: Documents, tail: Sequence[Record]) -> tuple[PlannedDocument, ...]:
+    """Return what becomes of each document that the manifest lists, by name.
+
+    Args:
+        have: All of them, judged.
+        tail: The records behind the last fold, or more.
+
+    """
+    later = _changes_after(tail)
+    planned = [
+        PlannedDocument(
+            name, "rebuild", 0, have.why.get(name, "it is lost, or not what its manifest says")
+        )
+        for name in have.damaged
+    ]
+    for name, step in have.found.items():
+        if name in have.damaged:
+            continue  # an older one, which a pruned session has kept
+        count = sum(seq > step.as_of_seq for seq in later.get(name, ()))
+        fate: Fate = "catch up" if count else "use"
+        reason = f"{count} records came after record {step.as_of_seq}" if count else ""
+        planned.append(PlannedDocument(name, fate, step.as_of_seq, reason))
+    return tuple(sorted(planned, key=lambda step: step.name))
+
+
+def _changes_after(tail: Sequence[Record]) -> Mapping[str, list[int]]:
+    """Return the seqs of the records that change each document."""
+    changes: dict[str, list[int]] = {}
+    for record in tail:
+        if record.kind == EPOCH:
+            continue
+        for name in (SESSION, SNAPSHOT, *names_of(record)):
+            changes.setdefault(name, []).append(record.seq)
+    return changes
+
+
+def stripped_for(messages: Sequence[Message], target: Format) -> tuple[RestoreStep, ...]:
+    """Return what of a context a provider would not get: reasoning and signatures of others."""
+    reader = ContextTarget(target, Issuer(target))
+    foreign = Counter(
+        _issuer_of(message)
+        for message in messages
+        if without_reasoning(message, reader) is not message
+    )
+    return tuple(
+        RestoreStep("stripped", f"what only {who} understands, in {count} messages")
+        for who, count in sorted(foreign.items())
+    )
+
+
+def _issuer_of(message: Message) -> str:
+    stamp = stamp_of(message)
+    return "whoever issued it" if stamp is None else stamp.provider
+
+
+def _reason(document: PlannedDocument) -> str:
+    return f": {document.why}" if document.why else ""
+
+
+def _call_of(message: Message) -> str:
+    return "" if message.tool_result is None else message.tool_result.call_id

@@ -19,7 +19,7 @@ from perdure.memory.context import (
     WorkingContextSnapshot,
 )
 from perdure.records.json import decode, encode
-from perdure.records.message_format import decode_message, encode_message
+from perdure.records.messages import decode_message, encode_message
 from perdure.records.values import NO_TYPES, Types
 from perdure.restore.snapshot_store import JSON
 

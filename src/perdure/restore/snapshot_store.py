@@ -27,7 +27,7 @@ from perdure.memory.context import (
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import FoldedDocument
-from perdure.restore.validity import snapshot_of
+from perdure.restore.ladder import snapshot_of
 from perdure.store import Store
 
 JSON = dict[str, Any]

@@ -15,8 +15,7 @@ import msgspec
 from perdure.errors import InvalidArgumentError
 from perdure.memory.context import RetractionPayload
 from perdure.memory.documents import SessionDocument, TurnPayload, note_turn
-from perdure.memory.storage import MemoryInfo
-from perdure.memory.working_memory import MemoryLimit
+from perdure.memory.working_memory import MemoryInfo, MemoryLimit
 from perdure.records.json import encode
 from perdure.records.keys import SessionKey
 from perdure.records.records import CONTEXT, RETRACT, TURN, Entry

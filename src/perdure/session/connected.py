@@ -18,8 +18,8 @@ from perdure._lib.tasks import was_cancelled
 from perdure.autosave import events
 from perdure.autosave.engine import Autosaver
 from perdure.autosave.events import Event
-from perdure.autosave.health import NAMED, Health
 from perdure.autosave.options import Autosave, EngineOptions, Shutdown
+from perdure.autosave.reports import NAMED, Health
 from perdure.lease import LeaseOptions, beat
 from perdure.records.types import Registry
 from perdure.session.clock import Clock, catch_up

@@ -25,14 +25,12 @@ from perdure.memory.documents import (
     note_taken,
     stamp_of,
 )
-from perdure.memory.lazy import Lazy
 from perdure.memory.state import States
-from perdure.memory.working_memory import MemoryLimit, SessionValues, WorkingMemory
+from perdure.memory.working_memory import Lazy, MemoryLimit, SessionValues, WorkingMemory
 from perdure.records.checkpoints import CHECKPOINTS
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
-from perdure.records.message_format import RESERVED_KINDS, decode_message
-from perdure.records.messages import Message
+from perdure.records.messages import RESERVED_KINDS, Message, decode_message
 from perdure.records.records import (
     EPOCH,
     EVENT,
@@ -47,9 +45,8 @@ from perdure.records.records import (
     Record,
 )
 from perdure.records.types import Registry
-from perdure.restore.ladder import KEPT_FOR_LATER, RestoredSession
+from perdure.restore.ladder import KEPT_FOR_LATER, RestoredSession, judged
 from perdure.restore.report import RestoreReport
-from perdure.restore.validity import judged
 from perdure.session.point_in_time import context_at
 from perdure.store import Store
 

@@ -12,12 +12,10 @@ from perdure.errors import InvalidArgumentError, NotStorableError, TooLargeError
 from perdure.memory.documents import MetadataPayload
 from perdure.records.json import decode, encode
 from perdure.records.keys import require_text
-from perdure.records.message_format import EncodedRecord, decode_message, encode_message
-from perdure.records.messages import Message
+from perdure.records.messages import EncodedRecord, Message, decode_message, encode_message
 from perdure.records.records import MESSAGE_KINDS, META, Entry
-from perdure.records.redaction import redact
 from perdure.records.types import KIND_PREFIX
-from perdure.records.values import encode_value
+from perdure.records.values import encode_value, redact
 
 if TYPE_CHECKING:
     from perdure.records.keys import SessionKey

@@ -40,12 +40,11 @@ from perdure.formats.trace_files import Memories, has_memories, read_memories, w
 from perdure.lineage.store import followed
 from perdure.memory.context import WorkingContext
 from perdure.memory.documents import EPISODIC, SEMANTIC, fold_items
-from perdure.memory.items import MemoryBundle
+from perdure.memory.facts import MemoryBundle
 from perdure.memory.traces import read_turns
 from perdure.records.checkpoints import CHECKPOINTS
 from perdure.records.keys import SessionKey
-from perdure.records.message_format import decode_message
-from perdure.records.messages import Message
+from perdure.records.messages import Message, decode_message
 from perdure.records.records import CONTEXT, Entry, Record
 from perdure.restore.rebuild import (
     CompactionSnapshotBuilder,

@@ -40,10 +40,9 @@ from perdure.records.checkpoints import CHECKPOINTS
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import FoldedDocument, Manifest
-from perdure.records.message_format import decode_message
+from perdure.records.messages import decode_message
 from perdure.records.records import Record
-from perdure.restore.ladder import keep_evidence
-from perdure.restore.validity import judged, snapshot_of
+from perdure.restore.ladder import judged, keep_evidence, snapshot_of
 from perdure.session.options import Limits
 from perdure.store import Document, Store
 

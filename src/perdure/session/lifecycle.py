@@ -16,7 +16,7 @@ import anyio
 from perdure._lib.host import HostClosedError
 from perdure._lib.logs import log_failure
 from perdure._lib.tasks import CurrentTask
-from perdure.autosave.errors import ended, require_outside
+from perdure.autosave.tracked import ended, require_outside
 from perdure.errors import (
     LeaseLostError,
     SessionClosedError,

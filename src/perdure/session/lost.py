@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, final
 
 from perdure.records.keys import SessionKey
-from perdure.records.message_format import decode_message, kind_of
+from perdure.records.messages import decode_message, kind_of
 from perdure.records.records import (
     CONTEXT,
     ITEM,

@@ -17,9 +17,9 @@ import anyio
 from perdure._lib.display import card
 from perdure._lib.host import Host
 from perdure._lib.tasks import wait_through
-from perdure.autosave.errors import require_outside
 from perdure.autosave.options import INHERIT, Autosave, EngineOptions, Inherit, Shutdown
-from perdure.autosave.shutdown import ShutdownReport
+from perdure.autosave.reports import ShutdownReport
+from perdure.autosave.tracked import require_outside
 from perdure.errors import InvalidArgumentError, SessionClosedError, StoreError
 from perdure.lease import LeaseOptions, OnHeld
 from perdure.lineage.store import followed
@@ -28,7 +28,7 @@ from perdure.records.keys import DEFAULT_SESSION, SessionKey, require_filters
 from perdure.records.types import Registry
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
 from perdure.restore.ladder import restore
-from perdure.restore.plan import RestorePlan
+from perdure.restore.report import RestorePlan
 from perdure.session.clock import Clock
 from perdure.session.connected import ManagerParts, connected, manager_facts
 from perdure.session.delete import ForgetReport, Forgetter
@@ -49,7 +49,7 @@ from perdure.session.view import SessionView
 from perdure.store import DeadLetter, SessionInfo, Store
 
 if TYPE_CHECKING:
-    from perdure.autosave.health import Health
+    from perdure.autosave.reports import Health
     from perdure.records.checkpoints import Checkpoint
 
 

@@ -25,7 +25,7 @@ from perdure.errors import (
     SessionNotFoundError,
 )
 from perdure.lease import OnHeld, acquire_lease
-from perdure.lineage.acknowledged import is_begun_by
+from perdure.lineage.store import is_begun_by
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry, Record
 from perdure.restore.ladder import restore

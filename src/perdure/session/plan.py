@@ -15,8 +15,7 @@ from perdure.memory.documents import fold_items
 from perdure.memory.retrieval import Retriever
 from perdure.memory.traces import newest_turns
 from perdure.providers.formats import FORMATS
-from perdure.records.message_format import decode_message, encode_message
-from perdure.records.messages import Message
+from perdure.records.messages import Message, decode_message, encode_message
 from perdure.records.records import Entry, Record
 from perdure.restore.bootstrapper import (
     Bootstrapped,
@@ -24,13 +23,11 @@ from perdure.restore.bootstrapper import (
     WorkingContextSnapshotBootstrapper,
     mending_steps,
 )
-from perdure.restore.ladder import restore
-from perdure.restore.plan import RestorePlan, planned_documents, stripped_for
-from perdure.restore.rebuild import context_entry, prompt_sha256, raw_part, system_prompt_of
-from perdure.restore.repair import repair
+from perdure.restore.ladder import judged, restore
+from perdure.restore.rebuild import context_entry, prompt_sha256, raw_part, repair, system_prompt_of
+from perdure.restore.report import RestorePlan, planned_documents, stripped_for
 from perdure.restore.serializer import WorkingContextSnapshotSerializer
 from perdure.restore.snapshot_store import WorkingContextSnapshotStore
-from perdure.restore.validity import judged
 from perdure.session.view import SessionView
 
 if TYPE_CHECKING:

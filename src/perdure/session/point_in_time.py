@@ -20,7 +20,7 @@ from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
 from perdure.records.records import Record
-from perdure.restore.validity import snapshot_of
+from perdure.restore.ladder import snapshot_of
 from perdure.session.fold import FoldInput, manifest_of
 from perdure.session.options import Limits
 from perdure.store import Document, Documents, Store

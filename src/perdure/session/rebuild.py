@@ -26,8 +26,7 @@ from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
 from perdure.records.records import Record
-from perdure.restore.ladder import keep_evidence, require_plain
-from perdure.restore.validity import judged
+from perdure.restore.ladder import judged, keep_evidence, require_plain
 from perdure.session.exclusive import Terms
 from perdure.session.fold import FoldInput, manifest_of, put_blobs
 from perdure.session.options import Limits

@@ -13,8 +13,7 @@ from perdure._lib.display import card
 from perdure.autosave.tracked import State
 from perdure.errors import InvalidArgumentError
 from perdure.records.keys import SessionKey
-from perdure.records.message_format import EncodedRecord
-from perdure.records.messages import Message
+from perdure.records.messages import EncodedRecord, Message
 from perdure.records.records import Record
 from perdure.restore.ladder import RestoredSession
 from perdure.session.base import Receipt, SessionBase
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from perdure.providers import Issuer, ReasoningPolicy, RenderedContext
     from perdure.providers.target import Format
     from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
-    from perdure.restore.plan import RestorePlan
+    from perdure.restore.report import RestorePlan
     from perdure.session.fork import Fork
     from perdure.session.lifecycle import SessionLifecycle
 

@@ -10,7 +10,7 @@ import msgspec
 from anyio import to_thread
 
 from perdure._lib.tasks import each, was_cancelled
-from perdure.autosave.shutdown import ShutdownReport, Unsaved
+from perdure.autosave.reports import ShutdownReport, Unsaved
 from perdure.autosave.tracked import State, Tracked
 from perdure.errors import SessionClosedError, UnsupportedVersionError
 from perdure.lineage.store import followed

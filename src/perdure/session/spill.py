@@ -23,7 +23,7 @@ import msgspec
 
 from perdure._lib.files import Folder
 from perdure.errors import CorruptRecordError
-from perdure.records import frames
+from perdure.records import records as frames
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, Entry, Record

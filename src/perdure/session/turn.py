@@ -14,7 +14,7 @@ import anyio
 
 from perdure._lib.loop import loop_timer
 from perdure._lib.tasks import CurrentTask
-from perdure.autosave.errors import require_outside
+from perdure.autosave.tracked import require_outside
 from perdure.errors import SessionError
 from perdure.memory.documents import TurnPayload
 from perdure.records.json import encode

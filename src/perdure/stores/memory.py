@@ -29,12 +29,11 @@ from perdure.errors import (
     TooLargeError,
     UnsupportedVersionError,
 )
-from perdure.records.blob_names import require_named, verified
+from perdure.records.chunks import require_named, verified
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import FORMAT, About, Manifest
+from perdure.records.manifest import FORMAT, About, Manifest, matched
 from perdure.records.posts import oldest_first
 from perdure.records.records import EPOCH, Entry, Record
-from perdure.records.stored import matched
 from perdure.store import (
     Batch,
     BlobSweep,

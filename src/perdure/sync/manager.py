@@ -26,7 +26,7 @@ from perdure.errors import SessionClosedError, StoreError
 from perdure.providers.target import Format
 from perdure.records.keys import DEFAULT_SESSION
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
-from perdure.restore.plan import RestorePlan
+from perdure.restore.report import RestorePlan
 from perdure.session.rebuild import RebuildReport
 from perdure.sync import process_exit
 from perdure.sync.loop import HookThread, LoopThread, closed
@@ -34,9 +34,8 @@ from perdure.sync.process_exit import TermWatch
 from perdure.sync.session import LostSession, Session, SessionView
 
 if TYPE_CHECKING:
-    from perdure.autosave.health import Health
     from perdure.autosave.options import Autosave, EngineOptions, Shutdown
-    from perdure.autosave.shutdown import ShutdownReport
+    from perdure.autosave.reports import Health, ShutdownReport
     from perdure.formats.state import StateStorage
     from perdure.lease import LeaseOptions, OnHeld
     from perdure.records.checkpoints import Checkpoint

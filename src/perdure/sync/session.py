@@ -22,16 +22,14 @@ from perdure.sync.turn import Turn, TurnThread
 if TYPE_CHECKING:
     from perdure.memory import state, working_memory
     from perdure.memory.documents import SessionDocument
-    from perdure.memory.storage import MemoryInfo
+    from perdure.memory.working_memory import MemoryInfo
     from perdure.providers import Issuer, ReasoningPolicy, RenderedContext
     from perdure.providers.target import Format
     from perdure.records.keys import SessionKey
-    from perdure.records.message_format import EncodedRecord
-    from perdure.records.messages import Message
+    from perdure.records.messages import EncodedRecord, Message
     from perdure.records.records import Record
     from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
-    from perdure.restore.plan import RestorePlan
-    from perdure.restore.report import RestoreReport
+    from perdure.restore.report import RestorePlan, RestoreReport
     from perdure.session import lost, session, view
     from perdure.session.base import Receipt
     from perdure.session.contents import HistoryItem

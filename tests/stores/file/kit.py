@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from perdure.records.frames import open_sealed, seal
 from perdure.records.keys import SessionKey
+from perdure.records.records import open_sealed, seal
 from perdure.stores.file import FileStore
 
 KEY = SessionKey("agent")

@@ -17,8 +17,8 @@ from perdure.errors import (
     StoreUnavailableError,
     UnsupportedVersionError,
 )
-from perdure.records.frames import seal
 from perdure.records.keys import SessionKey
+from perdure.records.records import seal
 from perdure.store import LeaseState
 from perdure.stores.file import FileStore, leases
 from perdure.stores.file import held_sessions as acts
@@ -330,7 +330,7 @@ async def test_a_session_of_a_newer_format_is_refused_and_left(store, root: Path
     path = root / "agents/agent/lease-1.json"
     import msgspec
 
-    from perdure.records.frames import open_sealed, seal
+    from perdure.records.records import open_sealed, seal
 
     lease = msgspec.json.decode(open_sealed(path.read_bytes()) or b"")
     path.write_bytes(seal(msgspec.json.encode({**lease, "format": 99})))

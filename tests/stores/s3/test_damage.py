@@ -201,7 +201,7 @@ async def test_a_head_that_is_gone_is_not_an_empty_session_to_its_next_holder(
 
 
 async def test_newer_formats_are_refused_and_left(open_store: OpenS3, raw: Any) -> None:
-    from perdure.records.frames import open_sealed, seal
+    from perdure.records.records import open_sealed, seal
 
     store = await open_store()
     await write(store, fold=False)

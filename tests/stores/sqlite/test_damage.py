@@ -11,7 +11,7 @@ import pytest
 
 import perdure
 from perdure.errors import CorruptRecordError, PerdureError
-from perdure.records import frames
+from perdure.records import records as frames
 from perdure.records.keys import SessionKey
 from perdure.records.records import Record
 from perdure.store import DeadLetter, PendingItem, Status, Store

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, final
 from urllib.parse import urlsplit
 
 from perdure.agent.mcp.connection import StderrTail
-from perdure.records.redaction import REDACTED, redact
+from perdure.records.values import REDACTED, redact
 
 CONNECT_TIMEOUT: Final = 30.0
 SILENCE: Final = 300.0

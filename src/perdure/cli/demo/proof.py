@@ -90,7 +90,7 @@ async def read_logs(store: str, agents: Iterable[str], tenant: str = "") -> dict
 
 def size_of(message: Message) -> int:
     """Return a message's bytes as they are stored."""
-    from perdure.records.message_format import encode_message
+    from perdure.records.messages import encode_message
 
     return len(encode_message(message).payload)
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import msgspec
 
-from perdure.records.message_format import encode_message
-from perdure.records.messages import Message
+from perdure.records.messages import Message, encode_message
 
 
 class BytesWritten(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 
 from perdure._lib.files import TEMPORARY, Folder
-from perdure.records.blob_names import is_name, require_named, verified
+from perdure.records.chunks import is_name, require_named, verified
 from perdure.store import BlobSweep
 from perdure.stores.file.layout import QUARANTINE, blobs_of
 

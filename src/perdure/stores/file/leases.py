@@ -25,11 +25,10 @@ import msgspec
 from perdure._lib.files import Folder, write_all
 from perdure._lib.platform import drop_cache, sync_data, sync_file
 from perdure.errors import LeaseHeldError, UnsupportedVersionError
-from perdure.records import frames
-from perdure.records.frames import Position
+from perdure.records import records
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import FORMAT
-from perdure.records.records import EPOCH, Entry
+from perdure.records.records import EPOCH, Entry, Position
 from perdure.store import LeaseState
 from perdure.stores.file import segments
 from perdure.stores.file.documents import (
@@ -272,7 +271,7 @@ def _begin_epoch(
         require_folded(folder, key, manifests, seq)
         header = SegmentHeader(key, prev, owner=me.owner, host=me.host, pid=me.pid, at=time.time())
         entry = Entry(EPOCH, msgspec.json.encode(header))
-        line, crc = frames.encode((entry,), first=seq + 1, epoch=epoch, crc=crc)
+        line, crc = records.encode((entry,), first=seq + 1, epoch=epoch, crc=crc)
         create_segment(log, segment_name(epoch, 0), line)
     return Position(len(line), seq + 1, crc), prev is None
 

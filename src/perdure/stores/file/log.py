@@ -26,10 +26,9 @@ import msgspec
 from perdure._lib.files import FULL, Folder, store_error
 from perdure._lib.platform import drop_cache, sync_data
 from perdure.errors import CorruptRecordError, LeaseLostError, NotStorableError, TooLargeError
-from perdure.records import frames
-from perdure.records.frames import Position, Scanner
+from perdure.records import records as frames
 from perdure.records.keys import SessionKey
-from perdure.records.records import EPOCH, Entry, Record
+from perdure.records.records import EPOCH, Entry, Position, Record, Scanner
 from perdure.store import Batch, Outcome, Status
 from perdure.stores.file import segments
 from perdure.stores.file.layout import (

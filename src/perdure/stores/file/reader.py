@@ -19,10 +19,9 @@ import msgspec
 
 from perdure._lib.files import Folder, read_part
 from perdure.errors import CorruptRecordError, StoreUnavailableError
-from perdure.records import frames
-from perdure.records.frames import Position, Scanner
+from perdure.records import records as frames
 from perdure.records.keys import SessionKey
-from perdure.records.records import Record
+from perdure.records.records import Position, Record, Scanner
 from perdure.stores.file import documents, segments
 from perdure.stores.file.layout import LOG, released_name, session_path
 from perdure.stores.file.leases import LeaseFile, newest_epoch, read_lease, require_key

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from perdure._lib.files import Folder
 from perdure.errors import CorruptRecordError
-from perdure.records import frames
+from perdure.records import records as frames
 from perdure.records.keys import SessionKey
 from perdure.records.records import Record
 from perdure.stores.file.layout import LOG, segment_name, segment_of, session_path

@@ -12,7 +12,7 @@ import msgspec
 
 from perdure.errors import ConfigError, FormatError
 from perdure.records import json
-from perdure.records.frames import open_sealed, seal
+from perdure.records.records import open_sealed, seal
 
 T = TypeVar("T")
 

@@ -16,10 +16,9 @@ import msgspec
 
 from perdure._lib.files import Folder
 from perdure.errors import CorruptRecordError
-from perdure.records import frames
-from perdure.records.frames import Position, Scanner
+from perdure.records import records as frames
 from perdure.records.keys import SessionKey
-from perdure.records.records import EPOCH, Record
+from perdure.records.records import EPOCH, Position, Record, Scanner
 from perdure.stores.file.layout import segment_name, segment_of, start_of
 from perdure.stores.file.sealed import decoded
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from perdure._lib.ids import random_id
-from perdure.records.blob_names import is_name, require_named, verified
+from perdure.records.chunks import is_name, require_named, verified
 from perdure.store import BlobSweep
 from perdure.stores.objects import tenants
 from perdure.stores.objects.bucket import Bucket, ListedObject

@@ -1,6 +1,6 @@
 """Encoding of commits: an object with a header line, then the records' lines. Pure.
 
-The lines are `perdure.records.frames`: the checksum of each starts from the one before it, and the
+The lines are `perdure.records.records`: the checksum of each starts from the one before it, and the
 first one from the session's seed. So a removed, duplicated, swapped or foreign object is detected
 like flipped bits. The header has the number and the checksum of the record lines: a truncated
 object is detected, too.
@@ -17,9 +17,9 @@ from collections.abc import Sequence
 import msgspec
 
 from perdure.errors import ConfigError, CorruptRecordError, FormatError, UnsupportedVersionError
-from perdure.records import frames, json
-from perdure.records.frames import Position
-from perdure.records.records import Entry, Record
+from perdure.records import json
+from perdure.records import records as frames
+from perdure.records.records import Entry, Position, Record
 
 FORMAT = 1
 

@@ -17,10 +17,9 @@ import msgspec
 
 from perdure._lib.ids import random_id
 from perdure.errors import CorruptRecordError, StoreUnavailableError
-from perdure.records.frames import Position
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Manifest
-from perdure.records.stored import matched
+from perdure.records.manifest import Manifest, matched
+from perdure.records.records import Position
 from perdure.store import Documents
 from perdure.stores.objects import commits, layout, leases, reader
 from perdure.stores.objects import head as heads

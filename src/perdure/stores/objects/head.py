@@ -12,10 +12,10 @@ import msgspec
 
 from perdure.errors import ConfigError, FormatError, UnsupportedVersionError
 from perdure.records import json
-from perdure.records.frames import open_sealed, seal
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import FORMAT as MANIFEST_FORMAT
 from perdure.records.manifest import Manifest
+from perdure.records.records import open_sealed, seal
 from perdure.stores.objects.commits import damage_error
 
 T = TypeVar("T")

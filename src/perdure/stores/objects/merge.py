@@ -18,8 +18,7 @@ from collections.abc import Sequence
 import msgspec
 
 from perdure._lib.ids import random_id
-from perdure.records.frames import Position
-from perdure.records.records import EPOCH
+from perdure.records.records import EPOCH, Position
 from perdure.stores.objects import commits as framing
 from perdure.stores.objects import layout, reader
 from perdure.stores.objects.bucket import Bucket, ListedObject

@@ -16,9 +16,8 @@ from typing import final
 import msgspec
 
 from perdure.errors import CorruptRecordError, StoreUnavailableError
-from perdure.records.frames import Position
 from perdure.records.keys import SessionKey
-from perdure.records.records import Entry, Record
+from perdure.records.records import Entry, Position, Record
 from perdure.stores.objects import commits, layout
 from perdure.stores.objects.bucket import Bucket, ListedObject, StoredObject
 from perdure.stores.objects.head import MergedSegment, SessionHead, decode, folded_up_to

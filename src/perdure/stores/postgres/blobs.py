@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from perdure.records.blob_names import require_named, verified
+from perdure.records.chunks import require_named, verified
 from perdure.store import BlobSweep
 from perdure.stores.postgres.connections import Connection
 from perdure.stores.postgres.leases import tenant_id

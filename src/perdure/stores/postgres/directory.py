@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from perdure.records.frames import open_sealed
 from perdure.records.keys import SessionKey
+from perdure.records.records import open_sealed
 from perdure.store import SessionInfo
 from perdure.stores.postgres.connections import Connection
 from perdure.stores.postgres.documents import without_nul

@@ -14,10 +14,9 @@ import msgspec
 
 from perdure.errors import CorruptRecordError, FormatError, UnsupportedVersionError
 from perdure.records import json
-from perdure.records.frames import open_sealed, seal
 from perdure.records.keys import SessionKey, salvage_cure
-from perdure.records.manifest import FORMAT, Manifest
-from perdure.records.stored import matched
+from perdure.records.manifest import FORMAT, Manifest, matched
+from perdure.records.records import open_sealed, seal
 from perdure.store import Documents
 from perdure.stores.postgres.connections import Connection
 from perdure.stores.postgres.log import require_held

@@ -9,9 +9,9 @@ import msgspec
 
 from perdure.errors import TooLargeError
 from perdure.records import json
-from perdure.records.frames import open_sealed, seal
 from perdure.records.keys import SessionKey
 from perdure.records.posts import UNREADABLE, decode_dead_letter, encode_dead_letter, oldest_first
+from perdure.records.records import open_sealed, seal
 from perdure.store import DeadLetter, InboxLimit, PendingItem
 from perdure.stores.postgres.connections import Connection
 from perdure.stores.postgres.leases import channel_of, lock_session

@@ -15,9 +15,8 @@ import msgspec
 
 from perdure._lib.ids import first_beat
 from perdure.errors import LeaseHeldError, StoreUnavailableError
-from perdure.records.frames import encode
 from perdure.records.keys import SessionKey
-from perdure.records.records import EPOCH, Entry
+from perdure.records.records import EPOCH, Entry, encode
 from perdure.store import HeartbeatRequests, HeldLease, LeaseState
 from perdure.stores.postgres.connections import Connection
 from perdure.stores.postgres.rows import OwnedSession, SessionState

@@ -16,9 +16,8 @@ from perdure.errors import (
     NotStorableError,
     StoreUnavailableError,
 )
-from perdure.records.frames import encode
 from perdure.records.keys import SessionKey
-from perdure.records.records import Entry, Record
+from perdure.records.records import Entry, Record, encode
 from perdure.store import Batch, Outcome, Status
 from perdure.stores.postgres.connections import Connection, Connections
 from perdure.stores.postgres.errors import is_broken, outcome_of

@@ -13,9 +13,8 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from perdure.errors import CorruptRecordError, NotStorableError, TooLargeError
-from perdure.records.frames import Position, lines
 from perdure.records.keys import SessionKey, salvage_cure
-from perdure.records.records import Entry, Record
+from perdure.records.records import Entry, Position, Record, lines
 from perdure.store import Batch
 
 MAX_RECORD_BYTES = 16 * 1024 * 1024

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import final
 
-from perdure.records.blob_names import require_named, verified
+from perdure.records.chunks import require_named, verified
 from perdure.store import BlobSweep
 from perdure.stores.redis.connection import RedisCall, RedisLink, Script, script
 from perdure.stores.redis.layout import KeyNames

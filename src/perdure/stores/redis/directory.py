@@ -11,9 +11,9 @@ from typing import Any, final
 
 import msgspec
 
-from perdure.records.frames import open_sealed
 from perdure.records.json import decoder_of
 from perdure.records.keys import SessionKey
+from perdure.records.records import open_sealed
 from perdure.store import SessionInfo
 from perdure.stores.redis.blobs import Blobs
 from perdure.stores.redis.connection import RedisCall, RedisLink, script

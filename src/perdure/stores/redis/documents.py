@@ -10,11 +10,10 @@ from typing import final
 import msgspec
 
 from perdure.errors import UnsupportedVersionError
-from perdure.records import frames
+from perdure.records import records
 from perdure.records.json import decoder_of
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import FORMAT, Manifest
-from perdure.records.stored import matched
+from perdure.records.manifest import FORMAT, Manifest, matched
 from perdure.store import Documents
 from perdure.stores.redis.connection import RedisLink, script
 from perdure.stores.redis.entries import damage_error
@@ -73,7 +72,7 @@ class RedisDocuments:
         call = _FOLD(
             (keys.session, keys.documents),
             manifest.epoch,
-            frames.seal(msgspec.json.encode(manifest)),
+            records.seal(msgspec.json.encode(manifest)),
             msgspec.json.encode(shown),
             b"%.3f" % time.time(),
             len(documents),
@@ -87,7 +86,7 @@ class RedisDocuments:
 
 def _manifest_of(key: SessionKey, encoded: bytes) -> Manifest | None:
     """Return a manifest; None for a damaged one, which counts as lost."""
-    data = frames.open_sealed(encoded)
+    data = records.open_sealed(encoded)
     try:
         number = None if data is None else decoder_of(_Format).decode(data)
         if data is None or number is None:

@@ -16,10 +16,9 @@ from perdure.errors import (
     NotStorableError,
     TooLargeError,
 )
-from perdure.records import frames
-from perdure.records.frames import Position
+from perdure.records import records as frames
 from perdure.records.keys import SessionKey, salvage_cure
-from perdure.records.records import Entry, Record
+from perdure.records.records import Entry, Position, Record
 from perdure.store import Batch
 
 

@@ -23,7 +23,7 @@ from perdure.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from perdure.records import frames
+from perdure.records import records as frames
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
 from perdure.records.records import Record

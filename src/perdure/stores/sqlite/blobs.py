@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from perdure.errors import CorruptRecordError
-from perdure.records.blob_names import require_named, verified
+from perdure.records.chunks import require_named, verified
 from perdure.store import BlobSweep
 from perdure.stores.sqlite.sql import Q
 

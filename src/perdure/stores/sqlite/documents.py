@@ -10,11 +10,10 @@ import msgspec
 
 from perdure._lib.logs import LogOnce
 from perdure.errors import ConfigError, FormatError, UnsupportedVersionError
-from perdure.records.frames import open_sealed, seal
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import FORMAT, Manifest
-from perdure.records.stored import matched
+from perdure.records.manifest import FORMAT, Manifest, matched
+from perdure.records.records import open_sealed, seal
 from perdure.store import Documents
 from perdure.stores.sqlite.log import DELETED, find, held_row
 from perdure.stores.sqlite.sql import Q

@@ -24,10 +24,9 @@ from perdure.errors import (
     PerdureError,
     TooLargeError,
 )
-from perdure.records import frames
-from perdure.records.frames import Position
+from perdure.records import records as frames
 from perdure.records.keys import SessionKey, salvage_cure
-from perdure.records.records import EPOCH, Entry, Record
+from perdure.records.records import EPOCH, Entry, Position, Record
 from perdure.store import Batch, Outcome, Status
 from perdure.stores.sqlite.sql import MAX_ROWS, Q, at_once
 

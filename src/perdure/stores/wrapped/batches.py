@@ -15,7 +15,7 @@ import msgspec
 from anyio.lowlevel import RunVar
 
 from perdure.errors import CorruptRecordError, NotStorableError
-from perdure.records.blob_names import require_named
+from perdure.records.chunks import require_named
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.store import Batch, DeadLetter, PendingItem

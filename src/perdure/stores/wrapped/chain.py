@@ -18,8 +18,8 @@ from typing import NamedTuple, final
 import msgspec
 
 from perdure.errors import CorruptRecordError
+from perdure.records.manifest import Batch
 from perdure.records.records import EPOCH, Entry, Record
-from perdure.records.stored import Batch
 from perdure.stores.wrapped.transform import Transform
 
 _HEADER = struct.Struct(">16sIQ")

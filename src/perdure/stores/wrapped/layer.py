@@ -26,7 +26,7 @@ from perdure.errors import (
     TooLargeError,
 )
 from perdure.memory.documents import SESSION
-from perdure.records.blob_names import verified
+from perdure.records.chunks import verified
 from perdure.records.json import MAX_RECORD_BYTES
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import FoldedDocument, Manifest

@@ -1,28 +1,156 @@
-"""The end of autosave, in one honest account.
+"""Reports on autosave: its health while it runs, and the shutdown report when it has stopped.
 
-Every record that was ever accepted is durable, or spilled, or in one of the report's
-lists: nothing is dropped without a word. Decisions only; `driver` does the stopping.
+Health is for people and for readiness checks, not for liveness checks: a restart would destroy
+the only copy of what is unsaved. In a shutdown report every record that was ever accepted is
+durable, spilled, or in one of the lists.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import final
+from collections import Counter
+from collections.abc import Collection, Sequence
+from itertools import islice
+from typing import Final, Literal
 
-import anyio
 import msgspec
 
 from perdure._lib.display import card
-from perdure.autosave.background_jobs import BackgroundJobs
-from perdure.autosave.contributors import StateCapture
-from perdure.autosave.core import Core
-from perdure.autosave.timer import Timer
-from perdure.autosave.tracked import State, Tracked
-from perdure.autosave.waiters import SaveWaiters
-from perdure.autosave.writer import Writer
+from perdure.autosave.core import BreakerState, Core
+from perdure.autosave.tracked import SessionRegistry, State, Tracked
 from perdure.errors import UnsavedChangesError
 from perdure.records.keys import SessionKey
+
+NAMED: Final = 3
+"""Sessions that a reason names."""
+_STUCK: Final = {
+    State.QUARANTINED: "quarantined: the store refuses a record",
+    State.LOST: "taken over by another process with records unsaved here: see sessions.lost",
+}
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """How autosave stands."""
+
+    status: Literal["ok", "degraded", "failing"]
+    """Degraded: saves fail, or much is unsaved. Failing: new records wait or are rejected."""
+    oldest_unsaved_age: float
+    """For how long the oldest change has not been durable, in seconds."""
+    sessions: int
+    unsaved: dict[str, int]
+    """Sessions with changes that are not durable: dirty (some of them are being saved), failed
+    (the last save did not succeed), quarantined, lost."""
+    unsaved_bytes: int
+    breaker: BreakerState
+    reasons: tuple[str, ...] = ()
+    """Why it is not ok, one sentence each, for people; empty while it is."""
+    lost: dict[str, int] = {}
+    """Sessions that another process has taken over, or of which the store has lost records, with
+    how many records of each are not in the store. They stay until somebody forks or discards
+    them: ``sessions.lost``."""
+    undelivered: dict[str, str] = {}
+    """Sessions that are open here and whose posts cannot be taken, with why. It is tried again."""
+    dead_letters: dict[str, int] = {}
+    """Posted items that were set aside here, by session, until they are retried or dropped here."""
+
+    def _repr_html_(self) -> str:
+        return card("Health", msgspec.structs.asdict(self))
+
+
+def health_of(core: Core, now: float, stalled: Sequence[str] = ()) -> Health:
+    """Return how it stands now; cheap, however many sessions are unsaved.
+
+    Args:
+        core: Knows it.
+        now: The engine's time.
+        stalled: Why work that is due is not being served.
+
+    """
+    registry = core.registry
+    failing = [*stalled, *_failing(core)]
+    degraded = _degraded(core)
+    status: Literal["ok", "degraded", "failing"] = "degraded" if degraded else "ok"
+    if failing:
+        status = "failing"
+    return Health(
+        status=status,
+        oldest_unsaved_age=registry.oldest_age(now),
+        sessions=len(registry.sessions),
+        unsaved=_states(registry),
+        unsaved_bytes=registry.pressure.dirty_bytes,
+        breaker=core.breaker.state,
+        reasons=(*failing, *degraded),
+        lost=_lost(registry),
+    )
+
+
+def _failing(core: Core) -> list[str]:
+    if core.stopped:
+        return ["autosave has stopped: connect again"]
+    if core.registry.pressure.blocking:
+        return [f"{core.registry.pressure.dirty_bytes} bytes are unsaved: new records wait or fail"]
+    return []
+
+
+def _degraded(core: Core) -> list[str]:
+    registry = core.registry
+    reasons: list[str] = []
+    if core.breaker.state != "closed":
+        reasons.append("the store does not answer, or has just begun to again")
+    if registry.failed:
+        t = next(iter(registry.failed))
+        reasons.append(
+            f"{_sessions(registry.failed)} could not be saved, last error: {t.last_error}"
+        )
+    reasons += registry.warnings
+    records_lost = [t for t in registry.stuck if t.missing]
+    if records_lost:
+        reasons.append(
+            f"{_sessions(records_lost)}: the store no longer has records that it had "
+            "acknowledged: see sessions.lost"
+        )
+    for end in (State.QUARANTINED, State.LOST):
+        stuck = [t for t in registry.stuck if t.end is end and not t.missing]
+        reasons += [f"{_sessions(stuck)} {_STUCK[end]}"] if stuck else []
+    if registry.pressure.rising and not registry.pressure.blocking:
+        reasons.append(f"{registry.pressure.dirty_bytes} bytes are unsaved")
+    return reasons
+
+
+def _sessions(sessions: Collection[Tracked]) -> str:
+    named = ", ".join(str(t.key) for t in islice(sessions, NAMED))
+    more = len(sessions) - NAMED
+    return f"session {named}" + (f" and {more} more" if more > 0 else "")
+
+
+def _lost(registry: SessionRegistry) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for t in registry.stuck:
+        if t.undecided:
+            counts[str(t.key)] += t.version - t.durable + t.missing
+    return dict(counts)
+
+
+def _states(registry: SessionRegistry) -> dict[str, int]:
+    states = Counter(
+        t.end.value for t in registry.stuck if t.end and (t.version > t.durable or t.missing)
+    )
+    states[State.FAILED.value] = len(registry.failed)
+    states[State.DIRTY.value] = len(registry.unsaved) - len(registry.failed)
+    return {name: count for name, count in states.items() if count}
+
+
+# A watchdog over autosave: what is due is served, or somebody hears of it
+#
+# Workers, the timer and contributors keep themselves going. This is for the case that they do not:
+# a task that could not be started, one that died, a callback that never came. While anything is
+# unsaved it looks every `PERIOD` seconds, by a timer of the event loop itself and not by a task.
+# Whatever has been due at two looks, with nothing done about it although the store would take it,
+# has stalled: `Autosaver.health` is failing and says why, it is logged once, and fresh tasks are
+# started, at each look until it is served.
+# What merely takes long has not stalled: a save that is within its time, a store that is down or
+# saturated, a job or a contributor within its own timeout.
+
 
 log: logging.Logger = logging.getLogger("perdure.autosave")
 
@@ -193,98 +321,3 @@ def _names(ones: tuple[Unsaved, ...]) -> str:
 #
 # Runs in the host, once, however often it is asked for, so that a caller who is cancelled while it
 # stops leaves nothing half-stopped.
-
-
-@final
-class EngineShutdown:
-    """Stop one engine.
-
-    Args:
-        core: What it knows.
-        clock: The loop's.
-        timer: Its timer.
-        batcher: Its workers.
-        jobs: Its background jobs.
-        contributors: Asked once more, those of clean sessions included.
-        waiting: Its waiters.
-
-    """
-
-    def __init__(
-        self,
-        core: Core,
-        clock: Callable[[], float],
-        *,
-        timer: Timer,
-        writer: Writer,
-        jobs: BackgroundJobs,
-        contributors: StateCapture,
-        waiting: SaveWaiters,
-    ) -> None:
-        self.report: ShutdownReport | None = None
-        """What became of everything, once it is over."""
-        self._core = core
-        self._clock = clock
-        self._timer = timer
-        self._writer = writer
-        self._jobs = jobs
-        self._contributors = contributors
-        self._waiting = waiting
-        self._one = anyio.Lock()
-        self._flushing: anyio.CancelScope | None = None
-        self._cut = False
-
-    def drain(self) -> None:
-        """Save everything as it comes from now on."""
-        if self._core.schedule.draining:
-            return
-        now = self._clock()
-        self._core.schedule.drain(self._core.registry.unsaved, now)
-        self._core.breaker.hurry(now)
-        self._timer.attend()
-
-    def cut(self) -> None:
-        """Wait no longer for the store: go on to the report."""
-        self._cut = True
-        if self._flushing is not None:
-            self._flushing.cancel()
-
-    async def stop(self, deadline: float, hard_grace: float) -> ShutdownReport:
-        """Stop within ``deadline + hard_grace`` seconds, and say what became of everything."""
-        async with self._one:
-            if self.report is not None:
-                return self.report
-            began = self._clock()
-            self.drain()
-            self._timer.attend()  # in a loop that ends it was cut, as all other tasks were
-            self._core.intake.seal(None)
-            before = list(self._core.registry.unsaved)
-            with anyio.move_on_after(deadline) as self._flushing:
-                if not self._cut:
-                    await self._flush()
-            # From here on nothing new is sent: what the report says stays true.
-            self._core.stopped = True
-            self._writer.cut()
-            self._jobs.cut()
-            with anyio.move_on_after(hard_grace):
-                await self._writer.idle()
-            return self.finish(began, saved=len([t for t in before if t.clean]))
-
-    async def _flush(self) -> None:
-        await self._contributors.ask_quiet()
-        while self._core.registry.unsaved:
-            t = next(iter(self._core.registry.unsaved))
-            await self._waiting.settled(t, t.version)
-
-    def finish(self, began: float, *, saved: int) -> ShutdownReport:
-        """Begin no save any more, account for everything, and let nobody wait in vain."""
-        self._core.stopped = True
-        self._core.intake.seal(None)
-        if self.report is None:
-            self.report = report_of(self._core, began=began, saved=saved, now=self._clock())
-            self.report.log()
-        self._timer.stop()
-        self._waiting.make_room()
-        for t in self._core.registry.sessions:
-            self._waiting.wake(t.take_waiters())
-        return self.report
