@@ -29,13 +29,14 @@ DISTRIBUTIONS = {"yaml": "pyyaml"}
 EACH_ALONE = """
 import importlib, json, os, sys, traceback
 import anyio, msgspec  # what every module may bring in, and most do
+theirs = {"ssl"} & set(sys.modules)  # anyio below 4.14 brings it
 for module in sys.argv[1:]:
     out, into = os.pipe()
     if not os.fork():
         os.close(out)
         try:
             importlib.import_module(module)
-            said = sorted(sys.modules)
+            said = sorted(set(sys.modules) - theirs)
         except BaseException:
             said = traceback.format_exc()
         with open(into, "w") as pipe:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import datetime
+import gc
+import inspect
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from perdure import (
@@ -275,17 +279,41 @@ async def test_two_that_set_different_keys_lose_neither(folder: AgentFolder) -> 
     """S4-G4: read, changed and replaced under a lock."""
     config = await PersistentConfig(folder.state, folder.yaml)
     other = await PersistentConfig(folder.state, folder.yaml, session="2")
-
-    async def change(one: PersistentConfig, key: str, number: int) -> None:
-        await one.set(key, number)
-
     async with anyio.create_task_group() as group:
         for one, key in ((config, "theme"), (other, "user_name")):
             for number in range(10):
-                group.start_soon(change, one, key, number)
+                group.start_soon(one.set, key, number)
     both = await PersistentConfig(folder.state, folder.yaml, session="2")
     assert isinstance(both.get("theme"), int)
     assert isinstance(both.get("user_name"), int)
+
+
+async def test_a_change_can_be_a_task_that_is_cancelled(folder: AgentFolder) -> None:
+    """anyio takes what `inspect` calls a coroutine, and asks for its state."""
+    config = await PersistentConfig(folder.state, folder.yaml)
+    change = config.set("theme", "dark")
+    assert inspect.iscoroutine(change)
+    assert inspect.getcoroutinestate(change) == inspect.CORO_CREATED
+    await change
+    assert inspect.getcoroutinestate(change) == inspect.CORO_CLOSED
+    async with anyio.create_task_group() as group:
+        group.start_soon(config.set, "user_name", "Gus")
+        group.start_soon(config.set, "theme", "light")
+        await anyio.lowlevel.checkpoint()
+        group.cancel_scope.cancel()
+    await config.flush()
+    again = await PersistentConfig(folder.state, folder.yaml)
+    assert (again.get("theme"), again.get("user_name")) == ("light", "Gus")
+
+
+async def test_a_change_that_nobody_awaits_warns_of_nothing(folder: AgentFolder) -> None:
+    config = await PersistentConfig(folder.state, folder.yaml)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        config.set("theme", "dark")
+        gc.collect()
+    assert [str(one.message) for one in warned] == []
+    await config.flush()
 
 
 async def test_whoever_holds_the_lock_for_long_is_named(folder: AgentFolder) -> None:

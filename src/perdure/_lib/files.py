@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import stat
 import sys
@@ -16,6 +17,7 @@ import anyio
 import anyio.lowlevel
 
 from perdure._lib.ids import random_id
+from perdure._lib.logs import LogOnce
 from perdure._lib.platform import sync_data, sync_file, sync_folder
 from perdure.errors import ConfigError, PerdureError, StoreUnavailableError
 
@@ -48,15 +50,36 @@ class LinkFoundError(OSError):
     """A symbolic link stands where a folder or file of ours should be."""
 
 
+class OthersWriteError(OSError):
+    """Others can write to a folder or file that should be private to its user."""
+
+    def __init__(self, path: str, mode: int) -> None:
+        super().__init__(errno.EPERM, f"others can write to it (mode {mode:04o})", path)
+        self.mode: int = mode
+
+
+@contextlib.contextmanager
+def skip_unreadable() -> Iterator[None]:
+    """Skip what cannot be read or is not ours; but a folder that others can write to is told."""
+    try:
+        yield
+    except OthersWriteError:
+        raise
+    except OSError:
+        return
+
+
 @final
 class Folder:
     """One directory, and its files by name. Close it, or use it in a ``with``."""
 
-    __slots__ = ("_fd", "path")
+    __slots__ = ("_fd", "owner", "path")
 
-    def __init__(self, path: str, fd: int | None) -> None:
+    def __init__(self, path: str, fd: int | None, owner: int | None = None) -> None:
         self.path: str = path
         """Where it was when it was opened; for people, and for platforms without `dir_fd`."""
+        self.owner: int | None = owner
+        """The user it belongs to, if it and all below may be written by their users alone."""
         self._fd = fd
 
     @classmethod
@@ -92,6 +115,7 @@ class Folder:
         Raises:
             LinkFoundError: A step is a symbolic link.
             FileNotFoundError: A step is not there.
+            OthersWriteError: It can be written by others, and should be private.
 
         """
         folder = self
@@ -127,7 +151,7 @@ class Folder:
         folder.close()
 
     def _again(self) -> Folder:
-        return Folder(self.path, None if self._fd is None else os.dup(self._fd))
+        return Folder(self.path, None if self._fd is None else os.dup(self._fd), self.owner)
 
     def _mkdir(self, name: str) -> None:
         try:
@@ -146,12 +170,20 @@ class Folder:
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
             return Folder(path, None)
         try:
-            return Folder(path, os.open(name, _DIRECTORY, dir_fd=self._fd))
+            fd = os.open(name, _DIRECTORY, dir_fd=self._fd)
         except OSError as error:
             error.filename = path
             if error.errno in {errno.ELOOP, errno.ENOTDIR} and self.is_link(name):
                 raise LinkFoundError(errno.ELOOP, "symbolic link", path) from error
             raise
+        step = Folder(path, fd)
+        if self.owner is not None:
+            try:
+                step.owner = _require_private_step(os.fstat(fd), path, self.owner)
+            except BaseException:
+                step.close()
+                raise
+        return step
 
     def is_link(self, name: str) -> bool:
         """Say whether *name* is a symbolic link."""
@@ -195,8 +227,14 @@ class Folder:
             if error.errno == errno.ELOOP:
                 raise LinkFoundError(errno.ELOOP, "symbolic link", error.filename) from error
             raise
-        if flags & os.O_CREAT and hasattr(os, "fchmod"):
-            os.fchmod(fd, 0o600)
+        try:
+            if flags & os.O_CREAT and hasattr(os, "fchmod"):
+                os.fchmod(fd, 0o600)
+            elif self.owner is not None:
+                _require_others_cannot_write(os.fstat(fd), os.path.join(self.path, name))
+        except BaseException:
+            os.close(fd)
+            raise
         return fd
 
     def read(self, name: str) -> bytes | None:
@@ -435,6 +473,13 @@ def store_error(error: OSError, doing: str, place: str) -> PerdureError:
             "a real folder there, or make the store's own folder the link"
         )
         return ConfigError(message, path=path)
+    if isinstance(error, OthersWriteError):
+        # It can happen to a store in use: what waits to be saved is saved once it is cured.
+        message = (
+            f"cannot {doing} {place}: {path} can be written by others (mode {error.mode:04o}), "
+            f"{_WHY}: chmod -R go-w {path}, and run perdure check"
+        )
+        return StoreUnavailableError(message, path=path, mode=error.mode)
     code = error.errno or 0
     cure = _CURES.get(code, "look at the cause")
     if doing == "open":
@@ -510,9 +555,14 @@ class NewFile:
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
+_log = logging.getLogger("perdure")
+_foreign = LogOnce()
+
 
 def open_private(path: str, *, parents: bool = False, make: bool = True) -> Folder:
     """Open a folder of perdure's own, made if only it is missing and ``make`` says so.
+
+    Each folder that is entered from it has to be private too.
 
     Raises:
         ConfigError: It is no folder, or others can write to it.
@@ -560,11 +610,52 @@ def _make(path: str, *, parents: bool) -> None:
 
 
 def _require_private(folder: Folder, path: str) -> None:
-    status = folder.stat(".") if sys.platform != "win32" else None
-    if status is not None and status.st_mode & _OTHERS_WRITE:
-        mode = stat.S_IMODE(status.st_mode)
-        message = (
-            f"{path} can be written by others (mode {mode:04o}), who could then change what is "
-            f"kept there: chmod go-w {path}"
-        )
+    status = folder.stat(".") if _DIR_FDS else None
+    if status is None:
+        return
+    mode, user = stat.S_IMODE(status.st_mode), os.geteuid()
+    if mode & _OTHERS_WRITE:
+        cure = f"chmod go-w {path}"
+        if user not in {0, status.st_uid}:
+            cure = f"use a folder of your own below it, such as {os.path.join(path, 'perdure')}"
+        message = f"{path} can be written by others (mode {mode:04o}), {_WHY}: {cure}"
         raise ConfigError(message, path=path, mode=mode)
+    folder.owner = status.st_uid
+    _warn_of_owner(status.st_uid, path)
+
+
+_WHY = "who could then change what is kept there"
+
+
+def _require_others_cannot_write(status: os.stat_result, path: str) -> None:
+    if status.st_mode & _OTHERS_WRITE:
+        raise OthersWriteError(path, stat.S_IMODE(status.st_mode))
+
+
+def _require_private_step(status: os.stat_result, path: str, trusted: int) -> int:
+    """Return whom a folder belongs to that lies in one of *trusted*'s.
+
+    Raises:
+        OthersWriteError: Others can write to it.
+
+    """
+    _require_others_cannot_write(status, path)
+    if status.st_uid != trusted:
+        _warn_of_owner(status.st_uid, path)
+    return status.st_uid
+
+
+def _warn_of_owner(owner: int, path: str) -> None:
+    """Warn once of a folder that another user may change; root may change everything anyway."""
+    user = os.geteuid()
+    if owner not in {0, user} and _foreign.first((path, owner)):
+        _log.warning(
+            "%s belongs to user %d, who can change what is kept there, while user %d runs this "
+            "program: run it as that user, or chown -R %d %s",
+            path,
+            owner,
+            user,
+            user,
+            path,
+            extra={"path": path, "owner": owner},
+        )

@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Mapping, Sequence
 from functools import partial
-from types import TracebackType
+from types import CoroutineType, TracebackType
 from typing import Any, Final, NamedTuple, Self, final
 
 import anyio
@@ -52,59 +52,69 @@ class ConfigPart(NamedTuple):
 
 
 @final
-class _Setting(Coroutine[Any, Any, None]):
-    """A change that was taken; awaiting it waits until it is durable.
+class _Setting:
+    """A change that was taken, and has to become durable."""
 
-    A coroutine, so that a task can be made of it; awaiting it is optional.
-    """
+    __slots__ = ("data", "error", "is_awaited", "is_done", "key", "part")
 
-    __slots__ = ("_awaited", "_until", "data", "error", "is_done", "key", "part")
-
-    def __init__(
-        self,
-        part: ConfigPart,
-        key: str,
-        data: bytes,
-        until: Callable[[_Setting], Awaitable[None]],
-    ) -> None:
+    def __init__(self, part: ConfigPart, key: str, data: bytes) -> None:
         self.part, self.key, self.data = part, key, data
-        self._until = until
-        self._awaited: Coroutine[Any, Any, None] | None = None
         self.error: Exception | None = None
+        self.is_awaited: bool = False
         self.is_done: bool = False
 
-    def __await__(self) -> Generator[Any, None, None]:
-        return self._waiting().__await__()
-
-    def send(self, value: Any, /) -> Any:
-        """Resume, as a task does."""
-        return self._waiting().send(value)
-
-    def throw(self, *error: Any) -> Any:
-        """Raise where it waits, as a task does."""
-        return self._waiting().throw(*error)
-
-    def close(self) -> None:
-        """Wait no more; it is kept all the same."""
-        if self._awaited is not None:
-            self._awaited.close()
-
-    def _waiting(self) -> Coroutine[Any, Any, None]:
-        if self._awaited is None:
-            self._awaited = self._durable()
-        return self._awaited
-
-    async def _durable(self) -> None:
-        await self._until(self)
+    async def durable(self, until: Callable[[_Setting], Awaitable[None]]) -> None:
+        """Wait until it is durable."""
+        self.is_awaited = True
+        await until(self)
         if self.error is not None:
             raise self.error
 
     def failed(self, error: Exception) -> None:
         """Take note of why it was not kept."""
         self.error = error
-        if self._awaited is None:
+        if not self.is_awaited:
             message = "config.%s was set and could not be kept"
             log.error(message, self.key, exc_info=error, extra={"key": self.key})
+
+
+@final
+class _Optional(Coroutine[Any, Any, None]):
+    """A coroutine that nobody has to await.
+
+    Task groups and `inspect` take only Python's own class for a coroutine, and look at its state.
+    So it answers all that with the coroutine that it holds.
+    """
+
+    __slots__ = ("_coroutine",)
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        self._coroutine = coroutine
+
+    @property  # type: ignore[misc]  # what isinstance asks, and nobody sets
+    def __class__(self) -> Any:
+        return CoroutineType
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._coroutine, name)
+
+    def __await__(self) -> Generator[Any, None, None]:
+        yield from self._coroutine.__await__()
+
+    def send(self, value: Any, /) -> Any:
+        """Resume, as a task does."""
+        return self._coroutine.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """Raise where it waits, as a task does."""
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        """Wait no more."""
+        self._coroutine.close()
+
+    def __del__(self) -> None:
+        self._coroutine.close()  # one that was never awaited would warn
 
 
 def _keep_left(place: FolderPlace, pending: list[_Setting]) -> None:
@@ -297,11 +307,11 @@ class PersistentConfig:
         self._loaded()
         if self._strict and key not in self._keys:
             raise _unknown(key, self._keys)
-        setting = _Setting(self._part_of(key), key, _encoded(key, value), self._until)
+        setting = _Setting(self._part_of(key), key, _encoded(key, value))
         if self._start is not None:
             self._start(self._soon)
         self._pending.append(setting)
-        return setting
+        return _Optional(setting.durable(self._until))
 
     async def flush(self) -> None:
         """Keep what was set and not awaited; what cannot be kept is logged."""

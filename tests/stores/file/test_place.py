@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
+import shlex
 import stat
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -14,6 +17,8 @@ import anyio
 import anyio.to_thread
 import pytest
 
+import perdure
+from perdure import Message
 from perdure._lib import platform
 from perdure.errors import ConfigError, StoreUnavailableError
 from perdure.stores.file import FileStore, home
@@ -97,6 +102,126 @@ async def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path, mode
     assert list(root.iterdir()) == []
     root.chmod(0o755)
     await (await opened(root)).aclose()
+
+
+async def used(root: Path) -> None:
+    """Make a store with a session, closed again."""
+    async with (
+        perdure.connect(str(root), autosave=None) as sessions,
+        sessions.open("agent") as session,
+    ):
+        session.append(Message.user("hello"))
+
+
+async def context(root: Path) -> list[str]:
+    async with (
+        perdure.connect(str(root), autosave=None) as sessions,
+        sessions.open("agent") as session,
+    ):
+        return [message.text for message in session.context()]
+
+
+@posix
+@pytest.mark.parametrize("mode", [0o770, 0o702, 0o1777])
+@pytest.mark.parametrize(
+    "name", ["agents", "owners", "agents/agent", "agents/agent/log", "agents/agent/log/1-0.jsonl"]
+)
+async def test_what_others_can_write_to_in_the_store_is_refused(
+    tmp_path: Path, name: str, mode: int
+) -> None:
+    root = tmp_path / "store"
+    await used(root)
+    (root / name).chmod(mode)
+    with pytest.raises(StoreUnavailableError, match=f"mode {mode:04o}") as caught:
+        await context(root)
+    cure = re.search(r"chmod -R go-w \S+(?=,)", str(caught.value))
+    assert cure is not None
+    assert shlex.split(cure[0])[-1] == str(root / name)
+    subprocess.run(shlex.split(cure[0]), check=True)
+    assert await context(root) == ["hello"]
+
+
+@posix
+@pytest.mark.parametrize("folder", ["agents", "agents/agent"])
+async def test_a_session_that_others_could_have_put_there_is_not_left_out_of_a_list(
+    tmp_path: Path, folder: str
+) -> None:
+    root = tmp_path / "store"
+    await used(root)
+    store = await opened(root)
+    (root / folder).chmod(0o777)
+    with pytest.raises(StoreUnavailableError, match="can be written by others"):
+        await store.sessions()
+    await store.aclose()
+
+
+@posix
+async def test_what_was_to_be_saved_meanwhile_is_saved_when_the_folder_is_cured(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "store"
+    async with perdure.connect(str(root)) as sessions, sessions.open("agent") as session:
+        (root / "agents/agent/log").chmod(0o770)
+        session.append(Message.user("hello"))
+        with anyio.fail_after(60):
+            while sessions.health().status == "ok":
+                await anyio.sleep(0.01)
+            assert session.durable_version < session.version
+            (root / "agents/agent/log").chmod(0o700)
+            await session.save()
+    assert await context(root) == ["hello"]
+
+
+@posix
+@pytest.mark.parametrize("folder", ["", "agents"])
+async def test_a_folder_of_another_user_is_warned_about_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    folder: str,
+) -> None:
+    """As root, in a container, a volume is often another user's: that is told, and no error."""
+    root = tmp_path / "store"
+    await used(root)
+    user = os.geteuid() + 4242
+    given_to(user, root / folder, monkeypatch)
+    with caplog.at_level(logging.WARNING, "perdure"):
+        assert await context(root) == ["hello"]
+        assert await context(root) == ["hello"]
+    (record,) = [one for one in caplog.records if "belongs to user" in one.message]
+    assert record.message.startswith(f"{root / folder} belongs to user {user}, ")
+    assert record.message.endswith(f"chown -R {os.geteuid()} {root / folder}")
+
+
+def given_to(user: int, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a file look as if it belonged to a user; only root could give it away."""
+    inode = path.stat().st_ino
+
+    def as_if(real):
+        def look(*args, **options):
+            status = real(*args, **options)
+            fields = list(status[:10])
+            fields[stat.ST_UID] = user
+            return os.stat_result(fields) if status.st_ino == inode else status
+
+        return look
+
+    monkeypatch.setattr(os, "stat", as_if(os.stat))
+    monkeypatch.setattr(os, "fstat", as_if(os.fstat))
+
+
+@posix
+async def test_who_cannot_change_a_shared_folder_is_told_to_use_one_below_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "volume"
+    root.mkdir()
+    root.chmod(0o2775)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: root.stat().st_uid + 4242)
+        with pytest.raises(ConfigError, match="of your own below it, such as") as caught:
+            await opened(root)
+    await (await opened(str(caught.value).split()[-1])).aclose()
 
 
 async def test_a_missing_parent_is_told_and_not_made(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from perdure._lib.files import Folder
+from perdure._lib.files import Folder, skip_unreadable
 from perdure.errors import ConfigError, CorruptRecordError, FormatError
 from perdure.records.json import decode
 from perdure.records.keys import DEFAULT_SESSION, SessionKey
@@ -74,7 +74,7 @@ def list_tenants(root: Folder) -> list[str]:
             ids.add("")
         with root.enter(TENANTS) as tenants:
             for name in tenants.names():
-                with contextlib.suppress(OSError), tenants.enter(name) as folder:
+                with skip_unreadable(), tenants.enter(name) as folder:
                     tenant = _decoded_id(name) or ("~" in name and _tenant_inside(folder))
                     if tenant and _has_anything(folder):
                         ids.add(tenant)
@@ -83,7 +83,7 @@ def list_tenants(root: Folder) -> list[str]:
 
 def _has_anything(folder: Folder) -> bool:
     for step in (AGENTS, BLOBS):
-        with contextlib.suppress(OSError), folder.enter(step) as inner:
+        with skip_unreadable(), folder.enter(step) as inner:
             if inner.names():
                 return True
     return False
@@ -91,7 +91,7 @@ def _has_anything(folder: Folder) -> bool:
 
 def _tenant_inside(tenant: Folder) -> str | None:
     """Return the id of a tenant whose folder name holds only its hash."""
-    with contextlib.suppress(OSError), tenant.enter(AGENTS) as agents:
+    with skip_unreadable(), tenant.enter(AGENTS) as agents:
         for name in agents.names():
             with agents.enter(name) as folder:
                 lease = _lease_inside(folder)
@@ -114,7 +114,7 @@ def list_sessions(
         for agent, name in sorted(_agents(agents)):
             if not agent.startswith(prefix) or (after is not None and agent < after.agent):
                 continue
-            with contextlib.suppress(OSError), agents.enter(name) as folder:
+            with skip_unreadable(), agents.enter(name) as folder:
                 infos = _sessions(folder, SessionKey(agent, tenant=tenant))
                 fresh = (info for info in infos if after is None or info.key > after)
                 listed += filter(query.matches, fresh)
@@ -154,12 +154,12 @@ def _subfolders(folder: Folder, step: str) -> Iterator[Folder]:
     """Yield the subfolders of a folder's child; anything else is skipped."""
     with contextlib.suppress(FileNotFoundError), folder.enter(step) as parent:
         for name in parent.names():
-            try:
+            child = None
+            with skip_unreadable():
                 child = parent.enter(name)
-            except OSError:
-                continue
-            with child:
-                yield child
+            if child is not None:
+                with child:
+                    yield child
 
 
 def _agents(agents: Folder) -> Iterator[tuple[str, str]]:
@@ -180,7 +180,7 @@ def _decoded_id(name: str) -> str | None:
 
 def _agent_inside(agents: Folder, name: str) -> str | None:
     """Return the id of an agent whose folder name holds only its hash."""
-    with contextlib.suppress(OSError), agents.enter(name) as folder:
+    with skip_unreadable(), agents.enter(name) as folder:
         lease = _lease_inside(folder)
         return lease.key.agent if lease else None
     return None
@@ -206,7 +206,7 @@ def _sessions(folder: Folder, default: SessionKey) -> list[SessionInfo]:
     infos = [_info(folder, default)]
     with contextlib.suppress(FileNotFoundError), folder.enter(SESSIONS) as sessions:
         for name in sessions.names():
-            with contextlib.suppress(OSError), sessions.enter(name) as inner:
+            with skip_unreadable(), sessions.enter(name) as inner:
                 session = _decoded_id(name)
                 if "~" in name:
                     lease = _newest_lease(inner)

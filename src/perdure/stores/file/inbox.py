@@ -20,7 +20,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from perdure._lib.files import Folder
+from perdure._lib.files import Folder, skip_unreadable
 from perdure.errors import FormatError
 from perdure.records.keys import SessionKey
 from perdure.records.posts import UNREADABLE, decode_dead_letter, encode_dead_letter, oldest_first
@@ -159,7 +159,7 @@ def settle(writer: LogWriter, op_ids: Collection[str]) -> None:
 
 def session_with_items(folder: Folder) -> SessionKey | None:
     """Return the key of a folder's session if it has pending items; the posts hold the key."""
-    with contextlib.suppress(OSError, FormatError):  # one bad session hides no other
+    with skip_unreadable(), contextlib.suppress(FormatError):  # one bad session hides no other
         for name in filter(inbox_generation, folder.names()):
             with folder.enter(name) as box:
                 posts = (unsealed(box.read(post_name), _Post) for post_name in _names(box))
@@ -216,7 +216,7 @@ def drop_dead_letters(root: Folder, key: SessionKey, op_ids: Collection[str]) ->
 
 def session_with_dead_letters(folder: Folder) -> SessionKey | None:
     """Return the key of a folder's session if it has dead letters."""
-    with contextlib.suppress(OSError, FormatError):  # one bad session hides no other
+    with skip_unreadable(), contextlib.suppress(FormatError):  # one bad session hides no other
         lease = read_lease(folder, newest_epoch(folder))
         if lease is not None and not lease.deleted:
             with folder.enter(dead_letters_name(lease.since)) as dead:
