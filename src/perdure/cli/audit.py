@@ -76,6 +76,12 @@ async def audit(store: Store, key: SessionKey) -> Audit:
     return lease_state
 
 
+async def incomplete(store: Store, key: SessionKey) -> str:
+    """Return why records may be missing at the end of a log, and the cure; empty if none are."""
+    tail = (await followed(store).read_documents(key, ())).unproven_tail
+    return f"{tail}: {ACCEPT}" if tail else ""
+
+
 def _missing_notes(records: list[Record]) -> list[CheckFinding]:
     """Say what a salvaged session lacks."""
     notes: list[CheckFinding] = []

@@ -16,7 +16,8 @@ from perdure._lib.files import Folder
 from perdure.checkpoints.audit_files import has_pair
 from perdure.checkpoints.audit_io import check_pair
 from perdure.cli.access import existing, is_there, managed, no_session, require_key
-from perdure.cli.output import SessionOption, print_json, say, size, write_json
+from perdure.cli.audit import incomplete
+from perdure.cli.output import SessionOption, note, print_json, say, size, write_json
 from perdure.errors import ConfigError, CorruptRecordError, SessionNotFoundError
 from perdure.formats import MigratedState, read_folder, read_state, write_folder, write_state
 from perdure.formats.migrations import Finding
@@ -93,6 +94,7 @@ async def _export(
             return await _export_bundle(store, key, out or Path(), where)
         await require_key(store)
         state = await state_from(store, key, log=log)
+        warning = await _warn_of_cut(store, key)
     finally:
         await store.aclose()
     if state is None:
@@ -107,10 +109,18 @@ async def _export(
         names = [out.name]
     answer = {"agent": key.agent, "session": key.session, "out": str(out), "files": names}
     if where.json:
+        answer["incomplete"] = warning
         print_json(answer)
     else:
         say(f"{key}: {len(state.context.core.history)} messages written to {out}")
     return 0
+
+
+async def _warn_of_cut(store: Store, key: SessionKey) -> str:
+    """Say what a copy does not carry: that records may be missing at the log's end."""
+    if warning := await incomplete(store, key):
+        note(warning)
+    return warning
 
 
 async def _export_beside(id: str, out: Path, where: SessionOption) -> list[str]:
@@ -127,6 +137,7 @@ async def _export_bundle(store: Store, key: SessionKey, out: Path, where: Sessio
         raise no_session(key, store)
     written = await write_bundle(store, key, out)
     answer = {"agent": key.agent, "session": key.session, "out": str(out), "bytes": written}
+    answer["incomplete"] = await _warn_of_cut(store, key)
     if where.json:
         print_json(answer)
     else:
@@ -158,6 +169,8 @@ async def _salvage(id: str, *, out: Path | None, where: SessionOption) -> int:
 
 
 def _print_salvage(salvage: Salvage, out: Path) -> None:
+    if salvage.unproven_tail:
+        note(salvage.unproven_tail)
     for run in salvage.missing:
         which = (
             f"records {run.first} to {run.last}" if run.last > run.first else f"record {run.first}"

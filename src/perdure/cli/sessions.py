@@ -12,11 +12,13 @@ import msgspec
 from cyclopts import Parameter, validators
 
 from perdure.cli.access import existing, holder_of, managed, no_session, opened
+from perdure.cli.audit import incomplete
 from perdure.cli.output import (
     SessionOption,
     StoreOption,
     ago,
     clip,
+    note,
     print_json,
     print_table,
     say,
@@ -198,6 +200,8 @@ async def _show_plan(id: str, *, target: str | None, where: SessionOption) -> No
         plan = await sessions.plan_restore(
             key.agent, session=key.session, tenant=key.tenant, target=cast("Format | None", target)
         )
+        if warning := await incomplete(store, key):
+            note(warning)
     if where.json:
         shown = {name: getattr(plan, name) for name in _PLANNED}
         print_json({"agent": key.agent, "session": key.session, "tenant": key.tenant, **shown})
@@ -238,6 +242,8 @@ class SessionDescription(msgspec.Struct, kw_only=True):
     held_by: str
     epoch: int
     restored: str
+    incomplete: str
+    """Why records may be missing at its end; empty where nothing says so."""
     documents: dict[str, int]
     """Sizes by name."""
     memory: list[str]
@@ -268,6 +274,7 @@ async def _describe(store: Store, view: SessionView) -> SessionDescription:
         held_by=holder_of(holder),
         epoch=0 if holder is None else holder.epoch,
         restored=str(view.restore_report),
+        incomplete=await incomplete(store, key),
         documents={name: record.size for name, record in sorted(folded.items())},
         memory=await view.memory.keys(),
         state=await view.state.keys(),
@@ -283,6 +290,8 @@ def _print_described(shown: SessionDescription) -> None:
     say(f"  holds     {shown.turns} turns, {shown.messages} messages, {shown.records} records")
     say(f"  held by   {shown.held_by}, epoch {shown.epoch}")
     say(f"  reading   {shown.restored}")
+    if shown.incomplete:
+        say(f"  warning   {shown.incomplete}")
     documents = (f"{name} ({size(count)})" for name, count in shown.documents.items())
     say(f"  documents {', '.join(documents) or 'none folded yet'}")
     for name, keys in (("owner", [shown.owner] if shown.owner else []), ("tags", shown.tags)):

@@ -64,6 +64,8 @@ class Salvage(msgspec.Struct, kw_only=True):
     dead_letters: int = 0
     lost_dead_letters: int = 0
     """Dead letters that are damaged."""
+    unproven_tail: str = ""
+    """Why more records may be missing at the log's end; empty where nothing says so."""
     bytes: int = 0
     """Size of the bundle."""
 
@@ -153,6 +155,7 @@ class _Salvaging:
             self.report.lost_documents.append(f"all of them: {error}")
         else:
             self.report.lost_documents += self._documents.damaged
+            self.report.unproven_tail = self._documents.unproven_tail
             if self._documents.manifest is not None:
                 self.report.documents = sorted(self._documents.found)
 
