@@ -250,8 +250,8 @@ async def test_an_outage_is_three_lines_in_the_log(caplog: pytest.LogCaptureFixt
         await anyio.sleep(60)
         assert r.saver.health().status == "ok"
     assert [record.message for record in caplog.records] == [
-        "autosave failed, it goes on trying: down",
-        "the store is taken for down, unsaved changes pile up: down",
+        "autosave failed, and is retried: down",
+        "the store counts as down, unsaved changes pile up: down",
         "autosave works again",
     ]
     assert not any(record.exc_info for record in caplog.records)  # debug has the tracebacks

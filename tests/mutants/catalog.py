@@ -73,10 +73,10 @@ longest-delay-at-the-next-change  Schedule.due_at : set assign due 3 min(due, fi
 clean-once-written  Core._ok : set assign t.durable 1 t.version && Core._ok : set call drop_first 1 setattr(t, "records", None)
 edits-while-saving-forgotten  Core._ok : always if 2
 no-retry  Core._failed : drop call arm 1
-the-first-change-at-zero  Intake._begin : set compare 2 t.first_at && Intake.append : set compare 6 not t.first_at
-a-group-in-parts  Intake.open_group : always if 1 && Intake.open_group : set assign t.group_from 1 1 << 60
-all-waiters-woken  Tracked.take_waiters : always test 2 && SaveWaiters.durable : once while 1
-waiters-never-leave  SaveWaiters._woken : drop call give_up 1
+the-first-change-at-zero  Core._begin : set compare 2 t.first_at && Core.append : set compare 6 not t.first_at
+a-group-in-parts  Core.open_group : always if 1 && Core.open_group : set assign t.group_from 1 1 << 60
+all-waiters-woken  Tracked.take_waiters : always test 2 && Autosaver._durable : once while 1
+waiters-never-leave  Autosaver._woken : drop call give_up 1
 waiters-not-woken  Writer._settle : drop call wake 1
 two-saves-at-a-time  Schedule.arm : without bool 1 2
 jitter-to-later  Core.__init__ : swap arith 2 +
@@ -123,19 +123,19 @@ as20 Schedule.control : take call min 1 2
 as21 Breaker.failed : swap compare 2 <=
 as22 Breaker.allowance : without bool 1 2
 as23 Breaker.succeeded : drop assign self._failed 1
-as24 Intake.append : without bool 2 3
-as25 Intake._admit : double name self._engine.quarantine_bytes 1
-as26 Intake._fill : take arith 1 1
+as24 Core.append : without bool 2 3
+as25 Core._admit : double name self.engine.quarantine_bytes 1
+as26 Core._fill : take arith 1 1
 as27 whole_groups : without bool 1 1
 as28 whole_groups : take arith 1 1
 as29 Writer._commit : set call in_doubt 1 outcome_of(OSError())
-as30 Writer._landed : drop return 1
+as30 Writer._answered : drop return 1
 as31 Writer._commit : drop call cancel_shielded_checkpoint 1
 as32 Autosaver.untrack : set assign ended 1 True
 as33 Autosaver.flush : drop call ask_quiet 1
-as34 EngineShutdown._flush : drop call ask_quiet 1
-as35 EngineShutdown.stop : drop call seal 1
-as36 EngineShutdown.stop : drop assign self._core.stopped 1
+as34 Autosaver._save_all : drop call ask_quiet 1
+as35 Autosaver._stop : drop call seal 1
+as36 Autosaver._stop : drop assign self._core.stopped 1
 as37 Wheel.pop : set arith 1 (self._order[0] + 1) * self.width
 as38 Pressure.blocking : without bool 1 1
 

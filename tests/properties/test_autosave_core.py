@@ -73,7 +73,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.count += count
         before = (t.version, t.pending_bytes, self.core.registry.pressure.dirty_bytes)
         try:
-            version = self.core.intake.append(t, entries, self.now)
+            version = self.core.append(t, entries, self.now)
         except PerdureError:
             assert (t.version, t.pending_bytes, self.core.registry.pressure.dirty_bytes) == before
             blocked = self.core.registry.pressure.dirty_bytes >= 2400
@@ -87,7 +87,7 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(n=session)
     def open_group(self, n: int) -> None:
         t, model = self.pick(n)
-        self.core.intake.open_group(t)
+        self.core.open_group(t)
         if model.group_from is None:
             model.group_from = len(model.accepted)
 
@@ -95,7 +95,7 @@ class CoreMachine(RuleBasedStateMachine):
     def close_group(self, n: int) -> None:
         t, model = self.pick(n)
         if t.groups:
-            self.core.intake.close_group(t, self.now)
+            self.core.close_group(t, self.now)
         if not t.groups:
             model.group_from = None
 
@@ -290,7 +290,7 @@ class CoreMachine(RuleBasedStateMachine):
         """With the store well again, everything that can be saved is."""
         for t in self.sessions:
             while t.groups:
-                self.core.intake.close_group(t, self.now)
+                self.core.close_group(t, self.now)
             while t.holds:
                 self.core.release(t, self.now)
         for save in self.in_flight:

@@ -1,6 +1,5 @@
-"""When to save: versions, deadlines, retries and shutdown, over any store.
+"""Autosave: when to save, over any store. Versions, deadlines, retries and shutdown.
 
-`core` decides (pure, every method takes ``now``), `driver` does (tasks, timers, the
-store), `wheel` holds timers for a hundred thousand sessions, `shutdown` reports.
-Nothing here knows what a record means, or which store it goes to.
+`core`, `schedule` and `tracked` decide (pure, every method takes ``now``); `writer`, `jobs` and
+`engine` do (tasks, timers, the store); `reports` describes. Nothing here knows what a record means.
 """

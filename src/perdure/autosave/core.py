@@ -4,7 +4,7 @@ No clock, loop, store or randomness in here: each method takes ``now``, the call
 ``chance``, and what to do is a return value or an event in ``registry.events``. So it behaves the
 same on every event loop, and is tested without one.
 
-An append makes a session due (`Intake`, `schedule`). ``capture`` takes the sessions with the
+An append makes a session due (`Core.append`, `schedule`). ``capture`` takes the sessions with the
 earliest deadlines, and everything that each of them has by then. ``completed`` takes the store's
 answer; what was appended meanwhile makes the session due again.
 
@@ -54,11 +54,17 @@ _HURRIED_RESET: Final = 1.0
 
 @final
 class Breaker:
-    """Say how many sessions may be sent to the store now.
+    """A circuit breaker with a slow start, one per store.
+
+    Closed, everything may be sent. After ``failures`` failed batches in a row it opens: only a
+    probe is sent now and then, so that a store that is down does not get every session's retry.
+    The first probes come soon, since most outages are short. The first success begins a slow
+    start: two sessions at once, four, eight, up to ``full``, because everything that has queued
+    up is sent at the same time.
 
     Args:
         failures: Failed batches in a row that open it.
-        base: Seconds until the first probe, at most; each that fails doubles it. At least half.
+        base: Seconds until the first probe, at most; each failed probe doubles it. At least half.
         reset: Seconds between probes, at most.
         full: How many sessions can be with the store at once.
         chance: Returns a random number from 0 up to 1.
@@ -84,13 +90,13 @@ class Breaker:
     ) -> None:
         self.state: BreakerState = "closed"
         self.probe_at: float = float("inf")
-        """When the next probe may go; infinite unless open."""
+        """When the next probe may be sent; infinite unless open."""
         self.opened_at: float | None = None
-        """Since when the store has not been well, None while closed."""
+        """When the store began to fail, None while closed."""
         self._base = base
         self._failures = failures
         self._probes = 0
-        """How many have failed in a row."""
+        """Failed probes in a row."""
         self._reset = reset
         self._full = full
         self._chance = chance
@@ -106,9 +112,9 @@ class Breaker:
         return 1 if now >= self.probe_at and not in_flight else 0
 
     def succeeded(self, *, waiting: bool) -> bool:
-        """Take note that the store answered; return whether it is now well again.
+        """Note that the store answered; return whether this closed the breaker.
 
-        It is when it gets all that it can take, or when nothing is ``waiting`` for it.
+        It closes when the store gets all that it can take, or when nothing is ``waiting`` for it.
         """
         self._failed = self._probes = 0
         if self.state == "closed":
@@ -123,7 +129,7 @@ class Breaker:
         return True
 
     def failed(self, now: float) -> bool:
-        """Take note that the store did not answer; return whether this opened the breaker."""
+        """Note that the store did not answer; return whether this opened the breaker."""
         self._failed += 1
         if self.state == "closed" and self._failed < self._failures:
             return False
@@ -137,19 +143,14 @@ class Breaker:
         return opened
 
     def hurry(self, now: float) -> None:
-        """Probe at least once a second from now on: the process is about to end."""
+        """Probe at least once a second from now on: the process is shutting down."""
         self._reset = min(self._reset, _HURRIED_RESET)
         if self.state == "open":
             self.probe_at = min(self.probe_at, now + self._reset * self._chance())
 
 
-# How much of a session one save takes: whole groups, up to a limit
-#
-# Decisions only, over values.
-
-
 def size_of(entries: Sequence[Entry]) -> int:
-    """Return what entries count as unsaved bytes."""
+    """Return how many unsaved bytes entries count as."""
     return sum([len(entry.payload) for entry in entries]) + OVERHEAD * len(entries)
 
 
@@ -165,7 +166,7 @@ def as_group(entries: Sequence[Entry], *, closed: bool) -> tuple[Entry, ...]:
 
 
 def drop_first(t: Tracked, count: int) -> None:
-    """Forget the first records of a session, which are durable."""
+    """Drop the first records of a session, which are durable."""
     records = t.records
     if records is not None:
         del records[:count]
@@ -190,41 +191,117 @@ def whole_groups(
     return count_taken, taken_bytes
 
 
-# How records come in: accepted as a group, or refused as one
-#
-# Decisions only. ``append`` is the hot path of the whole library: an agent calls it for each
-# message, and a server for thousands of sessions; so it is written out, and asks the unusual
-# questions only when one comparison says that something is unusual.
+SPREAD = 64
+"""How many different delays jitter spreads a burst over."""
+
+
+class Save(NamedTuple):
+    """A session, and what of it goes to the store."""
+
+    t: Tracked
+    batch: Batch
 
 
 @final
-class Intake:
-    """Accept records for sessions.
+class Core:
+    """Decide for all sessions of one store.
 
     Args:
-        registry: What is known over all sessions.
-        schedule: Told what has become due.
-        engine: The finer knobs.
-        record_max: The largest payload that the store takes.
+        autosave: When sessions save that have no setting of their own.
+        engine: The finer options.
+        capabilities: What the store prefers.
+        chance: Returns a random number from 0 up to 1.
 
     """
 
     def __init__(
         self,
-        registry: SessionRegistry,
-        schedule: Schedule,
-        engine: EngineOptions,
         *,
-        record_max: int,
+        autosave: Autosave | None,
+        engine: EngineOptions,
+        capabilities: Capabilities,
+        chance: Callable[[], float],
     ) -> None:
-        self._registry = registry
-        self._pressure = registry.pressure
-        self._schedule = schedule
-        self._engine = engine
-        self._record_max = record_max
+        self.autosave = autosave
+        self.engine = engine
+        self.batch_max: int = engine.batch_max or capabilities.batch_max
+        self.parallel: int = engine.max_concurrent_batches or capabilities.parallelism
+        self.in_flight: int = 0
+        """Sessions with a save in flight."""
+        self.steps: int = 0
+        """Saves begun and answered: a number that grows as long as autosave makes progress."""
+        self.stopped = False
+        """No save will begin any more."""
+        self.registry: SessionRegistry = SessionRegistry(engine)
+        self.schedule: Schedule = Schedule(engine, self.registry.events, chance)
+        self._pressure = self.registry.pressure
+        self._record_max = capabilities.max_record_bytes
+        self.breaker: Breaker = Breaker(
+            failures=engine.breaker_failures,
+            base=engine.backoff_base,
+            reset=engine.breaker_reset,
+            full=self.batch_max * self.parallel,
+            chance=chance,
+        )
+        # Few different numbers that all sessions share: an append fetches one of them.
+        self._earliness = [1.0 - engine.jitter * n / SPREAD for n in range(SPREAD)]
+        self._chance = chance
+
+    # Sessions come and go.
+
+    def track(
+        self,
+        key: SessionKey,
+        *,
+        epoch: int,
+        head: int,
+        autosave: Autosave | Inherit | None = INHERIT,
+        now: float,
+    ) -> Tracked:
+        """Start to track a session whose log ends with ``head``."""
+        options = self.autosave if isinstance(autosave, Inherit) else autosave
+        earliness = self._earliness[int(self._chance() * len(self._earliness))]
+        t = Tracked(key, epoch=epoch, head=head, options=options, earliness=earliness)
+        t.inherits = isinstance(autosave, Inherit)
+        t.last_at = t.idle_since = now
+        self.registry.sessions.add(t)
+        return t
+
+    def drop(self, t: Tracked, *, keep_lost: bool = False) -> list[Waiter]:
+        """Stop tracking a session, saved or not; return the waiters to wake.
+
+        With ``keep_lost``, records of a session that was taken over stay until `discard` or
+        `settle_lost` is called for it.
+        """
+        # A caller that waits for a session that was taken over gets that error, not "closed".
+        self._leave(t, State.LOST if t.end is State.LOST else State.CLOSED)
+        self.schedule.forget(t)
+        if not (keep_lost and t.undecided):
+            self.registry.stuck.pop(t, None)
+        self.registry.sessions.discard(t)
+        return t.take_waiters()
+
+    def tune(self, autosave: Autosave | None, t: Tracked | None) -> None:
+        """Change the setting of one session, or of all that have none of their own."""
+        if t is not None:
+            t.options, t.inherits = autosave, False
+            self.schedule.review([t])
+            return
+        self.autosave = autosave
+        for each in self.registry.sessions:
+            if each.inherits:
+                each.options = autosave
+        self.schedule.review(self.registry.unsaved)
+
+    # Records.
 
     def append(self, t: Tracked, entries: tuple[Entry, ...], now: float) -> int:
-        """Accept entries as one group, or refuse them all; return the version."""
+        """Accept entries as one group, or refuse them all; return the version.
+
+        The hottest path of the library: an agent calls it for each message, a server for
+        thousands of sessions. One comparison decides whether anything is unusual; only then does
+        it look closer.
+        """
         count = len(entries)
         if count == 1:
             size = len(entries[0][1]) + OVERHEAD
@@ -256,25 +333,25 @@ class Intake:
         return t.version
 
     def _admit(self, t: Tracked, entries: tuple[Entry, ...], now: float) -> None:
-        """Refuse what cannot be accepted. Slow, and only asked when something is unusual."""
+        """Raise for entries that cannot be accepted; called only when something is unusual."""
         sealed = self._pressure.sealed and not t.contributing
         if sealed or not t.writable:
             raise tracked.ended(t)
-        if t.end is not None and t.pending_bytes >= self._engine.quarantine_bytes:
+        if t.end is not None and t.pending_bytes >= self.engine.quarantine_bytes:
             raise tracked.ended(t)
         largest = max([len(entry.payload) for entry in entries])
         if largest > self._record_max:
             raise tracked.too_large(t, size=largest, limit=self._record_max)
         if self._pressure.rises():
-            self._schedule.rush(self._registry.unsaved, rushed=True)
-            self._registry.note_pressure(now)
+            self.schedule.rush(self.registry.unsaved, rushed=True)
+            self.registry.note_pressure(now)
         if self._pressure.blocking and not t.contributing:
             if not t.granted:
-                raise self._registry.overloaded(t, now)
+                raise self.registry.overloaded(t, now)
             t.granted = False
 
     def _begin(self, t: Tracked, now: float) -> None:
-        """Note the first change that no save has captured, and make the session due."""
+        """Note the first change that no save has captured, and schedule the session."""
         if t.groups and t.group_at is None:
             t.group_at = now
         if t.first_at is not None:
@@ -283,27 +360,27 @@ class Intake:
         if t.oldest_at is None:
             t.oldest_at = now
             if t.end is None:
-                self._registry.unsaved[t] = None
+                self.registry.unsaved[t] = None
         o = t.options
         if o is not None and (
             t.pending_bytes >= o.max_bytes or t.version - t.durable >= o.max_records
         ):
             self._fill(t, now)
         if t.inflight is None:
-            self._schedule.begin(t, now)
+            self.schedule.begin(t, now)
 
     def _fill(self, t: Tracked, now: float) -> None:
-        """Make a session due if much of it is with no save."""
+        """Make a session due now if much of it is in no save."""
         o = t.options
         if o is None:
             return
         captured = t.durable if t.inflight is None else t.inflight
         size = t.pending_bytes - t.captured_bytes
         if size >= o.max_bytes or t.version - captured >= o.max_records:
-            self._schedule.hasten(t, now)
+            self.schedule.hasten(t, now)
 
     def open_group(self, t: Tracked) -> None:
-        """Hold back what is appended from now on, until the group is closed."""
+        """Hold back what is appended from now on until the group is closed."""
         if not t.groups:
             t.group_from = t.version
         t.groups += 1
@@ -317,10 +394,10 @@ class Intake:
             t.records[-1] = t.records[-1]._replace(end=True)
         t.group_at, t.group_warned = None, False
         self._fill(t, now)
-        self._schedule.arm(t, now)
+        self.schedule.arm(t, now)
 
     def seal(self, t: Tracked | None) -> None:
-        """Accept nothing more, for one session or for all; contributors still may."""
+        """Accept no more records, for one session or for all; contributors still may append."""
         if t is None:
             self._pressure.seal()
         else:
@@ -330,120 +407,16 @@ class Intake:
         """Accept records of one session again."""
         t.sealed, t.refuses = False, t.end is not None
 
-
-SPREAD = 64
-"""Into how many parts jitter spreads a burst."""
-
-
-class Save(NamedTuple):
-    """A session, and what of it goes to the store."""
-
-    t: Tracked
-    batch: Batch
-
-
-@final
-class Core:
-    """Decide for all sessions of one store.
-
-    Args:
-        autosave: When sessions save that have no setting of their own.
-        engine: The finer knobs.
-        capabilities: What the store prefers.
-        chance: Returns a random number from 0 up to 1.
-
-    """
-
-    def __init__(
-        self,
-        *,
-        autosave: Autosave | None,
-        engine: EngineOptions,
-        capabilities: Capabilities,
-        chance: Callable[[], float],
-    ) -> None:
-        self.autosave = autosave
-        self.engine = engine
-        self.batch_max: int = engine.batch_max or capabilities.batch_max
-        self.parallel: int = engine.max_concurrent_batches or capabilities.parallelism
-        self.in_flight: int = 0
-        """Sessions that are with the store."""
-        self.steps: int = 0
-        """Saves begun and answered: it grows for as long as anything goes on."""
-        self.stopped = False
-        """No save will begin any more."""
-        self.registry: SessionRegistry = SessionRegistry(engine)
-        self.schedule: Schedule = Schedule(engine, self.registry.events, chance)
-        self.intake: Intake = Intake(
-            self.registry, self.schedule, engine, record_max=capabilities.max_record_bytes
-        )
-        self.breaker: Breaker = Breaker(
-            failures=engine.breaker_failures,
-            base=engine.backoff_base,
-            reset=engine.breaker_reset,
-            full=self.batch_max * self.parallel,
-            chance=chance,
-        )
-        # Few different numbers that all sessions share: an append fetches one of them.
-        self._earliness = [1.0 - engine.jitter * n / SPREAD for n in range(SPREAD)]
-        self._chance = chance
-
-    # sessions come and go
-
-    def track(
-        self,
-        key: SessionKey,
-        *,
-        epoch: int,
-        head: int,
-        autosave: Autosave | Inherit | None = INHERIT,
-        now: float,
-    ) -> Tracked:
-        """Begin to keep track of a session whose log ends with ``head``."""
-        options = self.autosave if isinstance(autosave, Inherit) else autosave
-        earliness = self._earliness[int(self._chance() * len(self._earliness))]
-        t = Tracked(key, epoch=epoch, head=head, options=options, earliness=earliness)
-        t.inherits = isinstance(autosave, Inherit)
-        t.last_at = t.idle_since = now
-        self.registry.sessions.add(t)
-        return t
-
-    def drop(self, t: Tracked, *, keep_lost: bool = False) -> list[Waiter]:
-        """Let go of a session, whatever it holds; return who is to be woken.
-
-        With ``keep_lost``, records of a session that was taken over stay until somebody
-        decides what becomes of them: `discard`, `settle_lost`.
-        """
-        # Who waits for a session that was taken over shall hear that, not that it is closed.
-        self._leave(t, State.LOST if t.end is State.LOST else State.CLOSED)
-        self.schedule.forget(t)
-        if not (keep_lost and t.undecided):
-            self.registry.stuck.pop(t, None)
-        self.registry.sessions.discard(t)
-        return t.take_waiters()
-
-    def tune(self, autosave: Autosave | None, t: Tracked | None) -> None:
-        """Change the setting of one session, or of all that have none of their own."""
-        if t is not None:
-            t.options, t.inherits = autosave, False
-            self.schedule.review([t])
-            return
-        self.autosave = autosave
-        for each in self.registry.sessions:
-            if each.inherits:
-                each.options = autosave
-        self.schedule.review(self.registry.unsaved)
-
-    # to the store
+    # To the store.
 
     def may_capture(self, now: float) -> bool:
-        """Whether `capture` would find something."""
+        """Whether `capture` would return something."""
         if self.stopped or not len(self.schedule.ready):
             return False
         return self.breaker.allowance(now, self.in_flight) > 0
 
     def capture(self, now: float) -> tuple[list[Save], list[Tracked]]:
-        """Take the next batch, and sessions whose contributors have to be asked before."""
+        """Take the next batch, and sessions whose contributors must be asked first."""
         saves: list[Save] = []
         unprepared: list[Tracked] = []
         size = 0
@@ -464,7 +437,7 @@ class Core:
         return saves, unprepared
 
     def _take(self, t: Tracked) -> Batch:
-        """Capture a session in one synchronous step: everything whole that it has now."""
+        """Capture a session in one synchronous step: all its whole groups."""
         limit = t.capturable - t.durable
         count, size = limit, t.pending_bytes
         if t.groups or t.narrow or size > self.engine.batch_bytes:
@@ -488,26 +461,26 @@ class Core:
         )
 
     def prepared(self, t: Tracked, now: float) -> None:
-        """Take note that a session's contributors were asked."""
+        """Note that a session's contributors were asked."""
         t.preparing = False
         t.prepared = True
-        # It was due before they were asked: what they added begins no new debounce.
+        # It was due before they were asked: what they appended starts no new debounce.
         self.schedule.hasten(t, now)
 
     def hold(self, t: Tracked) -> None:
-        """Begin no save of a session until it is released; one under way goes on."""
+        """Begin no save of a session until it is released; one in flight continues."""
         t.holds += 1
         self.schedule.ready.drop(t)
 
     def release(self, t: Tracked, now: float) -> None:
-        """Let a session's saves begin again."""
+        """Allow a session's saves to begin again."""
         t.holds -= 1
         self.schedule.arm(t, now)
 
-    # and back
+    # And back.
 
     def completed(self, t: Tracked, outcome: Outcome, now: float, took: float) -> list[Waiter]:
-        """Take the store's answer for a captured session; return who is to be woken."""
+        """Apply the store's answer for a captured session; return the waiters to wake."""
         self.in_flight -= 1
         self.steps += 1
         sent, t.inflight = t.inflight or t.durable, None
@@ -534,21 +507,21 @@ class Core:
         t.durable = sent
         t.oldest_at = t.first_at
         if t.end is not None:
-            # Late: it is in the log, but the session is not ours any more.
+            # A late answer: the records are in the log, but the session is not ours any more.
             if not t.undecided:
                 self.settle_lost(t)
             return []
         self.registry.pressure.dirty_bytes -= size
         t.last_error = None
         t.narrow = t.narrow * 2 if t.records else 0
-        self.registry.heal(t)
-        # Taken out and put back: those that wait longest stay in front.
+        self.registry.clear_failures(t)
+        # Removed and added again: the sessions that wait longest stay in front.
         self.registry.unsaved.pop(t, None)
         if t.first_at is not None:
             self.registry.unsaved[t] = None
             self.schedule.arm(t, now)
         else:
-            # Here rather than at the next append, which would have to fetch the old number.
+            # Here and not at the next append, which would have to fetch the old number.
             t.idle_since, t.last_at = t.last_at, 0.0
         self.registry.events.append(
             Saved(
@@ -588,10 +561,10 @@ class Core:
         self.schedule.arm(t, now)
 
     def answered(self, *, well: bool, error: Exception | None, now: float) -> None:
-        """Take note whether the store answered a batch at all: the breaker's concern."""
+        """Note for the breaker whether the store answered a batch at all."""
         unsaved = len(self.registry.unsaved)
         if well:
-            if self.breaker.state == "open":  # what has failed meanwhile waits for nothing more
+            if self.breaker.state == "open":  # failed sessions need not wait out their back-off
                 for t in self.registry.failed:
                     t.retry_at = 0.0
                 self.schedule.review(self.registry.failed)
@@ -603,7 +576,7 @@ class Core:
             self.registry.events.append(BreakerOpened(error=error, unsaved=unsaved))
         probe = next(iter(self.registry.failed), None) if self.breaker.state == "open" else None
         if probe is not None and probe.retry_at > self.breaker.probe_at:
-            # Its own back-off may be longer: the probe would find nothing to send.
+            # Its own back-off may be longer: the probe would have nothing to send.
             probe.retry_at = self.breaker.probe_at
             self.schedule.arm(probe, now)
         rushed = self.registry.pressure.rising
@@ -611,10 +584,10 @@ class Core:
         if rushed and not self.registry.pressure.rising:
             self.schedule.rush((), rushed=False)
 
-    # what goes wrong for good
+    # Permanent failures.
 
     def _refused(self, t: Tracked, sent: int, now: float) -> list[Waiter]:
-        """Look for the group that the store refuses; found, quarantine the session."""
+        """Bisect for the group that the store refuses; once found, quarantine the session."""
         count = sent - t.durable
         half, _ = whole_groups(
             t.pending,
@@ -627,7 +600,7 @@ class Core:
             self.schedule.hasten(t, now)
             return []
         self._leave(t, State.QUARANTINED)
-        # What comes first was refused: nothing behind it can be in the log.
+        # The first record was refused: nothing after it can be in the log.
         t.doubt_to = t.durable
         self.registry.stuck[t] = None
         unsaved = t.version - t.durable
@@ -637,7 +610,7 @@ class Core:
         return t.take_waiters()
 
     def lose(self, t: Tracked) -> list[Waiter]:
-        """Another process has the session, or the store went back: nothing of it is sent now."""
+        """End a session that another process has, or whose store has lost records of it."""
         if t.end in (State.LOST, State.CLOSED):
             return []
         self._leave(t, State.LOST)
@@ -655,16 +628,16 @@ class Core:
         return t.take_waiters()
 
     def _leave(self, t: Tracked, end: State) -> None:
-        # Only what may still be saved, or is kept for it, presses on the others.
+        # Only records that may still be saved, or are kept for that, count as unsaved bytes.
         if end is not State.QUARANTINED and t.end not in (State.LOST, State.CLOSED):
             self.registry.pressure.dirty_bytes -= t.pending_bytes
         t.end, t.refuses = end, True
         self.schedule.ready.drop(t)
         self.registry.unsaved.pop(t, None)
-        self.registry.heal(t)
+        self.registry.clear_failures(t)
 
     def retry(self, t: Tracked, now: float) -> None:
-        """Send a session's records again: out of quarantine, or before its backoff ends."""
+        """Send a session's records again: out of quarantine, or before its back-off ends."""
         if t.end is State.QUARANTINED:
             self._readmit(t)
             if t.first_at is not None:
@@ -673,7 +646,7 @@ class Core:
         self.schedule.hasten(t, now)
 
     def discard(self, t: Tracked) -> int:
-        """Forget a stuck session's unsaved records; return how many. It leaves quarantine."""
+        """Drop a stuck session's unsaved records; return how many. It leaves quarantine."""
         count = t.version - t.durable
         if t.end is State.LOST:
             self.settle_lost(t)
@@ -688,7 +661,7 @@ class Core:
         return count
 
     def settle_lost(self, t: Tracked) -> None:
-        """Take note that somebody has decided what becomes of a lost session's records."""
+        """Note that a lost session's records were forked, spilled or discarded."""
         if t.end is State.LOST:
             self.registry.stuck.pop(t, None)
 
@@ -699,14 +672,11 @@ class Core:
         self.registry.stuck.pop(t, None)
 
 
-# What a store's answer means, and what an exception means where an answer was due
-
-
 ANSWERS: Final = frozenset({Status.OK, Status.CONFLICT, Status.PERMANENT})
-"""What only a store that works can say."""
+"""Answers that only a working store gives."""
 
 REFUSALS: Final = frozenset({Status.CONFLICT, Status.PERMANENT})
-"""What is final for a session."""
+"""Answers that are final for a session."""
 
 _PERMANENT: Final = (
     NotStorableError,
@@ -716,13 +686,13 @@ _PERMANENT: Final = (
     ValueError,
     OverflowError,
 )
-"""Errors of the values that were sent: sending them again cannot help."""
+"""Errors caused by the values that were sent: sending them again cannot help."""
 
 
 def outcome_of(error: Exception) -> Outcome:
-    """Return what an exception from ``append_many`` means, which should raise nothing.
+    """Return the outcome for an exception from ``append_many``, which should raise nothing.
 
-    An unknown error leaves open what was written: in doubt, so it is sent again.
+    An unknown error leaves open what was written: in doubt, so the records are sent again.
     """
     if isinstance(error, (LeaseError, AcknowledgedRecordsLostError)):
         return Outcome(Status.CONFLICT, error)
@@ -746,5 +716,5 @@ def complete(outcomes: Sequence[Outcome], count: int) -> list[Outcome]:
 
 
 def all_permanent(outcomes: Sequence[Outcome]) -> bool:
-    """Whether a batch was refused whole, perhaps because of one session in it."""
+    """Whether the whole batch was refused, perhaps because of one session in it."""
     return all(outcome.status is Status.PERMANENT for outcome in outcomes)

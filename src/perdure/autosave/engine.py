@@ -29,207 +29,28 @@ from perdure.records.keys import SessionKey
 from perdure.records.records import Entry
 from perdure.store import Store
 
-
-@final
-class SaveWaiters:
-    """Let callers wait.
-
-    Args:
-        core: Knows how far each session is.
-        clock: The loop's.
-
-    """
-
-    def __init__(self, core: Core, clock: Callable[[], float]) -> None:
-        self._core = core
-        self._pressure = core.registry.pressure
-        self._clock = clock
-        self._new_event = event_maker()
-        self._room: anyio.Event | None = None
-
-    def check(self, t: Tracked) -> None:
-        """Raise if nothing more of a session will become durable."""
-        if t.end is not None or self._core.stopped:
-            raise tracked.ended(t)
-
-    async def durable(self, t: Tracked, version: int) -> None:
-        """Wait until a version is durable, or raise because it will not be."""
-        while t.durable < version:
-            self.check(t)
-            tracked.require_outside(t, "to wait until it is durable")
-            await self._woken(t, version)
-
-    async def settled(self, t: Tracked, version: int) -> None:
-        """Wait until a version is durable, or will not be; raise nothing."""
-        while t.durable < version and t in self._core.registry.unsaved and not self._core.stopped:
-            await self._woken(t, version)
-
-    async def _woken(self, t: Tracked, version: int) -> None:
-        woken = self._new_event()
-        waiters = t.waiters = t.waiters or Waiters()
-        number = waiters.add(Waiter(version, woken.set))
-        try:
-            await woken.wait()
-        finally:
-            t.give_up(number, waiters)
-
-    async def room(self, t: Tracked) -> None:
-        """Wait while too much is unsaved, then let one append of the session through."""
-        if self._has_room():
-            return
-        engine = self._core.engine
-        if engine.outage_policy == "backpressure":
-            with anyio.move_on_after(engine.backpressure_timeout):
-                while not self._has_room():
-                    self._room = self._room or anyio.Event()
-                    await self._room.wait()
-        self.check(t)
-        if not self._has_room():
-            raise self._core.registry.overloaded(t, self._clock())
-        t.granted = True
-
-    def _has_room(self) -> bool:
-        return self._core.stopped or not self._pressure.blocking
-
-    def make_room(self) -> None:
-        """Wake those who wait for room, if there is some."""
-        if self._room is not None and self._has_room():
-            self._room.set()
-            self._room = None
-
-    def wake(self, waiters: Iterable[Waiter]) -> None:
-        """Wake those whose wait is over."""
-        for waiter in waiters:
-            waiter.wake()
-
-
-@final
-class EngineShutdown:
-    """Stop one engine.
-
-    Args:
-        core: What it knows.
-        clock: The loop's.
-        timer: Its timer.
-        batcher: Its workers.
-        jobs: Its background jobs.
-        contributors: Asked once more, those of clean sessions included.
-        waiting: Its waiters.
-
-    """
-
-    def __init__(
-        self,
-        core: Core,
-        clock: Callable[[], float],
-        *,
-        timer: Timer,
-        writer: Writer,
-        jobs: BackgroundJobs,
-        contributors: StateCapture,
-        waiting: SaveWaiters,
-    ) -> None:
-        self.report: ShutdownReport | None = None
-        """What became of everything, once it is over."""
-        self._core = core
-        self._clock = clock
-        self._timer = timer
-        self._writer = writer
-        self._jobs = jobs
-        self._contributors = contributors
-        self._waiting = waiting
-        self._one = anyio.Lock()
-        self._flushing: anyio.CancelScope | None = None
-        self._cut = False
-
-    def drain(self) -> None:
-        """Save everything as it comes from now on."""
-        if self._core.schedule.draining:
-            return
-        now = self._clock()
-        self._core.schedule.drain(self._core.registry.unsaved, now)
-        self._core.breaker.hurry(now)
-        self._timer.attend()
-
-    def cut(self) -> None:
-        """Wait no longer for the store: go on to the report."""
-        self._cut = True
-        if self._flushing is not None:
-            self._flushing.cancel()
-
-    async def stop(self, deadline: float, hard_grace: float) -> ShutdownReport:
-        """Stop within ``deadline + hard_grace`` seconds, and say what became of everything."""
-        async with self._one:
-            if self.report is not None:
-                return self.report
-            began = self._clock()
-            self.drain()
-            self._timer.attend()  # in a loop that ends it was cut, as all other tasks were
-            self._core.intake.seal(None)
-            before = list(self._core.registry.unsaved)
-            with anyio.move_on_after(deadline) as self._flushing:
-                if not self._cut:
-                    await self._flush()
-            # From here on nothing new is sent: what the report says stays true.
-            self._core.stopped = True
-            self._writer.cut()
-            self._jobs.cut()
-            with anyio.move_on_after(hard_grace):
-                await self._writer.idle()
-            return self.finish(began, saved=len([t for t in before if t.clean]))
-
-    async def _flush(self) -> None:
-        await self._contributors.ask_quiet()
-        while self._core.registry.unsaved:
-            t = next(iter(self._core.registry.unsaved))
-            await self._waiting.settled(t, t.version)
-
-    def finish(self, began: float, *, saved: int) -> ShutdownReport:
-        """Begin no save any more, account for everything, and let nobody wait in vain."""
-        self._core.stopped = True
-        self._core.intake.seal(None)
-        if self.report is None:
-            self.report = report_of(self._core, began=began, saved=saved, now=self._clock())
-            self.report.log()
-        self._timer.stop()
-        self._waiting.make_room()
-        for t in self._core.registry.sessions:
-            self._waiting.wake(t.take_waiters())
-        return self.report
-
-
-# Waiting for autosave: for a version to become durable, for a session to settle, for room
-#
-# These are the only places where a caller's own task waits. Being cancelled here, in any way,
-# takes the waiter away and changes nothing else.
-
-
-# The doing of autosave: the core's decisions carried out on a running event loop
-#
-# `append` and what else is synchronous may be called from any task of the loop that the host runs
-# on. Whatever takes time runs in the host's tasks: cancelling a caller, in whatever way, ends its
-# wait and changes nothing else.
-# There is one timer for all sessions, which sleeps until the first of them is due and is woken
-# only when something becomes due earlier. Workers (`batcher`) bring batches to the store; a save
-# that somebody waits for starts one at once, without a round through the timer.
-
-
 Ts = TypeVarTuple("Ts")
 
 
 @final
 class Autosaver:
-    """Save sessions by themselves, and at once when asked.
+    """Save sessions automatically, and at once on request.
+
+    What is synchronous may be called from any task of the host's event loop. Whatever takes time
+    runs in the host's tasks: cancelling a caller, in whatever way, ends its wait and changes
+    nothing else. One timer for all sessions sleeps until the first of them is due, and is woken
+    only when something becomes due earlier. Workers bring batches to the store; a save with a
+    waiting caller starts one at once, without a round through the timer.
 
     Args:
-        store: Where to.
-        host: Where it works; running for as long as anything is appended.
-        autosave: When sessions save that have no setting of their own; None for no timers.
-        engine: The finer knobs.
-        clock: The loop's, from ``loop_clock()``, or one of a test's.
-        ticking: Whether it is the loop's; if not, `catch_up` each time that it was moved.
-        seed: Makes jitter and backoff repeatable.
-        on_event: Called with everything that happens, synchronously.
+        store: Where to save.
+        host: Runs the engine's tasks, for as long as anything is appended.
+        autosave: The setting of sessions that have none of their own; None for no timers.
+        engine: The finer options.
+        clock: The loop's, from ``loop_clock()``, or a test's.
+        ticking: Whether it is the loop's; if not, call `catch_up` each time that it was moved.
+        seed: Makes jitter and back-off repeatable.
+        on_event: Called with each event, synchronously.
 
     """
 
@@ -255,7 +76,7 @@ class Autosaver:
         )
         self._registry = core.registry
         self._schedule = core.schedule
-        self._append = core.intake.append
+        self._append = core.append
         self._idle = IdleWheel(engine.hibernate_after)
         self._reporter = Reporter(core.registry.events, on_event)
         self._contributors = StateCapture(core, host, clock, attend=self._attend)
@@ -281,20 +102,17 @@ class Autosaver:
             clock,
             ticking=ticking,
         )
-        self._waiting = SaveWaiters(core, clock)
-        self._stopping = EngineShutdown(
-            core,
-            clock,
-            timer=self._timer,
-            writer=self._writer,
-            jobs=self._jobs,
-            contributors=self._contributors,
-            waiting=self._waiting,
-        )
-
+        self._new_event = event_maker()
+        self._room: anyio.Event | None = None
+        """Set when there is room again, for appends that wait for it."""
+        self._report: ShutdownReport | None = None
+        """What became of everything, once the engine has stopped."""
+        self._one_stop = anyio.Lock()
+        self._flushing: anyio.CancelScope | None = None
+        self._cut = False
         host.at_end(self._host_ended)
 
-    # sessions come and go
+    # Sessions come and go.
 
     def track(
         self,
@@ -304,7 +122,7 @@ class Autosaver:
         head: int,
         autosave: Autosave | Inherit | None = INHERIT,
     ) -> Tracked:
-        """Begin to look after a session whose log ends with ``head``, which is durable."""
+        """Start to track a session whose log ends with ``head``, which is durable."""
         now = self._clock()
         t = self._core.track(key, epoch=epoch, head=head, autosave=autosave, now=now)
         self._idle.add(t, now)
@@ -313,9 +131,9 @@ class Autosaver:
         return t
 
     def untrack(self, t: Tracked) -> None:
-        """Look after a session no more. It has to be clean, or not ours any more.
+        """Stop tracking a session. It must be clean, or not ours any more.
 
-        Unsaved records of one that was lost stay in `lost` until they are discarded or settled.
+        Unsaved records of a lost session stay in `lost` until they are discarded or settled.
 
         Raises:
             UnsavedChangesError: It has records that are not durable, and may still be saved.
@@ -331,7 +149,7 @@ class Autosaver:
         self._drop(t, keep_lost=True)
 
     async def abandon(self, t: Tracked) -> None:
-        """Look after a session no more, unsaved records and all, once no save of it runs."""
+        """Stop tracking a session and drop its unsaved records, once no save of it runs."""
         await self._host.call(self._abandon, t)
 
     async def _abandon(self, t: Tracked) -> None:
@@ -341,25 +159,25 @@ class Autosaver:
     def _drop(self, t: Tracked, *, keep_lost: bool = False) -> None:
         self._idle.forget(t)
         self._watchdog.forget(t)
-        self._waiting.wake(self._core.drop(t, keep_lost=keep_lost))
-        # Nothing of it happens any more: whoever has asked to hear of it need not be kept.
+        _wake(self._core.drop(t, keep_lost=keep_lost))
+        # No hook is called any more: do not keep alive what they refer to.
         t.before_capture = t.on_saved = t.on_idle = t.on_lost = None
 
     def tune(self, autosave: Autosave | None, t: Tracked | None = None) -> None:
-        """Change when one session saves, or all those without a setting of their own."""
+        """Change the setting of one session, or of all that have none of their own."""
         self._core.tune(autosave, t)
         self._attend()
 
     def touch(self, t: Tracked) -> None:
-        """Take note that a session was used: it is not idle."""
+        """Note that a session was used: it is not idle."""
         t.idle_since = self._clock()
 
     async def contribute(self, t: Tracked) -> None:
-        """Ask a session's contributors, though no save is due; in a task of the host only."""
+        """Ask a session's contributors without a due save; only in a task of the host."""
         await self._contributors.capture(t)
         t.prepared = False  # a save that is due later asks again
 
-    # records
+    # Records.
 
     def append(self, t: Tracked, entries: tuple[Entry, ...]) -> int:
         """Accept entries as one group, all or none; return the version with them.
@@ -379,11 +197,11 @@ class Autosaver:
 
     def open_group(self, t: Tracked) -> None:
         """Make one group of what is appended until ``close_group``; none of it is saved before."""
-        self._core.intake.open_group(t)
+        self._core.open_group(t)
 
     def close_group(self, t: Tracked) -> None:
         """End the group that ``open_group`` began."""
-        self._core.intake.close_group(t, self._clock())
+        self._core.close_group(t, self._clock())
         self._attend()
 
     def turn_ended(self, t: Tracked) -> None:
@@ -393,18 +211,38 @@ class Autosaver:
             self._attend()
 
     async def room(self, t: Tracked) -> None:
-        """Wait while too much is unsaved; one append is let through then.
+        """Wait while too much is unsaved; then let one append of the session through.
 
         Raises:
             StoreUnavailableError: It took too long, or the policy is to reject.
 
         """
-        await self._waiting.room(t)
+        if self._has_room():
+            return
+        engine = self._core.engine
+        if engine.outage_policy == "backpressure":
+            with anyio.move_on_after(engine.backpressure_timeout):
+                while not self._has_room():
+                    self._room = self._room or anyio.Event()
+                    await self._room.wait()
+        self._check(t)
+        if not self._has_room():
+            raise self._registry.overloaded(t, self._clock())
+        t.granted = True
 
-    # durability
+    def _has_room(self) -> bool:
+        return self._core.stopped or not self._registry.pressure.blocking
+
+    def _make_room(self) -> None:
+        """Wake appends that wait for room, if there is some."""
+        if self._room is not None and self._has_room():
+            self._room.set()
+            self._room = None
+
+    # Durability.
 
     async def save(self, t: Tracked) -> int:
-        """Make durable now what was appended until now; return the durable version.
+        """Make everything appended so far durable now; return the durable version.
 
         Raises:
             LeaseLostError: Another process has the session.
@@ -417,61 +255,88 @@ class Autosaver:
             await self._host.call(self._contributors.capture, t)
         version = t.version
         if t.durable < version:
-            self._waiting.check(t)
+            self._check(t)
             now = self._clock()
             self._schedule.urge(t, version, now)
             if t.before_capture is not None or not self._writer.begin(now):
                 self._attend()
-            await self._waiting.durable(t, version)
+            await self._durable(t, version)
         return t.durable
 
     async def wait_durable(self, t: Tracked, version: int | None = None) -> int:
-        """Wait until a version, or what was appended until now, is durable; do not hurry it.
+        """Wait until a version, or everything appended so far, is durable; start no save for it.
 
         Raises: as ``save``.
         """
-        await self._waiting.durable(t, t.version if version is None else version)
+        await self._durable(t, t.version if version is None else version)
         return t.durable
 
+    def _check(self, t: Tracked) -> None:
+        """Raise if nothing more of a session will become durable."""
+        if t.end is not None or self._core.stopped:
+            raise tracked.ended(t)
+
+    async def _durable(self, t: Tracked, version: int) -> None:
+        """Wait until a version is durable, or raise because it will not be."""
+        while t.durable < version:
+            self._check(t)
+            tracked.require_outside(t, "to wait until it is durable")
+            await self._woken(t, version)
+
+    async def _until_settled(self, t: Tracked, version: int) -> None:
+        """Wait until a version is durable, or will not be; raise nothing."""
+        while t.durable < version and t in self._registry.unsaved and not self._core.stopped:
+            await self._woken(t, version)
+
+    async def _woken(self, t: Tracked, version: int) -> None:
+        """Wait in the caller's own task: cancelling it removes the waiter and nothing else."""
+        woken = self._new_event()
+        waiters = t.waiters = t.waiters or Waiters()
+        number = waiters.add(Waiter(version, woken.set))
+        try:
+            await woken.wait()
+        finally:
+            t.give_up(number, waiters)
+
     async def flush(self, deadline: float | None = None) -> None:
-        """Save everything now; return when it is durable, or after ``deadline`` seconds."""
+        """Save all sessions now; return when they are durable, or after ``deadline`` seconds."""
         tracked.require_outside(None, "to flush")
         with anyio.move_on_after(deadline):
             self._flush()
             await self._contributors.ask_quiet()
             self._flush()
             for t, version in [(t, t.version) for t in self._registry.unsaved]:
-                await self._waiting.settled(t, version)
+                await self._until_settled(t, version)
 
     def _flush(self) -> None:
         self._schedule.flush(self._registry.unsaved, self._clock())
         self._attend()
 
-    # jobs and ways out
+    # Jobs, and what to do about stuck sessions.
 
     async def exclusive(
         self, t: Tracked, job: Callable[[], Awaitable[T]], *, urgent: bool = False
     ) -> T | None:
         """Run a job while no save of the session is with the store, and none begins.
 
-        It runs in the background, with all others in a queue of low priority. Returns None
-        if it was refused: the queue is full, the store is not well, the engine drains.
+        It runs in the background, in a queue of low priority. Returns None if the job was
+        refused: the queue is full, the store is failing, or the engine drains.
 
         Args:
             t: The session.
             job: What to run; it must not wait for a save of the session.
-            urgent: Do not wait in the queue, and go on while the engine drains.
+            urgent: Skip the queue, and run even while the engine drains.
 
         """
         return await self._jobs.run(t, job, urgent=urgent)
 
     @property
     def crowded(self) -> bool:
-        """Whether the queue is full: `exclusive` would refuse what is not urgent."""
+        """Whether the queue is full: `exclusive` would refuse a job that is not urgent."""
         return self._jobs.full
 
     def retry(self, t: Tracked) -> None:
-        """Send a session's records again now: out of quarantine, or before its backoff ends."""
+        """Send a session's records again now: out of quarantine, or before its back-off ends."""
         self._core.retry(t, self._clock())
         self._attend()
 
@@ -488,7 +353,7 @@ class Autosaver:
         return self._core.discard(t)
 
     def warn(self, reasons: tuple[str, ...]) -> None:
-        """Take note of what is wrong with how the store is set up; nothing, if it is well again."""
+        """Note what is wrong with the store's settings; an empty tuple once they are right."""
         new = [reason for reason in reasons if reason not in self._registry.warnings]
         self._registry.warnings = reasons
         self._registry.events += [StoreWarned(reason=reason) for reason in new]
@@ -496,28 +361,28 @@ class Autosaver:
             self._reporter.deliver()
 
     def settle_lost(self, t: Tracked) -> None:
-        """Take note that a lost session's records are durable elsewhere."""
+        """Note that a lost session's records are durable elsewhere."""
         self._core.settle_lost(t)
 
     @property
     def lost(self) -> list[Tracked]:
-        """Lost sessions about whose records nobody has decided yet."""
+        """Lost sessions whose records have been neither forked nor discarded."""
         return [t for t in self._registry.stuck if t.undecided]
 
     def lose(self, t: Tracked) -> None:
-        """Take note that another process has the session: nothing of it is sent any more."""
+        """Note that another process has the session: nothing of it is sent any more."""
         if t.end in (State.LOST, State.CLOSED):
             return
-        self._waiting.wake(self._core.lose(t))
+        _wake(self._core.lose(t))
         if t.on_lost is not None:
             t.on_lost()
         self._reporter.deliver()
 
     async def catch_up(self) -> float:
-        """Do what is due by now, after a clock that does not tick was moved.
+        """Do what is due, after a clock that does not tick was moved.
 
         Returns:
-            When more will be due, with nothing under way until then.
+            When more will be due; nothing runs until then.
 
         """
         self._timer.wake()
@@ -530,72 +395,125 @@ class Autosaver:
             await checkpoint()
         return float("inf")
 
-    # how it stands
-
     def unsaved_age(self, t: Tracked) -> float:
         """Return for how long the session's oldest change has not been durable, in seconds."""
         return 0.0 if t.oldest_at is None else self._clock() - t.oldest_at
 
     def health(self) -> Health:
-        """Say how it stands."""
+        """Return the state of autosave."""
         now = self._clock()
         return health_of(self._core, now, self._watchdog.reasons(now))
 
-    # the end
+    # Shutdown.
 
     def begin_drain(self) -> None:
-        """Save everything as it comes from now on, probe more often, fold no more."""
-        self._stopping.drain()
+        """From now on save everything at once, probe more often, and start no fold."""
+        if self._schedule.draining:
+            return
+        now = self._clock()
+        self._schedule.drain(self._registry.unsaved, now)
+        self._core.breaker.hurry(now)
+        self._timer.attend()
 
     def seal(self, t: Tracked | None = None) -> None:
-        """Accept no record any more, for one session or for all; contributors still may add."""
-        self._core.intake.seal(t)
+        """Accept no more records, for one session or for all; contributors still may append."""
+        self._core.seal(t)
 
     def unseal(self, t: Tracked) -> None:
-        """Accept records of one session again; the seal of all stays."""
-        self._core.intake.unseal(t)
+        """Accept records of one session again; a seal of all sessions stays."""
+        self._core.unseal(t)
 
     def cut(self) -> None:
-        """Stop waiting for the store: ``aclose`` goes on to its last step."""
-        self._stopping.cut()
+        """Stop waiting for the store: ``aclose`` continues with its report."""
+        self._cut = True
+        if self._flushing is not None:
+            self._flushing.cancel()
 
     async def aclose(self, *, deadline: float, hard_grace: float) -> ShutdownReport:
-        """Save everything, stop, and say what became of it, within ``deadline + hard_grace``."""
-        if not self._host.running:
-            return self._stopping.finish(self._clock(), saved=0)
-        return await self._host.call(self._stopping.stop, deadline, hard_grace)
+        """Save everything, stop and report, within ``deadline + hard_grace`` seconds.
 
-    # what keeps it going
+        Runs in the host, once, however often it is called: a caller that is cancelled meanwhile
+        leaves nothing half-stopped.
+        """
+        if not self._host.running:
+            return self._finish(self._clock(), saved=0)
+        return await self._host.call(self._stop, deadline, hard_grace)
+
+    async def _stop(self, deadline: float, hard_grace: float) -> ShutdownReport:
+        async with self._one_stop:
+            if self._report is not None:
+                return self._report
+            began = self._clock()
+            self.begin_drain()
+            self._timer.attend()  # if the loop is ending, its task was cancelled like all others
+            self.seal()
+            before = list(self._registry.unsaved)
+            with anyio.move_on_after(deadline) as self._flushing:
+                if not self._cut:
+                    await self._save_all()
+            # From here on nothing new is sent: what the report says stays true.
+            self._core.stopped = True
+            self._writer.cut()
+            self._jobs.cut()
+            with anyio.move_on_after(hard_grace):
+                await self._writer.idle()
+            return self._finish(began, saved=len([t for t in before if t.clean]))
+
+    async def _save_all(self) -> None:
+        await self._contributors.ask_quiet()
+        while self._registry.unsaved:
+            t = next(iter(self._registry.unsaved))
+            await self._until_settled(t, t.version)
+
+    def _finish(self, began: float, *, saved: int) -> ShutdownReport:
+        """Begin no more saves, account for every record, and wake all waiters."""
+        self._core.stopped = True
+        self.seal()
+        if self._report is None:
+            self._report = report_of(self._core, began=began, saved=saved, now=self._clock())
+            self._report.log()
+        self._timer.stop()
+        self._make_room()
+        for t in self._registry.sessions:
+            _wake(t.take_waiters())
+        return self._report
+
+    # What keeps it running.
 
     def _attend(self) -> None:
-        """See to what has become due: start a worker, or let the timer know."""
+        """Start a worker for what has become due, or wake the timer."""
         if not self._core.stopped:
             self._watchdog.arm()
             self._start(self._timer.attend)
 
     def _watch(self, until: float) -> None:
-        """Look at what is due at this time at the latest."""
+        """Have the timer check what is due at this time at the latest."""
         self._start(self._timer.look_at, until)
 
     def _start(self, call: Callable[[*Ts], None], *args: *Ts) -> None:
-        """Call what may start a task; what was accepted stays accepted if that fails."""
+        """Call what may start a task; accepted records stay accepted if that fails."""
         try:
             call(*args)
-        except Exception as error:  # noqa: BLE001  # told by `health`, and tried again
+        except Exception as error:  # noqa: BLE001  # `health` reports it, and it is tried again
             self._watchdog.failed(error)
 
     def _host_ended(self) -> None:
-        """Accept nothing more: without a host nothing will be saved."""
+        """Accept no more records: without a host nothing will be saved."""
         self._watchdog.stop()
         self._writer.cut()
-        self._stopping.finish(self._clock(), saved=0)
+        self._finish(self._clock(), saved=0)
 
     def _settled(self, saves: list[Save]) -> None:
-        """Go on after a batch: with jobs that waited for it, with those who wait for room."""
+        """After a batch, start the jobs that waited for it, and wake appends that wait for room."""
         for save in saves:
             if save.t.holds:
                 self._jobs.freed(save.t)
         self._reporter.deliver()
-        self._waiting.make_room()
+        self._make_room()
         if self._host.running:
             self._attend()
+
+
+def _wake(waiters: Iterable[Waiter]) -> None:
+    for waiter in waiters:
+        waiter.wake()

@@ -26,20 +26,20 @@ class Saved(_Event, frozen=True, kw_only=True):
     durable: int
     records: int
     written: int
-    """Bytes that the store handed to its storage."""
+    """Bytes that the store passed to its storage."""
     took: float
-    """With the store."""
+    """Seconds that the save took."""
     window: float
-    """From the oldest of the changes until now: what a crash could have cost."""
+    """From the oldest of the changes until now: how much a crash could have lost."""
 
 
 class SaveFailed(_Event, frozen=True, kw_only=True):
-    """A save did not succeed; it will be tried again."""
+    """A save failed; it will be tried again."""
 
     key: SessionKey
     attempt: int
     in_doubt: bool
-    """Whether the records may have been written all the same."""
+    """Whether the records may have been written although the save failed."""
     error: Exception | None
     retry_in: float
     first: bool
@@ -47,11 +47,11 @@ class SaveFailed(_Event, frozen=True, kw_only=True):
 
 
 class Recovered(_Event, frozen=True, kw_only=True):
-    """No session's last save has failed any more."""
+    """No session is failing any more."""
 
 
 class Quarantined(_Event, frozen=True, kw_only=True):
-    """The store refuses a session's next group for good."""
+    """The store refuses a session's next group permanently."""
 
     key: SessionKey
     seq: int
@@ -68,12 +68,12 @@ class Lost(_Event, frozen=True, kw_only=True):
     unsaved: int
     """Records that are still only in memory."""
     missing: int = 0
-    """Records that the store had acknowledged, and has no more."""
+    """Acknowledged records that the store no longer has."""
     error: Exception | None
 
 
 class BreakerOpened(_Event, frozen=True, kw_only=True):
-    """The store is taken for down: only probes are sent."""
+    """The store counts as down: only probes are sent."""
 
     error: Exception | None
     unsaved: int
@@ -81,14 +81,14 @@ class BreakerOpened(_Event, frozen=True, kw_only=True):
 
 
 class BreakerClosed(_Event, frozen=True, kw_only=True):
-    """The store is well again, and gets everything."""
+    """The store answers again, and gets everything."""
 
     outage: float
     unsaved: int
 
 
 class Degraded(_Event, frozen=True, kw_only=True):
-    """Much is unsaved: sessions save without waiting, or must wait to go on."""
+    """Much is unsaved: sessions save without debounce, or appends must wait."""
 
     dirty_bytes: int
     oldest_age: float
@@ -103,7 +103,7 @@ class LoopBlocked(_Event, frozen=True, kw_only=True):
 
 
 class Stalled(_Event, frozen=True, kw_only=True):
-    """What was due has not been served, though the store would have taken it."""
+    """Due sessions made no progress, although the store would have accepted them."""
 
     reason: str
     sessions: int
@@ -113,18 +113,18 @@ class Stalled(_Event, frozen=True, kw_only=True):
 
 
 class Resumed(_Event, frozen=True, kw_only=True):
-    """What had stalled is being served again."""
+    """Stalled sessions are being saved again."""
 
 
 class CaptureFailed(_Event, frozen=True, kw_only=True):
-    """A contributor failed or took too long; the save went on without it."""
+    """A contributor failed or took too long; the save continued without it."""
 
     key: SessionKey
     error: Exception
 
 
 class StoreWarned(_Event, frozen=True, kw_only=True):
-    """The store is set up, by now, so that it may lose what it keeps; saving goes on."""
+    """The store's settings are now such that it may lose records; saving continues."""
 
     reason: str
 
@@ -137,7 +137,7 @@ class GroupOpenTooLong(_Event, frozen=True, kw_only=True):
 
 
 class Idle(_Event, frozen=True, kw_only=True):
-    """Nobody has used a clean session for a while."""
+    """A clean session was not used for a while."""
 
     key: SessionKey
 
@@ -161,33 +161,30 @@ Event: TypeAlias = (
 )
 
 
-# Telling people: every event to ``on_event``, and the few that need a person to the log
-#
-# A failing autosave is logged at its first failure, when the breaker opens and at recovery, not
-# otherwise; a store that is down for an hour must not fill a disk.
-
-
 log: logging.Logger = logging.getLogger("perdure.autosave")
 
 LOGGED: dict[type[Event], tuple[int, str]] = {
-    SaveFailed: (logging.WARNING, "autosave failed, it goes on trying"),
-    BreakerOpened: (logging.ERROR, "the store is taken for down, unsaved changes pile up"),
+    SaveFailed: (logging.WARNING, "autosave failed, and is retried"),
+    BreakerOpened: (logging.ERROR, "the store counts as down, unsaved changes pile up"),
     Recovered: (logging.INFO, "autosave works again"),
-    Quarantined: (logging.ERROR, "the store refuses a record for good"),
+    Quarantined: (logging.ERROR, "the store refuses a record permanently"),
     Lost: (logging.ERROR, "another process has taken it over"),
     LoopBlocked: (logging.WARNING, "something blocked the event loop and delayed a save"),
-    StoreWarned: (logging.ERROR, "the store may lose what it keeps"),
-    CaptureFailed: (logging.WARNING, "a contributor failed, the save went on without it"),
+    StoreWarned: (logging.ERROR, "the store may lose records"),
+    CaptureFailed: (logging.WARNING, "a contributor failed, the save continued without it"),
     GroupOpenTooLong: (logging.WARNING, "a group stays open, its changes are not saved"),
 }
 
 
 @final
 class Reporter:
-    """Deliver events.
+    """Deliver every event to ``on_event``, and the few that need a person to the log.
+
+    A failing autosave is logged at its first failure, when the breaker opens, and at recovery, so
+    that a store that is down for an hour does not fill a disk.
 
     Args:
-        waiting: Where they are noted; taken from there.
+        waiting: The events to deliver; they are removed from there.
         on_event: Called with each; an exception from it is logged.
 
     """
@@ -197,7 +194,7 @@ class Reporter:
         self._on_event = on_event
 
     def deliver(self) -> None:
-        """Report what has happened since the last time."""
+        """Deliver the events since the last call."""
         while self._waiting:
             waiting = self._waiting.copy()
             self._waiting.clear()
@@ -212,7 +209,7 @@ class Reporter:
             if isinstance(event, Lost) and event.missing:
                 message = "the store no longer has %d records of it that it had acknowledged"
                 message %= event.missing
-            if isinstance(event, (Lost, Quarantined)):  # somebody has to act
+            if isinstance(event, (Lost, Quarantined)):  # a person has to act
                 message = f"session %s: {message}; %s of its records are only in memory"
                 log.log(
                     level, message, event.key, event.unsaved, extra=_facts(event), exc_info=error

@@ -21,20 +21,20 @@ T = TypeVar("T")
 
 
 SHARE: Final = 0.2
-"""The part of the time that background jobs may use."""
+"""The share of the time that background jobs may use."""
 
 
 BURST: Final = 1.0
-"""Seconds of use that a quiet queue has saved up."""
+"""Seconds of use that an idle queue may accumulate."""
 
 
 QUEUE: Final = 32
-"""Jobs that may wait; more are refused, and asked for again later."""
+"""Jobs that may wait; more are refused, and requested again later."""
 
 
 @final
 class BackgroundJobs:
-    """Run jobs alone with their session.
+    """Run jobs, folds mostly, that need their session to themselves.
 
     Args:
         core: Holds sessions back.
@@ -64,18 +64,18 @@ class BackgroundJobs:
         self._scopes: set[anyio.CancelScope] = set()
 
     async def run(self, t: Tracked, job: Callable[[], Awaitable[T]], *, urgent: bool) -> T | None:
-        """Run a job; None if it was refused. Cancelling the caller leaves the job alone."""
+        """Run a job; None if it was refused. Cancelling the caller does not cancel the job."""
         if self._refused(t, urgent=urgent) or (self.full and not urgent):
             return None
         return await self._host.call(self._urgent if urgent else self._in_turn, t, job)
 
     @property
     def full(self) -> bool:
-        """Whether a job would be refused that can wait."""
+        """Whether a job that can wait would be refused."""
         return self._waiting >= QUEUE
 
     def freed(self, t: Tracked) -> None:
-        """Take note that a session that is held back has nothing with the store any more."""
+        """Note that a session that is held back has no save in flight any more."""
         event = self._freed.pop(t, None)
         if event is not None:
             event.set()
@@ -86,7 +86,7 @@ class BackgroundJobs:
             scope.cancel()
 
     async def alone(self, t: Tracked) -> None:
-        """Hold a session back, for good, and wait until nothing of it is with the store."""
+        """Hold a session back permanently, and wait until no save of it is in flight."""
         self._core.hold(t)
         await self._until_free(t)
 
@@ -137,7 +137,7 @@ class BackgroundJobs:
             finally:
                 self._scopes.discard(scope)
         if self._clock() - began < timeout:
-            return None  # cut
+            return None  # cancelled by `cut`
         message = f"session {t.key}: a job took longer than {timeout} s and was given up"
         raise StoreUnavailableError(message, key=t.key, timeout=timeout)
 
@@ -147,7 +147,7 @@ class BackgroundJobs:
             await event.wait()
 
     def _debt(self) -> float:
-        """Return how long to wait until there is time again."""
+        """Return how long to wait until the share is kept again."""
         now = self._clock()
         since = now if self._credit_at is None else self._credit_at
         self._credit = min(BURST, self._credit + (now - since) * SHARE)
@@ -160,10 +160,14 @@ RUNNERS = 16
 
 @final
 class StateCapture:
-    """Ask, with a timeout, and tell the core.
+    """Ask contributors for the state that they own, before a due save, with a timeout.
+
+    One session's contributors are asked by one task at a time, and at most `RUNNERS` sessions' at
+    once. A contributor that fails or takes too long is reported, and the save continues without
+    it: accepted records never wait for one.
 
     Args:
-        core: Told when a session's contributors have been asked.
+        core: Notified when a session's contributors have been asked.
         host: Where they run.
         clock: The loop's.
         attend: Called when a session may have become ready.
@@ -184,13 +188,13 @@ class StateCapture:
         self._attend = attend
         self._queue: deque[Tracked] = deque()
         self._runners: set[object] = set()
-        """Those who ask, or are about to."""
+        """Tasks that ask, or are about to."""
         self._locks: dict[Tracked, anyio.Lock] = {}
         self._idle = anyio.Event()
         self._idle.set()
 
     def ask(self, sessions: Iterable[Tracked]) -> None:
-        """Ask the contributors of sessions that the core holds back for it."""
+        """Ask the contributors of sessions that the core holds back for that."""
         self._queue.extend(sessions)
         while len(self._runners) < min(RUNNERS, len(self._queue)):
             if not self._runners:
@@ -204,14 +208,14 @@ class StateCapture:
                 raise
 
     def replace_runners(self, sessions: Iterable[Tracked]) -> None:
-        """Ask for sessions that were to be asked for and are not: count on no runner any more."""
+        """Discard the runners, and ask for sessions that wait and that no runner has."""
         missing = [t for t in sessions if t not in self._locks and t not in self._queue]
         if missing:
             self._runners.clear()
             self.ask(missing)
 
     async def ask_quiet(self) -> None:
-        """Ask those of clean sessions, too, and wait for all; what they append is due then."""
+        """Ask contributors of clean sessions, too, and wait for all; their records are due then."""
         quiet = [
             t
             for t in self._core.registry.sessions
@@ -224,15 +228,15 @@ class StateCapture:
 
     @property
     def is_busy(self) -> bool:
-        """Whether somebody is being asked."""
+        """Whether a contributor is being asked."""
         return bool(self._runners)
 
     async def idle(self) -> None:
-        """Wait until nobody is being asked."""
+        """Wait until no contributor is being asked."""
         await self._idle.wait()
 
     async def capture(self, t: Tracked) -> None:
-        """Ask a session's contributors now; what they append is behind what was before."""
+        """Ask a session's contributors now; what they append comes after earlier records."""
         if t.before_capture is None:
             return
         lock = self._locks.setdefault(t, anyio.Lock())
@@ -255,7 +259,7 @@ class StateCapture:
         except BaseException as error:
             if was_cancelled(error):
                 raise
-            self._failed(t, error)  # and the save goes on all the same
+            self._failed(t, error)  # and the save continues
         finally:
             stay.leave()
             t.contributing = False

@@ -1,4 +1,4 @@
-"""How often to save, and how to stop: the knobs, validated when they are made.
+"""Options of autosave and of shutdown, validated when they are created.
 
 Times are seconds, sizes bytes.
 """
@@ -23,7 +23,7 @@ class Inherit(enum.Enum):
 
 
 INHERIT: Final = Inherit.INHERIT
-"""A session's autosave setting that follows the manager's."""
+"""The autosave setting of a session that follows its manager's."""
 
 
 class Autosave(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,12 +74,12 @@ class Autosave(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True):
-    """How a manager stops.
+    """How a manager shuts down.
 
     Args:
-        deadline: The time that stopping may take in all, ``hard_grace`` aside.
-        turn_grace: How long open turns may go on, within the deadline.
-        hard_grace: Time beyond the deadline to collect what became of running saves.
+        deadline: The time that shutdown may take in total, without ``hard_grace``.
+        turn_grace: How long open turns may continue, within the deadline.
+        hard_grace: Time after the deadline to collect the results of saves in flight.
         signals: Whether SIGTERM drains (if the main thread has a manager; never in a notebook).
         spill: A local folder for what the store would not take. None: one in the user's own
             state folder, a folder a store. False: nowhere.
@@ -107,14 +107,14 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The knobs that few people need.
+    """Finer options, which few programs need.
 
     ``batch_max``, ``batch_linger`` and ``max_concurrent_batches`` come from the store's
     capabilities where they are None.
     """
 
     debounce_min: float = 0.1
-    """How far the effective debounce may shrink while the store has time to spare."""
+    """How far the effective debounce may shrink while the store is idle enough."""
     eager: bool = True
     """Whether it shrinks at all."""
     jitter: float = 0.1
@@ -138,7 +138,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What an append does beyond dirty_hard or max_unsaved_age: backpressure, reject, continue."""
     backpressure_timeout: float = 30.0
     quarantine_bytes: int = MIB
-    """How much a session holds in memory whose records the store refuses for good."""
+    """How many bytes a session holds in memory whose records the store refuses permanently."""
     capture_timeout: float = 5.0
     """How long contributors may take before a save goes on without them."""
     exclusive_timeout: float = 60.0
@@ -146,7 +146,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     hibernate_after: float = 300.0
     """Idle time until an unpinned session is reported as idle; infinite for never."""
     loop_slice: float = 0.005
-    """The longest that the scheduler works without letting others run."""
+    """The longest that the scheduler runs without yielding to other tasks."""
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -209,11 +209,9 @@ def _at_least(what: str, value: float, least: float) -> None:
         raise InvalidArgumentError(message, option=what, value=value)
 
 
-# The autosave settings that environment variables ask for
-#
-# They stand in for an argument that was not given: arguments come first, then the environment,
-# then the defaults. ``PERDURE_AUTOSAVE`` names a preset, the others change single settings of it.
-# An invalid value is an error that names its variable, never ignored.
+# Environment variables replace an argument that was not given: arguments come first, then the
+# environment, then the defaults. ``PERDURE_AUTOSAVE`` names a preset, the others change single
+# settings of it. An invalid value is an error that names its variable, never ignored.
 
 
 PRESET = "PERDURE_AUTOSAVE"
@@ -233,7 +231,7 @@ VARIABLES: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "PERDURE_AUTOSAVE_MAX_BYTES": ("max_bytes", int, "a whole number of bytes from 1"),
     "PERDURE_AUTOSAVE_MAX_RECORDS": ("max_records", int, "a whole number from 1"),
 }
-"""Each variable with its setting, how its text is read, and what fits."""
+"""Each variable with its setting, how its text is parsed, and what is valid."""
 
 _PRESETS: dict[str, Callable[[], Autosave | None]] = {
     "server": Autosave.server,
@@ -244,7 +242,7 @@ _PRESETS: dict[str, Callable[[], Autosave | None]] = {
 def autosave_from(
     environment: Mapping[str, str], declared: Autosave | None = _DEFAULT
 ) -> Autosave | None:
-    """Return the settings that an environment asks for, None for off.
+    """Return the settings of an environment, None for off.
 
     An empty variable counts as not set. Off is off, whatever the other variables say. *declared*
     is what counts where the environment names no preset: what a file says, None for off.
@@ -287,7 +285,7 @@ def _read(variable: str, text: str) -> Any:
 
 
 def _unfit(environment: Mapping[str, str], error: ConfigError) -> ConfigError:
-    """Name the variables behind settings that do not fit, or not together."""
+    """Return the error that names the variables of invalid settings."""
     given = {name: environment[name] for name in (PRESET, *VARIABLES) if environment.get(name)}
     assignments = ", ".join(f"{name}={value!r}" for name, value in given.items())
     return ConfigError(f"the environment sets {assignments}, and so {error}", variables=given)

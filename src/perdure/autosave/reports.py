@@ -21,6 +21,8 @@ from perdure.autosave.tracked import SessionRegistry, State, Tracked
 from perdure.errors import UnsavedChangesError
 from perdure.records.keys import SessionKey
 
+log: logging.Logger = logging.getLogger("perdure.autosave")
+
 NAMED: Final = 3
 """Sessions that a reason names."""
 _STUCK: Final = {
@@ -30,7 +32,7 @@ _STUCK: Final = {
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """How autosave stands."""
+    """The state of autosave."""
 
     status: Literal["ok", "degraded", "failing"]
     """Degraded: saves fail, or much is unsaved. Failing: new records wait or are rejected."""
@@ -46,24 +48,24 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     """Why it is not ok, one sentence each, for people; empty while it is."""
     lost: dict[str, int] = {}
     """Sessions that another process has taken over, or of which the store has lost records, with
-    how many records of each are not in the store. They stay until somebody forks or discards
-    them: ``sessions.lost``."""
+    how many records of each are not in the store. They stay until they are forked or discarded:
+    ``sessions.lost``."""
     undelivered: dict[str, str] = {}
-    """Sessions that are open here and whose posts cannot be taken, with why. It is tried again."""
+    """Sessions open here whose posts cannot be received, with the reason. It is tried again."""
     dead_letters: dict[str, int] = {}
-    """Posted items that were set aside here, by session, until they are retried or dropped here."""
+    """Posted items that became dead letters here, by session, until they are retried or dropped."""
 
     def _repr_html_(self) -> str:
         return card("Health", msgspec.structs.asdict(self))
 
 
 def health_of(core: Core, now: float, stalled: Sequence[str] = ()) -> Health:
-    """Return how it stands now; cheap, however many sessions are unsaved.
+    """Return the state of autosave now; cheap, however many sessions are unsaved.
 
     Args:
-        core: Knows it.
+        core: The core of the engine.
         now: The engine's time.
-        stalled: Why work that is due is not being served.
+        stalled: Why work that is due makes no progress.
 
     """
     registry = core.registry
@@ -140,20 +142,6 @@ def _states(registry: SessionRegistry) -> dict[str, int]:
     return {name: count for name, count in states.items() if count}
 
 
-# A watchdog over autosave: what is due is served, or somebody hears of it
-#
-# Workers, the timer and contributors keep themselves going. This is for the case that they do not:
-# a task that could not be started, one that died, a callback that never came. While anything is
-# unsaved it looks every `PERIOD` seconds, by a timer of the event loop itself and not by a task.
-# Whatever has been due at two looks, with nothing done about it although the store would take it,
-# has stalled: `Autosaver.health` is failing and says why, it is logged once, and fresh tasks are
-# started, at each look until it is served.
-# What merely takes long has not stalled: a save that is within its time, a store that is down or
-# saturated, a job or a contributor within its own timeout.
-
-
-log: logging.Logger = logging.getLogger("perdure.autosave")
-
 SHOWN = 5
 """Sessions that a message names; the report holds all."""
 
@@ -186,16 +174,16 @@ class Unsaved(msgspec.Struct, frozen=True, kw_only=True):
     missing: int = 0
     """How many records the store had acknowledged, and has no more."""
     kept_in: str | None = None
-    """The folder that has them in a spill file all the same, if none was named for it."""
+    """The default spill folder that has them in a file, if ``Shutdown(spill=…)`` named none."""
 
     @property
     def records(self) -> int:
-        """How many there are."""
+        """How many records."""
         return self.version - self.durable + self.missing
 
 
 class ShutdownReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
-    """What became of everything; each session is in one list at most."""
+    """What became of every unsaved record; each session is in one list at most."""
 
     duration: float
     """Seconds that stopping took."""
@@ -275,7 +263,7 @@ class ShutdownReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaul
 
 
 def report_of(core: Core, *, began: float, saved: int, now: float) -> ShutdownReport:
-    """Return the account of a core that will begin no save any more."""
+    """Return the report for a core that will begin no more saves."""
     lists: dict[str, list[Unsaved]] = {}
     for t in (*core.registry.unsaved, *core.registry.stuck):
         if t.version > t.durable or t.missing:

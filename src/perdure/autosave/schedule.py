@@ -14,20 +14,17 @@ from perdure.autosave.events import Event, GroupOpenTooLong
 from perdure.autosave.options import EngineOptions
 from perdure.autosave.tracked import NEVER, Tracked
 
-# A lazy timer wheel
-#
-# An entry goes into the slot that contains its time, and comes out when that slot *begins*, so
-# rounding never makes it late. Moving a time later costs nothing: the owner of the entry checks it
-# when it comes out, and handles it or adds it again. An entry that no longer matters is removed at
-# once, so that the wheel does not keep it in memory.
-
-
 T = TypeVar("T")
 
 
 @final
 class Wheel(Generic[T]):
-    """Keep entries by slot; cost and memory go with the entries, not with the time.
+    """A lazy timer wheel; cost and memory grow with its entries, not with the time.
+
+    An entry goes into the slot that contains its time, and is popped when that slot *begins*, so
+    rounding never makes it late. Moving a time later costs nothing: the owner of the entry checks
+    it when it is popped, and handles it or adds it again. An entry that no longer matters is
+    removed at once, so that the wheel does not keep it in memory.
 
     Args:
         width: Seconds that a slot lasts.
@@ -39,16 +36,16 @@ class Wheel(Generic[T]):
     def __init__(self, width: float) -> None:
         self.width: float = width
         self.next_at: float = float("inf")
-        """When the first slot that holds something begins."""
+        """When the first slot with entries begins."""
         self._buckets: dict[int, dict[T, None]] = {}
         self._order: list[int] = []
 
     def slot(self, at: float) -> int:
-        """Return the slot in which a time lies."""
+        """Return the slot that contains a time."""
         return int(at / self.width)
 
     def add(self, entry: T, slot: int) -> bool:
-        """Put an entry into a slot; return whether it is now the first one."""
+        """Add an entry to a slot; return whether that slot is now the first one."""
         bucket = self._buckets.get(slot)
         if bucket is not None:
             bucket[entry] = None
@@ -59,15 +56,15 @@ class Wheel(Generic[T]):
         return self._order[0] == slot
 
     def discard(self, entry: T, slot: int) -> None:
-        """Take an entry out of a slot, if it is there; the slot itself stays."""
+        """Remove an entry from a slot, if it is there; the slot itself stays."""
         bucket = self._buckets.get(slot)
         if bucket is not None:
             bucket.pop(entry, None)
 
     def pop(self, now: float, limit: int) -> tuple[int, list[T]]:
-        """Take at most ``limit`` entries out of the first slot that has begun.
+        """Remove at most ``limit`` entries from the first slot that has begun.
 
-        Returns the slot and the entries; none if no slot has begun, or all have left it.
+        Returns the slot and the entries; none if no slot has begun, or the slot is empty.
         """
         if self.next_at > now:
             return NEVER, []
@@ -81,23 +78,22 @@ class Wheel(Generic[T]):
         return slot, popped
 
 
-# Sessions that are due, earliest deadline first, in two lanes
-#
-# Decisions only. Those that somebody waits for have a lane of their own; while both lanes hold
-# something they take turns, so that callers of ``save`` get at most every other place and can
-# never starve autosave. Within a lane the earliest deadline comes first, then the smaller session,
-# then the one that was due first.
-# A session moves between lanes by being pushed again: its ticket names its only valid place. What
-# is left behind in the other lane is a number without a session, and is skipped.
-
-
 _Place: TypeAlias = tuple[float, int, int]
 """Deadline, bytes, ticket."""
 
 
 @final
 class ReadyQueue:
-    """Keep the sessions that wait for a place in a batch."""
+    """Sessions that wait for a place in a batch, earliest deadline first, in two lanes.
+
+    Sessions with a waiting caller have a lane of their own; while both lanes hold something they
+    take turns, so that callers of ``save`` get at most every other place and cannot starve
+    autosave. Within a lane the earliest deadline comes first, then the smaller session, then the
+    one that was due first.
+
+    Pushing a session again moves it between lanes: its ticket names its only valid place. The
+    old place is a number without a session, and is skipped.
+    """
 
     __slots__ = ("_calm", "_last", "_tickets", "_urgent", "_urgent_next")
 
@@ -113,7 +109,7 @@ class ReadyQueue:
         return len(self._tickets)
 
     def push(self, t: Tracked, deadline: float, *, urgent: bool) -> None:
-        """Add a session, or move it; its ticket says that it is here."""
+        """Add a session, or move it; sets its ticket."""
         self.drop(t)
         self._last = t.ticket = ticket = self._last + 1
         self._tickets[ticket] = t
@@ -121,13 +117,13 @@ class ReadyQueue:
         heapq.heappush(jobs, (deadline, t.pending_bytes, ticket))
 
     def drop(self, t: Tracked) -> None:
-        """Take a session out, if it is here."""
+        """Remove a session, if it is here."""
         if t.ticket:
             del self._tickets[t.ticket]
             t.ticket = 0
 
     def pop(self) -> Tracked | None:
-        """Take the next session out; None if there is none."""
+        """Remove and return the next session; None if there is none."""
         jobs = self._next_lane()
         if jobs is None:
             return None
@@ -149,26 +145,17 @@ class ReadyQueue:
         return bool(jobs)
 
 
-# When each session is looked at, and in which order: the wheel and the ready lanes
-#
-# Decisions only. A session with changes is due at ``min(last + debounce, first + max_delay)``, a
-# little earlier by jitter and by the wheel's rounding, never later. It waits in the wheel, at most
-# once, and is looked at when its slot begins: not due any more, it goes into a later slot; due, it
-# goes to the ready lanes. A change that makes it later moves nothing; one that makes it earlier
-# puts it there at once.
-
-
 SLOT: Final = 0.05
 """Seconds that a slot of the wheel lasts: a save starts up to this much early."""
 
 PATIENT: Final = 0.1
-"""A debounce from which on a session can wait a slot before it is known when it is due."""
+"""With a debounce from this on, a session can wait a slot before its due time is computed."""
 
 DRAIN_BACKOFF_CAP: Final = 1.0
-"""The longest backoff when the process is about to end."""
+"""The longest back-off while the process shuts down."""
 
 NO_TIMERS_DEADLINE: Final = 30.0
-"""The rank of sessions without timers among those that are due."""
+"""The deadline of sessions without timers, relative to their first change."""
 
 LEAST_SHRINK: Final = 0.05
 """The debounce shrinks no further than to this share, nor below ``debounce_min``."""
@@ -178,9 +165,15 @@ LEAST_SHRINK: Final = 0.05
 class Schedule:
     """Keep track of what is due when.
 
+    A session with changes is due at ``min(last + debounce, first + max_delay)``, a little earlier
+    by jitter and by the wheel's rounding, never later. It is in the wheel at most once, and is
+    checked when its slot begins: if it is not due any more, it goes into a later slot; if it is
+    due, into the ready lanes. A change that makes it due later moves nothing; one that makes it
+    due earlier moves it at once.
+
     Args:
-        engine: The finer knobs.
-        events: Where to note what is worth a report.
+        engine: The finer options.
+        events: The list that events are appended to.
         chance: Returns a random number from 0 up to 1.
 
     """
@@ -194,9 +187,9 @@ class Schedule:
         self.ready: ReadyQueue = ReadyQueue()
         self.wheel: Wheel[Tracked] = Wheel(SLOT)
         self.shrink: float = 1.0
-        """The share of the debounce that is used while the store has time to spare."""
+        """The share of the debounce that is used while the store is idle enough."""
         self.nudged: bool = False
-        """Something may be due earlier than was said before; whoever looks clears it."""
+        """Something may be due earlier than `next_at` returned; the caller clears it."""
         self.draining: bool = False
         self._engine = engine
         self._events = events
@@ -206,13 +199,13 @@ class Schedule:
         self._fresh_until = float("inf")
         self._flushed_at = float("-inf")
         self._due_before = float("-inf")
-        """Changes until then are due at once, debounce or not."""
+        """Changes up to this time are due at once, without debounce."""
 
     def begin(self, t: Tracked, now: float) -> None:
-        """Arm a session that has just become dirty: with all others of the next moment.
+        """Arm a session that has just become dirty, together with all others of the next slot.
 
-        Nothing can be due within a slot when the debounce is longer, so that an append
-        does not have to find out when.
+        Nothing can be due within a slot if the debounce is longer, so that an append need not
+        compute when.
         """
         o = t.options
         if o is None or o.debounce < PATIENT or now <= self._due_before or t.end is not None:
@@ -224,7 +217,7 @@ class Schedule:
         self._fresh[t] = None
 
     def arm(self, t: Tracked, now: float) -> None:
-        """See to it that the session is looked at when it is due."""
+        """Queue the session so that it is checked when it is due."""
         if t.first_at is None or t.inflight is not None or t.ticket or t.end is not None:
             return
         if t.holds or t.preparing:
@@ -241,7 +234,7 @@ class Schedule:
             self._look_at(t, slot)
 
     def look_again(self, t: Tracked, now: float) -> None:
-        """Arm a session that waits in no place, or in one that nobody looks at any more."""
+        """Arm a session that is in no queue, or in one that is not checked any more."""
         self.wheel.discard(t, t.slot)
         t.slot = NEVER
         self.arm(t, now)
@@ -264,7 +257,7 @@ class Schedule:
             self.nudged = True
 
     def forget(self, t: Tracked) -> None:
-        """Look at a session no more, and let go of it."""
+        """Remove a session from all queues."""
         self.ready.drop(t)
         self.wheel.discard(t, t.slot)
         t.slot = NEVER
@@ -274,7 +267,7 @@ class Schedule:
             self._fresh_until = float("inf")
 
     def due_at(self, t: Tracked, first: float, now: float) -> float:
-        """Return when to save changes, of which ``first`` is the oldest that is not captured."""
+        """Return when to save changes of which ``first`` is the oldest that is not captured."""
         o = t.options
         if first <= self._due_before or t.hurry or t.urgent_to > t.durable:
             due = now
@@ -289,13 +282,13 @@ class Schedule:
         return max(due, t.retry_at)
 
     def hasten(self, t: Tracked, now: float) -> None:
-        """Make due now what no save has captured."""
+        """Make changes that no save has captured due now."""
         if t.first_at is not None:
             t.hurry = True
             self.arm(t, now)
 
     def urge(self, t: Tracked, version: int, now: float) -> None:
-        """Make a version due now because somebody waits for it, backoff or not."""
+        """Make a version due now because a caller waits for it, without back-off."""
         known = t.urgent_to > t.durable
         t.urgent_to = max(t.urgent_to, version)
         t.retry_at = 0.0
@@ -306,30 +299,30 @@ class Schedule:
             self.nudged = True
 
     def review(self, sessions: Iterable[Tracked]) -> None:
-        """Look at sessions again, soon: what makes them due has changed."""
+        """Check sessions again soon: what makes them due has changed."""
         self._review.update(dict.fromkeys(sessions))
         self.nudged = True
 
     def flush(self, sessions: Iterable[Tracked], now: float) -> None:
-        """Make all these due now, with everything they have got until now."""
+        """Make these sessions due now, with everything appended so far."""
         self._flushed_at = now
         self._due_before = max(self._due_before, now)
         self.review(sessions)
 
     def drain(self, sessions: Iterable[Tracked], now: float) -> None:
-        """Make everything due at once from now on, and try again more often."""
+        """Make everything due at once from now on, and retry more often."""
         self.draining = True
         self.rush(sessions, rushed=True)
         self._flushed_at = now
 
     def rush(self, sessions: Iterable[Tracked], *, rushed: bool) -> None:
-        """Make everything due at once, these to begin with, or let debounces count again."""
+        """Make everything due at once, these sessions first; or apply debounces again."""
         self._due_before = float("inf") if rushed or self.draining else self._flushed_at
         if rushed:
             self.review(sessions)
 
     def advance(self, now: float, limit: int) -> bool:
-        """Look at what the wheel brings, at most ``limit`` entries; return whether more is due."""
+        """Arm the sessions whose time has come, at most ``limit``; return whether more are due."""
         if self._fresh:
             if self._review:
                 self._review.update(self._fresh)
@@ -358,10 +351,10 @@ class Schedule:
         return min(cap, DRAIN_BACKOFF_CAP) if self.draining else cap
 
     def control(self, utilization: float) -> None:
-        """Fit the debounce to what the store has to do; called every few seconds.
+        """Adapt the debounce to the store's load; called every few seconds.
 
-        An idle store makes it shorter, which costs nothing; a busy one brings it back, but
-        never above what is configured, so that the bounds hold.
+        An idle store shortens it, which costs nothing; a busy one restores it, but never above
+        the configured value, so that the bounds hold.
         """
         if utilization < 0.5 and not len(self.ready):
             self.shrink = max(LEAST_SHRINK, self.shrink * 0.85)
@@ -370,15 +363,9 @@ class Schedule:
 
 
 def deadline(t: Tracked) -> float:
-    """Return the time by which the session's save should have begun: its rank."""
+    """Return the time by which the session's save should have begun: its order in a lane."""
     longest = NO_TIMERS_DEADLINE if t.options is None else t.options.max_delay
     return (t.first_at or 0.0) + longest
-
-
-# Which clean sessions nobody has used for a while: a wheel of its own, with slots of 5 s
-#
-# Decisions only. Each session is in the wheel once, for as long as it is tracked; using it moves
-# nothing, it is looked at when its slot begins.
 
 
 IDLE_SLOT: Final = 5.0
@@ -386,7 +373,10 @@ IDLE_SLOT: Final = 5.0
 
 @final
 class IdleWheel:
-    """Find idle sessions.
+    """Find clean sessions that were not used for a while.
+
+    Each session is in the wheel once, for as long as it is tracked; using it moves nothing, it is
+    checked when its slot begins.
 
     Args:
         after: Seconds without use; infinite for never.
@@ -404,20 +394,20 @@ class IdleWheel:
         return self._wheel.next_at
 
     def add(self, t: Tracked, now: float) -> None:
-        """Begin to look after a session."""
+        """Start to watch a session."""
         if isfinite(self._after):
             self._put(t, now + self._after, now)
 
     def _put(self, t: Tracked, at: float, now: float) -> None:
-        # Rounded up, unlike deadlines: nobody waits for it, and too early would be wrong.
+        # Rounded up, unlike deadlines: late is harmless, and early would be wrong.
         slot = max(self._wheel.slot(at), self._wheel.slot(now)) + 1
         if slot != self._newest:
             self._newest = slot
-        t.idle_slot = self._newest  # one number for all that share it: it is memory
+        t.idle_slot = self._newest  # one int object for all sessions of the slot, to save memory
         self._wheel.add(t, slot)
 
     def advance(self, now: float, limit: int) -> list[Tracked]:
-        """Return sessions that have become idle, after a look at no more than ``limit``."""
+        """Return sessions that have become idle; checks no more than ``limit``."""
         _, begun = self._wheel.pop(now, limit)
         idle = []
         for t in begun:
@@ -431,6 +421,6 @@ class IdleWheel:
         return idle
 
     def forget(self, t: Tracked) -> None:
-        """Look after a session no more, and let go of it."""
+        """Stop watching a session."""
         self._wheel.discard(t, t.idle_slot)
         t.idle_slot = NEVER

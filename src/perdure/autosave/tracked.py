@@ -39,7 +39,7 @@ NEVER: Final = 1 << 62
 
 
 class State(enum.Enum):
-    """What a session's numbers amount to."""
+    """What a session's numbers mean."""
 
     CLEAN = "clean"
     """Everything accepted is durable."""
@@ -48,20 +48,20 @@ class State(enum.Enum):
     SAVING = "saving"
     """Everything accepted is with the store."""
     SAVING_DIRTY = "saving_dirty"
-    """A part of it is with the store, and more has come since."""
+    """A part of it is with the store, and more was appended since."""
     FAILED = "failed"
-    """The last save did not succeed; it will be tried again."""
+    """The last save failed; it will be tried again."""
     QUARANTINED = "quarantined"
-    """The store refuses a record for good."""
+    """The store refuses a record permanently."""
     LOST = "lost"
     """Nothing more of it can be saved: another process holds it, or the store went back."""
     CLOSED = "closed"
-    """Autosave has let go of it."""
+    """Autosave no longer tracks it."""
 
 
 @final
 class Waiter:
-    """Somebody who waits for a version to become durable."""
+    """A caller that waits for a version to become durable."""
 
     __slots__ = ("version", "wake")
 
@@ -72,9 +72,9 @@ class Waiter:
 
 @final
 class Waiters:
-    """Those who wait for versions of one session, by version: each comes and goes cheaply.
+    """Waiters of one session, by version; adding and removing one is cheap.
 
-    Who gives up leaves a number in the heap; when most are such numbers it is built anew.
+    A discarded waiter leaves its number in the heap; the heap is rebuilt when most are such.
     """
 
     __slots__ = ("_heap", "_last", "_waiters")
@@ -89,20 +89,20 @@ class Waiters:
         return len(self._waiters)
 
     def add(self, waiter: Waiter) -> int:
-        """Have somebody wait; return the number to give up with."""
+        """Add a waiter; return the number to discard it with."""
         self._last += 1
         self._waiters[self._last] = waiter
         heapq.heappush(self._heap, (waiter.version, self._last))
         return self._last
 
     def discard(self, number: int) -> None:
-        """Let somebody go, if they still wait."""
+        """Remove a waiter, if it still waits."""
         if self._waiters.pop(number, None) is not None and len(self._heap) > 2 * len(self) + 8:
             self._heap = [(waiter.version, n) for n, waiter in self._waiters.items()]
             heapq.heapify(self._heap)
 
     def take(self, reached: int) -> list[Waiter]:
-        """Return the waiters of versions up to ``reached``, and forget them."""
+        """Remove and return the waiters of versions up to ``reached``."""
         due = []
         while self._heap and self._heap[0][0] <= reached:
             waiter = self._waiters.pop(heapq.heappop(self._heap)[1], None)
@@ -111,7 +111,7 @@ class Waiters:
         return due
 
     def take_all(self) -> list[Waiter]:
-        """Return all waiters, and forget them."""
+        """Remove and return all waiters."""
         waiters = list(self._waiters.values())
         self._waiters.clear()
         self._heap.clear()
@@ -119,9 +119,9 @@ class Waiters:
 
 
 class _Hottest:
-    """What every append touches, side by side in memory.
+    """The fields that every append touches, next to each other in memory.
 
-    With very many sessions, fetching a session's memory is most of what an append costs.
+    With very many sessions, fetching a session's memory is most of the cost of an append.
     """
 
     __slots__ = (
@@ -140,7 +140,7 @@ class _Hottest:
 
 
 class _Hot(_Hottest):
-    """What else every look at the clock touches."""
+    """The other fields that arming and capturing touch, next to them."""
 
     __slots__ = (
         "durable",
@@ -160,15 +160,15 @@ class _Hot(_Hottest):
         self.options: Autosave | None = options
         self.earliness: float = earliness
 
-        # how far it is
+        # Progress.
         self.version: int = head
         self.inflight: int | None = None
         self.durable: int = head
         self.records: list[Entry] | None = None
-        """What `pending` shows; None while there is nothing."""
+        """The records of `pending`; None while there are none."""
         self.pending_bytes: int = 0
 
-        # since when
+        # Times.
         self.first_at: float | None = None
         """The oldest change that no save has captured."""
         self.last_at: float = 0.0
@@ -176,41 +176,41 @@ class _Hot(_Hottest):
         self.oldest_at: float | None = None
         """The oldest change that is not durable."""
 
-        # what should happen, and where it is noted
+        # What should happen, and where it is queued.
         self.urgent_to: int = 0
-        """Somebody waits for this version: it is due now."""
+        """A caller waits for this version: it is due now."""
         self.hurry: bool = False
-        """Due now, without anybody waiting: a turn has ended, or much has piled up."""
+        """Due now without a waiting caller: a turn has ended, or much is unsaved."""
         self.retry_at: float = 0.0
-        """Not before, because a save has failed."""
+        """Send nothing before this time, because a save has failed."""
         self.slot: int = NEVER
-        """Where it is in the wheel."""
+        """Its slot in the wheel."""
         self.ticket: int = 0
-        """Its place in the ready lanes; 0 for none."""
+        """Its number in the ready lanes; 0 for none."""
 
-        # what keeps it
+        # What holds it back.
         self.end: State | None = None
         """QUARANTINED, LOST or CLOSED."""
         self.refuses: bool = False
         """Whether an append needs a closer look."""
         self.groups: int = 0
-        """How many groups are open, one within the other."""
+        """How many nested groups are open."""
         self.holds: int = 0
-        """Jobs that want it alone: no save begins."""
+        """Jobs that need it to themselves: no save begins."""
         self.preparing: bool = False
         """Its contributors are being asked."""
 
 
 @final
 class Tracked(_Hot):
-    """One session's place in autosave.
+    """One session as autosave sees it.
 
     Args:
         key: Which session.
         epoch: The fencing token that its records are sent with.
         head: The seq of the last record in the log, which is durable.
-        options: When it saves itself; None for no timers.
-        earliness: The share of its delays that it uses, for spreading bursts.
+        options: Its setting; None for no timers.
+        earliness: The share of its delays that it waits, to spread bursts.
 
     """
 
@@ -260,53 +260,53 @@ class Tracked(_Hot):
         self.captured_bytes: int = 0
         """The part of ``pending_bytes`` that is with the store."""
         self.waiters: Waiters | None = None
-        """None while nobody waits."""
+        """None while there are no waiters."""
 
-        # a group that is open
+        # An open group.
         self.group_from: int = 0
-        """The version when the outermost of them was opened."""
+        """The version when the outermost group was opened."""
         self.group_at: float | None = None
-        """The first change within it."""
+        """When its first change was made."""
         self.group_warned: bool = False
 
-        # failures
+        # Failures.
         self.attempt: int = 0
         """Failed saves in a row."""
         self.narrow: int = 0
-        """Capture at most so many records: a refused one is being looked for; 0 for all."""
+        """Capture at most so many records, while bisecting for a refused one; 0 for all."""
         self.doubt_to: int = 0
-        """The store may hold records up to this one, beyond ``durable``."""
+        """The store may have records up to this one, beyond ``durable``."""
         self.last_error: Exception | None = None
-        """Why the last save did not succeed."""
+        """Why the last save failed."""
         self.sealed: bool = False
         self.granted: bool = False
-        """One append is let through although too much is unsaved."""
+        """One append is accepted although too much is unsaved."""
 
-        # who else has to do with it
+        # Jobs, contributors and users.
         self.occupied: bool = False
-        """A job that holds it runs."""
+        """A job that holds it is running."""
         self.prepared: bool = False
         """Its contributors have been asked since the last capture."""
         self.contributing: bool = False
-        """What is appended now comes from them, and is accepted behind a seal."""
+        """Appends come from its contributors now, and are accepted although it is sealed."""
         self.pins: int = 0
-        """Who uses it; a pinned session is never idle."""
+        """How many users it has; a pinned session is never idle."""
         self.idle_since: float = 0.0
         self.idle_slot: int = NEVER
 
         self.before_capture: Callable[[], Awaitable[None]] | None = None
         """Awaited before a due save; what it appends is saved with it."""
         self.on_captured: Callable[[], None] | None = None
-        """Called, maybe twice, before records that the store has taken leave memory."""
+        """Called, maybe twice, before saved records leave memory."""
         self.on_saved: Callable[[int], None] | None = None
         """Called with the durable version after each successful save."""
         self.on_idle: Callable[[], None] | None = None
-        """Called when nobody has used the session for a while."""
+        """Called when the session was not used for a while."""
         self.on_lost: Callable[[], None] | None = None
         """Called when another process has taken the session over."""
         self.rescue: Callable[[int], tuple[Sequence[Entry], Entry]] | None = None
-        """Returns what memory holds of acknowledged records behind one, where the store has lost
-        them, and a record that brings the working context back."""
+        """Returns what memory holds of acknowledged records after a given one, which the store has
+        lost, and a record that restores the working context."""
 
     def __repr__(self) -> str:
         numbers = f"{self.durable}<={self.inflight}<={self.version}"
@@ -314,7 +314,7 @@ class Tracked(_Hot):
 
     @property
     def state(self) -> State:
-        """What the numbers amount to."""
+        """The state that the numbers show."""
         if self.end is not None:
             return self.end
         if self.inflight is not None:
@@ -329,7 +329,7 @@ class Tracked(_Hot):
         return self.records or ()
 
     def pending_records(self) -> tuple[Record, ...]:
-        """Return what is not durable yet as the records that it will be."""
+        """Return the records that are not durable yet, numbered as they will be."""
         return tuple(
             Record(seq, self.epoch, entry.kind, entry.payload, entry.end)
             for seq, entry in enumerate(self.pending, self.durable + 1)
@@ -342,35 +342,35 @@ class Tracked(_Hot):
 
     @property
     def missing(self) -> int:
-        """How many records the store had acknowledged, and has no more."""
+        """How many acknowledged records the store no longer has."""
         if isinstance(self.last_error, AcknowledgedRecordsLostError):
             return self.durable - int(str(self.last_error.facts["kept"]))
         return 0
 
     @property
     def undecided(self) -> bool:
-        """Whether it is lost, and somebody has to decide what becomes of its records."""
+        """Whether it is lost, and its records have yet to be forked or discarded."""
         return self.end is State.LOST and (self.version > self.durable or self.missing > 0)
 
     @property
     def quarantined(self) -> bool:
-        """Whether the store refuses a record for good."""
+        """Whether the store refuses a record permanently."""
         return self.end is State.QUARANTINED
 
     @property
     def writable(self) -> bool:
-        """Whether an append can be accepted, as far as the session itself goes."""
+        """Whether the session itself accepts an append."""
         if self.sealed and not self.contributing:
             return False
         return self.end is None or self.end is State.QUARANTINED
 
     @property
     def capturable(self) -> int:
-        """The version that a save may capture: not what an open group holds."""
+        """The version that a save may capture: without the records of an open group."""
         return self.group_from if self.groups else self.version
 
     def take_waiters(self, reached: int | None = None) -> list[Waiter]:
-        """Return the waiters of versions up to ``reached``, or all, and forget them."""
+        """Remove and return the waiters of versions up to ``reached``, or all."""
         waiters = self.waiters
         if waiters is None:
             return []
@@ -380,7 +380,7 @@ class Tracked(_Hot):
         return due
 
     def give_up(self, number: int, waiters: Waiters) -> None:
-        """Forget a waiter, if it still waits."""
+        """Remove a waiter, if it still waits."""
         waiters.discard(number)
         if not waiters and self.waiters is waiters:
             self.waiters = None
@@ -401,7 +401,7 @@ def _lost(t: Tracked) -> LeaseLostError:
     message = (
         f"session {t.key}: another process has taken it over, epoch {t.epoch} can write no more; "
         f"{_unsaved(t)}. fork_unsaved(new_id) keeps them, discard_unsaved() drops them; open the "
-        "session again to go on"
+        "session again to continue"
     )
     error = LeaseLostError(message, key=t.key, epoch=t.epoch, version=t.version, durable=t.durable)
     error.__cause__ = t.last_error
@@ -436,7 +436,9 @@ def _unsaved(t: Tracked) -> str:
 
 
 def require_outside(t: Tracked | None, what: str) -> None:
-    """Refuse what would wait for the very hook that it is asked in; None for any session's.
+    """Raise if this task runs in a hook of the save that it is about to wait for.
+
+    None for *t* means a hook of any session.
 
     Raises:
         SessionError: This task is in a ``before_save`` hook or a contributor of the session, or
@@ -478,9 +480,6 @@ def too_large(t: Tracked, *, size: int, limit: int) -> TooLargeError:
     return TooLargeError(message, key=t.key, size=size, limit=limit)
 
 
-# How much is unsaved over all sessions, and what follows from it
-
-
 EASED: Final = 0.5
 """Below this share of ``dirty_soft`` sessions wait for their debounce again."""
 
@@ -498,36 +497,36 @@ class Pressure:
     def __init__(self, engine: EngineOptions) -> None:
         self._engine = engine
         self.dirty_bytes: int = 0
-        """Payloads that wait for the store, with what a record counts beyond its own."""
+        """Unsaved payloads, plus `OVERHEAD` per record."""
         self.ceiling: float = engine.dirty_soft
-        """From this on an append needs a closer look."""
+        """From this many unsaved bytes on an append is checked further."""
         self.rising: bool = False
-        """Too much is unsaved to wait for debounces."""
+        """Whether too much is unsaved to wait for debounces."""
         self.overdue: bool = False
-        """A session has been failing for longer than ``max_unsaved_age``."""
+        """Whether a session has been failing for longer than ``max_unsaved_age``."""
         self.sealed: bool = False
 
     @property
     def blocking(self) -> bool:
-        """Whether a limit is reached, and the policy is to keep it."""
+        """Whether a limit is reached, and the policy enforces it."""
         if self._engine.outage_policy == "continue":
             return False
         return self.overdue or self.dirty_bytes >= self._engine.dirty_hard
 
     def seal(self) -> None:
-        """Accept nothing more."""
+        """Accept no more records."""
         self.sealed = True
         self._set_ceiling()
 
     def rises(self) -> bool:
-        """Take note of a large number of bytes; return whether that is news."""
+        """Check the number of bytes; return whether it has newly reached ``dirty_soft``."""
         news = not self.rising and self.dirty_bytes >= self._engine.dirty_soft
         self.rising = self.rising or news
         self._set_ceiling()
         return news
 
     def age(self, oldest: float | None, now: float) -> bool:
-        """Take note of the oldest change of a failing session; return whether that is news."""
+        """Check the oldest change of a failing session; return whether it is newly overdue."""
         before = self.overdue
         self.overdue = oldest is not None and now - oldest > self._engine.max_unsaved_age
         if self.rising and self.dirty_bytes < self._engine.dirty_soft * EASED:
@@ -542,30 +541,27 @@ class Pressure:
             self.ceiling = self._engine.dirty_hard if self.rising else self._engine.dirty_soft
 
 
-# The registers of autosave: which sessions there are, and which of them are in which state
-
-
 LOOKED_AT: Final = 256
-"""Sessions among which the oldest change is looked for."""
+"""Sessions among which the oldest change is searched."""
 
 
 @final
 class SessionRegistry:
-    """Hold what is known over all sessions of one store."""
+    """The registers over all sessions of one store."""
 
     def __init__(self, engine: EngineOptions) -> None:
         self.sessions: set[Tracked] = set()
         self.unsaved: dict[Tracked, None] = {}
         """Sessions with changes that can still become durable, the longest waiting first."""
         self.failed: dict[Tracked, None] = {}
-        """Those of them whose last save did not succeed, the longest failing first."""
+        """Those of them whose last save failed, the longest failing first."""
         self.stuck: dict[Tracked, None] = {}
-        """Quarantined sessions, and lost ones until somebody decides about their records."""
+        """Quarantined sessions, and lost ones until their records are forked or discarded."""
         self.warnings: tuple[str, ...] = ()
-        """How the store is set up so that it may lose what it keeps."""
+        """Settings of the store with which it may lose records."""
         self.pressure: Pressure = Pressure(engine)
         self.events: list[Event] = []
-        """What has happened and was not reported yet."""
+        """Events that were not reported yet."""
 
     def oldest_age(self, now: float) -> float:
         """Return for how long the oldest change has been unsaved.
@@ -586,7 +582,7 @@ class SessionRegistry:
             cause=None if failing is None else failing.last_error,
         )
 
-    def heal(self, t: Tracked) -> None:
+    def clear_failures(self, t: Tracked) -> None:
         """Forget a session's failures."""
         t.attempt = 0
         t.retry_at = 0.0
@@ -596,7 +592,7 @@ class SessionRegistry:
                 self.events.append(Recovered())
 
     def note_age(self, now: float) -> None:
-        """Compare the age of what fails with its limit."""
+        """Compare the age of the oldest failing session with its limit."""
         oldest = next(iter(self.failed), None)
         if self.pressure.age(None if oldest is None else oldest.oldest_at, now):
             self.note_pressure(now)

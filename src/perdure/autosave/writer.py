@@ -35,11 +35,11 @@ from perdure.store import Batch, Outcome, Status, Store
 log: logging.Logger = logging.getLogger("perdure.autosave")
 
 CHUNK = 32
-"""Sessions between two looks at the clock."""
+"""Sessions settled between two readings of the clock."""
 
 
 class _InFlightSave:
-    """A save that is under way without a worker."""
+    """A save in flight without a worker."""
 
     __slots__ = ("began", "save")
 
@@ -50,7 +50,7 @@ class _InFlightSave:
 
 @final
 class _Worker:
-    """One task that brings batches to the store. A worker that is replaced counts no more."""
+    """One task that brings batches to the store. A replaced worker no longer counts."""
 
     __slots__ = ("event",)
 
@@ -63,14 +63,22 @@ class _Worker:
 class Writer:
     """Run as many saves at once as the store can take, each session's one by one.
 
+    A worker captures when it starts to run, not when it is asked for: whatever was appended until
+    then is in its batch, which is group commit without a timer. It continues until nothing is
+    due, and starts another worker while there is more and the store can take it; then it parks,
+    because waking a task is faster than starting one.
+
+    A save that takes longer than ``save_timeout`` is given up and in doubt: the store may still
+    be writing in a thread, and sending the same records again is safe.
+
     Args:
-        core: Says what to save.
-        store: Where to.
+        core: Decides what to save.
+        store: Where to save.
         host: Where the workers run.
         clock: The loop's.
-        prepare: Called with sessions whose contributors have to be asked before.
-        settled: Called after each batch, when everybody who waited has been woken.
-        watch: Called with the time until which a save has to be watched.
+        prepare: Called with sessions whose contributors must be asked first.
+        settled: Called after each batch, when all its waiters have been woken.
+        watch: Called with the time at which a save is to be given up.
 
     """
 
@@ -98,25 +106,25 @@ class Writer:
         if self._linger is None:
             self._linger = store.capabilities.batch_linger
         self._workers: set[_Worker] = set()
-        """Those that are at work, or about to be."""
+        """Workers that are working, or about to."""
         self._new_event = event_maker()
         self._soon = soon_maker()
         self._parked: list[_Worker] = []
-        """Those that have nothing to do."""
+        """Workers that have nothing to do."""
         self._starting: _Worker | None = None
-        """The one that is about to look for work."""
+        """The worker that is about to take a batch."""
         self._idle = anyio.Event()
         self._flights: dict[_InFlightSave, float] = {}
         """Saves without a worker, with the time when each is given up."""
         begin = getattr(type(store), "begin_append", None) if core.batch_max == 1 else None
         self._begin = None if begin is None else partial(begin, store)
-        # With the time when each is given up; all may take equally long, so they are in order.
+        # With the time when each is given up; all have the same timeout, so they are in order.
         self._scopes: dict[anyio.CancelScope, float] = {}
         """Workers whose batch is with the store."""
 
     def launch(self, now: float) -> None:
         """Start a worker if something is due and the store can take it."""
-        # One that is about to start will find this too, and start the next one itself.
+        # A worker that is about to start finds this work too, and starts the next one itself.
         if self._starting is not None or len(self._workers) >= self._core.parallel:
             return
         if self._core.may_capture(now) and self._host.running:
@@ -124,23 +132,20 @@ class Writer:
             self._workers.add(worker)
             self._starting = worker
             try:
-                self._rouse(worker)
+                if worker.event is None:
+                    self._host.spawn(self._serve, worker)
+                else:
+                    worker.event.set()
             except BaseException:
-                # It does not come: leave it to the next one.
+                # The task could not be started: leave the work to the next worker.
                 self._workers.discard(worker)
                 self._started(worker)
                 raise
 
-    def _rouse(self, worker: _Worker) -> None:
-        if worker.event is None:
-            self._host.spawn(self._serve, worker)
-        else:
-            worker.event.set()
-
     def replace_workers(self, now: float) -> None:
-        """Count on none of the workers any more, and start a fresh one.
+        """Discard all workers, and start a new one.
 
-        What they have with the store is answered, or given up after its time, as ever.
+        Their saves in flight are answered, or given up after the timeout, as usual.
         """
         parked, self._parked = self._parked, []
         self._workers.clear()
@@ -153,8 +158,8 @@ class Writer:
     def begin(self, now: float) -> bool:
         """Start the one save that is due without a worker; False if that is not possible.
 
-        It spares whoever waits for the save two rounds of the event loop. With several
-        sessions due, or a store that writes them together, a worker does better.
+        This saves a waiting caller two rounds of the event loop. With several sessions due, or a
+        store that writes them together, a worker does better.
         """
         core = self._core
         if self._begin is None or self._starting or len(core.schedule.ready) != 1:
@@ -166,24 +171,24 @@ class Writer:
         flight = _InFlightSave(save, now)
         self._flights[flight] = until = now + core.engine.save_timeout
         try:
-            if not self._begin(save.batch, partial(self._landed, flight)):
-                self._host.spawn(self._carry, flight)
+            if not self._begin(save.batch, partial(self._answered, flight)):
+                self._host.spawn(self._save_in_task, flight)
                 return True
         except Exception as error:  # noqa: BLE001  # becomes the outcome
-            self._landed(flight, outcome_of(error))
+            self._answered(flight, outcome_of(error))
             return True
         self._soon(self._captured, (save,))
         if len(self._flights) == 1:
             self._watch(until)
         return True
 
-    def _landed(self, flight: _InFlightSave, outcome: Outcome) -> None:
-        """Take the answer to a save that was begun without a worker; the event loop calls this."""
+    def _answered(self, flight: _InFlightSave, outcome: Outcome) -> None:
+        """Apply the answer to a save that was begun without a worker; called by the event loop."""
         if flight not in self._flights:
             return  # given up: the same records are sent again
         if outcome.status in REFUSALS and self._host.running:
-            # Why it is refused is looked into where that can be awaited: there it is sent again.
-            self._host.spawn(self._carry, flight)
+            # Finding the reason of the refusal takes awaiting: send it again from a task.
+            self._host.spawn(self._save_in_task, flight)
             return
         del self._flights[flight]
         try:
@@ -192,14 +197,14 @@ class Writer:
             try:
                 self._settle(unsettled, now, took)
             finally:
-                # Ctrl-C just now must not leave a session with the store for ever.
+                # A Ctrl-C at this point must not leave the session in flight forever.
                 self._finish([flight.save], [outcome], now, took, unsettled)
         except Exception:
             log.exception("a save was not settled", extra={"session": str(flight.save.t.key)})
-        self._now_idle()
+        self._signal_idle()
 
-    async def _carry(self, flight: _InFlightSave) -> None:
-        """Save what could not be begun at once: a call that was given up is still in a thread."""
+    async def _save_in_task(self, flight: _InFlightSave) -> None:
+        """Save in a task what could not be begun: a call that was given up still holds a thread."""
         if self._flights.pop(flight, None) is None:
             return  # given up before this task had begun
         worker = _Worker()
@@ -209,25 +214,25 @@ class Writer:
                 await self._commit([flight.save], scope)
         finally:
             self._workers.discard(worker)
-            self._now_idle()
+            self._signal_idle()
             self.launch(self._clock())
 
-    def _now_idle(self) -> None:
+    def _signal_idle(self) -> None:
         if not self.is_busy:
             self._idle.set()
 
     def utilization(self, period: float) -> float:
-        """Return which share of ``period`` seconds the store was busy, and begin anew."""
+        """Return the share of ``period`` seconds that the store was busy; reset the counter."""
         busy, self._busy = self._busy, 0.0
         return busy / (period * self._core.parallel)
 
     @property
     def is_busy(self) -> bool:
-        """Whether a save is under way."""
+        """Whether a save is in flight."""
         return bool(self._workers or self._flights)
 
     async def idle(self) -> None:
-        """Wait until no save is under way."""
+        """Wait until no save is in flight."""
         while self.is_busy:
             if self._idle.is_set():
                 self._idle = anyio.Event()
@@ -235,7 +240,7 @@ class Writer:
 
     @property
     def next_timeout(self) -> float:
-        """When the oldest save under way is to be given up."""
+        """When the oldest save in flight is to be given up."""
         never = float("inf")
         flight = next(iter(self._flights.values()), never) if self._flights else never
         return min(flight, next(iter(self._scopes.values()), never))
@@ -245,15 +250,15 @@ class Writer:
         for scope in [scope for scope, until in self._scopes.items() if until <= now]:
             scope.cancel()
         for flight in [flight for flight, until in self._flights.items() if until <= now]:
-            self._landed(flight, in_doubt(self._too_late()))
+            self._answered(flight, in_doubt(self._too_late()))
 
     def cut(self) -> None:
-        """Cancel all saves that are under way."""
+        """Cancel all saves in flight."""
         self.give_up(float("inf"))
 
     async def _serve(self, worker: _Worker) -> None:
         while True:
-            # For all its saves, until one is given up: to make it takes a part of a save's time.
+            # One scope for all saves, until one is given up: creating a scope costs time.
             with anyio.CancelScope() as scope:
                 while not scope.cancel_called:
                     await self._work(worker, scope)
@@ -269,7 +274,7 @@ class Writer:
                 if worker in self._parked:
                     self._parked.remove(worker)
                 raise
-            # Chosen and ended at once, as the loop ends: the work is still to be done.
+            # Woken and cancelled at once, because the loop is ending: do the work all the same.
             await self._work(worker, scope)
             raise
 
@@ -285,15 +290,15 @@ class Writer:
                     await self._let_others_join(worker)
         finally:
             self._workers.discard(worker)
-            self._now_idle()
-            self.launch(self._clock())  # there may be more, and now there is room
+            self._signal_idle()
+            self.launch(self._clock())  # more may be due, and a worker is free again
 
     def _started(self, worker: _Worker) -> None:
         if self._starting is worker:
             self._starting = None
 
     async def _let_others_join(self, worker: _Worker) -> None:
-        """Let those run who have waited for a save: what they ask for joins the next batch."""
+        """Let callers run whose save is done: what they save next joins the next batch."""
         self._starting = self._starting or worker
         try:
             await cancel_shielded_checkpoint()
@@ -332,7 +337,7 @@ class Writer:
                 while not self._settle(unsettled, now, now - began):
                     await cancel_shielded_checkpoint()
             finally:
-                # A native cancel just now must not leave a session with the store for ever.
+                # A native cancel at this point must not leave a session in flight forever.
                 self._finish(saves, outcomes, now, now - began, unsettled)
 
     def _finish(
@@ -343,27 +348,25 @@ class Writer:
         took: float,
         unsettled: Iterator[tuple[Save, Outcome]] | None = None,
     ) -> None:
-        """Apply what is left of the outcomes, and let others know."""
+        """Apply the remaining outcomes, and notify the breaker and the engine."""
         self._busy += took
         unsettled = zip(saves, outcomes, strict=True) if unsettled is None else unsettled
         while not self._settle(unsettled, now, took):
             pass
-        self._tell_breaker(outcomes, now)
+        self._notify_breaker(outcomes, now)
         self._settled(saves)
-
-    # with the store
 
     async def _send(self, batches: list[Batch], scope: anyio.CancelScope) -> list[Outcome]:
         outcomes = await self._attempt(batches, scope)
         if len(batches) > 1 and all_permanent(outcomes):
-            # One session may have spoiled it for the others: find out which.
+            # One session may be the reason for refusing all of them: bisect.
             half = len(batches) // 2
             first = await self._send(batches[:half], scope)
             return [*first, *await self._send(batches[half:], scope)]
         return outcomes
 
     async def _attempt(self, batches: list[Batch], scope: anyio.CancelScope) -> list[Outcome]:
-        # No timer for each save: the engine's looks after all of them.
+        # No timer per save: the engine's timer watches all of them.
         self._scopes[scope] = until = self._clock() + self._core.engine.save_timeout
         if len(self._scopes) == 1:
             self._watch(until)
@@ -382,8 +385,6 @@ class Writer:
     def _too_late(self) -> str:
         timeout = self._core.engine.save_timeout
         return f"the store did not answer within {timeout} s; the records will be sent again"
-
-    # and back
 
     def _settle(self, unsettled: Iterator[tuple[Save, Outcome]], now: float, took: float) -> bool:
         """Apply outcomes until the time slice is over; return whether all are applied."""
@@ -404,7 +405,7 @@ class Writer:
         return True
 
     def _captured(self, saves: Sequence[Save]) -> None:
-        """Let sessions see to what leaves memory when it is saved, while the store is busy."""
+        """Call the sessions' ``on_captured`` hooks, while the store is busy."""
         for save in saves:
             if save.t.on_captured is not None:
                 self._call(save.t, save.t.on_captured)
@@ -415,7 +416,7 @@ class Writer:
         except Exception:
             log.exception("a hook failed", extra={"session": str(t.key)})
 
-    def _tell_breaker(self, outcomes: list[Outcome], now: float) -> None:
+    def _notify_breaker(self, outcomes: list[Outcome], now: float) -> None:
         well = outcomes[0].status is Status.OK or any(
             outcome.status in ANSWERS for outcome in outcomes
         )
@@ -424,25 +425,30 @@ class Writer:
 
 
 DUE_CHUNK: Final = 128
-"""Sessions between two looks at the clock."""
+"""Sessions armed between two readings of the clock."""
 CONTROL_PERIOD: Final = 5.0
 """How often the debounce is fitted to what the store has to do."""
 BLOCKED_AFTER: Final = 1.0
-"""A wake-up that comes so late was kept from coming."""
+"""A wake-up that is so late means that the event loop was blocked."""
 
 
 @final
 class Timer:
-    """Look at what is due, when it is due.
+    """The one timer of autosave: sleeps until a session may be due.
+
+    Its task starts when it is first needed. It is woken only when something becomes due before
+    its alarm; a session that is due right now needs no timer but a worker. While sessions change
+    it wakes every slot, so that it hardly ever needs waking; otherwise it sleeps. If the task is
+    ended from outside, the next caller that needs it starts it again.
 
     Args:
-        core: Knows what is due when.
-        idle: Knows which sessions may be idle.
-        batcher: Gets what is due.
+        core: Decides what is due when.
+        idle: The sessions that may be idle.
+        writer: Saves what is due.
         host: Where the timer runs.
-        clock: The loop's, or one that others move.
-        ticking: Whether it is the loop's; if not, `wake` says that it was moved.
-        reporter: Gets what has happened.
+        clock: The loop's, or one that a test moves.
+        reporter: Delivers the events.
+        ticking: Whether it is the loop's clock; if not, `wake` is called after it was moved.
 
     """
 
@@ -466,17 +472,17 @@ class Timer:
         self._reporter = reporter
         self._ticking = ticking
         self._running: object | None = None
-        """Stands for the task that sleeps, as long as there is one."""
+        """Identifies the task that sleeps; None while there is none."""
         self._alarm = float("inf")
-        """When it will look next; minus infinity while it is awake."""
+        """When it will wake next; minus infinity while it is awake."""
         self._woken = anyio.Event()
         self._attended = False
-        """Whether anything has gone on since it last looked."""
+        """Whether `attend` was called since the last wake-up."""
         self._blocked = False
         self._controlled_at = clock()
 
     def attend(self) -> None:
-        """Start a worker for what is due, and wake up for what is due before the alarm."""
+        """Start a worker for what is due, and wake the timer for what is due before its alarm."""
         self._schedule.nudged = False
         self._attended = True
         now = self._clock()
@@ -486,21 +492,21 @@ class Timer:
             self._wake()
 
     def look_at(self, at: float) -> None:
-        """Look at this time at the latest."""
+        """Wake at this time at the latest."""
         if at < self._alarm:
             self._wake()
 
     def stop(self) -> None:
-        """Sleep no more."""
+        """Stop sleeping; the task ends."""
         self._woken.set()
 
     @property
     def alarm(self) -> float:
-        """When it will look next; minus infinity for as soon as it gets to run."""
+        """When it will wake next; minus infinity once it was woken and has not run yet."""
         return float("-inf") if self._running is not None and self._woken.is_set() else self._alarm
 
     def wake(self) -> None:
-        """Look now, if there is anything to look after."""
+        """Wake now, if the task runs."""
         if self._running is not None:
             self._woken.set()
 
@@ -511,14 +517,14 @@ class Timer:
             self._woken.set()
 
     def restart(self) -> None:
-        """Count on the task that sleeps no more, and start a fresh one, which looks at once."""
+        """Discard the task that sleeps, and start a new one, which wakes at once."""
         self._running = run = object()
         self._alarm = float("-inf")
         self._woken.set()
         try:
             self._host.spawn(self._run, run)
         except BaseException:
-            # It does not come: leave it to whoever needs it next.
+            # The task could not be started: leave it to the next caller.
             self._running, self._alarm = None, float("inf")
             raise
 
@@ -534,7 +540,7 @@ class Timer:
         try:
             while not self._core.stopped and self._running is run:
                 self._alarm = float("-inf")
-                more = self._look()
+                more = self._check()
                 await (checkpoint() if more else self._sleep())
         finally:
             if self._running is run:
@@ -546,7 +552,7 @@ class Timer:
         now = self._clock()
         due = at = max(self._next_at(now), now)
         if self._attended and self._ticking:
-            # Looking again soon is cheaper than being woken for each change meanwhile.
+            # Waking again soon is cheaper than being woken for each change meanwhile.
             at = min(at, now + SLOT)
         self._attended = False
         self._alarm = at
@@ -558,8 +564,8 @@ class Timer:
             self._blocked = True
             self._core.registry.events.append(LoopBlocked(delay=late))
 
-    def _look(self) -> bool:
-        """See to what is due, for one time slice; return whether there is more."""
+    def _check(self) -> bool:
+        """Start what is due, for one time slice; return whether there is more."""
         begun = now = self._clock()
         more = self._schedule.advance(now, DUE_CHUNK)
         while more and now - begun < self._core.engine.loop_slice:
@@ -567,12 +573,12 @@ class Timer:
             more = self._schedule.advance(now, DUE_CHUNK)
         self._writer.give_up(now)
         self._writer.launch(now)
-        self._look_for_idle(now)
+        self._report_idle(now)
         self._control(now)
         self._reporter.deliver()
         return more
 
-    def _look_for_idle(self, now: float) -> None:
+    def _report_idle(self, now: float) -> None:
         if self._schedule.draining or self._idle.next_at > now:
             return
         for t in self._idle.advance(now, DUE_CHUNK):
@@ -588,24 +594,24 @@ class Timer:
 
 
 def _moved(at: float, now: float) -> float:
-    """Return how long to sleep by a clock that others move: until woken, or not at all."""
+    """Return the deadline by a clock that a test moves: sleep until woken, or not at all."""
     return float("inf") if at > now else float("-inf")
 
 
 PERIOD: Final = 5.0
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 
 
 LATE: Final = 6 * PERIOD
-"""A look that is so late says that the event loop does not run, or has lost the timer."""
+"""A check that is so late means that the event loop does not run, or has lost the timer."""
 
 
 LOOKED_AT: Final = 256
-"""Sessions that are looked at, of those that have waited longest."""
+"""Sessions that are checked, of those that have waited longest."""
 
 
 class _Due(NamedTuple):
-    """A session that is due, and how far it was when it was first seen so."""
+    """A session that is due, and its numbers when it was first seen so."""
 
     durable: int
     attempt: int
@@ -614,16 +620,26 @@ class _Due(NamedTuple):
 
 @final
 class Watchdog:
-    """Look whether what is due is served, and start again what does not serve it.
+    """Check that due sessions make progress, and restart the tasks if they do not.
+
+    Workers, the timer and contributors keep running by themselves. The watchdog is for the case
+    that one does not: a task that could not be started, one that died, a callback that never came.
+    While anything is unsaved it checks every `PERIOD` seconds, by a timer of the event loop and
+    not by a task. A session that is due at two checks, with nothing done about it although the
+    store would accept it, has stalled: `Autosaver.health` is failing and gives the reason, it is
+    logged once, and new tasks are started at each check until it makes progress.
+
+    Slow is not stalled: a save within its timeout, a store that is down or saturated, a job or a
+    contributor within its own timeout.
 
     Args:
-        core: Knows what is due.
-        timer: Started again when work has stalled.
-        batcher: Its workers are replaced then.
-        contributors: Those who ask them are replaced then.
-        reporter: Told what has happened.
+        core: Decides what is due.
+        timer: Restarted when work has stalled.
+        writer: Its workers are replaced then.
+        contributors: Its runners are replaced then.
+        reporter: Delivers the events.
         clock: The loop's.
-        ticking: Whether the clock moves by itself; if not, nothing looks.
+        ticking: Whether the clock moves by itself; if not, nothing is checked.
 
     """
 
@@ -653,28 +669,28 @@ class Watchdog:
         self._error: Exception | None = None
 
     def arm(self) -> None:
-        """Look from now on, until nothing is unsaved."""
+        """Check from now on, until nothing is unsaved."""
         if self._disarm is None and self._later is not None:
             self._armed_at = self._clock()
             self._disarm = self._later(PERIOD, self._tick)
 
     def failed(self, error: Exception) -> None:
-        """Take note that the tasks which serve could not be started."""
+        """Note that a task could not be started."""
         self._error = error
 
     def forget(self, t: Tracked) -> None:
-        """Look after a session no more."""
+        """Stop watching a session."""
         self._due.pop(t, None)
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         if self._disarm is not None:
             self._disarm()
             self._disarm = None
         self._due.clear()
 
     def reasons(self, now: float) -> list[str]:
-        """Say why saving is not served; empty if it is."""
+        """Return why saving makes no progress; empty if it does."""
         if self._core.stopped:
             return []
         reasons = [] if self._stalled is None else [self._stalled]
@@ -690,14 +706,14 @@ class Watchdog:
         if self._core.stopped:
             return
         if self._core.registry.unsaved or self._stalled is not None:
-            self.arm()  # first: whatever happens below, it will look again
+            self.arm()  # first: even if the check fails, there will be another
         try:
-            self._look(self._clock())
+            self._check(self._clock())
         except Exception as error:
             self.failed(error)
             log.exception("the watchdog of autosave failed")
 
-    def _look(self, now: float) -> None:
+    def _check(self, now: float) -> None:
         self._due = self._still_due(now)
         self._steps = self._core.steps
         stalled = [t for t, due in self._due.items() if now - due.since >= self._patience(t)]
@@ -707,7 +723,7 @@ class Watchdog:
             self._resumed()
 
     def _still_due(self, now: float) -> dict[Tracked, _Due]:
-        # A save that is with the store is answered or given up, which is a step again.
+        # A save in flight is answered or given up, which is the next step.
         served = self._core.steps != self._steps or self._core.in_flight > 0
         served = served or self._core.breaker.allowance(now, 0) <= 0
         due: dict[Tracked, _Due] = {}
@@ -729,7 +745,7 @@ class Watchdog:
         return self._core.schedule.due_at(t, t.first_at, now) <= now
 
     def _patience(self, t: Tracked) -> float:
-        """Return for how long a session may be due without being with the store."""
+        """Return for how long a session may be due without a save in flight."""
         engine = self._core.engine
         if t.holds:
             return engine.exclusive_timeout + engine.save_timeout + PERIOD

@@ -1,8 +1,8 @@
-"""Checkpoints: labelled points of a session, each sealed to the one before it.
+"""Checkpoints: labelled points of a session, each chained to the previous one; kernel events.
 
 A checkpoint is a record of the kind ``checkpoint``. It holds no copy of the session: the log has
-that, and the checkpoint says up to where. Only a state that the caller gives is kept, small ones
-in the record, larger ones as blobs which checkpoints share.
+that, and the checkpoint says up to which record. Only a state that the caller gives is stored:
+a small one in the record, a larger one as blobs that checkpoints share.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ CHECKPOINTS = "checkpoints.jsonl"
 """The document with the chain of checkpoints: a line for each link."""
 
 GROUP = 2
-"""A checkpoint's record and its event, which end their group behind ``event_seq``."""
+"""A checkpoint's record and its event, which end their group after ``event_seq``."""
 
 FIRST = ""
-"""What comes before the first link."""
+"""The hash before the first link."""
 
 
 class CapturedState(msgspec.Struct, frozen=True, tag_field="of", tag="session"):
     """The session itself, as of the checkpoint's ``event_seq``."""
 
     since: int
-    """The record behind which ``log`` begins: an earlier checkpoint's, or 0."""
+    """The record after which ``log`` begins: an earlier checkpoint's, or 0."""
     log: str
     """The digest of the records from there up to ``event_seq``."""
 
@@ -43,11 +43,11 @@ class ExplicitState(
     size: int = 0
     """Bytes of its JSON."""
     types: dict[str, str] | None = None
-    """What JSON cannot tell of it, by JSON pointer."""
+    """The table of its tags, by JSON pointer: see `perdure.records.values`."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, tag_field="link", tag="checkpoint"):
-    """One checkpoint, without the state that it leads to: ``restore`` gives that."""
+    """One checkpoint, without its state: ``restore`` returns that."""
 
     id: int
     """Counted from 1 in each session, and never used again."""
@@ -55,12 +55,12 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, tag_field="link", ta
     timestamp: int
     """When, on the session's logical clock."""
     event_seq: int
-    """The last record before it: a replay goes on with the events behind."""
+    """The last record before it: a replay continues with the events after that."""
     state: CapturedState | ExplicitState
     previous: str
     """The hash of the link before it."""
     hash: str
-    """The digest of all of it, of ``previous`` too."""
+    """The digest of all its fields, ``previous`` included."""
 
 
 class Pruning(msgspec.Struct, frozen=True, kw_only=True, tag_field="link", tag="pruning"):
@@ -74,7 +74,7 @@ class Pruning(msgspec.Struct, frozen=True, kw_only=True, tag_field="link", tag="
 
 
 class Tombstone(msgspec.Struct, frozen=True, kw_only=True, tag_field="link", tag="pruned"):
-    """What stays of a checkpoint that was pruned, so that the chain still holds."""
+    """The rest of a pruned checkpoint, so that the chain stays valid."""
 
     id: int
     event_seq: int
@@ -87,21 +87,19 @@ class Tombstone(msgspec.Struct, frozen=True, kw_only=True, tag_field="link", tag
 Link: TypeAlias = Checkpoint | Pruning | Tombstone
 
 
-# Kernel events: what an agent did, in order, on the session's logical clock
-#
-# An event is a record of the kind ``event``. Its time is a number that the session counts, never
-# the machine's clock, so that a replay sees the same times. Checkpoints count on the same clock.
-
-
 SNAPSHOT_CREATED = "snapshot_created"
-"""The kind of the event that stands in one group with each checkpoint."""
+"""The kind of the event in the group of each checkpoint."""
 
 PRUNED = "pruned"
-"""In the detail of one that is in a file, or was in one: its checkpoint is gone."""
+"""In the detail of an event that is, or was, in a file: its checkpoint was pruned."""
 
 
 class KernelEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One event."""
+    """A kernel event: something that an agent did, a record of the kind ``event``.
+
+    Its time is a number that the session counts, never the machine's clock, so that a replay sees
+    the same times. Checkpoints count on the same clock.
+    """
 
     token_id: int
     """The number of the turn that caused it, 0 outside of one."""
@@ -113,6 +111,6 @@ class KernelEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class TimestampPayload(msgspec.Struct, frozen=True):
-    """What tells the time of a record that has one."""
+    """The time field of records that have one."""
 
     timestamp: int

@@ -15,25 +15,25 @@ from perdure.records.records import Record
 
 SMALLEST: Final = 2048
 LARGEST: Final = 16 * 1024
-"""Bytes of a chunk; the last one may be smaller. On average they have about 4 KiB."""
+"""Bytes of a chunk; the last one may be smaller. The average is about 4 KiB."""
 
 _ROOM = 0xFFFF_FFFF
 _CUT = 0xFFE0_0000
-"""The high bits depend on the last 32 bytes; eleven of them: one place in 2,048 fits."""
+"""The high bits depend on the last 32 bytes; eleven bits: a cut at one place in 2,048."""
 _GEAR = tuple(
     int.from_bytes(hashlib.sha256(bytes([byte])).digest()[:4], "big") for byte in range(256)
 )
 
 
 class ContentChunk(msgspec.Struct, frozen=True, array_like=True):
-    """A run of bytes, by the SHA-256 of them in hex."""
+    """A run of bytes, named by its SHA-256 in hex."""
 
     name: str
     size: int
 
 
 def chunks_of(data: bytes, before: Sequence[ContentChunk] = ()) -> Iterator[ContentChunk]:
-    """Cut bytes; the chunks of an earlier version only make it faster."""
+    """Cut bytes into chunks by content; the chunks of an earlier version only make it faster."""
     place = {chunk.name: at for at, chunk in enumerate(before)}
     start, at = 0, 0
     while start < len(data):
@@ -44,17 +44,17 @@ def chunks_of(data: bytes, before: Sequence[ContentChunk] = ()) -> Iterator[Cont
 
 
 def _again(data: bytes, start: int, before: Sequence[ContentChunk], at: int) -> ContentChunk | None:
-    """Return a known chunk, if it is here again; the last one has ended where its bytes did."""
+    """Return a known chunk, if it repeats; never the last one, which ended with its data."""
     if at >= len(before) - 1:
         return None
     chunk = before[at]
     end = start + chunk.size
-    return chunk if end <= len(data) and _name(data[start:end]) == chunk.name else None
+    return chunk if end <= len(data) and name_of(data[start:end]) == chunk.name else None
 
 
 def _next(data: bytes, start: int) -> ContentChunk:
     end = _end(data, start)
-    return ContentChunk(_name(data[start:end]), end - start)
+    return ContentChunk(name_of(data[start:end]), end - start)
 
 
 def _end(data: bytes, start: int) -> int:
@@ -67,17 +67,8 @@ def _end(data: bytes, start: int) -> int:
     return stop
 
 
-def _name(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-# History in a session's own keeping: runs of records as blobs, and what a blob names
-#
-# The same history always makes the same pieces, so that forks of one parent share theirs. Pure.
-
-
 PIECE_BYTES = 1024 * 1024
-"""A piece ends with the record that takes it over this."""
+"""A segment ends with the record that takes it over this size."""
 
 _NAME = re.compile(rb'"([0-9a-f]{64})"')
 
@@ -91,7 +82,10 @@ class _Line(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RunCutter:
-    """Cut a history, fed oldest record first, into pieces."""
+    """Cut a history, fed oldest record first, into segments.
+
+    The same history always gives the same segments, so that forks of one parent share theirs.
+    """
 
     def __init__(self) -> None:
         self._lines: list[bytes] = []
@@ -99,7 +93,7 @@ class RunCutter:
         self._first = self._last = 0
 
     def feed(self, record: Record) -> tuple[int, int, bytes] | None:
-        """Take in a record; return the piece that it fills: its first and last seq, its bytes."""
+        """Add a record; return the segment that it completes: first and last seq, bytes."""
         payload = msgspec.Raw(record.payload)
         line = _Line(record.seq, record.epoch, record.kind, record.end, payload)
         self._first = self._first or record.seq
@@ -109,7 +103,7 @@ class RunCutter:
         return self.rest() if self._size >= PIECE_BYTES else None
 
     def rest(self) -> tuple[int, int, bytes] | None:
-        """Return what is left as a piece, if anything is."""
+        """Return the remaining records as a segment, if there are any."""
         if not self._lines:
             return None
         piece = (self._first, self._last, b"\n".join(self._lines))
@@ -118,19 +112,19 @@ class RunCutter:
 
 
 def records_of(data: bytes) -> Iterator[Record]:
-    """Give the records of a piece."""
+    """Yield the records of a segment."""
     for text in data.split(b"\n"):
         line = decode(text, _Line)
         yield Record(line.seq, line.epoch, line.kind, bytes(line.payload), line.end)
 
 
 def name_of(data: bytes) -> str:
-    """Return the name under which bytes are kept as a blob."""
+    """Return the name of bytes as a blob: their SHA-256 in hex."""
     return hashlib.sha256(data).hexdigest()
 
 
 def named_in(values: Iterable[bytes]) -> set[str]:
-    """Return every string in JSON values that may name a blob; it may name none.
+    """Return every string in JSON values that has the form of a blob's name.
 
     >>> sorted(named_in([b'{"blob":"' + b"a" * 64 + b'","text":"b"}'])) == ["a" * 64]
     True
@@ -142,25 +136,25 @@ _BLOB_NAME = re.compile(r"(?:[0-9a-f]{64}|x[0-9a-f]{64,128})\Z")
 
 
 def is_name(name: str) -> bool:
-    """Say whether a blob may have this name."""
+    """Return whether a blob may have this name: a hash, or a wrapper's own name."""
     return _BLOB_NAME.match(name) is not None
 
 
 def fits(name: str, data: bytes) -> bool:
-    """Say whether bytes may stand under a name.
+    """Return whether bytes may be stored under a name.
 
-    >>> fits("x" + "0" * 64, b"whatever a wrapper made")
+    >>> fits("x" + "0" * 64, b"bytes of a wrapper")
     True
     >>> fits("0" * 64, b"other bytes")
     False
     """
     if name.startswith("x"):
         return is_name(name)
-    return hashlib.sha256(data).hexdigest() == name
+    return name_of(data) == name
 
 
 def require_named(blobs: Mapping[str, bytes]) -> None:
-    """Refuse blobs that are to be kept under names which are not theirs.
+    """Raise for blobs whose name is not their hash.
 
     Raises:
         NotStorableError: A name is not the SHA-256 of its bytes.
@@ -176,10 +170,10 @@ def require_named(blobs: Mapping[str, bytes]) -> None:
 
 
 def verified(name: str, data: bytes, *, at: str = "") -> bytes:
-    """Return the bytes that a store has under a name; *at* says where, for people.
+    """Return bytes that a store has under a name; *at* is their place, for the error.
 
     Raises:
-        CorruptRecordError: They are not those of the name.
+        CorruptRecordError: They do not match the name.
 
     """
     if fits(name, data):

@@ -1,6 +1,7 @@
-"""JSON of the store: encode and decode stored bytes with limits, and only perdure's errors.
+"""JSON of the store: encode and decode stored bytes with limits, raising perdure's errors only.
 
-Depth and size are checked on the bytes, before anything is decoded.
+Depth and size are checked on the bytes, before anything is decoded, so that nested data cannot
+crash the process. Error messages hold paths, types and sizes, no content.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from perdure.errors import CorruptRecordError, FormatError, NotStorableError, To
 MAX_DEPTH = 200
 """The most levels of anything stored: a line of the log, a document."""
 MAX_PAYLOAD_DEPTH = 192
-"""The most levels of a record's payload; the rest is for what wraps it."""
+"""The most levels of a record's payload; the rest is for its wrapper."""
 MAX_VALUE_DEPTH = 184
 """The most levels of a value inside a payload."""
 MAX_RECORD_BYTES = 16 * 1024 * 1024
-"""The largest payload, where nobody says otherwise."""
+"""The largest payload by default."""
 MAX_CONTAINERS = 250_000
-"""The most lists and dicts in a value, as often as each is written: what shares its parts can
-be small in memory, and endless when it is encoded."""
+"""The most lists and dicts in a value, counted as often as each is written: a value with shared
+parts can be small in memory, and endless when it is encoded."""
 
 # Possessive, and always a match once a quote is seen: linear on any input. A string that never
 # ends, or ends in a lone backslash, swallows the rest, as it does for a decoder.
@@ -41,8 +42,7 @@ _COLLAPSES = 4
 def depth_of(data: bytes) -> int:
     """Return how many levels of arrays and objects JSON has.
 
-    Bytes that are not JSON get a number that is at least the depth which a decoder would
-    reach before it gives up on them.
+    For bytes that are not JSON it is at least the depth that a decoder reaches before it fails.
 
     >>> depth_of(b'{"a": [1, "[[["]}')
     2
@@ -57,14 +57,14 @@ def depth_of(data: bytes) -> int:
 
 
 def is_deeper(data: bytes, limit: int) -> bool:
-    """Tell whether JSON has more than ``limit`` levels."""
+    """Return whether JSON has more than ``limit`` levels."""
     if data.count(b"[") + data.count(b"{") <= limit:
         return False
     return depth_of(data) > limit
 
 
 def check_depth(data: bytes, limit: int = MAX_DEPTH) -> None:
-    """Refuse stored bytes that nest too deep to be decoded safely.
+    """Raise for stored bytes that nest too deep to be decoded safely.
 
     Raises:
         CorruptRecordError: They have more than ``limit`` levels: perdure did not write them.
@@ -79,7 +79,7 @@ def check_depth(data: bytes, limit: int = MAX_DEPTH) -> None:
 
 
 def check_size(size: int, limit: int = MAX_RECORD_BYTES, *, at: str = "$") -> None:
-    """Refuse a value of ``size`` encoded bytes that is above ``limit``.
+    """Raise for a value of ``size`` encoded bytes that is above ``limit``.
 
     Raises:
         TooLargeError: It is.
@@ -99,12 +99,10 @@ def too_deep(at: str, limit: int) -> NotStorableError:
     return TooLargeError(message, path=at, limit=limit)
 
 
-# Decoders that are ready: a type is learned by one thread at a time
-#
-# msgspec learns a struct's fields when the struct is decoded first, calls Python code meanwhile,
-# and shows what it has half to every other thread, which then dies of a segmentation fault and
-# takes the process along. So whatever may be decoded in threads gets its decoder here.
-# Pure.
+# One thread at a time may introduce a type to msgspec: it inspects a struct's fields at the first
+# decode, calls Python code meanwhile, and exposes the half-built state to every other thread, which
+# then crashes the process with a segmentation fault. So types that threads decode get their
+# decoder here.
 
 
 T = TypeVar("T")
@@ -133,19 +131,10 @@ def decoder_of(type: Any) -> msgspec.json.Decoder[Any]:  # msgspec's word
     return decoder
 
 
-# The one door for JSON: stored bytes in and out, and only perdure's errors
-#
-# ``decode`` takes bytes that a store returned. It measures their depth first, so that nothing
-# nested can crash the process, and whatever is wrong with them is a CorruptRecordError that names
-# the place. ``encode`` takes perdure's own structs and values that `perdure.records.values` has
-# prepared, and gives one line of UTF-8. Messages hold paths, types and sizes, no content.
-# Pure.
-
-
 _encode = msgspec.json.Encoder().encode
 _ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
-# The words of msgspec that quote what they found: they end before it.
+# Messages of msgspec that quote a value: cut before the quotation.
 _QUOTED = re.compile(r"(Invalid (?:enum )?value|unknown field) .*?(?= - at `|$)", re.DOTALL)
 
 
@@ -166,14 +155,14 @@ def decode(data: bytes, type: Any = Any, *, limit: int = MAX_DEPTH) -> Any:  # m
 
 
 def decode_with(decoder: msgspec.json.Decoder[T], data: bytes, *, limit: int = MAX_DEPTH) -> T:
-    """Decode stored JSON with a decoder that is kept ready; errors as `decode`."""
+    """Decode stored JSON with a given decoder; errors as `decode`."""
     check_depth(data, limit)
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise corrupt(error, len(data), sealed=data[:1] == b'"') from None
     except RecursionError:
-        # The depth is within the limit: it is the caller who has no stack left.
+        # The depth is within the limit: the caller has no stack left.
         message = f"{len(data)} stored bytes cannot be decoded: the call stack is too deep here"
         raise FormatError(message, size=len(data)) from None
 
@@ -181,9 +170,10 @@ def decode_with(decoder: msgspec.json.Decoder[T], data: bytes, *, limit: int = M
 def corrupt(
     error: Exception, size: int, at: str = "", *, sealed: bool = False
 ) -> CorruptRecordError:
-    """Return the error for stored bytes which ``error`` was raised for, without their content.
+    """Return the error for stored bytes that raised ``error``, without their content.
 
-    Text, where everything that is stored is an object, is what encryption and compression write.
+    ``sealed`` bytes are a JSON string where an object is due: encryption and compression write
+    such.
     """
     cause = "they are not UTF-8" if isinstance(error, UnicodeDecodeError) else reason(error)
     place = f" at {at}" if at else ""
@@ -195,7 +185,7 @@ def corrupt(
 
 
 def reason(error: Exception) -> str:
-    """Return what msgspec says, without the values that it quotes.
+    """Return the message of msgspec, without the values that it quotes.
 
     >>> reason(msgspec.ValidationError("Invalid enum value 'my key' - at `$.role`"))
     'Invalid enum value - at `$.role`'
@@ -204,7 +194,7 @@ def reason(error: Exception) -> str:
 
 
 def encode(value: Any) -> bytes:
-    """Encode a value as one line of JSON.
+    """Encode perdure's own structs, and values from `lower`, as one line of JSON.
 
     Raises:
         NotStorableError: Something in it is not JSON; the error names path, type and cure.
@@ -274,7 +264,7 @@ def not_storable(at: str, value: object, reason: str) -> NotStorableError:
 
 
 def step(key: object) -> str:
-    """Return how a path goes on under a key.
+    """Return the part of a path for a key.
 
     >>> step("a") + step("b c")
     '.a["b c"]'

@@ -1,4 +1,4 @@
-"""What names a session: tenant, agent and session, compared whole.
+"""Session keys: tenant, agent and session, compared as a whole.
 
 A key is a value of three separate parts, never one joined string, so that no
 choice of ids can make two sessions one.
@@ -27,13 +27,13 @@ class SessionKey(msgspec.Struct, frozen=True, order=True):
     session: str = DEFAULT_SESSION
     """One of the agent's conversations."""
     tenant: str = ""
-    """Whose it is, where several customers share a store."""
+    """The customer, if several share a store."""
 
     def __post_init__(self) -> None:
         _check("agent id", self.agent)
         _check("session id", self.session)
         if self.session == DEFAULT_SESSION and self.session is not DEFAULT_SESSION:
-            # Encoders leave a default out by its identity: equal keys have to look the same.
+            # Encoders omit a default by its identity: equal keys must encode to the same bytes.
             msgspec.structs.force_setattr(self, "session", DEFAULT_SESSION)
         if self.tenant:
             _check("tenant", self.tenant)
@@ -44,12 +44,12 @@ class SessionKey(msgspec.Struct, frozen=True, order=True):
         return f"{tenant}{self.agent}{session}"
 
 
-# Learned here, and not by two threads at once when they first decode one: see codec.decoders.
+# Built here, and not by two threads at their first decode: see `perdure.records.json`.
 msgspec.json.Decoder(SessionKey)
 
 
 def salvage_cure(key: SessionKey) -> str:
-    """Say what helps with a damaged session whose log nobody has a copy of.
+    """Return the cure for a damaged session without a copy: the command that exports the rest.
 
     >>> salvage_cure(SessionKey("my agent", "two"))
     "bring out what is left of it by `perdure export 'my agent' --session two --salvage --out FILE`"
@@ -67,7 +67,7 @@ def salvage_cure(key: SessionKey) -> str:
 def require_filters(
     *, tenant: str = "", owner: str | None = None, tag: str | None = None, prefix: str = ""
 ) -> None:
-    """Raise ConfigError for a filter of a listing that is no text, or that no id can fit."""
+    """Raise InvalidArgumentError for a filter that is not text, or that no id can match."""
     if tenant:
         _check("tenant", tenant)
     for what, value in (("owner", owner), ("tag", tag), ("prefix", prefix)):
@@ -91,7 +91,7 @@ def _require_printable(what: str, value: str) -> None:
 
 
 def require_name(what: str, value: str) -> int:
-    """Return how many bytes a text has; raise ConfigError for anything else, or an empty one."""
+    """Return the size of a text in bytes; raise InvalidArgumentError if it is empty or not text."""
     size = require_text(what, value)
     if not size:
         message = f"{what} is empty: give it at least one character"
@@ -100,7 +100,7 @@ def require_name(what: str, value: str) -> int:
 
 
 def require_text(what: str, value: str) -> int:
-    """Return how many bytes a text has; raise ConfigError for anything else."""
+    """Return the size of a text in bytes; raise InvalidArgumentError if it is not text."""
     if not isinstance(value, str):
         message = f"{what} must be a string, not {type(value).__name__}"
         raise InvalidArgumentError(message, option=what)
@@ -112,7 +112,7 @@ def require_text(what: str, value: str) -> int:
 
 
 BACKUP_JOURNAL = SessionKey("perdure:backup", "journal")
-"""The session of a backup that says what it is; no other store has one."""
+"""The session with a backup's own description; no other store has one."""
 
 
 def keyring_of(tenant: str) -> SessionKey:

@@ -13,16 +13,16 @@ from perdure.records.records import Entry, Record
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What comes before a log."""
+    """The history before a log."""
 
     at: int = 0
     """The last record before the log's own first one."""
     parent: SessionKey | None = None
-    """Whose history it is, up to ``at``; None where it is kept here, or was removed."""
+    """The session whose history it is, up to ``at``; None if it is kept here, or was removed."""
     epoch: int = 0
-    """The epoch of the record ``at``: another one means another life of the parent's."""
+    """The epoch of the record ``at``: another one means another generation of the parent."""
     kept: str = ""
-    """The blob with the `HistoryIndex` of the history in this session's own keeping."""
+    """The blob with the `HistoryIndex` of the history that this session keeps itself."""
     cut: int = 0
     """History up to here was removed."""
     folded: str = ""
@@ -32,7 +32,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def begins_fork(self) -> bool:
-        """Whether a session begins with it as another one's fork; what it gets later says more."""
+        """Whether it is the origin of a fork; later origins have more fields."""
         return self.parent is not None and not (self.kept or self.folded or self.cut)
 
 
@@ -45,7 +45,7 @@ class HistorySegment(msgspec.Struct, frozen=True):
 
 
 class HistoryIndex(msgspec.Struct, frozen=True):
-    """The pieces of a history, oldest first, without a gap."""
+    """The segments of a history, oldest first, without a gap."""
 
     pieces: tuple[HistorySegment, ...]
 
@@ -56,25 +56,21 @@ class ForkNote(msgspec.Struct, frozen=True):
     child: SessionKey
 
 
-# The manifest: which documents are folded, as of which record of the log
-
-
 FORMAT = 1
 """The store format that this release writes."""
 
 KEYS = "keys/"
-"""Where the documents are that hold an encrypted session's key; who has it does not see them."""
+"""The prefix of documents with an encrypted session's keys; a store with the key hides them."""
 
 
 class FoldedDocument(msgspec.Struct, frozen=True):
-    """One document as the manifest knows it."""
+    """One document, as the manifest lists it."""
 
     as_of_seq: int
     """The last record that is folded into it."""
     sha256: str
-    """Of its bytes, in hex."""
+    """The hash of its bytes, in hex."""
     size: int
-    """Bytes."""
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -98,35 +94,35 @@ class FoldedDocuments(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a fold has made of the log up to a record."""
+    """The documents that a fold has made of the log up to a record."""
 
     format: int = FORMAT
     key: SessionKey
     epoch: int
     """The holder that folded."""
     as_of_seq: int
-    """The last record that this fold has seen. Every document's is at most this."""
+    """The last record of this fold. Every document's is at most this."""
     counters: dict[str, int] = {}
-    """Counters that go on after a restore: turns, messages, compactions."""
+    """Counters that continue after a restore: turns, messages, compactions."""
     documents: dict[str, FoldedDocument] = {}
     about: About = About()
     base: Origin | None = None
-    """Where the history before this log is, if the log is not all of it."""
+    """The history before this log, if there is any."""
     position: msgspec.Raw = msgspec.Raw(b"null")
-    """Where the log goes on behind ``as_of_seq``; the store's own, opaque to everybody else."""
+    """Where the log continues after ``as_of_seq``; the store's own, opaque to others."""
 
 
 class Status(enum.Enum):
-    """How one session's part of an ``append_many`` ended."""
+    """The result of one session's part of an ``append_many``."""
 
     OK = "ok"
     """Durable to the declared level."""
     CONFLICT = "conflict"
     """Another epoch has the session: nothing was written, and nothing will be."""
     PERMANENT = "permanent"
-    """This batch will never be accepted: no use in trying again."""
+    """This batch will never be accepted: do not retry."""
     TRANSIENT = "transient"
-    """Nothing was written; trying again may help."""
+    """Nothing was written; a retry may help."""
     IN_DOUBT = "in_doubt"
     """It may or may not have been written; sending the same again is safe."""
 
@@ -144,13 +140,13 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of one batch."""
+    """The store's answer for one batch."""
 
     status: Status
     error: Exception | None = None
-    """Why not OK."""
+    """The reason, if not OK."""
     written: int = 0
-    """Bytes handed to the storage for it."""
+    """Bytes passed to the storage for it."""
 
 
 class LogChunk(msgspec.Struct, frozen=True):
@@ -169,19 +165,19 @@ class Document(msgspec.Struct, frozen=True):
 
 
 class Documents(msgspec.Struct, frozen=True):
-    """What ``read_documents`` found."""
+    """The result of ``read_documents``."""
 
     manifest: Manifest | None = None
     found: dict[str, Document] = {}
     damaged: tuple[str, ...] = ()
-    """Names that a manifest lists, and whose bytes are lost or match no manifest; where the
-    manifest itself is damaged, what lies there of those that were asked for."""
+    """Listed names whose bytes are lost or do not match the manifest; if the manifest itself is
+    damaged, the requested names that exist."""
     why: dict[str, str] = {}
-    """What is wrong with a damaged one, where more is known than that."""
+    """Why a document counts as damaged, if more is known."""
     remains: dict[str, bytes] = {}
-    """What lies in a damaged one's place, where the store does not keep it as evidence itself."""
+    """The bytes of damaged documents, unless the store keeps them as evidence itself."""
     unproven_tail: str = ""
-    """Why records may have been cut off from the log's end; empty where nothing says so."""
+    """Why records may be missing from the log's end; empty without such a sign."""
 
 
 class HeldLease(msgspec.Struct, frozen=True):
@@ -196,26 +192,26 @@ class HeldLease(msgspec.Struct, frozen=True):
 
 
 class LeaseState(msgspec.Struct, frozen=True):
-    """Who has, or last had, the right to write a session."""
+    """The current or last holder of the right to write a session."""
 
     epoch: int
     owner: str
     released: bool = False
     alive: bool | None = None
-    """True or False where the store can tell at once, else None: then watch ``beat``."""
+    """True or False if the store knows at once, else None: then watch ``beat``."""
     beat: int = 0
-    """The owner's heartbeat counter: another one after each heartbeat, and after the owner began
-    anew; unchanged for the lease's ttl means expired. 0 where the store knows of no heartbeat."""
+    """The owner's heartbeat counter: changes with each heartbeat, and with a restart of the owner;
+    unchanged for the lease's ttl means expired. 0 if the store has no heartbeat of it."""
     deleted: bool = False
     """The session was deleted under this epoch."""
     host: str = ""
     pid: int = 0
     listed: str = ""
-    """The owner's name in ``HeartbeatRequests.beats``, where that is not ``owner``."""
+    """The owner's name in ``HeartbeatRequests.beats``, if that is not ``owner``."""
 
 
 class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A session as the directory lists it; from its last fold, so it may lag."""
+    """A session as the directory lists it: as of its last fold, so it may lag."""
 
     key: SessionKey
     epoch: int = 0
@@ -229,11 +225,11 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
     tags: tuple[str, ...] = ()
     turns: int = 0
     damaged: bool = False
-    """What was folded cannot be read, so owner, title, tags and turns are not known."""
+    """Whether the fold cannot be read, so that owner, title, tags and turns are not known."""
 
 
 class BlobSweep(msgspec.Struct, frozen=True):
-    """What a blob sweep did."""
+    """The result of a blob sweep."""
 
     quarantined: int = 0
     removed: int = 0
@@ -242,7 +238,7 @@ class BlobSweep(msgspec.Struct, frozen=True):
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a store is, so that the engine can fit itself to it."""
+    """Properties of a store, to which the engine adapts."""
 
     durability: str
     """What OK means: "fsync", "memory", …"""
@@ -256,14 +252,11 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     shared: bool = False
     """Whether other machines can use it too."""
     memory_bound: bool = False
-    """Whether what it holds must fit into memory."""
+    """Whether its data must fit into memory."""
     blobs: bool = True
     """Whether it keeps blobs; if not, large values are read from the log."""
     dead_letters: bool = False
     """Whether it keeps dead letters; if not, posts that cannot be delivered stay in the inbox."""
-
-
-# Documents against the manifest that lists them: only bytes with the right hash count. Pure
 
 
 def matched(
@@ -271,7 +264,7 @@ def matched(
 ) -> Documents:
     """Return the documents of these names (None: all) that a manifest lists.
 
-    Where there is nothing, or something else, they are damaged.
+    A document that is missing, or whose hash differs, is damaged.
     """
     documents: dict[str, Document] = {}
     damaged: list[str] = []

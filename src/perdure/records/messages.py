@@ -60,14 +60,14 @@ Extra = dict[str, msgspec.Raw]
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """A model's wish to call a tool."""
+    """A model's request to call a tool."""
 
     id: str
     name: str
     arguments: Any = {}
-    """Usually a dict; as text where a model wrote what is not JSON."""
+    """Usually a dict; text if the model wrote something that is not JSON."""
     extra: Extra = {}
-    """What the provider said beyond that, byte for byte."""
+    """Further fields of the provider, byte for byte."""
 
     def __post_init__(self) -> None:
         if self.extra:
@@ -75,7 +75,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class ToolResult(msgspec.Struct, frozen=True):
-    """What came of a tool call."""
+    """The result of a tool call."""
 
     call_id: str
     name: str | None = None
@@ -83,7 +83,7 @@ class ToolResult(msgspec.Struct, frozen=True):
     error: str | None = None
     """Why there is no result."""
     extra: Extra = {}
-    """What was said beyond that, byte for byte."""
+    """Further fields, byte for byte."""
 
     def __post_init__(self) -> None:
         if self.extra:
@@ -93,7 +93,7 @@ class ToolResult(msgspec.Struct, frozen=True):
 class Message(msgspec.Struct, frozen=True, kw_only=True):
     """One message of a conversation.
 
-    `Message.system`, `Message.user`, `Message.assistant` and `Message.tool` make the usual ones.
+    `Message.system`, `Message.user`, `Message.assistant` and `Message.tool` create the usual ones.
 
     >>> Message.user("Where is the harbor?").text
     'Where is the harbor?'
@@ -119,7 +119,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     extra: Extra = {}
     """Fields of the provider that perdure does not know, byte for byte."""
     payload_extra: Extra = {}
-    """The same, beside the tool calls in the stored tool payload."""
+    """The same, next to the tool calls in the stored tool payload."""
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -141,7 +141,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def system(cls, content: str | list[Any]) -> Self:
-        """Return instructions."""
+        """Return a system message: instructions."""
         return cls(role="system", content=content)
 
     @classmethod
@@ -153,7 +153,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
         audio_urls: Sequence[str] = (),
         video_urls: Sequence[str] = (),
     ) -> Self:
-        """Return what the user said or showed."""
+        """Return a user message: text, content parts, media."""
         return cls(
             role="user",
             content=content,
@@ -170,7 +170,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
         reasoning: str | None = None,
         tool_calls: Sequence[ToolCall] = (),
     ) -> Self:
-        """Return what the model said, and which tools it wants."""
+        """Return a message of the model: text, reasoning, tool calls."""
         return cls(
             role="assistant", content=content, reasoning=reasoning, tool_calls=tuple(tool_calls)
         )
@@ -179,7 +179,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     def tool(
         cls, call_id: str, result: Any = None, *, name: str | None = None, error: str | None = None
     ) -> Self:
-        """Return what came of a tool call."""
+        """Return a message with the result of a tool call."""
         return cls(role="tool", tool_result=ToolResult(call_id, name, result, error))
 
     @property
@@ -200,7 +200,7 @@ def _freeze(message: Message, name: str) -> None:
 
 
 def _keep(owner: msgspec.Struct, name: str, known: frozenset[str]) -> None:
-    """Check the unknown fields, and put each into one line."""
+    """Check the unknown fields, and put each on one line."""
     extra: Extra = getattr(owner, name)
     for key, raw in extra.items():
         if key in known:
@@ -218,7 +218,7 @@ def _keep(owner: msgspec.Struct, name: str, known: frozenset[str]) -> None:
 
 
 def _one_line(data: bytes) -> bytes:
-    # In JSON a line break can only stand between tokens: inside of text it is escaped.
+    # In JSON a line break can only be between tokens: inside of text it is escaped.
     return data.replace(b"\n", b" ").replace(b"\r", b" ")
 
 
@@ -247,11 +247,11 @@ def encode_message(
         registry: The application's own types.
         on_unstorable: ``"repr"`` is for the tool result only.
         max_bytes: The most that the record may have.
-        now: When it was made, if the message does not say; None to leave it open.
+        now: The creation time if the message has none; None to store none.
 
     Raises:
         NotStorableError: Some part of it cannot be stored.
-        TooLargeError: It is deeper, or takes more bytes, than fits.
+        TooLargeError: It nests too deep, or takes too many bytes.
 
     """
     wire: Wire = {"role": message.role}
@@ -403,7 +403,7 @@ class _Reader(Generic[T]):
         try:
             return self._strict.decode(data), {}
         except (msgspec.DecodeError, UnicodeDecodeError):
-            pass  # it has unknown fields, or is damaged: the next lines tell
+            pass  # it has unknown fields, or is damaged: the next lines find out
         known = _decode(self._lenient, data, at)
         fields = _decode(_FIELDS, data, at)
         return known, {name: _copy(raw) for name, raw in fields.items() if name not in self._known}
@@ -444,10 +444,10 @@ def _decode_message(payload: bytes, registry: Types) -> Message:
     wire, extra = _read_message(payload, "$")
     calls: tuple[ToolCall, ...] = ()
     result: ToolResult | None = None
-    beside: Extra = {}
+    payload_extra: Extra = {}
     tool_payload = bytes(wire.tool_payload)
     if tool_payload != b"null":
-        calls, result, beside = _decode_tools(tool_payload, registry)
+        calls, result, payload_extra = _decode_tools(tool_payload, registry)
     return Message(
         role=wire.role,
         content=wire.content,
@@ -459,7 +459,7 @@ def _decode_message(payload: bytes, registry: Types) -> Message:
         video_urls=wire.video_urls or (),
         created_at=wire.created_at,
         extra=extra,
-        payload_extra=beside,
+        payload_extra=payload_extra,
     )
 
 
@@ -496,34 +496,31 @@ def _decode_result(data: bytes, at: str, registry: Types) -> ToolResult:
     return ToolResult(wire.tool_call_id, wire.tool_name, value, wire.tool_error, extra)
 
 
-# A record that the user has encoded: checked once, appended for nothing
-
-
 RESERVED_KINDS = frozenset(
     {"base", "checkpoint", "checkpoints_pruned", "context", "effect", "ending", "epoch"}
     | {"event", "foreign", "fork", "item"}
     | {"memory_drop", "memory_set", "meta", "retract", "segment", "state", "taken", "turn"}
     | {"admitted", "approval", "usage"}
 )
-"""Kinds whose records perdure writes itself, now or in a later release."""
+"""Kinds of records that perdure writes itself, now or in a later release."""
 
 _KIND = re.compile(r"[A-Za-z][A-Za-z0-9_:.-]{0,63}")
 
 
 @final
 class EncodedRecord:
-    """A record of a kind of one's own, as the bytes that are stored.
+    """A record that the application has encoded, of a kind of its own; checked once, here.
 
-    A payload is one JSON value in one line. Under a message's kind ("message", "tool_call",
-    "tool_result") it must be a stored message. perdure carries other kinds through, and gives
-    them back in the history as they are.
+    A payload is one JSON value on one line. Under a message's kind ("message", "tool_call",
+    "tool_result") it must be a stored message. perdure returns other kinds in the
+    history as they are.
 
     >>> EncodedRecord("app:rating", b'{"stars": 5}').kind
     'app:rating'
 
     Raises:
         NotStorableError: The kind or the payload is invalid.
-        TooLargeError: The payload is deeper, or takes more bytes, than fits.
+        TooLargeError: The payload nests too deep, or takes too many bytes.
 
     """
 
@@ -541,7 +538,7 @@ class EncodedRecord:
 
     @property
     def kind(self) -> str:
-        """What kind of record it is."""
+        """The kind of the record."""
         return self.entry.kind
 
     @property

@@ -12,60 +12,57 @@ from perdure.records import json
 from perdure.records.keys import SessionKey
 from perdure.records.records import open_sealed, seal
 
-# What people leave for a session, and what its holder hears of it
-
-
 UNREADABLE = "damaged:"
-"""What a store's own id of an item begins with whose op id cannot be read any more."""
+"""The prefix of a store's own id for an item whose op id cannot be read any more."""
 
 
 class PendingItem(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Something that anybody left for a session, until its holder takes it."""
+    """An item posted to a session, until its holder receives it."""
 
     op_id: str
-    """Who posts the same id again posts nothing."""
+    """Posting the same id again has no effect."""
     kind: str
-    """The kind of record that it becomes."""
+    """The kind of its future record."""
     payload: bytes
     """That record's payload: JSON, encoded."""
     posted_at: float
     """Seconds since 1970, by the poster's clock; for people, never for the order."""
     damage: str = ""
-    """Why the item cannot be read; then ``payload`` is what lies there of it, and no JSON."""
+    """Why the item cannot be read; then ``payload`` is its stored bytes, and not JSON."""
 
     @property
     def key(self) -> str:
         """The key of the post that it belongs to."""
-        return self.op_id.rpartition("/")[0] or self.op_id
+        return key_of(self.op_id)
 
     @property
     def place(self) -> int:
-        """Its place in that post; 0 where the op id does not say."""
+        """Its place in that post; 0 if the op id has none."""
         last = self.op_id.rpartition("/")[2]
         return int(last) if last.isascii() and last.isdecimal() and len(last) < 10 else 0
 
 
 class InboxLimit(msgspec.Struct, frozen=True):
-    """How much may wait for one session: so that nobody can fill a store by posting to it."""
+    """How much may wait for one session, so that posts cannot fill a store."""
 
     items: int
     bytes: int
-    """Of what the store keeps of them."""
+    """Bytes of the items as stored."""
 
     def require_room(
         self, key: SessionKey, *, waiting: int, size: int, new: int, added: int
     ) -> None:
-        """Refuse a post for which there is no room.
+        """Raise for a post for which there is no room.
 
         Args:
             key: The session.
             waiting: Items that wait already, without the new ones.
-            size: Bytes that they take.
-            new: Items that are to wait as well.
-            added: Bytes that these take.
+            size: Their bytes.
+            new: Items to add.
+            added: Their bytes.
 
         Raises:
-            InboxFullError: There is not.
+            InboxFullError: There is none.
 
         """
         if new == 0 or (waiting + new <= self.items and size + added <= self.bytes):
@@ -80,32 +77,29 @@ class InboxLimit(msgspec.Struct, frozen=True):
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
-    """An item that was posted, could not be delivered, and was set aside."""
+    """A posted item that could not be delivered."""
 
     item: PendingItem
     reason: str
     """Why it was not delivered."""
     tries: int
-    """How often that was tried."""
+    """How many times delivery was tried."""
     at: float
-    """When it was set aside, in seconds since 1970, by the holder's clock."""
+    """When it became a dead letter, in seconds since 1970, by the holder's clock."""
 
 
 class HeartbeatRequests(msgspec.Struct, frozen=True):
-    """What a heartbeat brings: what others want of this owner, since it was last asked."""
+    """Requests of other processes that a heartbeat returns, since the previous one."""
 
     handovers: tuple[SessionKey, ...] = ()
-    """Sessions that somebody else wants to write."""
+    """Sessions that another process wants to write."""
     mail: tuple[SessionKey, ...] = ()
-    """Sessions for which something was posted."""
+    """Sessions with new posts."""
     beats: Mapping[str, int] | None = None
     """Other owners' heartbeat counters, as ``LeaseState.beat`` gives them; a thousand at most.
-    None where they were not looked at, since that takes more than the heartbeat itself."""
+    None if they were not read, since that costs more than the heartbeat itself."""
     warnings: tuple[str, ...] = ()
-    """What is wrong with how the store is set up by now, for people; saving goes on."""
-
-
-# Dead letters as stores keep them: JSON with a checksum, bound to its session
+    """What is wrong with the store's settings now, for people; saving continues."""
 
 
 class _Stored(msgspec.Struct, frozen=True):
@@ -114,18 +108,18 @@ class _Stored(msgspec.Struct, frozen=True):
 
 
 def encode_dead_letter(key: SessionKey, letter: DeadLetter) -> bytes:
-    """Return a dead letter of a session as bytes."""
+    """Return a dead letter as bytes: JSON with a checksum, bound to its session."""
     return seal(msgspec.json.encode(_Stored(key, letter)))
 
 
 def key_of_dead_letter(data: bytes) -> SessionKey | None:
-    """Return whose dead letter it is, None if it is damaged."""
+    """Return the session of a dead letter, None if it is damaged."""
     stored = _stored(data)
     return None if stored is None else stored.key
 
 
 def decode_dead_letter(key: SessionKey, op_id: str, data: bytes) -> DeadLetter:
-    """Return the dead letter of `encode_dead_letter`; one that is damaged says so."""
+    """Return the dead letter of `encode_dead_letter`; a damaged one has the reason in its item."""
     stored = _stored(data)
     if stored is not None and stored.key == key:
         return stored.letter
@@ -134,7 +128,7 @@ def decode_dead_letter(key: SessionKey, op_id: str, data: bytes) -> DeadLetter:
 
 
 def oldest_first(letters: list[DeadLetter]) -> list[DeadLetter]:
-    """Return dead letters in the order of their times; those of one time stay in theirs."""
+    """Return dead letters sorted by time; equal times keep their order."""
     return sorted(letters, key=lambda letter: letter.at)
 
 
@@ -142,15 +136,13 @@ def _stored(data: bytes) -> _Stored | None:
     body = open_sealed(data)
     try:
         return None if body is None else json.decode(body, _Stored)
-    except (FormatError, ConfigError):  # ConfigError: ids that nobody could have given
+    except (FormatError, ConfigError):  # ConfigError: ids that are not valid
         return None
 
 
-# What was posted to a session, and what its holder still has to take: pure decisions
-#
 # Each item of a post has an op id of its own, made of the post's key and the item's place. Records
 # of one post enter the log as one group, and the group's last record names the op ids, so that
-# whoever reads the log knows what was taken: it is in the log with it, or neither is.
+# the log itself says what was received: items and op ids are in it together, or not at all.
 
 
 MAX_KEY_BYTES = 512
@@ -161,7 +153,7 @@ def checked_key(key: str) -> str:
     """Return the key of a post.
 
     Raises:
-        InvalidArgumentError: It is no text, empty, or too long.
+        InvalidArgumentError: It is not text, empty, or too long.
 
     """
     try:
@@ -196,7 +188,7 @@ def key_of(op_id: str) -> str:
 
 
 def to_take(items: Sequence[PendingItem], received: Collection[str]) -> Iterator[list[PendingItem]]:
-    """Give what is not in the log yet, oldest first, a post at a time."""
+    """Yield the items that are not in the log yet, oldest first, one post at a time."""
     new = (item for item in items if item.op_id not in received)
     for _, post in groupby(new, lambda item: key_of(item.op_id)):
         yield list(post)

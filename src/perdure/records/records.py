@@ -21,9 +21,9 @@ MESSAGE = "message"
 TOOL_CALL = "tool_call"
 TOOL_RESULT = "tool_result"
 CONTEXT = "context"
-"""A working context that replaces the one before it (compaction, reset, repair)."""
+"""A working context that replaces the previous one (compaction, reset, repair)."""
 RETRACT = "retract"
-"""The conversation goes back to what it was at an earlier record; nothing is erased."""
+"""The conversation returns to its state at an earlier record; nothing is erased."""
 TURN = "turn"
 """A turn's begin, end or interruption."""
 MEMORY_SET = "memory_set"
@@ -31,29 +31,29 @@ MEMORY_DROP = "memory_drop"
 ITEM = "item"
 """An episodic or semantic memory."""
 STATE = "state"
-"""A named state: a plugin's, or one that the user keeps under a key."""
+"""A named state: a plugin's, or one that the application stores under a key."""
 META = "meta"
 """Changes to a session's title, tags, owner and metadata."""
 EVENT = "event"
 """A kernel event: what an agent did, on the session's logical clock."""
 CHECKPOINT = "checkpoint"
-"""A labelled point of the session, sealed to the one before it."""
+"""A labelled point of the session, chained to the previous one by its hash."""
 CHECKPOINTS_PRUNED = "checkpoints_pruned"
-"""Checkpoints that are let go of; their places in the chain stay."""
+"""Removal of checkpoints; their links in the chain stay."""
 BASE = "base"
-"""Where the history before this log is, or that it was removed; the newest one counts."""
+"""The history before this log: its place, or that it was removed; the newest counts."""
 FORK = "fork"
 """Another session begins with this one's history."""
 ENDING = "ending"
-"""The holder is about to delete the session: no fork of it begins behind this record."""
+"""The holder is about to delete the session: no fork of it begins after this record."""
 TAKEN = "taken"
-"""What was posted and stands in the same group, by op id."""
+"""The op ids of the posted items in the same group."""
 ADMITTED = "admitted"
-"""A message that was posted to an agent: before its turn, when that begins, when it is over."""
+"""A message posted to an agent: when admitted, when its turn begins, when it ends."""
 EFFECT = "effect"
-"""A call of a tool with side effects: before it, and what came of it."""
+"""A call of a tool with side effects: before it, and its result."""
 APPROVAL = "approval"
-"""A tool call that waits for somebody's approval, and the answer."""
+"""A tool call that waits for approval, and the answer."""
 MISSING = "missing"
 """Records were lost to damage from here on; the payload says which."""
 EPOCH = "epoch"
@@ -63,7 +63,7 @@ MESSAGE_KINDS = frozenset({MESSAGE, TOOL_CALL, TOOL_RESULT})
 
 
 class Entry(NamedTuple):
-    """A record that has been accepted, before it has a place in the log."""
+    """A record that was accepted, before it has a place in the log."""
 
     kind: str
     payload: bytes
@@ -83,7 +83,7 @@ class Record(msgspec.Struct, frozen=True):
 
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
-"""A line that is longer is taken for damage; several times the largest record."""
+"""A longer line counts as damage; several times the largest record."""
 
 _TAIL = 16
 """Length of ``,"c":"8 digits"}``, the end of each line without its newline."""
@@ -96,12 +96,12 @@ _HEAD = re.compile(
 _CHECK = re.compile(rb',"c":"([0-9a-f]{8})"\}\Z')
 
 _heads: dict[tuple[str, bool], bytes] = {}
-"""What stands between epoch and payload, by kind and end; kinds are few."""
+"""The bytes between epoch and payload, by kind and end; kinds are few."""
 _MAX_HEADS = 1024
 
 
 class Position(msgspec.Struct, frozen=True):
-    """A place between two lines: how much lies before it, and what seals it."""
+    """A place between two lines: the offset, and the checksum that the next line continues."""
 
     offset: int = 0
     """Bytes of the file up to here."""
@@ -115,7 +115,7 @@ def encode(records: Iterable[Entry], *, first: int, epoch: int, crc: int) -> tup
     """Return the lines of *records*, numbered from *first*, and the last one's checksum.
 
     Raises:
-        NotStorableError: A kind is no name, or a payload is not one line.
+        NotStorableError: A kind is invalid, or a payload is not one line.
 
     """
     parts: list[bytes] = []
@@ -158,9 +158,9 @@ class FramedRecords(msgspec.Struct):
 
     records: list[Record]
     end: Position
-    """Behind the last sound line."""
+    """After the last sound line."""
     sound: bool = True
-    """False where the line at ``end`` is whole, and not the next record."""
+    """False if the line at ``end`` is whole, but not the next record."""
 
 
 def lines(data: bytes, *, epoch: int, start: Position) -> FramedRecords:
@@ -182,11 +182,11 @@ def lines(data: bytes, *, epoch: int, start: Position) -> FramedRecords:
 
 
 class Scanner:
-    """Read records from the bytes of one epoch's file, as they come.
+    """Read records from the bytes of one epoch's file, chunk by chunk.
 
-    Feed it the file's bytes in order from *start*. It gives whole groups back, and knows
-    in `end` how far they reach. At the first line that does not fit it sets `damage` to
-    that line's offset and takes nothing more.
+    Feed it the file's bytes in order from *start*. It returns whole groups; `end` is the position
+    after the last of them. At the first invalid line it sets `damage` to that line's offset and
+    reads no further.
     """
 
     __slots__ = ("_epoch", "_group", "_rest", "damage", "end", "next")
@@ -196,14 +196,14 @@ class Scanner:
         self._group: list[Record] = []
         self._rest = b""
         self.next: Position = start
-        """Where the next line begins: behind `end` while a group is not whole."""
+        """Where the next line begins: after `end` while a group is not whole."""
         self.end: Position = start
-        """Behind the last record that ends a group."""
+        """After the last record that ends a group."""
         self.damage: int | None = None
-        """Where the first line that does not fit begins."""
+        """The offset of the first invalid line."""
 
     def feed(self, data: bytes) -> list[Record]:
-        """Take the next bytes; return the records of the groups that are now whole."""
+        """Read the next bytes; return the records of the groups that are now whole."""
         if self.damage is not None:
             return []
         start = self.next
@@ -216,7 +216,7 @@ class Scanner:
         return self._whole(data, start, records_found.records)
 
     def _whole(self, data: bytes, start: Position, records: list[Record]) -> list[Record]:
-        """Hold back what does not end a group yet."""
+        """Hold back records whose group has not ended yet."""
         open_ = 0
         while open_ < len(records) and not records[-1 - open_].end:
             open_ += 1
@@ -251,7 +251,7 @@ def _record(line: bytes, seq: int, epoch: int, crc: int) -> Record | None:
 def first_payload(line: bytes) -> bytes | None:
     """Return the payload of a file's first line, whose checksum is not verified yet.
 
-    What the file follows, and so the seed to verify the line with, stands inside it.
+    It contains what the file follows, and so the seed for verifying the line.
     """
     head = _HEAD.match(line)
     if head is None or len(line) - head.end() <= _TAIL:
@@ -260,18 +260,17 @@ def first_payload(line: bytes) -> bytes | None:
 
 
 def verify(line: bytes, *, seq: int, epoch: int, seed: int) -> tuple[Record, int] | None:
-    """Return a line's record and checksum, None unless it is exactly the one named."""
+    """Return a line's record and checksum, None unless it has this seq, epoch and seed."""
     record = _record(line, seq, epoch, seed)
     return None if record is None else (record, int(line[-10:-2], 16))
 
 
 def follows(data: bytes, crc: int) -> bool:
-    """Say whether sound records follow a damaged line, with which *data* begins.
+    """Return whether sound records follow a damaged line, with which *data* begins.
 
-    *crc* seeds the damaged line. A torn last write leaves nothing sound behind it, and
-    damage in the middle does: this is how the two are told apart. A line counts as sound
-    if it is sealed to the line before it, by the checksum that stands there or by the one
-    that should.
+    *crc* seeds the damaged line. This distinguishes a torn last write, with nothing sound after
+    it, from damage in the middle. A line counts as sound if its checksum continues that of the
+    previous line: the stated one, or the one computed from its bytes.
     """
     is_whole = data.split(b"\n")[:-1]
     for before, line in itertools.pairwise(is_whole):
@@ -287,14 +286,14 @@ def follows(data: bytes, crc: int) -> bool:
 
 
 def salvaged(data: bytes, *, epoch: int, seq: int, crc: int) -> list[Record]:
-    """Return all records of a file's lines that can be proven, also those behind damage.
+    """Return all records of a file's lines that can be proven, also those after damage.
 
-    A line is proven by the checksum of the line before it, be it the one that is stated there or
-    the one that its bytes come to.
+    A line is proven by the checksum of the previous line: the stated one, or the one computed
+    from its bytes.
 
     Args:
-        data: The file from a line's beginning on; what is behind the last newline does not count.
-        epoch: Whose file it is.
+        data: The file from a line's beginning on; bytes after the last newline do not count.
+        epoch: The epoch of the file.
         seq: The record before the first line.
         crc: That record's checksum.
 
@@ -305,7 +304,7 @@ def salvaged(data: bytes, *, epoch: int, seq: int, crc: int) -> list[Record]:
         content = line[:-_TAIL]
         check, head = _CHECK.search(line), _HEAD.match(line)
         stated = None if check is None else int(check[1], 16)
-        # Only a line's own number can say which one it is, once others are lost.
+        # Once lines are lost, only a line's own number identifies it.
         number = int(head[1]) if head is not None else 0
         proofs = [seed for seed in seeds if number > seq and zlib.crc32(content, seed) == stated]
         record = _record(line, number, epoch, proofs[0]) if proofs else None

@@ -23,16 +23,16 @@ from perdure.records.values import UNKNOWN, OpaqueValue, Tags, label_of, lift, l
 
 
 class TypeAdapter(NamedTuple):
-    """What to do with the instances of one class."""
+    """How instances of one class are encoded, decoded and compared."""
 
     dump: Callable[[Any], Any]
     load: Callable[[Any], Any]
     same: Callable[[Any, Any], bool]
-    """For classes without an ``__eq__``: whether two instances hold the same."""
+    """For classes without an ``__eq__``: whether two instances have equal fields."""
 
 
 def shape_of(cls: type) -> TypeAdapter | None:
-    """Return the shape of a class's instances, None where there is none.
+    """Return the adapter of a class, None if it cannot be registered.
 
     Raises:
         InvalidArgumentError: An annotation of its fields cannot be understood.
@@ -79,7 +79,7 @@ def _loader(cls: type) -> Callable[[Any], Any]:
         )
         raise InvalidArgumentError(message, option="types") from None
     except TypeError:
-        # A union that msgspec cannot tell apart. Tags can: the fields come as instances.
+        # A union that msgspec cannot distinguish. Tags can: the fields come as instances.
         return lambda data: cls(**data)
     return lambda data: msgspec.convert(data, cls)
 
@@ -88,21 +88,19 @@ def _pydantic(cls: Any) -> TypeAdapter:
     def dump(value: Any) -> Any:
         return value.model_dump(mode="json", by_alias=True, round_trip=True)
 
-    # Private attributes are no data: what counts is what the fields hold.
+    # Private attributes are no data: only the fields are compared.
     return TypeAdapter(
         dump, cls.model_validate, lambda value, other: bool(vars(value) == vars(other))
     )
 
 
-# The user's own types: which there are, under which stable tags, in which versions
-#
 # A registered dataclass, msgspec Struct, enum or pydantic model can be a part of any stored value,
-# or a record by itself (kind ``x:<tag>``), and comes back as itself. What is stored is a tag that
+# or a record by itself (kind ``x:<tag>``), and comes back as itself. Stored are a tag that
 # the application chose, never an import path, and the fields: reading cannot run anything but the
 # registered types and their upcasts.
-# A type that changes shape gets a higher version, and an upcast for each older one that may be
-# stored. What cannot be read here, because its tag is not registered or its version is newer,
-# comes back as an `OpaqueValue` and is written again as it was.
+# A type that changes its fields gets a higher version, and an upcast for each older version that
+# may be stored. Data whose tag is not registered, or whose version is newer, comes back as an
+# `OpaqueValue` and is written again unchanged.
 
 
 log: logging.Logger = logging.getLogger("perdure.records")
@@ -110,12 +108,12 @@ log: logging.Logger = logging.getLogger("perdure.records")
 Upcast = Callable[[dict[str, Any]], dict[str, Any]]
 
 KIND_PREFIX = "x:"
-"""What the kinds of records of registered types begin with."""
+"""The prefix of the kinds of records of registered types."""
 _TAG = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,47}")
 
 
 class Registered(msgspec.Struct, frozen=True):
-    """A type, and how it is stored; made by `register`."""
+    """A type with its tag, version and upcasts; created by `register`."""
 
     cls: type
     tag: str
@@ -134,9 +132,9 @@ def register(
 
     Args:
         cls: A dataclass, a msgspec Struct, an enum, or a pydantic model.
-        tag: Its name in stored data, for good; the class's name by default.
+        tag: Its permanent name in stored data; the class's name by default.
         version: Raise it when stored fields change their meaning or shape.
-        upcasts: By version, what makes its fields those of the next version.
+        upcasts: By version, the function from its fields to those of the next version.
 
     Raises:
         InvalidArgumentError: An argument is invalid.
@@ -184,10 +182,10 @@ _WIRE = msgspec.json.Decoder(_Wire)
 
 
 class Registry:
-    """The registered types of one application; does not change once it is made.
+    """The registered types of one application; immutable.
 
     Raises:
-        InvalidArgumentError: A type cannot be stored, or a tag or a type is there twice.
+        InvalidArgumentError: A type cannot be stored, or a tag or a type occurs twice.
 
     """
 
@@ -250,7 +248,7 @@ class Registry:
         """Return the instance that a record of kind ``x:<tag>`` holds, or an `OpaqueValue`.
 
         Raises:
-            CorruptRecordError: The payload is damaged, or does not fit the type.
+            CorruptRecordError: The payload is damaged, or does not match the type.
             UnsupportedVersionError: There is no upcast from its version.
 
         """
@@ -261,7 +259,7 @@ class Registry:
             return OpaqueValue(kind.removeprefix(KIND_PREFIX), wire.v, data, wire.types or {})
         return lift(json.decode(bytes(wire.data)), {**(wire.types or {}), "": label}, self)
 
-    # what values need: `perdure.records.values.Types`
+    # The protocol `perdure.records.values.Types`.
 
     def dump(self, value: Any) -> tuple[str, Any] | None:
         """Return label and data of an instance of a registered type, else None."""
@@ -277,7 +275,7 @@ class Registry:
         return UNKNOWN if shape is None else shape.dump(value)
 
     def knows(self, label: str) -> bool:
-        """Tell whether a stored value with this label can be read, and warn if it is newer."""
+        """Return whether a stored value with this label can be read; warn if it is newer."""
         tag, version = parse_label(label)
         known = self._by_tag.get(tag) if version else None
         if known is None:
@@ -302,12 +300,12 @@ class Registry:
             reason = json.reason(error)
         except Exception as error:  # noqa: BLE001  # the user's own constructors and validators
             reason = f"its type raises {type(error).__name__}"
-        # Outside of the handler, so that no traceback shows what the error quotes.
+        # Raised outside of the handler, so that no traceback shows the values that it quotes.
         message = f"stored data of {tag!r} version {version} does not fit its type: {reason}"
         raise CorruptRecordError(message, tag=tag, version=version)
 
     def same(self, left: Any, right: Any) -> bool:
-        """Tell whether an instance came back as itself."""
+        """Return whether an instance came back equal to itself."""
         if type(left) is not type(right):
             return False
         if isinstance(left, Enum):
@@ -329,7 +327,7 @@ def _upcast(registered: Registered, version: int, data: Any) -> Any:
         except Exception as error:  # the user's code: any error may come
             message = (
                 f"the upcast of {registered.tag!r} from version {at} raises "
-                f"{type(error).__name__}: mend it; the stored data was left as it is"
+                f"{type(error).__name__}: fix it; the stored data was left as it is"
             )
             raise CorruptRecordError(message, tag=registered.tag, version=at) from error
     return data

@@ -1,10 +1,10 @@
-"""Values of the user's: JSON as it is, and more than JSON with tags beside the data.
+"""Application values: JSON as it is, more than JSON with tags, and redaction of credentials.
 
 ``encode_value`` gives the value's JSON and a table ``{JSON pointer: tag}`` of the places
-where JSON cannot tell what was there. The caller stores the table next to the value, never
-inside, so that no dict of a user's can be taken for a tag, whatever its keys. In a message
-the table is ``arguments_types`` beside ``arguments`` and ``tool_result_types`` beside
-``tool_result``; plain JSON has no table, and costs one look over its containers.
+that JSON cannot represent. The caller stores the table next to the value, never inside, so
+that no dict of an application can be mistaken for a tag. In a message the table is
+``arguments_types`` next to ``arguments`` and ``tool_result_types`` next to ``tool_result``;
+plain JSON has no table, and costs one pass over its containers.
 
     {"at": datetime(2026, 1, 2), "raw": b"x"}
     value  {"at": "2026-01-02T00:00:00", "raw": "eA=="}
@@ -15,12 +15,12 @@ dict with str keys; bytes, bytearray, datetime, date, time, timedelta (a zone co
 its offset), Decimal, UUID, Path, tuple, set, frozenset; instances of registered types. An
 instance of a subclass of str, int, float, list or dict comes back as that. Everything else
 raises NotStorableError, which names the path, the type and the cure; so do NaN, infinities,
-lone surrogates, circular references and what is too deep. With ``on_unstorable="repr"`` such
-a part becomes its repr instead, under the tag ``repr``.
+lone surrogates, circular references and values that nest too deep. With
+``on_unstorable="repr"`` such a part becomes its repr instead, under the tag ``repr``.
 
-What comes back is checked before it is stored for registered types (a field may hold what
-its annotation does not say), and follows by construction for the others. A tag that is not
-known on reading gives an `OpaqueValue`, which encodes to what it was.
+For registered types the round trip is checked before storing (a field may hold what its
+annotation does not allow); for the others it holds by construction. A tag that is unknown on
+reading gives an `OpaqueValue`, which encodes to the same bytes.
 
 Pure.
 """
@@ -53,18 +53,15 @@ from perdure.records.json import (
     too_deep,
 )
 
-# The tags of values: what JSON cannot tell, what it becomes, and who knows more types
-#
 # A table of tags maps JSON pointers to labels. A label is one of perdure's own tags ("bytes"), or
 # that of a registered type with its version ("x:Point@2").
-# Pure.
 
 
 Tags: TypeAlias = dict[str, str]
 
 
 class OpaqueValue(msgspec.Struct, frozen=True):
-    """A value whose type is not registered here; encodes to exactly what it was."""
+    """A value whose type is not registered here; encodes to exactly the bytes that were stored."""
 
     tag: str
     version: int
@@ -77,7 +74,7 @@ class OpaqueValue(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """The tag as it stands in a table."""
+        """The tag's label in a table."""
         return label_of(self.tag, self.version) if self.version else self.tag
 
 
@@ -91,13 +88,13 @@ class Types(Protocol):
         """Return the data of an instance that only occurs inside of registered types."""
 
     def knows(self, label: str) -> bool:
-        """Tell whether ``load`` can read what has this label."""
+        """Return whether ``load`` can read data with this label."""
 
     def load(self, label: str, data: Any) -> Any:
-        """Return the instance. Raises FormatError where the data does not fit."""
+        """Return the instance; raise FormatError if the data does not match the type."""
 
     def same(self, left: Any, right: Any) -> bool:
-        """Tell whether an instance came back as itself."""
+        """Return whether an instance came back equal to itself."""
 
 
 class _NoTypes:
@@ -114,12 +111,12 @@ class _NoTypes:
 
 
 UNKNOWN = object()
-"""What ``Types.part`` returns for a value of which it knows nothing."""
+"""What ``Types.part`` returns for a value of an unknown type."""
 NO_TYPES: Types = _NoTypes()
 
 
 def label_of(tag: str, version: int) -> str:
-    """Return how a registered type stands in a table of tags."""
+    """Return the label of a registered type."""
     return f"x:{tag}@{version}"
 
 
@@ -133,7 +130,7 @@ def parse_label(label: str) -> tuple[str, int]:
 
 
 class NativeType(NamedTuple):
-    """How values of one type of Python's own go down to JSON and come back."""
+    """How values of one built-in type become JSON, and back."""
 
     tag: str
     lower: Callable[[Any], Any]
@@ -182,18 +179,15 @@ def unescape(token: str) -> str:
     return token.replace("~1", "/").replace("~0", "~")
 
 
-# A value on its way up: JSON and its table of tags become what was stored
-#
-# Used through `perdure.records.values`. Data only: a tag picks from a fixed table or from the types
-# that the application has registered, never a name to import.
-# Pure.
+# Decoding is data only: a tag picks from a fixed table or from the types that the application has
+# registered, never a name to import.
 
 
 def lift(value: Any, tags: Mapping[str, str] | None, types: Types = NO_TYPES) -> Any:
-    """Return the value that was lowered; ``value`` itself is used up.
+    """Return the value that `lower` was given; ``value`` itself is modified.
 
     Raises:
-        CorruptRecordError: A tag's place is not there, or what is there does not fit the tag.
+        CorruptRecordError: A tag's place does not exist, or its data does not match the tag.
 
     """
     if not tags:
@@ -202,7 +196,7 @@ def lift(value: Any, tags: Mapping[str, str] | None, types: Types = NO_TYPES) ->
     if max(map(_depth, tags)) > MAX_VALUE_DEPTH:
         raise _no_such_place(max(map(len, tags)))
     opaque = _opaque_tables(tags, types)
-    for pointer in sorted(tags, key=_depth, reverse=True):  # a part before what it is part of
+    for pointer in sorted(tags, key=_depth, reverse=True):  # inner places first
         above = _outermost(pointer, opaque)
         if above is None:
             parent, last = _place(root, pointer)
@@ -278,29 +272,21 @@ def _lift_one(tag: str, value: Any, types: Types, pointer: str) -> Any:
         raise CorruptRecordError(message, path=pointer, tag=tag) from None
 
 
-# A value on its way down: what JSON can hold of it, and the tags for the rest
-#
-# Used through `perdure.records.values`, whose docstring says what can be stored. A plain value is
-# recognized by a look over its containers and goes as it is; any other is rebuilt part by part,
-# with the path at hand, so that an error says where.
-# Pure.
-
-
 OnUnstorable: TypeAlias = Literal["raise", "repr"]
 
 MAX_REPR = 16_384
 """The most characters of a repr that is stored in place of a value."""
 MAX_INT_BITS = 14_284
-"""An int of so many bits has at most 4,300 digits, which is what Python reads by default."""
+"""An int of so many bits has at most 4,300 digits, the most that Python parses by default."""
 
 _ATOMS = frozenset({str, int, bool, type(None)})
 
 _MOST_ITEMS = MAX_RECORD_BYTES // 2
-"""More do not fit into a record: each takes two bytes at least."""
+"""More do not fit into a record: each takes at least two bytes."""
 
 
 def is_plain(value: Any) -> bool:
-    """Tell whether a value is of JSON's own types only, finite, and not too deep or large."""
+    """Return whether a value has JSON's own types only, is finite, and not too deep or large."""
     level: list[Any] = [[value]]
     containers, items = MAX_CONTAINERS, _MOST_ITEMS
     for _ in range(MAX_VALUE_DEPTH + 1):  # level by level, so that a circle ends too
@@ -317,7 +303,7 @@ def is_plain(value: Any) -> bool:
 
 
 def _look(node: Any, below: list[Any]) -> bool:
-    """Tell whether a list's or dict's own items are plain; add lists and dicts to ``below``."""
+    """Return whether a list's or dict's own items are plain; add containers to ``below``."""
     if type(node) is dict:
         for key in node:
             if type(key) is not str:
@@ -335,7 +321,7 @@ def _look(node: Any, below: list[Any]) -> bool:
 
 
 class ValueEncoder:
-    """One value on its way down: where it is, which tags it has set."""
+    """Lower one value to JSON, part by part, with the path at hand for errors."""
 
     def __init__(self, types: Types, on_unstorable: OnUnstorable, at: str) -> None:
         self.tags: Tags = {}
@@ -348,16 +334,16 @@ class ValueEncoder:
         self._room = MAX_CONTAINERS
 
     def run(self, value: Any) -> tuple[Any, Tags | None]:
-        """Return what JSON can hold of the whole value, and the table of its tags, if any."""
+        """Return the whole value as JSON can hold it, and the table of its tags, if any."""
         try:
             return self.lower(value), self.tags or None
         except RecursionError:
-            # The depth is limited: it is the caller who has no stack left.
+            # The depth is limited: the caller has no stack left.
             message = f"the value at {self._at} cannot be stored: the call stack is too deep here"
             raise NotStorableError(message, path=self._at) from None
 
     def lower(self, value: Any) -> Any:
-        """Return what JSON can hold of a value at the current place, and note its tags."""
+        """Return a value at the current place as JSON can hold it, and add its tags."""
         kind = type(value)
         if value is None or kind is bool:
             return value
@@ -371,7 +357,7 @@ class ValueEncoder:
         return self._json(value)
 
     def _json(self, value: Any) -> Any:
-        """Lower JSON's own types; of subclasses, what JSON has of them."""
+        """Lower JSON's own types, and their subclasses as these types."""
         match value:
             case Enum():
                 return self._part(value)  # also where it is text or a number too
@@ -388,7 +374,7 @@ class ValueEncoder:
         return self._part(value)
 
     def _part(self, value: Any) -> Any:
-        """Lower what only occurs inside of registered instances, whose annotations know it."""
+        """Lower a type that only registered instances contain, whose annotations name it."""
         data = self._types.part(value) if self._inside else UNKNOWN
         return self._unstorable(value, _cure(value)) if data is UNKNOWN else self.lower(data)
 
@@ -439,7 +425,7 @@ class ValueEncoder:
         return lowered
 
     def _enter(self, value: Any) -> str:
-        """Go one level down; or return why not."""
+        """Enter a container; or return why it cannot be entered."""
         if id(value) in self._open:
             return "it refers to itself: leave the circle out"
         self._room -= 1
@@ -565,20 +551,19 @@ def _repr(value: Any) -> str:
 def encode_value(
     value: Any, types: Types = NO_TYPES, *, on_unstorable: OnUnstorable = "raise", at: str = "$"
 ) -> tuple[bytes, Tags | None]:
-    """Return a value's JSON, and the table of its tags, or None where JSON says it all.
+    """Return a value's JSON, and the table of its tags; None if it needs no tags.
 
     Raises:
         NotStorableError: Some part of it cannot be stored.
-        TooLargeError: It has more items or levels than fit.
+        TooLargeError: It has too many items or levels.
 
     """
     lowered, tags = lower(value, types, on_unstorable=on_unstorable, at=at)
     try:
         return json.encode(lowered), tags
     except NotStorableError:
-        ValueEncoder(types, on_unstorable, at).run(
-            value
-        )  # names the place from the value's own root
+        # Raises an error that names the place from the value's own root.
+        ValueEncoder(types, on_unstorable, at).run(value)
         raise
 
 
@@ -595,10 +580,10 @@ def decode_value(data: bytes, tags: Mapping[str, str] | None, types: Types = NO_
 def lower(
     value: Any, types: Types = NO_TYPES, *, on_unstorable: OnUnstorable = "raise", at: str = "$"
 ) -> tuple[Any, Tags | None]:
-    """Return what of a value JSON can hold, and the table of tags; errors as `encode_value`.
+    """Return a value as JSON can hold it, and the table of tags; errors as `encode_value`.
 
-    Text is looked at only where the value is not plain JSON: a lone surrogate in a plain one
-    shows when it is encoded.
+    Text is checked only if the value is not plain JSON: in plain JSON, encoding finds a lone
+    surrogate.
     """
     if on_unstorable == "raise" and is_plain(value):
         return value, None
@@ -606,7 +591,7 @@ def lower(
 
 
 REDACTED = "[redacted]"
-"""What stands where a credential stood."""
+"""The replacement of a credential."""
 
 DENY_KEYS = frozenset(
     {
@@ -643,7 +628,7 @@ DENY_KEYS = frozenset(
 def redact(value: Any, deny_keys: Iterable[str] = DENY_KEYS) -> tuple[Any, tuple[str, ...]]:
     """Return the value without credentials, and JSON pointers to where they were.
 
-    What is empty, None or a bool is no credential and stays.
+    Empty values, None and bools are no credentials and stay.
 
     >>> redact({"model": "m", "api_key": "k"})
     ({'model': 'm', 'api_key': '[redacted]'}, ('/api_key',))

@@ -99,7 +99,7 @@ class _Run:
         core, t, now = self._core, self._t, change.at
         if self._dirty_since is None:
             self._dirty_since = now
-        core.intake.append(t, (Entry(MESSAGE, bytes(change.size)),), now)
+        core.append(t, (Entry(MESSAGE, bytes(change.size)),), now)
         if change.ends_turn and t.options is not None and t.options.on_turn_end:
             core.schedule.hasten(t, now)
         self._begin(now)
