@@ -50,6 +50,15 @@ def sweep(store, now: float, *reachable: str) -> BlobSweep:
     return blobs.sweep(store._root, "", reachable, DAY, now)
 
 
+async def test_a_blob_that_was_put_in_the_millisecond_of_the_sweep_was_not_put_again(
+    store,
+) -> None:
+    blobs.put(store._root, "", {NAME: DATA}, 0.0)
+    blobs.put(store._root, "", {NAME: DATA}, 1_000_000.0004)  # sets its age
+    assert blobs.sweep(store._root, "", (), 0, 1_000_000.0006) == BlobSweep(quarantined=1)
+    assert blobs.sweep(store._root, "", (), 0, 1_000_001.0) == BlobSweep(0, 1, len(DATA))
+
+
 async def test_a_blob_has_two_grace_periods(store) -> None:
     now = 1_000_000.0
     blobs.put(store._root, "", {NAME: DATA}, now)

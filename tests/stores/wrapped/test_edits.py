@@ -26,7 +26,7 @@ from perdure.lineage.store import Lineage
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
 from perdure.records.records import EPOCH, Entry, Record
-from perdure.store import Document, Documents, LogChunk, Store
+from perdure.store import Document, Documents, HeldLease, LogChunk, Store
 from perdure.stores.file import FileStore
 from perdure.stores.wrapped import EncryptedStore
 from tests.crash import places
@@ -56,6 +56,16 @@ class Edited:
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)
+
+    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
+        """The epoch record comes behind what was left of the log."""
+        lease = await self._store.acquire(key, after=after)
+        if key not in self.log:
+            return lease
+        (record,) = (await log_of(self._store, key))[-1:]
+        last = self.log[key][-1].seq
+        self.log[key] = [*self.log[key], changed(record, seq=last + 1)]
+        return msgspec.structs.replace(lease, head=last + 1)
 
     async def head(self, key: SessionKey) -> int:
         if key not in self.log:
@@ -107,9 +117,9 @@ def epoch(record: Record, number: int) -> Record:
     return changed(record, kind=EPOCH, epoch=number, payload=b'{"owner":"x","at":1.0}')
 
 
-def at(seq: int, edit: Callable[[list[Record], int], Record]) -> Edit:
+def at(number: int, edit: Callable[[list[Record], int], Record]) -> Edit:
     def work(log: list[Record]) -> list[Record]:
-        place = seq - log[0].seq
+        place = number - 1
         return [*log[:place], edit(log, place), *log[place + 1 :]]
 
     return work
@@ -228,6 +238,49 @@ async def test_an_edited_log_is_found_by_all_who_read_it(
     with pytest.raises(CorruptRecordError):
         async with connect(EncryptedStore(inner, KEY), shutdown=NO_SIGNALS) as sessions:
             await sessions.open("ada")
+
+
+@pytest.mark.parametrize("edit", EDITS)
+async def test_opening_finds_an_edit_behind_the_last_fold(
+    kind: str, edit: str, tmp_path: Path
+) -> None:
+    """The part of the log that it reads; what lies before that part, other readers find."""
+    inner = Edited(KINDS[kind](tmp_path / "kept", None))
+    await talk(EncryptedStore(inner, KEY), "ada", 3)
+    async with (
+        connect(EncryptedStore(inner, KEY), shutdown=NO_SIGNALS, autosave=None) as sessions,
+        sessions.open("ada") as session,
+    ):
+        for turn in range(3):
+            async with session.turn():
+                session.append(Message.user(f"asks {turn} again"))
+        await session.save()  # as a kill leaves it: saved, and not folded
+        log = await log_of(inner._store, ADA)
+        have = await inner._store.read_documents(ADA)
+    assert have.manifest is not None
+    inner.documents[ADA] = have
+    folded, tail = log[: have.manifest.as_of_seq], log[have.manifest.as_of_seq :]
+
+    async def opened() -> list[str]:
+        async with (
+            connect(EncryptedStore(inner, KEY), shutdown=NO_SIGNALS, autosave=None) as sessions,
+            sessions.open("ada") as session,
+        ):
+            assert session.restore_report.source == "catch_up"
+            return [message.text for message in session.context() if message.role == "user"]
+
+    whole = [f"asks {turn}" for turn in range(3)] + [f"asks {turn} again" for turn in range(3)]
+    inner.log[ADA] = log
+    assert await opened() == whole
+    before = EDITS[edit](folded)
+    moved = before[-1].seq - folded[-1].seq
+    inner.log[ADA] = [*before, *(changed(one, seq=one.seq + moved) for one in tail)]
+    said = await told(inner)
+    assert said["history"]
+    assert said["check"]
+    inner.log[ADA] = [*folded, *EDITS[edit](tail)]
+    with pytest.raises(CorruptRecordError):
+        await opened()
 
 
 @pytest.mark.parametrize("edit", EDITS)

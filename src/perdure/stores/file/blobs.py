@@ -177,7 +177,8 @@ def _expire(
                 if status is None:
                     continue
                 # Checked again: it may be reachable, or was put again, since it was moved.
-                if name in keep or status.st_mtime > stamp / 1000:
+                # The stamp is in whole milliseconds, and so is the comparison.
+                if name in keep or int(status.st_mtime * 1000) > stamp:
                     _bring_back(folder, moved, name)
                 elif now - stamp / 1000 >= older_than and moved.remove(name):
                     yield status.st_size
