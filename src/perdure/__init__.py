@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from perdure.autosave.options import Autosave as Autosave
     from perdure.autosave.options import EngineOptions as EngineOptions
     from perdure.autosave.options import Shutdown as Shutdown
+    from perdure.config.locations import PersistentState as PersistentState
     from perdure.config.persistent_config import PersistentConfig as PersistentConfig
-    from perdure.config.states import PersistentState as PersistentState
     from perdure.errors import *  # noqa: F403  # the whole tree is public
     from perdure.lease import LeaseOptions as LeaseOptions
     from perdure.records.keys import SessionKey as SessionKey
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from perdure.session.options import Limits as Limits
     from perdure.session.retention import Retention as Retention
     from perdure.session.session import Session as Session
+    from perdure.session.session import SessionView as SessionView
     from perdure.session.turn import Turn as Turn
-    from perdure.session.view import SessionView as SessionView
 
 __version__ = "0.1.0"
 
@@ -48,7 +48,7 @@ _HOMES = {
     "perdure.autosave.options": ("Autosave", "EngineOptions", "Shutdown"),
     "perdure.records.types": ("register",),
     "perdure.config.persistent_config": ("PersistentConfig",),
-    "perdure.config.states": ("PersistentState",),
+    "perdure.config.locations": ("PersistentState",),
     "perdure.lease": ("LeaseOptions",),
     "perdure.records.keys": ("SessionKey",),
     "perdure.session.contributors": ("Contributor",),
@@ -56,9 +56,8 @@ _HOMES = {
     "perdure.session.manager": ("SessionManager",),
     "perdure.session.options": ("Limits",),
     "perdure.session.prune": ("Retention",),
-    "perdure.session.session": ("Session",),
+    "perdure.session.session": ("Session", "SessionView"),
     "perdure.session.turn": ("Turn",),
-    "perdure.session.view": ("SessionView",),
     "perdure.errors": (
         "AcknowledgedRecordsLostError",
         "CheckpointNotFoundError",

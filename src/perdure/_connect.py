@@ -82,7 +82,7 @@ def connect(
 
     store, declared = _declared(url, config)
     if read_only:
-        from perdure.stores.read_only import ReadOnlyStore
+        from perdure.stores.delegate import ReadOnlyStore
 
         store = ReadOnlyStore(store)
     return SessionManager(

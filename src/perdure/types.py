@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from perdure.session.export import Imported as Imported
     from perdure.session.fork import Fork as Fork
     from perdure.session.inbox import PostReceipt as PostReceipt
-    from perdure.session.lost import LostSession as LostSession
+    from perdure.session.lifecycle import LostSession as LostSession
     from perdure.session.open import SessionOpening as SessionOpening
     from perdure.session.prune import CheckpointHold as CheckpointHold
     from perdure.session.prune import Pruned as Pruned
@@ -77,7 +77,7 @@ _HOMES = {
     "perdure.session.export": ("Imported",),
     "perdure.session.fork": ("Fork",),
     "perdure.session.inbox": ("PostReceipt",),
-    "perdure.session.lost": ("LostSession",),
+    "perdure.session.lifecycle": ("LostSession",),
     "perdure.session.open": ("SessionOpening",),
     "perdure.session.prune": ("CheckpointHold", "PruneReport", "Pruned"),
     "perdure.session.rebuild": ("RebuildReport",),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perdure._lib.display import LONGEST, card
+from perdure._lib.logs import LONGEST, card
 
 
 def test_nothing_that_is_shown_is_markup() -> None:

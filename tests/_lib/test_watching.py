@@ -9,8 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from perdure._lib.files import Folder
-from perdure._lib.watch import watch_folder
+from perdure._lib.files import Folder, watch_folder
 
 pytestmark = [
     pytest.mark.anyio,

@@ -35,8 +35,8 @@ from perdure.agent import (
     call,
     open_matters,
 )
+from perdure.agent.bootstrap import MOST_ATTEMPTS
 from perdure.agent.events import AgentEvent
-from perdure.agent.resume import MOST_ATTEMPTS
 from perdure.memory.ledger import LEDGER, change_entry
 from perdure.records.records import ADMITTED, Record
 from perdure.session.internals import store_of

@@ -104,7 +104,7 @@ async def test_what_is_over_a_limit_is_refused_before_it_is_written(
 
 def test_a_bomb_is_given_up_where_it_grows_out_of_proportion(tmp_path: Path) -> None:
     """RELIABILITY S9: the ratio is looked at while it is read; memory stays flat."""
-    from perdure.archive.compression import LOOKED_AT, DecompressedFile
+    from perdure.archive.tar import LOOKED_AT, DecompressedFile
 
     packer = zstandard.ZstdCompressor().compressobj()
     path = tmp_path / "bomb"

@@ -8,7 +8,7 @@ import pytest
 
 import perdure
 from perdure.archive import Archives
-from perdure.cli.store_checks import collect, garbage
+from perdure.cli.audit import collect, garbage
 from perdure.errors import CorruptRecordError
 from perdure.records.keys import SessionKey
 from perdure.session.manager import SessionManager

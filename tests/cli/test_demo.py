@@ -10,8 +10,16 @@ import pytest
 
 import perdure
 from perdure import Message, Shutdown
-from perdure.cli.demo.proof import LoggedAgent, lost, read_logs, turns_in
-from perdure.cli.demo.stage import STORE, DemoPlan, DemoRun, Report
+from perdure.cli.demo.stage import (
+    STORE,
+    DemoPlan,
+    DemoRun,
+    LoggedAgent,
+    Report,
+    lost,
+    read_logs,
+    turns_in,
+)
 from perdure.cli.demo.wire import Ack, digest
 from tests.cli.conftest import Command
 

@@ -12,8 +12,7 @@ import pytest
 import perdure
 from perdure import MissingExtraError, PersistentConfig
 from perdure.agent import Agent, EchoModel
-from perdure.config.schema import FIELDS, SECTIONS, declaration_of
-from perdure.config.template import VARIABLES
+from perdure.config.schema import FIELDS, SECTIONS, VARIABLES, declaration_of
 from perdure.config.yaml_reader import read
 from perdure.stores.memory import MemoryBacking
 from tests.agent.conftest import World

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from perdure.formats.state import SavedTrace, TraceMessage, TraceMessages, trace_lines
 from perdure.formats.trace_files import (
     ArchiveManifest,
     is_segment_name,
@@ -17,7 +18,6 @@ from perdure.formats.trace_files import (
     planned_segments,
     read_memories,
 )
-from perdure.formats.traces import SavedTrace, TraceMessage, TraceMessages, trace_lines
 from perdure.memory.facts import EpisodicItem
 from perdure.records.json import decode
 from perdure.records.messages import Message, ToolCall, ToolResult

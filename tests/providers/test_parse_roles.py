@@ -9,7 +9,7 @@ import pytest
 from perdure import Message
 from perdure.errors import FormatError
 from perdure.providers import parse
-from perdure.providers.target import Format
+from perdure.providers.context_fit import Format
 
 TEXT = "It is 14 degrees."
 

@@ -278,7 +278,7 @@ def test_another_sessions_manifest_is_refused_and_stays(root: Path) -> None:
 
 
 def test_a_manifest_of_a_newer_format_is_refused_and_stays(root: Path) -> None:
-    from perdure.stores.file.sealed import sealed
+    from perdure.stores.file.layout import sealed
 
     (own,) = (root / "agents" / "ada").glob("manifest-*.json")
     own.write_bytes(sealed({"format": 9}))

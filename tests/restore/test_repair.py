@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from perdure import Message, ToolCall
 from perdure.providers import Issuer, parse, render
-from perdure.providers.target import ContextTarget
+from perdure.providers.context_fit import ContextTarget
 from perdure.providers.tool_pairs import INTERRUPTED, interrupted_result, is_synthetic
 from perdure.restore.rebuild import repair
 

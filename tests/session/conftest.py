@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from perdure import Shutdown, connect, store_for
-from perdure.session.clock import Clock
 from perdure.session.manager import SessionManager
+from perdure.session.runtime import Clock
 from perdure.stores.memory import MemoryBacking, MemoryStore
 
 Connect = Callable[..., SessionManager]

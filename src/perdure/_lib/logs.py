@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import logging
+import re
 from collections.abc import Hashable, Mapping
 from typing import final
 
@@ -46,3 +48,49 @@ class LogOnce:
             self._told.clear()
         self._told[what] = None
         return True
+
+
+# Text that may come from anywhere, shown to people: as text, whatever stands in it
+
+
+LONGEST = 200
+_TURNING = r"\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
+"""C1 controls, which some terminals obey, and marks that change the direction of text."""
+_HIDDEN = re.compile(rf"[\x00-\x08\x0b-\x1f{_TURNING}\ud800-\udfff]")
+_HIDDEN_IN_JSON = re.compile(rf"[{_TURNING}]")
+
+
+def visible(text: str) -> str:
+    r"""Return text with its control characters shown, and what turns or is no text at all.
+
+    >>> visible("a\x1b[2Jb"), visible("\udcff")
+    ('a\\x1b[2Jb', '\\udcff')
+    """
+    return _HIDDEN.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+def visible_json(data: bytes) -> bytes:
+    r"""Return JSON with the same characters escaped; encoders leave those beyond ASCII as they are.
+
+    >>> visible_json('["\x9b2J \u202e"]'.encode())
+    b'["\\u009b2J \\u202e"]'
+    """
+    text = data.decode()
+    return _HIDDEN_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text).encode()
+
+
+def card(title: str, facts: Mapping[str, object]) -> str:
+    """Return a small table, one row a fact.
+
+    >>> card("Session", {"id": "<b>"})
+    '<table><caption>Session</caption><tr><th>id</th><td>&lt;b&gt;</td></tr></table>'
+    """
+    rows = [
+        f"<tr><th>{_text(name)}</th><td>{_text(value)}</td></tr>" for name, value in facts.items()
+    ]
+    return f"<table><caption>{_text(title)}</caption>{''.join(rows)}</table>"
+
+
+def _text(value: object) -> str:
+    text = f"{value:.3g}" if isinstance(value, float) else str(value)
+    return html.escape(text if len(text) <= LONGEST else text[: LONGEST - 1] + "…")

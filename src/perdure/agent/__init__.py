@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from perdure.agent.agent import Agent as Agent
     from perdure.agent.bootstrap import BootstrapStep as BootstrapStep
     from perdure.agent.bootstrap import McpServerPrewarmingStep as McpServerPrewarmingStep
+    from perdure.agent.bootstrap import OpenMatters as OpenMatters
     from perdure.agent.bootstrap import SystemPromptProcessingStep as SystemPromptProcessingStep
     from perdure.agent.bootstrap import (
         WorkingContextSnapshotRestoreStep as WorkingContextSnapshotRestoreStep,
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
     from perdure.agent.bootstrap import (
         WorkspaceContextInitializationStep as WorkspaceContextInitializationStep,
     )
+    from perdure.agent.bootstrap import open_matters as open_matters
     from perdure.agent.config import AgentConfig as AgentConfig
     from perdure.agent.config import Features as Features
+    from perdure.agent.config import PersistentSession as PersistentSession
     from perdure.agent.context import AgentContext as AgentContext
     from perdure.agent.context import AgentRuntimeState as AgentRuntimeState
     from perdure.agent.context import TurnTracker as TurnTracker
@@ -83,8 +86,6 @@ if TYPE_CHECKING:
     from perdure.agent.mcp import McpServer as McpServer
     from perdure.agent.memory import MemoryManager as MemoryManager
     from perdure.agent.notes import InContextMemory as InContextMemory
-    from perdure.agent.permissions import Permissions as Permissions
-    from perdure.agent.persistent_session import PersistentSession as PersistentSession
     from perdure.agent.plugins import PersistentInstructions as PersistentInstructions
     from perdure.agent.plugins import ToolSettings as ToolSettings
     from perdure.agent.requests import LLMRequest as LLMRequest
@@ -93,10 +94,9 @@ if TYPE_CHECKING:
     from perdure.agent.results import ResultReference as ResultReference
     from perdure.agent.results import reference_of as reference_of
     from perdure.agent.results import resolved as resolved
-    from perdure.agent.resume import OpenMatters as OpenMatters
-    from perdure.agent.resume import open_matters as open_matters
     from perdure.agent.runtime import AgentRuntime as AgentRuntime
     from perdure.agent.summarizer import ModelSummarizer as ModelSummarizer
+    from perdure.agent.tools import Permissions as Permissions
     from perdure.agent.tools import Tool as Tool
     from perdure.agent.tools import tool as tool
     from perdure.agent.worker import AgentWorker as AgentWorker
@@ -140,11 +140,13 @@ _HOMES = {
     "perdure.agent.bootstrap": (
         "BootstrapStep",
         "McpServerPrewarmingStep",
+        "OpenMatters",
         "SystemPromptProcessingStep",
         "WorkingContextSnapshotRestoreStep",
         "WorkspaceContextInitializationStep",
+        "open_matters",
     ),
-    "perdure.agent.config": ("AgentConfig", "Features"),
+    "perdure.agent.config": ("AgentConfig", "Features", "PersistentSession"),
     "perdure.agent.context": ("AgentContext", "AgentRuntimeState", "TurnTracker"),
     "perdure.agent.events": (
         "AgentEvent",
@@ -200,15 +202,12 @@ _HOMES = {
     "perdure.agent.mcp": ("McpServer",),
     "perdure.agent.memory": ("MemoryManager",),
     "perdure.agent.notes": ("InContextMemory",),
-    "perdure.agent.permissions": ("Permissions",),
-    "perdure.agent.create": ("PersistentSession",),
+    "perdure.agent.tools": ("Permissions", "Tool", "tool"),
     "perdure.agent.plugins": ("PersistentInstructions", "ToolSettings"),
     "perdure.agent.requests": ("LLMRequest", "LLMRequestAssembler", "render_openai"),
     "perdure.agent.results": ("ResultReference", "reference_of", "resolved"),
-    "perdure.agent.resume": ("OpenMatters", "open_matters"),
     "perdure.agent.runtime": ("AgentRuntime",),
     "perdure.agent.summarizer": ("ModelSummarizer",),
-    "perdure.agent.tools": ("Tool", "tool"),
     "perdure.agent.worker": ("AgentWorker",),
     "perdure.formats.memory_files": ("FileMemoryStorage",),
     "perdure.memory.context": ("estimated_tokens",),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import anyio
 
+from perdure.agent.bootstrap import unfinished, unknown
 from perdure.agent.config import AgentConfig
 from perdure.agent.context import AgentContext
 from perdure.agent.create import AgentCreation, IfExists, create, merged
@@ -26,7 +27,6 @@ from perdure.agent.events import (
     UnfinishedMessage,
     UserMessageReceivedEvent,
 )
-from perdure.agent.resume import unfinished, unknown
 from perdure.agent.runtime import AgentRuntime, AgentShutdown
 from perdure.errors import InvalidArgumentError, SessionClosedError, SessionError
 from perdure.records.keys import require_name, require_text
@@ -34,15 +34,14 @@ from perdure.records.messages import Message
 from perdure.records.values import encode_value
 
 if TYPE_CHECKING:
+    from perdure.agent.config import Persistence
     from perdure.agent.ledger import Decision
     from perdure.agent.llm.model import Model
     from perdure.agent.mcp.server import McpServer
     from perdure.agent.memory import MemoryManager
     from perdure.agent.notes import InContextMemory
-    from perdure.agent.permissions import Permissions
-    from perdure.agent.persistent_session import Persistence
     from perdure.agent.plugins import ToolSettings
-    from perdure.agent.tools import Tool
+    from perdure.agent.tools import Permissions, Tool
     from perdure.memory.ledger import Approval, Effect
     from perdure.memory.working_memory import MemoryStorage, WorkingMemory
     from perdure.restore.report import RestoreReport

@@ -15,24 +15,24 @@ import msgspec
 
 from perdure._connect import connect
 from perdure._lib.ids import random_id
-from perdure.agent.config import AgentConfig
-from perdure.agent.context import AgentContext, AgentRuntimeState
-from perdure.agent.handlers import set_aside
-from perdure.agent.memory import MemoryManager
-from perdure.agent.persistent_session import (
+from perdure.agent.config import (
+    AgentConfig,
     Persistence,
     PersistentSession,
     autosave_of,
     memory_of,
     persistence_of,
 )
+from perdure.agent.context import AgentContext, AgentRuntimeState
+from perdure.agent.handlers import set_aside
+from perdure.agent.memory import MemoryManager
 from perdure.agent.plugins import AgentPlugins
 from perdure.agent.requests import LLMRequestAssembler
 from perdure.agent.runtime import AgentRuntime
 from perdure.agent.tools import Toolbox
 from perdure.errors import InvalidArgumentError, SessionError
 from perdure.memory.compaction import Compactor
-from perdure.session.entries import meta_entry
+from perdure.session.contents import meta_entry
 from perdure.session.internals import accept, claim, disclaim, has_content
 
 if TYPE_CHECKING:

@@ -18,9 +18,8 @@ import anyio.to_thread
 
 from perdure.archive.archives import Archives
 from perdure.config.discover import Declared, declared_beside, program_dir
-from perdure.config.locations import AgentPlace, SessionPlace
+from perdure.config.locations import AgentPlace, SessionPlace, check_state_key
 from perdure.config.persistent_config import ConfigPart, PersistentConfig
-from perdure.config.states import check_state_key
 from perdure.config.values import DOCUMENT, own, shared
 from perdure.config.variables import initial_values
 from perdure.errors import ConfigError, SessionError

@@ -31,8 +31,7 @@ from perdure.memory.traces import begun_by
 from perdure.records.messages import Message, ToolCall, encode_message
 from perdure.records.records import ADMITTED, APPROVAL, EFFECT, MESSAGE, TURN, Entry
 from perdure.session.internals import accept, ledger_of, registry_of, store_of
-from perdure.session.session import Session
-from perdure.session.view import SessionView
+from perdure.session.session import Session, SessionView
 
 # Reading a whole ledger, with its messages
 #

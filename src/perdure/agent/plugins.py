@@ -17,7 +17,7 @@ import anyio
 from perdure.agent.config import Features
 from perdure.agent.llm.model import ToolSpec
 from perdure.agent.notes import InContextMemory
-from perdure.agent.permissions import Permissions
+from perdure.agent.tools import Permissions
 from perdure.errors import ConfigError
 from perdure.memory.working_memory import SessionMemoryStorage
 from perdure.records.values import redact

@@ -21,8 +21,7 @@ from perdure.records.json import decode, encode
 from perdure.records.messages import Extra, Message, ToolResult
 from perdure.records.values import OnUnstorable, Tags, Types, decode_value, encode_value
 from perdure.session.internals import registry_of, store_of
-from perdure.session.session import Session
-from perdure.session.view import SessionView
+from perdure.session.session import Session, SessionView
 
 REFERENCE: Final = "tool_result_ref"
 """The field of a stored result that says where all of it is."""

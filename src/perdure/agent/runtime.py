@@ -10,7 +10,7 @@ from weakref import WeakSet
 import anyio
 
 from perdure._lib.host import Host
-from perdure.agent.bootstrap import keep_custom_data
+from perdure.agent.bootstrap import keep_custom_data, unfinished
 from perdure.agent.context import AgentContext
 from perdure.agent.declared import keep_home
 from perdure.agent.events import (
@@ -25,7 +25,6 @@ from perdure.agent.events import (
 )
 from perdure.agent.handlers import WorkerEventDispatcher, usual_handlers
 from perdure.agent.queues import InputQueues, LoadRequest, QueuedMessage
-from perdure.agent.resume import unfinished
 from perdure.agent.tools import refuse_to_wait
 from perdure.agent.worker import AgentWorker
 from perdure.errors import SessionClosedError, SessionError

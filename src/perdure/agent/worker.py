@@ -14,7 +14,14 @@ from typing import Any, Final, TypeVarTuple, final
 
 import anyio
 
-from perdure.agent.bootstrap import keep_custom_data, load_now
+from perdure.agent.bootstrap import (
+    first_event,
+    go_on,
+    keep_custom_data,
+    load_now,
+    to_resume,
+    unfinished,
+)
 from perdure.agent.context import AgentContext
 from perdure.agent.events import (
     AgentEvent,
@@ -29,7 +36,6 @@ from perdure.agent.events import (
 )
 from perdure.agent.handlers import WorkerEventDispatcher, begin_context
 from perdure.agent.queues import InputQueues, LoadRequest, QueuedMessage
-from perdure.agent.resume import first_event, go_on, to_resume, unfinished
 from perdure.agent.tools import lived, told_of
 from perdure.errors import ContextOverflowError, PerdureError, SessionClosedError
 from perdure.records.messages import Message

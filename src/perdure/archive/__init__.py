@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from perdure.archive.restore import ArchiveRestored as ArchiveRestored
     from perdure.archive.save import ArchiveProgress as ArchiveProgress
     from perdure.archive.save import ArchiveSaved as ArchiveSaved
-    from perdure.archive.scan import ArchiveSkipped as ArchiveSkipped
+    from perdure.archive.save import ArchiveSkipped as ArchiveSkipped
 
 
 _HOME_OF = {
@@ -27,7 +27,7 @@ _HOME_OF = {
     "ArchiveProgress": "perdure.archive.save",
     "ArchiveRestored": "perdure.archive.restore",
     "ArchiveSaved": "perdure.archive.save",
-    "ArchiveSkipped": "perdure.archive.scan",
+    "ArchiveSkipped": "perdure.archive.save",
     "Archives": "perdure.archive.archives",
 }
 

@@ -34,7 +34,7 @@ from perdure.archive.atomic_swap import (
 from perdure.archive.blobs import entries_of, hop
 from perdure.archive.entries import DOCUMENT, Archive
 from perdure.archive.export import export
-from perdure.archive.limits import CONTROL, ArchiveLimits
+from perdure.archive.limits import CONTROL, ArchiveLimits, Selection, selection_of
 from perdure.archive.restore import (
     ArchiveRestored,
     ExtractPlan,
@@ -44,15 +44,13 @@ from perdure.archive.restore import (
     verify,
 )
 from perdure.archive.save import ArchiveSaved, Progress, SaveResult, take
-from perdure.archive.selection import Selection, selection_of
 from perdure.errors import ConfigError, InvalidArgumentError, SessionError
 from perdure.memory.documents import StateSet
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey, require_text
 from perdure.records.records import STATE, Entry
 from perdure.session.internals import accept, document_of, store_of
-from perdure.session.session import Session
-from perdure.session.view import SessionView
+from perdure.session.session import Session, SessionView
 
 FILES: Final = "files"
 """Name of the agent's home in its folder of the file store."""

@@ -15,8 +15,8 @@ import anyio.to_thread
 import msgspec
 
 from perdure._lib.files import NewFile
+from perdure.archive.atomic_swap import StagingTree
 from perdure.archive.blobs import fetched, hop
-from perdure.archive.compression import DecompressedFile, packer_for
 from perdure.archive.entries import (
     CHUNK_BYTES,
     Archive,
@@ -27,10 +27,23 @@ from perdure.archive.entries import (
     entry_of,
     line_of,
 )
-from perdure.archive.limits import CONTROL, ArchiveLimits, Checker, too_large
-from perdure.archive.selection import Selection, selection_of
-from perdure.archive.staging_tree import StagingTree
-from perdure.archive.tar import BLOCK, END, TarReader, header_of, padding_of
+from perdure.archive.limits import (
+    CONTROL,
+    ArchiveLimits,
+    Checker,
+    Selection,
+    selection_of,
+    too_large,
+)
+from perdure.archive.tar import (
+    BLOCK,
+    END,
+    DecompressedFile,
+    TarReader,
+    header_of,
+    packer_for,
+    padding_of,
+)
 from perdure.errors import ConfigError, CorruptRecordError, UnsupportedVersionError
 from perdure.records.json import decoder_of, encode
 from perdure.records.keys import SessionKey

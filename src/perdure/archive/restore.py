@@ -18,15 +18,12 @@ import msgspec
 
 from perdure._lib.files import Folder
 from perdure._lib.tasks import each
-from perdure.archive.atomic_swap import commit, recover
+from perdure.archive.atomic_swap import StagingTree, commit, recover, require_room
 from perdure.archive.blobs import BATCH_BYTES, batches, fetched, hop
 from perdure.archive.entries import CHUNK_BYTES, Archive, Entry, FileEntry, FolderEntry, blobs_of
 from perdure.archive.export import Content
-from perdure.archive.limits import ArchiveLimits
-from perdure.archive.save import ArchiveProgress, Progress, weight
-from perdure.archive.scan import ScannedEntry, scan
-from perdure.archive.selection import Selection
-from perdure.archive.staging_tree import StagingTree, require_room
+from perdure.archive.limits import ArchiveLimits, Selection
+from perdure.archive.save import ArchiveProgress, Progress, ScannedEntry, scan, weight
 from perdure.errors import NotStorableError
 from perdure.records.keys import SessionKey
 from perdure.store import Store

@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from perdure._lib.display import card
+from perdure._lib.logs import card
 from perdure.autosave.core import BreakerState, Core
 from perdure.autosave.tracked import SessionRegistry, State, Tracked
 from perdure.errors import UnsavedChangesError

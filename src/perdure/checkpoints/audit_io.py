@@ -1,4 +1,4 @@
-"""A session's events and checkpoints written into a pair of files, and read out of one."""
+"""Export of a session's events and checkpoints into a pair of files, and import from one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, final
 
 import anyio
 import anyio.to_thread
@@ -15,8 +15,12 @@ import msgspec
 
 from perdure._lib.files import NewFile
 from perdure.checkpoints.audit_files import (
+    _DIGEST,
+    _OURS,
     CHECKPOINTS_FILE,
     EVENTS_FILE,
+    PART,
+    SOME,
     SUMMARY_FILE,
     AuditSummary,
     EventSigner,
@@ -40,19 +44,6 @@ from perdure.records.checkpoints import (
 )
 from perdure.records.json import MAX_VALUE_DEPTH, encode, is_deeper
 from perdure.records.records import CHECKPOINT, EVENT, Entry
-
-PART: Final = 1024 * 1024
-"""Bytes that go to the disk at a time."""
-
-
-SOME: Final = 2000
-"""Events that are saved at a time."""
-
-
-_DIGEST: Final = "state_sha256"
-
-
-_OURS: Final = (_DIGEST, PRUNED)
 
 
 async def save_pair(reading: JournalReader, folder: Path) -> list[str]:

@@ -17,7 +17,12 @@ from typing import Any, final
 import anyio
 import msgspec
 
-from perdure.checkpoints.chain import CheckpointChain, let_go, problems_of, sealed
+from perdure.checkpoints.chain import (
+    CheckpointChain,
+    let_go,
+    problems_of,
+    sealed,
+)
 from perdure.checkpoints.diff import Difference, difference
 from perdure.checkpoints.events import read_events
 from perdure.checkpoints.journal import Journal, JournalReader, LogWalk, RollbackEntries
@@ -40,6 +45,8 @@ from perdure.records.checkpoints import (
 )
 from perdure.records.json import decode, encode
 from perdure.records.records import CHECKPOINT, CHECKPOINTS_PRUNED, EVENT, Entry
+
+# Whether checkpoints are as they were made: their chain, the log below them, their states
 
 
 class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):

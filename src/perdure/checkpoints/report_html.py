@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from perdure._lib.display import visible
+from perdure._lib.logs import visible
 from perdure.checkpoints.replay import ReplayReport, TimelineRow, shortened
 
 DETAIL = 2000

@@ -1,4 +1,4 @@
-"""Whether checkpoints are as they were made: their chain, the log below them, their states."""
+"""Verification of checkpoints: their chain, the log below them, and their states."""
 
 from __future__ import annotations
 
@@ -8,11 +8,23 @@ from typing import final
 
 import msgspec
 
-from perdure.checkpoints.chain import ChainProblem, CheckpointChain, LogDigest, problems_of
+from perdure.checkpoints.chain import (
+    ChainProblem,
+    CheckpointChain,
+    LogDigest,
+    problems_of,
+)
 from perdure.checkpoints.journal import JournalReader
 from perdure.checkpoints.states import read_bytes
-from perdure.errors import CorruptRecordError
-from perdure.records.checkpoints import CapturedState, Checkpoint, ExplicitState, Tombstone
+from perdure.errors import (
+    CorruptRecordError,
+)
+from perdure.records.checkpoints import (
+    CapturedState,
+    Checkpoint,
+    ExplicitState,
+    Tombstone,
+)
 from perdure.records.records import Record
 
 

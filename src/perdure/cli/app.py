@@ -12,22 +12,19 @@ from cyclopts import App, CycloptsError, Parameter, UnknownCommandError, UnusedC
 import perdure
 from perdure.cli import USAGE
 from perdure.cli.archive import archive
-from perdure.cli.backup import backup, restore_backup
+from perdure.cli.backup import backup, migrate, restore_backup
 from perdure.cli.chat import chat
-from perdure.cli.check import check
+from perdure.cli.check import check, rebuild
 from perdure.cli.checkpoints import checkpoints, diff, rollback
 from perdure.cli.config import config
 from perdure.cli.demo import demo
 from perdure.cli.doctor import doctor
 from perdure.cli.export import export, import_
 from perdure.cli.forget import forget, prune
-from perdure.cli.fork import copy, fork, rename
 from perdure.cli.inbox import inbox
-from perdure.cli.migrate import migrate
 from perdure.cli.output import fail, print_line
-from perdure.cli.rebuild import rebuild
 from perdure.cli.replay import replay
-from perdure.cli.sessions import ls, show
+from perdure.cli.sessions import copy, fork, ls, rename, show
 from perdure.cli.tune import tune
 from perdure.errors import ConfigError, InvalidArgumentError, PerdureError
 

@@ -7,19 +7,23 @@ waits for a terminal nor a lock that it holds can keep the process from ending.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import sys
-from collections.abc import AsyncIterable, Sequence
-from typing import Any, final
+import threading
+from collections.abc import AsyncIterable, Iterator, Sequence
+from math import inf
+from typing import Any, Final, Literal, final
 
 import anyio
 import anyio.from_thread
 import anyio.lowlevel
 import msgspec
+from anyio.lowlevel import EventLoopToken
 
 import perdure
-from perdure._lib.display import visible
+from perdure._lib.logs import visible
 from perdure.agent import Agent, AgentConfig, AgentEvent, AgentFactory
 from perdure.agent.events import (
     ApprovalRequested,
@@ -34,11 +38,181 @@ from perdure.agent.events import (
 )
 from perdure.agent.llm import ScriptedModel, call, named_model
 from perdure.agent.llm.scripted import ScriptedReply
-from perdure.cli.input_lines import InputLines
 from perdure.cli.output import StoreOption, clip, note, print_line, say, write
-from perdure.cli.questions import HINT, LEAVE, Questions, as_json, as_text, shown_arguments
 from perdure.errors import ConfigError
-from perdure.records.messages import Message
+from perdure.memory.ledger import Approval, Effect
+from perdure.records.messages import Message, ToolCall
+
+# Lines of standard input, for a command that must be able to end while it waits for one
+
+
+CHUNK = 4096
+
+
+class InputLines:
+    """Standard input, line by line; from the event loop that made it."""
+
+    def __init__(self) -> None:
+        self._send, self._lines = anyio.create_memory_object_stream[str](inf)
+        token = anyio.lowlevel.current_token()
+        threading.Thread(target=self._read, args=(token,), daemon=True).start()
+
+    async def next(self) -> str | None:
+        """Return the next line, without its end; None when there is none any more."""
+        try:
+            return await self._lines.receive()
+        except anyio.EndOfStream:
+            return None
+
+    def close(self) -> None:
+        """Wait for no more lines."""
+        self._lines.close()
+        self._send.close()
+
+    def _read(self, token: EventLoopToken) -> None:
+        descriptor, partial = sys.stdin.fileno(), b""
+        # The loop, or the reader, may be gone by the time that a line comes.
+        with contextlib.suppress(RuntimeError, anyio.BrokenResourceError, OSError):
+            while data := os.read(descriptor, CHUNK):
+                *lines, partial = (partial + data).split(b"\n")
+                for line in lines:
+                    self._pass_on(line, token)
+            if partial:
+                self._pass_on(partial, token)
+            anyio.from_thread.run_sync(self._send.close, token=token)
+
+    def _pass_on(self, line: bytes, token: EventLoopToken) -> None:
+        text = line.decode(errors="replace").rstrip("\r")
+        anyio.from_thread.run_sync(self._send.send_nowait, text, token=token)
+
+
+# What an agent has begun and not ended, on a terminal: told when it comes back, and asked about
+
+
+LINE_WIDTH: Final = 100
+LEAVE: Final = frozenset({"/quit", "/exit", "/q"})
+HINT: Final = "/resume goes on with that, /dismiss gives up on it; or say something else"
+
+
+def as_text(agent: Agent) -> Iterator[str]:
+    """Give a line for each thing that is open."""
+    for unfinished in agent.unfinished:
+        begun = f", begun in {unfinished.turn_id}" if unfinished.attempts else ""
+        reason = f", failed with {unfinished.error}" if unfinished.error else ""
+        yield f"not answered{begun}{reason}: {clip(unfinished.message.text, LINE_WIDTH)}"
+    for effect in agent.unknown_effects:
+        yield f"unknown whether it has done its work: {_call_of(agent, effect)}"
+    for approval in agent.pending_approvals:
+        yield f"waits for your approval: {_call_of(agent, approval)}"
+
+
+def as_json(agent: Agent) -> Iterator[dict[str, Any]]:
+    """Give a value for each thing that is open."""
+    for unfinished in agent.unfinished:
+        yield {
+            "unfinished": unfinished.id,
+            "turn": unfinished.turn_id,
+            "attempts": unfinished.attempts,
+            "error": unfinished.error,
+            "message": unfinished.message.text,
+        }
+    for effect in agent.unknown_effects:
+        fields = {"turn": effect.turn, "call": effect.call, "tool": effect.tool}
+        yield {"unknown_effect": effect.id, "policy": effect.policy, **fields}
+    for approval in agent.pending_approvals:
+        yield {"waits_for_approval": approval.call, "turn": approval.turn, "tool": approval.tool}
+
+
+def shown_arguments(call: ToolCall) -> str:
+    """Return a call's arguments, not too long."""
+    given = call.arguments
+    text = given if isinstance(given, str) else msgspec.json.encode(given, enc_hook=str).decode()
+    return clip(text, LINE_WIDTH)
+
+
+def _call_of(agent: Agent, effect: Effect | Approval) -> str:
+    for message in reversed(agent.session.context()):
+        for requested in message.tool_calls:
+            if requested.id == effect.call:
+                return f"{effect.tool} {shown_arguments(requested)}"
+    return effect.tool
+
+
+@final
+class Questions:
+    """Ask about calls, and hand the answers to the agent.
+
+    Args:
+        agent: Runs already.
+        lines: Where answers come from.
+        json: Whether a question is a line of JSON.
+
+    """
+
+    def __init__(self, agent: Agent, lines: InputLines, *, json: bool) -> None:
+        self._agent = agent
+        self._lines = lines
+        self._json = json
+        self._scope: anyio.CancelScope | None = None
+        self.is_over: bool = False
+        """Whether the input has ended instead of an answer: what was asked stays open."""
+
+    def withdraw(self) -> None:
+        """Wait for no answer any more: the turn was interrupted."""
+        if self._scope is not None:
+            self._scope.cancel()
+
+    async def approval(self, call: ToolCall) -> None:
+        """Ask whether a tool may run."""
+        answer = await self._asked(
+            f"[{call.name}] {shown_arguments(call)}: may it run? [y]es, [n]o, [a]lways: ",
+            {"approve": call.id, "tool": call.name, "arguments": call.arguments},
+            ("y", "n", "a"),
+        )
+        if answer == "n":
+            await self._agent.deny(call.id)
+        elif answer is not None:
+            await self._agent.approve(call.id, always=answer == "a")
+
+    async def effect(self, effect: Effect) -> None:
+        """Ask what became of a call of which nobody knows."""
+        goes_on = effect.turn == self._agent.context.turn_id and not effect.told
+        again = ", call it [a]gain" if goes_on else ""
+        answer = await self._asked(
+            f"[{effect.tool}] may have done its work, nobody knows: it [d]id, [s]kip it{again}: ",
+            {"resolve": effect.id, "tool": effect.tool, "call": effect.call},
+            ("d", "s", "a") if goes_on else ("d", "s"),
+        )
+        if answer is not None:
+            await self._agent.resolve_effect(effect.id, _DECISIONS[answer], result=_DONE)
+
+    async def _asked(self, text: str, value: dict[str, Any], choices: Sequence[str]) -> str | None:
+        """Return the letter of a choice; None if no answer comes."""
+        with anyio.CancelScope() as self._scope:
+            while not self.is_over:
+                if self._json:
+                    print_line({**value, "choices": list(choices)})
+                else:
+                    write(f"\n{visible(text)}")
+                line = await self._lines.next()
+                answer = None if line is None else line.strip().lower()
+                if answer is None or answer in LEAVE:
+                    self.is_over = True
+                elif answer[:1] in choices and answer in {answer[:1], *_WORDS}:
+                    return answer[:1]
+                elif not self._json:  # it may be a message that was typed ahead
+                    say(f"(answer {', '.join(choices)}; /quit leaves it open)")
+        return None
+
+
+_DECISIONS: Final[dict[str, Literal["done", "skip", "replay"]]] = {
+    "d": "done",
+    "s": "skip",
+    "a": "replay",
+}
+_WORDS: Final = frozenset({"yes", "no", "always", "again", "did", "done", "skip"})
+_DONE: Final = "somebody has looked: it was done"
+
 
 # A conversation on a terminal: a turn a line, told as it comes; Ctrl-C interrupts a turn first
 

@@ -11,10 +11,19 @@ from cyclopts import Parameter, validators
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from perdure.cli.access import existing, found_keys, is_there, layers, managed, no_session, opened
-from perdure.cli.audit import Audit, audit
-from perdure.cli.findings import CheckFinding, leftovers
+from perdure.cli.audit import (
+    Audit,
+    CheckFinding,
+    Garbage,
+    audit,
+    collect,
+    examined,
+    garbage,
+    leftovers,
+    mended,
+    print_integrity,
+)
 from perdure.cli.output import SessionOption, print_json, progress_console, say, size
-from perdure.cli.store_checks import Garbage, collect, examined, garbage, mended, print_integrity
 from perdure.errors import ConfigError, CorruptRecordError, PerdureError
 from perdure.records.keys import SessionKey, require_filters
 from perdure.store import SessionInfo, Store
@@ -321,3 +330,67 @@ def _became_of(repair: RepairAction) -> str:
     if repair.error is not None:
         return f"not repaired: {repair.error}"
     return f"repaired, {len(repair.left)} problems left" if repair.left else "repaired"
+
+
+# ``perdure rebuild``: a session's documents made anew from its log
+
+
+def rebuild(
+    id: Annotated[str, Parameter(name="ID")],
+    /,
+    *,
+    dry_run: bool = False,
+    where: SessionOption = SessionOption(),  # noqa: B008  # frozen
+) -> int:
+    """Rebuild a session's documents from its log.
+
+    The documents are caches: this loses nothing, and mends whatever became of them. It takes the
+    session's lease, so it waits for nobody and fails while the session is in use.
+
+    Args:
+        id: The agent's id.
+        dry_run: Only say what is wrong with the documents.
+
+    """
+    return anyio.run(partial(_rebuild, id, dry_run=dry_run, where=where))
+
+
+async def _rebuild(id: str, *, dry_run: bool, where: SessionOption) -> int:
+    key = where.key(id)
+    async with opened(where.store) as store:
+        if not await is_there(store, key):
+            raise no_session(key, store)
+        audited = await audit(store, key)
+    for finding in audited.problems:
+        if not finding.repairable:
+            raise CorruptRecordError(f"session {key}: {finding.detail}", key=str(key))
+    answer: dict[str, Any] = {
+        "agent": key.agent,
+        "session": key.session,
+        "tenant": key.tenant,
+        "records": audited.records,
+        "wrong": [finding.detail for finding in audited.problems],
+        "rebuilt": [],
+    }
+    if not dry_run:
+        store = existing(where.store)
+        async with managed(store, write=True) as sessions:
+            report = await sessions.rebuild_working_context(
+                key.agent, session=key.session, tenant=key.tenant
+            )
+        answer["rebuilt"] = list(report.rebuilt)
+    if where.json:
+        print_json(answer)
+    else:
+        _print_rebuilt(key, answer, dry_run=dry_run)
+    return 0
+
+
+def _print_rebuilt(key: SessionKey, answer: dict[str, Any], *, dry_run: bool) -> None:
+    for detail in answer["wrong"]:
+        say(f"{key}: {detail}")
+    if dry_run:
+        say(f"{key}: {len(answer['wrong'])} of its documents would be mended; nothing was changed")
+    else:
+        names = ", ".join(answer["rebuilt"])
+        say(f"{key}: rebuilt {names} from {answer['records']} records")

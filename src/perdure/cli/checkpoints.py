@@ -16,7 +16,7 @@ from perdure.cli.output import SessionOption, clip, print_json, print_table, say
 from perdure.errors import CheckpointNotFoundError
 from perdure.records.checkpoints import CapturedState, Checkpoint
 from perdure.session.manager import SessionManager
-from perdure.session.view import SessionView
+from perdure.session.session import SessionView
 
 Id = Annotated[str, Parameter(name="ID")]
 PREVIEW = 60

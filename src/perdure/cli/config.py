@@ -18,7 +18,7 @@ from perdure.cli.forget import say_pruned
 from perdure.cli.output import StoreOption, print_json, say
 from perdure.config.apply import ConfigReport, apply_to_folder, apply_to_store
 from perdure.config.discover import FILE, Declared, declared_at, url_of
-from perdure.config.locations import FolderPlace, state_dir
+from perdure.config.locations import FolderPlace, state_folder
 from perdure.config.schema import Declaration
 from perdure.config.variables import initial_values
 from perdure.errors import ConfigError
@@ -98,7 +98,7 @@ async def _apply(
     declared = declared_at(file)
     make, declaration = initial_values(declared.agent_name), declared.declaration
     if folder is not None:
-        place = FolderPlace(state_dir(folder))
+        place = FolderPlace(state_folder(folder))
         report = await apply_to_folder(place, declaration, make, dry_run=dry_run)
     else:
         async with _manager(where.store, file, declared) as sessions:

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from perdure._lib.display import visible, visible_json
+from perdure._lib.logs import visible, visible_json
 from perdure.records.keys import DEFAULT_SESSION, SessionKey
 
 KIB = 1024

@@ -23,8 +23,7 @@ from perdure.tuning import (
     chart,
     measure,
 )
-from perdure.tuning.made_up import made_up
-from perdure.tuning.observed import observed
+from perdure.tuning.observed import made_up, observed
 
 FEW = 20
 """With fewer changes in a store, there is nothing to tell a setting by."""

@@ -21,7 +21,7 @@ from perdure.session.prune import PruneReport
 if TYPE_CHECKING:
     from perdure.records.keys import SessionKey
     from perdure.session.manager import SessionManager
-    from perdure.session.view import SessionView
+    from perdure.session.session import SessionView
 
 
 _PAGE = 500

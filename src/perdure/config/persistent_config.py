@@ -14,7 +14,7 @@ import anyio
 import anyio.to_thread
 
 from perdure.config.discover import Declared, declared_at, declared_beside, program_dir
-from perdure.config.locations import FolderPlace, Location, state_dir
+from perdure.config.locations import FolderPlace, Location, state_folder
 from perdure.config.schema import ConfigKey
 from perdure.config.values import StoredValues, begun, changed
 from perdure.config.variables import initial_values
@@ -218,7 +218,7 @@ class PersistentConfig:
             StoreUnavailableError: The folder cannot be read or written.
 
         """
-        place = FolderPlace(state_dir(self._state_dir))
+        place = FolderPlace(state_folder(self._state_dir))
         weakref.finalize(self, _keep_left, place, self._pending)
         declared = await anyio.to_thread.run_sync(self._read_schema)
         keys = declared.declaration.config

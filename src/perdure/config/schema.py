@@ -14,13 +14,57 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from perdure.archive.selection import MAX_PATHS
+from perdure.archive.limits import MAX_PATHS
 from perdure.autosave.options import Autosave
-from perdure.config import template
 from perdure.config.yaml_reader import Problems, YamlNode, YamlProblem, kind_of, shown
 from perdure.errors import ConfigError, TemplateError
 from perdure.records.values import redact
 from perdure.session.retention import Retention
+
+# Templates of initial values: text with ``{{ variables }}`` of four names, and no engine
+
+
+VARIABLES: Final = ("agent_name", "random_id", "timestamp", "uuid")
+"""What a template may name."""
+
+
+_TEMPLATE_VARIABLE: Final = re.compile(r"\{\{([^{}]*)\}\}")
+
+
+def check(text: str) -> None:
+    """Refuse a template that could not be evaluated.
+
+    Raises:
+        TemplateError: A variable is unknown, or does not end.
+
+    """
+    for name in names_in(text):
+        if name not in VARIABLES:
+            known = ", ".join(VARIABLES)
+            message = f"the template names {name[:60]!r}, which is no variable: choose from {known}"
+            raise TemplateError(message, variable=name[:60])
+    if "{{" in _TEMPLATE_VARIABLE.sub("", text):
+        message = "the template has a {{ without its }}, or braces in between: close it"
+        raise TemplateError(message)
+
+
+def names_in(text: str) -> list[str]:
+    """Return the variables that a template names, in their order.
+
+    >>> names_in("{{ agent_name }}::{{random_id}}")
+    ['agent_name', 'random_id']
+    """
+    return [match[1].strip() for match in _TEMPLATE_VARIABLE.finditer(text)]
+
+
+def evaluate(text: str, variables: Mapping[str, Callable[[], str]]) -> str:
+    """Return a template's text; each occurrence of a variable is made once, by itself.
+
+    >>> evaluate("{{ agent_name }}!", {"agent_name": lambda: "gus"})
+    'gus!'
+    """
+    return _TEMPLATE_VARIABLE.sub(lambda match: variables[match[1].strip()](), text)
+
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -410,7 +454,7 @@ def _fits(field: str, node: YamlNode, parent: str, problems: Problems) -> bool:
         problems.add(node, f"{parent}: init is {kind_of(node)}: {cure}")
     elif field == "init" and isinstance(value, str):
         try:
-            template.check(value)
+            check(value)
         except TemplateError as error:
             problems.add(node, f"{parent}: {error}", TemplateError)
     return len(problems.entries) == before

@@ -7,8 +7,7 @@ import secrets
 import uuid
 from collections.abc import Callable, Mapping
 
-from perdure.config.schema import ConfigKey, Initial
-from perdure.config.template import evaluate
+from perdure.config.schema import ConfigKey, Initial, evaluate
 from perdure.errors import TemplateError
 
 Now = Callable[[], datetime.datetime]

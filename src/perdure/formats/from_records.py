@@ -10,10 +10,10 @@ from typing import Final, TypeVar
 import msgspec
 
 from perdure.errors import FormatError
-from perdure.formats.foreign_fields import ForeignFields, carried_by
-from perdure.formats.lossless import Fields, compact, fields_of, read_open
 from perdure.formats.state import (
     CoreState,
+    Fields,
+    ForeignFields,
     FullAgentState,
     PermissionState,
     SerializedAgentContextState,
@@ -22,6 +22,10 @@ from perdure.formats.state import (
     SessionMetadata,
     Stats,
     ToolState,
+    carried_by,
+    compact,
+    fields_of,
+    read_open,
 )
 from perdure.memory.context import RetractionPayload, WorkingContext
 from perdure.memory.documents import SessionDocument, StateSet, fold_session, fold_state, typed

@@ -20,7 +20,6 @@ import msgspec
 
 from perdure._lib.files import Folder
 from perdure.errors import FormatError, StoreUnavailableError, UnsupportedVersionError
-from perdure.formats.lossless import write_open
 from perdure.formats.migrations import (
     MIGRATIONS,
     Finding,
@@ -30,7 +29,7 @@ from perdure.formats.migrations import (
     read_memory,
     read_state,
 )
-from perdure.formats.state import FullAgentState, write_state
+from perdure.formats.state import FullAgentState, write_open, write_state
 from perdure.records.json import decode
 
 log: logging.Logger = logging.getLogger("perdure")

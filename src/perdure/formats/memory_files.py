@@ -25,9 +25,8 @@ from perdure._lib.files import Folder
 from perdure._lib.host import Host
 from perdure.errors import InvalidArgumentError, NotStorableError, StoreUnavailableError
 from perdure.formats.json_folder import MEMORY, FolderFiles, guarded, pretty
-from perdure.formats.lossless import write_open
 from perdure.formats.migrations import MIGRATIONS, Finding, Migrations, read_memory
-from perdure.formats.state import SerializedMemoryEntry, SerializedMemoryState
+from perdure.formats.state import SerializedMemoryEntry, SerializedMemoryState, write_open
 from perdure.memory.index import check_priority
 from perdure.memory.working_memory import Lazy, MemoryInfo, MemoryItem
 from perdure.records.json import decode

@@ -16,8 +16,14 @@ from perdure.errors import (
     InvalidArgumentError,
     UnsupportedVersionError,
 )
-from perdure.formats.lossless import Fields, compact, fields_of, read_open
-from perdure.formats.state import FullAgentState, SerializedMemoryState
+from perdure.formats.state import (
+    Fields,
+    FullAgentState,
+    SerializedMemoryState,
+    compact,
+    fields_of,
+    read_open,
+)
 from perdure.records.json import decode, encode
 
 PERSISTENCE_FORMAT_VERSION: Final = 1

@@ -16,8 +16,7 @@ import msgspec
 
 from perdure.errors import CorruptRecordError, FormatError, UnsupportedVersionError
 from perdure.formats.from_records import SPOKEN, item_of
-from perdure.formats.lossless import compact
-from perdure.formats.state import FullAgentState, write_state
+from perdure.formats.state import FullAgentState, compact, write_state
 from perdure.memory.documents import MetadataPayload, SessionDocument, fold_session
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey

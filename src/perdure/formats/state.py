@@ -8,11 +8,147 @@ Values only, and pure.
 from __future__ import annotations
 
 import datetime
-from typing import Protocol
+import types
+import typing
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import Any, Final, Protocol, TypeVar, final
 
 import msgspec
 
-from perdure.formats.lossless import write_open
+from perdure.errors import CorruptRecordError
+from perdure.memory.documents import StateSet
+from perdure.memory.traces import RawTrace, traces_of
+from perdure.records.json import decode, encode
+from perdure.records.messages import Message, ToolCall, ToolResult
+from perdure.records.records import STATE, Entry, Record
+from perdure.records.values import lower
+
+# Structs that keep what they do not know: fields by type, all others as their very bytes
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+Fields = dict[str, msgspec.Raw]
+"""A JSON object, its values as they are written."""
+
+_EXTRA = "extra"
+_NULL = msgspec.Raw(b"null")
+
+
+def compact(data: bytes) -> msgspec.Raw:
+    """Return JSON without the whitespace between its tokens; the tokens stay as they are."""
+    return msgspec.Raw(msgspec.json.format(data, indent=-1))
+
+
+def fields_of(data: bytes) -> Fields:
+    """Return an object's fields.
+
+    Raises:
+        CorruptRecordError: It is no object.
+
+    """
+    fields: Fields = decode(data, Fields)
+    return fields
+
+
+def read_open(fields: Fields, cls: type[T], at: str = "$") -> T:
+    """Return a struct of an object's fields. What is null where that does not fit is absent.
+
+    Raises:
+        CorruptRecordError: A known field has another type than it should, or is missing.
+
+    """
+    members = dict(fields)
+    value: dict[str, Any] = {}
+    for name, written, kind in _known(cls):
+        raw = members.pop(written, _NULL)
+        if raw != _NULL:
+            value[name] = _read(bytes(raw), kind, f"{at}.{written}")
+    extra = {name: compact(bytes(raw)) for name, raw in members.items()}
+    try:
+        return cls(**value, extra=extra)
+    except TypeError as error:
+        message = f"the value at {at} cannot be read: {error}"
+        raise CorruptRecordError(message, path=at) from None
+
+
+def write_open(value: msgspec.Struct) -> bytes:
+    """Return a struct as JSON in one line; None is left out."""
+    return encode(_written(value))
+
+
+def _written(value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        fields = {
+            written: _written(getattr(value, name))
+            for name, written, _ in _known(type(value))
+            if getattr(value, name) is not None
+        }
+        return fields | getattr(value, _EXTRA)
+    return [_written(member) for member in value] if isinstance(value, list) else value
+
+
+def _read(data: bytes, kind: Any, at: str) -> Any:
+    if _is_open(kind):
+        return read_open(_object(data, at), kind, at)
+    item = _open_item(kind)
+    if item is not None:
+        listed = _decode(data, list[msgspec.Raw], at)
+        return [_read(bytes(raw), item, f"{at}[{place}]") for place, raw in enumerate(listed)]
+    return _compacted(_decode(data, kind, at))
+
+
+def _compacted(value: Any) -> Any:
+    """Return a value with its raw parts in one line, and apart from the bytes around them."""
+    if isinstance(value, msgspec.Raw):
+        return compact(bytes(value))
+    if isinstance(value, dict):
+        return {key: _compacted(member) for key, member in value.items()}
+    return [_compacted(member) for member in value] if isinstance(value, list) else value
+
+
+def _object(data: bytes, at: str) -> Fields:
+    fields: Fields = _decode(data, Fields, at)
+    return fields
+
+
+def _decode(data: bytes, kind: Any, at: str) -> Any:
+    try:
+        return decode(data, kind)
+    except CorruptRecordError as error:
+        message = f"the field at {at} cannot be read: {error}"
+        raise CorruptRecordError(message, path=at, size=len(data)) from None
+
+
+@cache
+def _known(cls: type[msgspec.Struct]) -> tuple[tuple[str, str, Any], ...]:
+    """Return each known field's name, its written name, and its type, None aside."""
+    return tuple(
+        (field.name, field.encode_name, _without_none(field.type))
+        for field in msgspec.structs.fields(cls)
+        if field.name != _EXTRA
+    )
+
+
+def _without_none(kind: Any) -> Any:
+    if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
+        members = [member for member in typing.get_args(kind) if member is not types.NoneType]
+        return members[0] if len(members) == 1 else kind
+    return kind
+
+
+def _is_open(kind: Any) -> bool:
+    return isinstance(kind, type) and _EXTRA in getattr(kind, "__struct_fields__", ())
+
+
+def _open_item(kind: Any) -> Any:
+    """Return the struct that a list is of, None if it is something else."""
+    if typing.get_origin(kind) is not list:
+        return None
+    (item,) = typing.get_args(kind)
+    return item if _is_open(item) else None
+
 
 Raws = dict[str, msgspec.Raw]
 
@@ -167,3 +303,230 @@ class StateStorage(Protocol):
         It has to differ after each save, for another writer to be noticed.
         """
         ...
+
+
+# What a log has no place for, of a state that came from elsewhere: carried beside it
+
+
+CARRIED = "interchange.json"
+"""The document."""
+
+
+_OURS = ("perdure", "pluginVersions")
+
+
+class ForeignFields(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The parts, and how far the session was when it was filled."""
+
+    system_prompt: str = ""
+    instructions: str = ""
+    tool_calls: list[msgspec.Raw] = []
+    created_at: str = ""
+    last_active_at: str = ""
+    context_version: int = 1
+    items: int = 0
+    """How long the history was."""
+    state: Fields = {}
+    context: Fields = {}
+    core: Fields = {}
+    memory: Fields = {}
+    stats: Fields = {}
+    entries: dict[str, Fields] = {}
+    """By the key of the memory entry."""
+    seq: int = 0
+    """The record that it lies in; not written."""
+
+
+def carried_of(state: FullAgentState) -> Entry:
+    """Return the record that carries what a state has beyond the log."""
+    core, memory = state.context.core, state.memory
+    carried = ForeignFields(
+        system_prompt=core.system_prompt,
+        instructions=core.instructions,
+        tool_calls=core.tool_calls,
+        created_at=state.created_at,
+        last_active_at=state.last_active_at,
+        context_version=state.context.version,
+        items=len(core.history),
+        state={name: raw for name, raw in state.extra.items() if name not in _OURS},
+        context=state.context.extra,
+        core=core.extra,
+    )
+    if memory is not None:
+        carried.memory = memory.extra
+        carried.stats = memory.stats.extra
+        carried.entries = {entry.key: entry.extra for entry in memory.entries if entry.extra}
+    return Entry(STATE, encode(StateSet(CARRIED, msgspec.Raw(encode(carried)))))
+
+
+def carried_by(records: Iterable[Record]) -> ForeignFields:
+    """Return what a log carries; nothing for a log that was not filled from elsewhere."""
+    carried = ForeignFields()
+    for record in records:
+        if record.kind == STATE and CARRIED.encode() in record.payload:
+            change = decode(record.payload, StateSet)
+            if change.name == CARRIED:
+                carried = decode(bytes(change.value), ForeignFields)
+                carried.seq = record.seq
+    return carried
+
+
+# Raw traces as they are in files, one a line, and the messages that such lines amount to
+
+
+_SOURCES: Final = {
+    "user": "LLMUserMessageReadyEvent",
+    "assistant": "LLMCompleteResponseReceivedEvent",
+    "reasoning": "LLMCompleteResponseReceivedEvent",
+    "tool_call": "PendingToolInvocationEvent",
+    "tool_result": "ToolResultEvent",
+    "tool_continuation": "ToolContinuationReadyEvent",
+}
+"""What is written as ``source_event``, for readers that ask for one."""
+
+
+class SavedTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """A line as it is read."""
+
+    trace_type: str
+    id: str = ""
+    ts: float = 0.0
+    turn_id: str | None = None
+    seq: int = 0
+    content: str | None = None
+    media: dict[str, list[str]] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+    tool_args: Any = None
+    tool_result: Any = None
+    tool_error: str | None = None
+
+
+class TraceLine(msgspec.Struct, frozen=True):
+    """A line as it is written, and what an archive says of it."""
+
+    id: str
+    ts: float
+    seq: int
+    data: bytes
+
+
+def trace_lines(turn_id: str, messages: Iterable[tuple[int, Message]]) -> Iterator[TraceLine]:
+    """Return a turn's traces as lines; values that JSON cannot hold as what they are stored as.
+
+    Args:
+        turn_id: The turn.
+        messages: With the seqs of their records.
+
+    """
+    for trace in traces_of(turn_id, messages):
+        yield TraceLine(trace.id, trace.ts, trace.seq, _line(trace))
+
+
+def _line(trace: RawTrace) -> bytes:
+    fields = {
+        name: value
+        for name, value in msgspec.structs.asdict(trace).items()
+        if value is not None and value != {}
+    }
+    for name in ("tool_args", "tool_result"):
+        if name in fields:
+            fields[name] = lower(fields[name])[0]
+    usual = _SOURCES.get(trace.trace_type)
+    if usual is not None:
+        fields.setdefault("source_event", usual)
+    return encode(fields) + b"\n"
+
+
+class TraceMessage(msgspec.Struct, frozen=True):
+    """A message that traces amount to."""
+
+    seq: int
+    """That of its first trace."""
+    message: Message
+
+
+@final
+class TraceMessages:
+    """Put traces together to messages, fed in the order in which they lie."""
+
+    def __init__(self) -> None:
+        self._answer: list[SavedTrace] = []
+        self._known: set[str] = set()
+
+    def feed(self, trace: SavedTrace) -> Iterator[TraceMessage]:
+        """Take in the next trace; return the messages that are complete by it."""
+        if trace.id and trace.id in self._known:
+            return
+        self._known.add(trace.id)
+        if trace.trace_type in _ANSWER:
+            if not self._continues(trace):
+                yield from self.rest()
+            self._answer.append(trace)
+            return
+        yield from self.rest()
+        message = _other(trace)
+        if message is not None:
+            yield TraceMessage(trace.seq, message)
+
+    def rest(self) -> Iterator[TraceMessage]:
+        """Return the answer that no other trace belongs to."""
+        answer, self._answer = self._answer, []
+        if answer:
+            yield TraceMessage(answer[0].seq, _answered(answer))
+
+    def _continues(self, trace: SavedTrace) -> bool:
+        """Say whether a trace is a part of the same answer as those before it."""
+        if not self._answer or self._answer[-1].turn_id != trace.turn_id:
+            return False
+        kinds = {call.trace_type for call in self._answer}
+        return "assistant" not in kinds and not (trace.trace_type == "reasoning" and kinds)
+
+
+_ANSWER: Final = frozenset({"assistant", "reasoning", "tool_call"})
+
+
+def _answered(traces: list[SavedTrace]) -> Message:
+    answer = [trace for trace in traces if trace.trace_type == "assistant"]
+    thought = [
+        trace.content for trace in traces if trace.trace_type == "reasoning" and trace.content
+    ]
+    return Message(
+        role="assistant",
+        content=answer[0].content if answer else None,
+        reasoning=thought[0] if thought else None,
+        tool_calls=tuple(
+            ToolCall(trace.tool_call_id or "", trace.tool_name or "", _arguments(trace))
+            for trace in traces
+            if trace.trace_type == "tool_call"
+        ),
+        created_at=traces[0].ts or None,
+        **_media(answer[0] if answer else traces[0]),
+    )
+
+
+def _arguments(trace: SavedTrace) -> Any:
+    return {} if trace.tool_args is None else trace.tool_args
+
+
+def _other(trace: SavedTrace) -> Message | None:
+    """Return the message that one trace is by itself; None for one that is none."""
+    at = trace.ts or None
+    if trace.trace_type in {"user", "system"}:
+        content = trace.content or ""
+        return Message(role=trace.trace_type, content=content, created_at=at, **_media(trace))
+    if trace.trace_type == "tool_result":
+        result = ToolResult(
+            trace.tool_call_id or "", trace.tool_name, trace.tool_result, trace.tool_error
+        )
+        return Message(role="tool", tool_result=result, created_at=at)
+    return None
+
+
+def _media(trace: SavedTrace) -> dict[str, Any]:
+    urls = trace.media or {}
+    return {
+        "image_urls": tuple(urls.get("images", ())),
+        "audio_urls": tuple(urls.get("audio", ())),
+        "video_urls": tuple(urls.get("video", ())),
+    }

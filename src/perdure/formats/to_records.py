@@ -10,13 +10,19 @@ from typing import Any, Final
 import msgspec
 
 from perdure.errors import FormatError
-from perdure.formats.foreign_fields import carried_of
 from perdure.formats.from_records import CONFIG, FOREIGN, IMPORTED_AS, PERMISSIONS, TOOLS, VERSIONS
-from perdure.formats.lossless import Fields, write_open
 from perdure.formats.migrations import Finding
 from perdure.formats.native_log import entries_of, left_of, log_in
-from perdure.formats.state import FullAgentState, PermissionState, SerializedMemoryEntry, ToolState
-from perdure.formats.traces import TraceMessage
+from perdure.formats.state import (
+    Fields,
+    FullAgentState,
+    PermissionState,
+    SerializedMemoryEntry,
+    ToolState,
+    TraceMessage,
+    carried_of,
+    write_open,
+)
 from perdure.memory.context import WorkingContext
 from perdure.memory.documents import MetadataPayload, StateSet
 from perdure.memory.facts import EpisodicItem, SemanticItem, item_entry

@@ -23,6 +23,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from perdure.providers.context_fit import Format as Format
+    from perdure.providers.context_fit import ReasoningPolicy as ReasoningPolicy
+    from perdure.providers.context_fit import RenderedContext as RenderedContext
     from perdure.providers.formats import FORMATS as FORMATS
     from perdure.providers.formats import parse as parse
     from perdure.providers.formats import parse_history as parse_history
@@ -30,20 +33,17 @@ if TYPE_CHECKING:
     from perdure.providers.issued import Issued as Issued
     from perdure.providers.issued import IssuedPart as IssuedPart
     from perdure.providers.issued import Issuer as Issuer
-    from perdure.providers.target import Format as Format
-    from perdure.providers.target import ReasoningPolicy as ReasoningPolicy
-    from perdure.providers.target import RenderedContext as RenderedContext
     from perdure.providers.tool_pairs import groups as groups
     from perdure.providers.tool_pairs import newest as newest
 
 _HOME_OF = {
     "FORMATS": "formats",
-    "Format": "target",
+    "Format": "context_fit",
     "Issued": "issued",
     "Issuer": "issued",
     "IssuedPart": "issued",
-    "ReasoningPolicy": "target",
-    "RenderedContext": "target",
+    "ReasoningPolicy": "context_fit",
+    "RenderedContext": "context_fit",
     "groups": "tool_pairs",
     "newest": "tool_pairs",
     "parse": "formats",

@@ -21,7 +21,9 @@ from perdure.providers.context_fit import (
     EMPTY,
     OPENING,
     CallIds,
+    ContextTarget,
     MessageBlocks,
+    RenderedContext,
     Turns,
     alternating,
     arguments_of,
@@ -56,7 +58,6 @@ from perdure.providers.parts import (
     words_of,
 )
 from perdure.providers.replies import as_dict, check_role, issuer_of, listed, not_a_reply
-from perdure.providers.target import ContextTarget, RenderedContext
 from perdure.providers.tool_pairs import Exchange
 from perdure.records.messages import Extra, Message, ToolCall, ToolResult
 

@@ -17,7 +17,9 @@ import msgspec
 from perdure.providers.context_fit import (
     EMPTY,
     OPENING,
+    ContextTarget,
     MessageBlocks,
+    RenderedContext,
     alternating,
     arguments_of,
     clean,
@@ -41,7 +43,6 @@ from perdure.providers.issued import (
 )
 from perdure.providers.parts import Media, Part, Text, Unknown, note, parts_of, words_of
 from perdure.providers.replies import as_dict, check_role, issuer_of, not_a_reply
-from perdure.providers.target import ContextTarget, RenderedContext
 from perdure.providers.tool_pairs import Exchange
 from perdure.records.messages import Extra, Message, ToolCall, ToolResult
 

@@ -13,10 +13,9 @@ from enum import Enum
 from typing import Any, Final
 
 from perdure.errors import FormatError
-from perdure.providers.context_fit import STYLE, clean, style_of
+from perdure.providers.context_fit import STYLE, RenderedContext, clean, style_of
 from perdure.providers.issued import raw
 from perdure.providers.replies import arguments
-from perdure.providers.target import RenderedContext
 from perdure.records.messages import CALL_FIELDS, Extra, Message, ToolCall
 
 Entry = dict[str, Any]

@@ -14,6 +14,8 @@ from typing import Any, Final
 
 from perdure.providers.context_fit import (
     CallIds,
+    ContextTarget,
+    RenderedContext,
     arguments_of,
     clean,
     function_name,
@@ -61,7 +63,6 @@ from perdure.providers.replies import (
     not_a_reply,
     plain_text,
 )
-from perdure.providers.target import ContextTarget, RenderedContext
 from perdure.providers.tool_pairs import Exchange
 from perdure.records.messages import Extra, Message, ToolCall, ToolResult
 

@@ -14,9 +14,8 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from perdure.providers.context_fit import clean
+from perdure.providers.context_fit import ContextTarget, clean
 from perdure.providers.issued import STAMP, marks, stamp_of
-from perdure.providers.target import ContextTarget
 from perdure.records.messages import Extra, Message
 
 Kind = Literal["image", "audio", "video", "document"]

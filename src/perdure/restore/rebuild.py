@@ -13,8 +13,8 @@ from typing import Final, final
 import msgspec
 
 from perdure.memory.facts import MemoryBundle
+from perdure.providers.context_fit import ContextTarget
 from perdure.providers.parts import without_reasoning
-from perdure.providers.target import ContextTarget
 from perdure.providers.tool_pairs import Dangling, paired
 from perdure.records.json import encode
 from perdure.records.messages import Message, encode_message

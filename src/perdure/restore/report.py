@@ -8,12 +8,12 @@ from typing import Literal
 
 import msgspec
 
-from perdure._lib.display import card
+from perdure._lib.logs import card
 from perdure.memory.context import SNAPSHOT
 from perdure.memory.documents import SESSION, names_of
+from perdure.providers.context_fit import ContextTarget, Format
 from perdure.providers.issued import Issuer, stamp_of
 from perdure.providers.parts import without_reasoning
-from perdure.providers.target import ContextTarget, Format
 from perdure.records.keys import SessionKey
 from perdure.records.messages import Message
 from perdure.records.records import EPOCH, Record

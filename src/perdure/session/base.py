@@ -21,8 +21,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.records import CONTEXT, RETRACT, TURN, Entry
 from perdure.restore.ladder import RestoredSession
 from perdure.restore.report import RestoreReport, RestoreStep
-from perdure.session.contents import Contents
-from perdure.session.entries import check_sizes
+from perdure.session.contents import Contents, check_sizes
 from perdure.session.hooks import MemoryEvicted
 from perdure.session.runtime import Runtime, wrong_loop
 from perdure.session.turn import TurnQueue

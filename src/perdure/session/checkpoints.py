@@ -18,8 +18,15 @@ from perdure.errors import CorruptRecordError
 from perdure.lineage.store import Lineage, followed
 from perdure.memory.working_memory import SessionValues
 from perdure.session.options import Limits
-from perdure.session.point_in_time import HistoricalFold, folded_at, picture
-from perdure.session.rollback import conversation_back, items_back, memory_back, states_back
+from perdure.session.point_in_time import (
+    HistoricalFold,
+    conversation_back,
+    folded_at,
+    items_back,
+    memory_back,
+    picture,
+    states_back,
+)
 
 if TYPE_CHECKING:
     from perdure.checkpoints.chain import CheckpointChain
@@ -27,8 +34,7 @@ if TYPE_CHECKING:
     from perdure.records.records import Entry
     from perdure.records.types import Registry
     from perdure.session.contents import Contents
-    from perdure.session.session import Session
-    from perdure.session.view import SessionView
+    from perdure.session.session import Session, SessionView
 
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import Origin
 from perdure.records.records import BASE, EPOCH, Entry, Record
 from perdure.session.fold import fold
-from perdure.session.key_lock import exclusive
+from perdure.session.runtime import exclusive
 from perdure.store import Batch, Status
 
 if TYPE_CHECKING:

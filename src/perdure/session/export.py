@@ -61,8 +61,7 @@ from perdure.session.rebuild import fold_afresh
 
 if TYPE_CHECKING:
     from perdure.session.manager import SessionManager
-    from perdure.session.session import Session
-    from perdure.session.view import SessionView
+    from perdure.session.session import Session, SessionView
     from perdure.store import Store
 
 

@@ -33,6 +33,7 @@ from perdure.records.records import (
     CHECKPOINT,
     CHECKPOINTS_PRUNED,
     ENDING,
+    EPOCH,
     FORK,
     RETRACT,
     Entry,
@@ -303,3 +304,10 @@ def exists(key: SessionKey) -> SessionError:
     """Return the error for an id that is taken."""
     message = f"session {key} exists: choose another id, or delete it first"
     return SessionError(message, key=str(key))
+
+
+# Renaming: a copy that remembers the old name, then the end of the old one
+
+
+_QUIET = frozenset({BASE, ENDING, EPOCH, FORK})
+"""Kinds that say nothing of what the session holds."""

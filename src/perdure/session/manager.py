@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Self, final
 
 import anyio
 
-from perdure._lib.display import card
 from perdure._lib.host import Host
+from perdure._lib.logs import card
 from perdure._lib.tasks import wait_through
 from perdure.autosave.options import INHERIT, Autosave, EngineOptions, Inherit, Shutdown
 from perdure.autosave.reports import ShutdownReport
@@ -23,13 +23,12 @@ from perdure.autosave.tracked import require_outside
 from perdure.errors import InvalidArgumentError, SessionClosedError, StoreError
 from perdure.lease import LeaseOptions, OnHeld
 from perdure.lineage.store import followed
-from perdure.providers.target import Format
+from perdure.providers.context_fit import Format
 from perdure.records.keys import DEFAULT_SESSION, SessionKey, require_filters
 from perdure.records.types import Registry
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
 from perdure.restore.ladder import restore
 from perdure.restore.report import RestorePlan
-from perdure.session.clock import Clock
 from perdure.session.connected import ManagerParts, connected, manager_facts
 from perdure.session.delete import ForgetReport, Forgetter
 from perdure.session.exclusive import ExclusiveAccess, Terms
@@ -37,15 +36,15 @@ from perdure.session.filter import SessionFilter, chosen, only_posted_to
 from perdure.session.fork import Fork, ForkBuilder
 from perdure.session.hooks import EventName, Hook
 from perdure.session.inbox import PostReceipt
-from perdure.session.lost import LostSession
+from perdure.session.lifecycle import LostSession
 from perdure.session.open import OpenRequest, SessionOpening
 from perdure.session.options import Limits, require_options
 from perdure.session.prune import Pruner, PruneReport
 from perdure.session.rebuild import RebuildReport, rebuild_session
 from perdure.session.rename import Renamer
 from perdure.session.retention import Retention
-from perdure.session.runtime import wrong_loop
-from perdure.session.view import SessionView
+from perdure.session.runtime import Clock, wrong_loop
+from perdure.session.session import SessionView
 from perdure.store import DeadLetter, SessionInfo, Store
 
 if TYPE_CHECKING:

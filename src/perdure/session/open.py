@@ -30,13 +30,12 @@ from perdure.records.keys import SessionKey
 from perdure.records.records import Entry, Record
 from perdure.restore.ladder import restore
 from perdure.session import spill
-from perdure.session.entries import check_said
+from perdure.session.contents import check_said
 from perdure.session.hooks import SessionOpened
 from perdure.session.inbox import Inbox
-from perdure.session.key_lock import PendingLoad
 from perdure.session.lifecycle import SessionLifecycle, read_again
 from perdure.session.options import require_options
-from perdure.session.runtime import Runtime, wrong_loop
+from perdure.session.runtime import PendingLoad, Runtime, wrong_loop
 from perdure.session.session import Session
 from perdure.session.spill import SpillFile
 from perdure.store import HeldLease

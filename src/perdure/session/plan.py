@@ -28,10 +28,10 @@ from perdure.restore.rebuild import context_entry, prompt_sha256, raw_part, repa
 from perdure.restore.report import RestorePlan, planned_documents, stripped_for
 from perdure.restore.serializer import WorkingContextSnapshotSerializer
 from perdure.restore.snapshot_store import WorkingContextSnapshotStore
-from perdure.session.view import SessionView
+from perdure.session.session import SessionView
 
 if TYPE_CHECKING:
-    from perdure.providers.target import Format
+    from perdure.providers.context_fit import Format
     from perdure.records.keys import SessionKey
     from perdure.records.types import Registry
     from perdure.restore.report import Source

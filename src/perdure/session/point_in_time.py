@@ -12,14 +12,37 @@ import msgspec
 from perdure.errors import HistoryPrunedError
 from perdure.lineage import history
 from perdure.lineage.store import Lineage, followed
-from perdure.memory.context import SNAPSHOT, Snapshot, WorkingContext
-from perdure.memory.documents import EPISODIC, SEMANTIC, StateSet, names_of
-from perdure.memory.index import MEMORY, MemoryIndex, blob_names
+from perdure.memory.context import SNAPSHOT, RetractionPayload, Snapshot, WorkingContext
+from perdure.memory.documents import (
+    EPISODIC,
+    SEMANTIC,
+    ItemsRestoredPayload,
+    StateSet,
+    names_of,
+    typed,
+)
+from perdure.memory.index import (
+    MEMORY,
+    DroppedPayload,
+    MemoryChange,
+    MemoryEntry,
+    MemoryIndex,
+    blob_names,
+)
 from perdure.memory.working_memory import SessionValues
-from perdure.records.json import decode
+from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
-from perdure.records.records import Record
+from perdure.records.records import (
+    CONTEXT,
+    ITEM,
+    MEMORY_DROP,
+    MEMORY_SET,
+    RETRACT,
+    STATE,
+    Entry,
+    Record,
+)
 from perdure.restore.ladder import snapshot_of
 from perdure.session.fold import FoldInput, manifest_of
 from perdure.session.options import Limits
@@ -192,3 +215,78 @@ def _states(documents: Mapping[str, bytes], folder: str) -> Iterator[tuple[str, 
         if data is None:  # a value with types lies beside, in its record's form
             data = bytes(decode(documents[f"typed/{name}"], StateSet).value)
         yield name[len(folder) : -len(".json")], decode(data)
+
+
+# The way back: the records that make a session what it was at an earlier one
+
+
+_STATES = ("state/", "plugins/")
+_VALUE = ("description", "value", "types", "scope", "base_priority", "pinned", "created_at")
+"""What makes two memory entries the same; when they were read does not count."""
+
+
+def conversation_back(
+    then: Mapping[str, bytes], context: WorkingContext, seq: int
+) -> Iterator[Entry]:
+    """Give what takes the conversation back to a record."""
+    yield Entry(RETRACT, encode(RetractionPayload(seq)))
+    if not context.reaches(seq):
+        was = WorkingContext.of_snapshot(decode(then[SNAPSHOT], Snapshot), context.limit)
+        yield Entry(CONTEXT, was.as_record("rollback"))
+
+
+async def memory_back(
+    now: Mapping[str, bytes], then: Mapping[str, bytes], values: SessionValues
+) -> list[Entry]:
+    """Return what gives the working memory the entries that it had."""
+    ours = MemoryIndex.of_document(now.get(MEMORY)).entries
+    theirs = MemoryIndex.of_document(then.get(MEMORY)).entries
+    entries = [Entry(MEMORY_DROP, encode(DroppedPayload(key))) for key in ours if key not in theirs]
+    for key, entry in theirs.items():
+        if key not in ours or not _same(ours[key], entry):
+            fields = {name: getattr(entry, name) for name in MemoryEntry.__struct_fields__}
+            fields |= {"value": msgspec.Raw(await values.read(entry)), "sha256": msgspec.UNSET}
+            entries.append(Entry(MEMORY_SET, encode(MemoryChange(**fields))))
+    return entries
+
+
+def _same(left_entry: MemoryEntry, right_entry: MemoryEntry) -> bool:
+    return left_entry.sha256 == right_entry.sha256 and all(
+        getattr(left_entry, name) == getattr(right_entry, name) for name in _VALUE
+    )
+
+
+def states_back(now: Mapping[str, bytes], then: Mapping[str, bytes]) -> Iterator[Entry]:
+    """Give what makes states, contributors' among them, what they were."""
+    names = {name.removeprefix("typed/") for name in (*now, *then)}
+    for name in sorted(name for name in names if name.startswith(_STATES)):
+        beside = typed(name)
+        if now.get(name) != then.get(name) or now.get(beside) != then.get(beside):
+            yield Entry(STATE, _state(name, then))
+
+
+def _state(name: str, then: Mapping[str, bytes]) -> bytes:
+    """Return the payload that sets a state as it was, or drops one that was not there."""
+    data, beside = then.get(name), then.get(typed(name))
+    if data is None:
+        return encode(StateSet(name, dropped=True)) if beside is None else beside
+    version = 1 if beside is None else decode(beside, StateSet).version
+    return encode(
+        StateSet(name, msgspec.Raw(msgspec.json.format(data, indent=-1)), version=version)
+    )
+
+
+def items_back(now: Mapping[str, bytes], then: Mapping[str, bytes]) -> Iterator[Entry]:
+    """Give what makes the long-term memories what they were: so many stay, then come others."""
+    for name, memory in ((EPISODIC, "episodic"), (SEMANTIC, "semantic")):
+        ours, theirs = now.get(name, b"").splitlines(), then.get(name, b"").splitlines()
+        if ours != theirs:
+            keep = _common(ours, theirs)
+            items = [msgspec.Raw(line) for line in theirs[keep:]]
+            yield Entry(ITEM, encode(ItemsRestoredPayload(memory, keep, items)))
+
+
+def _common(left: list[bytes], right: list[bytes]) -> int:
+    """Return how many lines both begin with."""
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(left), len(right)))

@@ -1,9 +1,4 @@
-"""Renaming: a copy that remembers the old name, then the end of the old one.
-
-Killed anywhere, at least one of the two names opens, with everything; renaming again finishes.
-If somebody went on under the old name meanwhile, the copy is made anew; if both went on,
-neither is touched.
-"""
+"""Renaming a session: a copy that remembers the old name, then the end of the old one."""
 
 from __future__ import annotations
 
@@ -11,25 +6,27 @@ import time
 from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING, final
 
-from perdure.errors import SessionError, SessionNotFoundError
+from perdure.errors import (
+    SessionError,
+    SessionNotFoundError,
+)
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Origin
 from perdure.records.records import (
-    BASE,
-    ENDING,
-    EPOCH,
     FORK,
 )
 from perdure.session.delete import Forgetter
-from perdure.session.exclusive import ExclusiveAccess, HeldSession, Terms, require_different
+from perdure.session.exclusive import (
+    ExclusiveAccess,
+    HeldSession,
+    Terms,
+    require_different,
+)
 from perdure.store import DeadLetter
 
 if TYPE_CHECKING:
     pass
-from perdure.session.fork import Fork, ForkBuilder, exists
-
-_QUIET = frozenset({BASE, ENDING, EPOCH, FORK})
-"""Kinds that say nothing of what the session holds."""
+from perdure.session.fork import _QUIET, Fork, ForkBuilder, exists
 
 
 @final

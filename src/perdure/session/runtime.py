@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+import anyio
+from anyio.lowlevel import checkpoint
 
 from perdure._lib.host import Host
 from perdure._lib.loop import Affinity, Stray
@@ -15,7 +19,6 @@ from perdure.records.keys import SessionKey
 from perdure.records.types import Registry
 from perdure.session import spill
 from perdure.session.hooks import Hooks
-from perdure.session.key_lock import PendingLoads
 from perdure.session.options import Limits
 from perdure.store import Store
 
@@ -23,6 +26,54 @@ if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked
     from perdure.records.records import Entry
     from perdure.session.base import SessionBase
+
+
+# One operation at a time on a session: its load, its close, a change from outside
+
+
+class PendingLoad:
+    """Something under way with a session, for others to wait for."""
+
+    __slots__ = ("done", "error", "scope")
+
+    def __init__(self) -> None:
+        self.done: anyio.Event = anyio.Event()
+        self.error: Exception | None = None
+        """Why a load has failed."""
+        self.scope: anyio.CancelScope = anyio.CancelScope()
+        """Around a load, if it is one: nobody wants that any more once its manager stops."""
+
+
+PendingLoads: TypeAlias = dict[SessionKey, PendingLoad]
+"""What is under way, one a session at most."""
+
+
+async def wait_idle(pending_loads: PendingLoads, key: SessionKey) -> None:
+    """Wait until nothing is under way with a session."""
+    while (pending_load := pending_loads.get(key)) is not None:
+        await pending_load.done.wait()
+
+
+@asynccontextmanager
+async def exclusive(pending_loads: PendingLoads, key: SessionKey) -> AsyncGenerator[None, None]:
+    """Be exclusive with a session, once others are done with it."""
+    await wait_idle(pending_loads, key)
+    with try_exclusive(pending_loads, key):
+        yield
+
+
+@contextmanager
+def try_exclusive(pending_loads: PendingLoads, key: SessionKey) -> Iterator[bool]:
+    """Be exclusive with a session; False if somebody is already, and then one is not."""
+    if key in pending_loads:
+        yield False
+        return
+    pending_load = pending_loads[key] = PendingLoad()
+    try:
+        yield True
+    finally:
+        del pending_loads[key]
+        pending_load.done.set()
 
 
 class Runtime:
@@ -101,3 +152,40 @@ def wrong_loop(what: str, stray: Stray) -> WrongLoopError:
         "loop": ("event loop", "connect again inside this loop"),
     }[stray]
     return WrongLoopError(f"{what} belongs to another {place}: {cure}", stray=stray)
+
+
+# A clock for autosave that stands still until it is moved: what tests give to a manager
+
+
+class Clock(Protocol):
+    """Seconds that only grow, and only when somebody says so."""
+
+    def __call__(self) -> float:
+        """Return the time."""
+        ...
+
+    def drive(self, catch_up: Callable[[], Awaitable[float]]) -> None:
+        """Await ``catch_up`` from now on each time that the clock was moved.
+
+        It returns when there will be more to do.
+        """
+        ...
+
+
+async def catch_up(runtime: Runtime) -> float:
+    """Do what autosave has to do by now, and return when it will have more to do."""
+    due = await runtime.saver.catch_up()
+    # Sessions that became idle leave memory in tasks of their own. Those begin by the
+    # second checkpoint: trio runs what is ready in any order.
+    await checkpoint()
+    await checkpoint()
+    for key, pending_load in list(runtime.pending_loads.items()):
+        session = runtime.sessions.get(key)
+        if session is not None and _at_rest(session):
+            await pending_load.done.wait()
+    return due
+
+
+def _at_rest(session: SessionBase) -> bool:
+    """Whether leaving memory needs nothing of anybody: no turn's end, and no save."""
+    return not session._pins and not session._turns.busy and session._tracked.clean

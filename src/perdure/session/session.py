@@ -7,34 +7,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, final, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, Self, final, overload
 
-from perdure._lib.display import card
+from perdure._lib.logs import card
 from perdure.autosave.tracked import State
-from perdure.errors import InvalidArgumentError
+from perdure.errors import InvalidArgumentError, SessionError
 from perdure.records.keys import SessionKey
 from perdure.records.messages import EncodedRecord, Message
-from perdure.records.records import Record
+from perdure.records.records import Entry, Record
 from perdure.restore.ladder import RestoredSession
 from perdure.session.base import Receipt, SessionBase
-from perdure.session.contents import HistoryItem
+from perdure.session.contents import Contents, HistoryItem, entry_of, meta_entry
 from perdure.session.contributors import Attachment, Contributor, attach
-from perdure.session.entries import entry_of, meta_entry
-from perdure.session.lost import fork_unsaved
+from perdure.session.lifecycle import fork_unsaved
 from perdure.session.runtime import Runtime
 from perdure.session.turn import Turn
 
 if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked
-    from perdure.checkpoints.engine import CheckpointEngine
-    from perdure.checkpoints.events import KernelEventStream
+    from perdure.checkpoints.engine import CheckpointEngine, CheckpointReader
+    from perdure.checkpoints.events import KernelEventReader, KernelEventStream
+    from perdure.memory.documents import SessionDocument
     from perdure.memory.state import States
+    from perdure.memory.working_memory import WorkingMemory
     from perdure.providers import Issuer, ReasoningPolicy, RenderedContext
-    from perdure.providers.target import Format
+    from perdure.providers.context_fit import Format
+    from perdure.records.types import Registry
     from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
-    from perdure.restore.report import RestorePlan
+    from perdure.restore.report import RestorePlan, RestoreReport
     from perdure.session.fork import Fork
     from perdure.session.lifecycle import SessionLifecycle
+    from perdure.store import Store
 
 
 # A working context in the shape that a model's client takes: pure
@@ -470,3 +473,74 @@ class Session(SessionBase, Rendered):
         self._check_open()
         carry_out(self, plan)
         return await self._runtime.saver.save(self._tracked)
+
+
+# A session as it was at a moment, to read without a lease
+
+
+@final
+class SessionView(Rendered):
+    """What ``SessionManager.load`` returns: read-only, as of ``seq``, in nobody's way."""
+
+    __slots__ = ("_contents", "seq")
+
+    def __init__(self, store: Store, registry: Registry, restored: RestoredSession) -> None:
+        self._contents = Contents(store, registry, restored, self._refuse)
+        self.seq: int = restored.head
+        """The last record that it shows."""
+
+    def __repr__(self) -> str:
+        return f"<SessionView {self.key} seq={self.seq}>"
+
+    @property
+    def key(self) -> SessionKey:
+        """Tenant, agent id and session id."""
+        return self._contents.key
+
+    @property
+    def settled(self) -> bool:
+        """False when a takeover was under way, so that the newest records may be missing."""
+        return self._contents.report.settled
+
+    @property
+    def info(self) -> SessionDocument:
+        """Title, tags, owner, counters and times."""
+        return self._contents.describe()
+
+    @property
+    def restore_report(self) -> RestoreReport:
+        """How it was read."""
+        return self._contents.report
+
+    @property
+    def memory(self) -> WorkingMemory:
+        """The working memory; it loads when it is first awaited."""
+        return self._contents.memory
+
+    @property
+    def state(self) -> States:
+        """Named states; each loads when it is first awaited."""
+        return self._contents.state
+
+    @property
+    def checkpoints(self) -> CheckpointReader:
+        """Its checkpoints, as of ``seq``."""
+        from perdure.session.checkpoints import view_checkpoints
+
+        return view_checkpoints(self)
+
+    @property
+    def events(self) -> KernelEventReader:
+        """Its kernel events, as of ``seq``."""
+        from perdure.session.checkpoints import view_events
+
+        return view_events(self)
+
+    async def history(self, *, before: int | None = None, limit: int = 50) -> list[HistoryItem]:
+        """Return up to ``limit`` items of the log, oldest first; as for `Session.history`."""
+        before = self.seq + 1 if before is None else min(before, self.seq + 1)
+        return await self._contents.history(before=before, limit=limit)
+
+    def _refuse(self, entries: tuple[Entry, ...]) -> NoReturn:
+        message = f"this view of session {self.key} is read-only: open the session to change it"
+        raise SessionError(message, key=str(self.key), entries=len(entries))

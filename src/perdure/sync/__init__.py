@@ -32,10 +32,10 @@ from perdure.sync.session import (
     Session,
     SessionView,
     States,
+    Turn,
     TypedState,
     WorkingMemory,
 )
-from perdure.sync.turn import Turn
 
 __all__ = [
     "Archives",

@@ -23,7 +23,7 @@ from perdure import _connect
 from perdure._connect import DEFAULT
 from perdure.autosave.options import INHERIT, Inherit
 from perdure.errors import SessionClosedError, StoreError
-from perdure.providers.target import Format
+from perdure.providers.context_fit import Format
 from perdure.records.keys import DEFAULT_SESSION
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
 from perdure.restore.report import RestorePlan

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from perdure.transfer.backups import Backup as Backup
     from perdure.transfer.backups import backup as backup
     from perdure.transfer.backups import follow_deletions as follow_deletions
+    from perdure.transfer.bundle_files import WrittenSession as WrittenSession
     from perdure.transfer.bundle_files import read_bundle as read_bundle
     from perdure.transfer.bundle_files import write_bundle as write_bundle
     from perdure.transfer.damaged import MissingRecords as MissingRecords
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from perdure.transfer.migration import Migration as Migration
     from perdure.transfer.migration import MigrationProgress as MigrationProgress
     from perdure.transfer.migration import migrate as migrate
-    from perdure.transfer.write import WrittenSession as WrittenSession
 
 
 _HOMES = {
@@ -39,8 +39,7 @@ _HOMES = {
         "restore_backup",
         "verify_backup",
     ),
-    "perdure.transfer.bundle_files": ("read_bundle", "write_bundle"),
-    "perdure.transfer.write": ("WrittenSession",),
+    "perdure.transfer.bundle_files": ("WrittenSession", "read_bundle", "write_bundle"),
     "perdure.transfer.migration": ("Migration", "MigrationProgress", "migrate"),
     "perdure.transfer.damaged": ("MissingRecords", "Salvage", "salvage"),
     "perdure.session.export": ("export_pair", "import_pair"),

@@ -39,8 +39,8 @@ from perdure.transfer.backups import (
     require_backup,
 )
 from perdure.transfer.bundle import neutral_record
+from perdure.transfer.bundle_files import names_of
 from perdure.transfer.migration import Migration, MigrationProgress, keys_of, migrate, was_removed
-from perdure.transfer.read import names_of
 
 CHUNK = 500
 _CURE = "it stays as it is: to have both, restore the backup into an empty store"

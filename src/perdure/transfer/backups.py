@@ -40,6 +40,7 @@ from perdure.records.manifest import Manifest
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.session.options import require_no_backup
 from perdure.store import Batch, DeadLetter, Documents, HeldLease, PendingItem, Status, Store
+from perdure.transfer.bundle_files import ALL, dead_letters_of
 from perdure.transfer.migration import (
     AT_ONCE,
     PAUSE,
@@ -48,8 +49,6 @@ from perdure.transfer.migration import (
     keys_of,
     with_dead_letters,
 )
-from perdure.transfer.read import dead_letters_of
-from perdure.transfer.write import ALL
 
 FORMAT: Final = 1
 KEPT, BLOBS, ANEW, POINT = "kept", "blobs", "anew", "point"
@@ -454,7 +453,7 @@ class _Run:
     async def _collect(self, tenant: str) -> None:
         """Remove blobs that nothing in the backup references any more."""
         from perdure.transfer.backup_view import BackupView
-        from perdure.transfer.read import names_of
+        from perdure.transfer.bundle_files import names_of
 
         view = await BackupView.of(self._target)
         named: set[str] = set()

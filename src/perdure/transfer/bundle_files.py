@@ -6,25 +6,477 @@ writes nothing to the store.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import contextlib
+import hashlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias, final
 
 import anyio
 import anyio.to_thread
+import msgspec
 
 from perdure._lib.files import NewFile
-from perdure.errors import CorruptRecordError, SessionNotFoundError, StoreError
+from perdure.checkpoints.chain import CHAIN_KINDS, CheckpointChain
+from perdure.errors import (
+    ConfigError,
+    CorruptRecordError,
+    SessionNotFoundError,
+    StoreError,
+    StoreUnavailableError,
+)
 from perdure.lease import while_beating
+from perdure.lineage.store import followed
+from perdure.memory.documents import InboxTakenPayload
+from perdure.records.checkpoints import CHECKPOINTS
+from perdure.records.chunks import named_in
+from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Manifest
+from perdure.records.manifest import Manifest, Origin
 from perdure.records.posts import DeadLetter
+from perdure.records.records import BASE, TAKEN, Entry, Record
 from perdure.session.options import require_no_backup
-from perdure.store import Store
-from perdure.transfer.bundle import BundleDocument, BundleHeader, BundleWriter, Item, Reader
-from perdure.transfer.read import items
-from perdure.transfer.write import WrittenSession, land
+from perdure.store import Batch, Documents, HeldLease, Status, Store
+from perdure.transfer.bundle import (
+    GAP,
+    BundleBlob,
+    BundleDocument,
+    BundleFooter,
+    BundleHeader,
+    BundleWriter,
+    Item,
+    Reader,
+    neutral_record,
+)
+
+# Export of a session as bundle items: read without a lease, even while a program writes
+
+
+KEPT_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of blobs that are cached between the search for references and their export."""
+
+
+async def items(
+    store: Store, key: SessionKey, *, blobs: bool = True, dead_letters: bool = False
+) -> AsyncGenerator[Item, None]:
+    """Yield a session as of now; it must exist. The blobs that it references come first.
+
+    Args:
+        store: An open store.
+        key: The session to export.
+        blobs: Whether to export blobs.
+        dead_letters: Whether to export dead letters.
+
+    Raises:
+        CorruptRecordError: The log, a document or a dead letter is damaged.
+        StoreUnavailableError: Another process is taking the session over.
+
+    """
+    documents = await store.read_documents(key)
+    head = await store.head(key)  # second: a log may be ahead of its documents, never behind
+    _require_whole(key, documents)
+    letters = await dead_letters_of(store, key) if dead_letters else []
+    _require_readable(key, letters)
+    yield BundleHeader(key, 2 if letters else 1)
+    for letter in letters:
+        yield letter
+    reached = await _reached(store, key, documents, head) if blobs else {}
+    for name in sorted(reached):
+        data = reached.pop(name) or await store.get_blob(key.tenant, name)
+        if data is not None:
+            yield BundleBlob(name, data)
+    async with contextlib.aclosing(content(store, key, head)) as records:
+        async for record in records:
+            yield record
+    for name, document in sorted(documents.found.items()):
+        yield BundleDocument(name, document)
+    if documents.manifest is not None:
+        yield documents.manifest
+    yield BundleFooter()
+
+
+async def dead_letters_of(store: Store, key: SessionKey) -> list[DeadLetter]:
+    """Return a session's dead letters, in the same order everywhere; none without support."""
+    letters = await store.dead_letters(key) if store.capabilities.dead_letters else []
+    return sorted(letters, key=lambda letter: (letter.at, letter.item.op_id))
+
+
+async def content(store: Store, key: SessionKey, head: int) -> AsyncGenerator[Record, None]:
+    """Yield the log up to record *head*, without the store's own records."""
+    async with contextlib.aclosing(store.read_log(key, before=head + 1)) as log:
+        async for chunk in log:
+            if not chunk.settled:
+                message = f"session {key} is just being taken over: try again in a moment"
+                raise StoreUnavailableError(message, key=str(key))
+            for record in map(neutral_record, chunk.records):
+                if record is not None:
+                    yield record
+
+
+def _require_whole(key: SessionKey, documents: Documents) -> None:
+    if documents.damaged:
+        names = ", ".join(documents.damaged)
+        message = f"{names} of {key} is damaged: `perdure rebuild` makes it anew from the log"
+        raise CorruptRecordError(message, key=str(key), documents=names)
+
+
+def _require_readable(key: SessionKey, letters: list[DeadLetter]) -> None:
+    for letter in letters:
+        if letter.item.damage:
+            message = (
+                f"a dead letter of {key} is damaged: `perdure inbox {key.agent}` shows it, and "
+                "--drop removes it"
+            )
+            raise CorruptRecordError(message, key=str(key))
+
+
+async def names_of(store: Store, key: SessionKey, documents: Documents, head: int) -> set[str]:
+    """Return the names of the blobs that a session references, directly or through other blobs."""
+    return set(await _reached(store, key, documents, head))
+
+
+async def _reached(
+    store: Store, key: SessionKey, documents: Documents, head: int
+) -> dict[str, bytes | None]:
+    """Return the blobs that a session references; the first few MiB with their data."""
+    documents_by_name = documents.found.copy()
+    links = documents_by_name.pop(CHECKPOINTS, None)
+    chain = CheckpointChain.of(None if links is None else links.data)
+    named = named_in(document.data for document in documents_by_name.values())
+    async with contextlib.aclosing(content(store, key, head)) as records:
+        async for record in records:
+            if record.kind in CHAIN_KINDS:
+                chain.apply(record.kind, record.payload)
+            else:
+                named |= named_in((record.payload,))
+    # States of pruned checkpoints do not count, although the log still references them.
+    named |= named_in(encode(checkpoint.state) for checkpoint in chain.by_id.values())
+    if documents.manifest is not None and (base := documents.manifest.base) is not None:
+        named |= {name for name in (base.kept, base.folded) if name}
+    reached: dict[str, bytes | None] = {}
+    looked: set[str] = set()
+    room = KEPT_BYTES
+    while named:
+        name = named.pop()
+        looked.add(name)
+        data = await store.get_blob(key.tenant, name)
+        if data is not None:
+            named |= named_in((data,)) - looked
+            reached[name] = data if len(data) <= room else None
+            room -= len(reached[name] or b"")
+    return reached
+
+
+@final
+class Digest:
+    """Hash of a session, equal in every store. Blobs count by the names that records have."""
+
+    def __init__(self) -> None:
+        self._writer = BundleWriter()
+        self._hash = hashlib.sha256()
+
+    @property
+    def value(self) -> str:
+        """The hash so far."""
+        return self._hash.hexdigest()
+
+    async def through(self, source: AsyncGenerator[Item, None]) -> AsyncGenerator[Item, None]:
+        """Yield items unchanged, and add them to the hash."""
+        async with contextlib.aclosing(source):
+            async for item in source:
+                if not isinstance(item, BundleBlob | BundleFooter):
+                    self._hash.update(self._writer.line(item))
+                yield item
+
+
+async def digest_of(store: Store, key: SessionKey) -> str:
+    """Return the digest of a session in a store."""
+    digest = Digest()
+    async with contextlib.aclosing(digest.through(items(store, key, blobs=False))) as passed:
+        async for _ in passed:
+            pass
+    return digest.value
+
+
+# Import of a session from bundle items, under a lease, with the original sequence numbers
+
+
+ALL: Final = 1_000_000
+"""Limit of pending items that are read at once."""
+
+BATCH_BYTES: Final = 4 * 1024 * 1024
+BATCH_RECORDS: Final = 2000
+FEW: Final = 16
+"""Gaps up to this size are filled with epoch records; longer ones are pruned history."""
+
+
+class WrittenSession(msgspec.Struct, frozen=True):
+    """Result of an import."""
+
+    key: SessionKey
+    records: int = 0
+    blobs: int = 0
+    bytes: int = 0
+    """Bytes of records, documents and blobs, before the store frames them."""
+    epoch: int = 0
+    """The last one under which it was written."""
+
+
+OnEpoch: TypeAlias = Callable[[int], Awaitable[None]]
+
+
+async def land(
+    store: Store,
+    key: SessionKey,
+    items: AsyncGenerator[Item, None],
+    *,
+    on_epoch: OnEpoch | None = None,
+) -> WrittenSession:
+    """Write a session that the store does not have, and release it.
+
+    Args:
+        store: The store to write to.
+        key: The session's key in the store.
+        items: The complete session.
+        on_epoch: Called with each epoch that was acquired, before any write under it.
+
+    Raises:
+        ConfigError: The store has a session of this key.
+        StoreError: The store refused a part of it; the store has an incomplete session.
+
+    """
+    holder = await store.holder(key)
+    if holder is not None and not holder.deleted and await store.head(key):
+        message = f"{store.location} has a session {key}: choose another id, or delete it first"
+        raise ConfigError(message, key=str(key))
+    landing = _SessionWrite(store, key, on_epoch)
+    await landing.take(0 if holder is None else holder.epoch)
+    return await landing.of(items)
+
+
+async def go_on(
+    store: Store,
+    grant: HeldLease,
+    items: AsyncGenerator[Item, None],
+    *,
+    on_epoch: OnEpoch | None = None,
+) -> WrittenSession:
+    """Append a session's new records to the part that a store has, and release it.
+
+    Args:
+        store: The store that has the beginning.
+        grant: The lease to write under; it is released.
+        items: The complete session. The store must have its records up to the lease's epoch record.
+        on_epoch: As for `land`.
+
+    Raises:
+        StoreError: The store refused a part of it; the store has an incomplete session.
+
+    """
+    landing = _SessionWrite(store, grant.key, on_epoch)
+    try:
+        await landing.go_on(grant)
+        return await landing.of(items)
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            await landing.release()
+        raise
+
+
+@final
+class _SessionWrite:
+    def __init__(self, store: Store, key: SessionKey, on_epoch: OnEpoch | None) -> None:
+        self._store = store
+        self._on_epoch = on_epoch
+        self._key = key
+        self._epoch = 0
+        self._next = 1
+        """Sequence number of the next record."""
+        self._written = 1
+        """Sequence number of the first record in the buffer."""
+        self._entries: list[Entry] = []
+        self._size = 0
+        self._blobs: dict[str, bytes] = {}
+        self._letters: list[DeadLetter] = []
+        self._documents: dict[str, bytes] = {}
+        self._records = self._count = self._bytes = 0
+        self._base: Origin | None = None
+        """The newest origin of the session, with this store's epoch."""
+        self._present_head = 0
+        """The last record that the store had before."""
+        self._taken_ops: set[str] = set()
+        """Op ids of inbox items that are in the log."""
+
+    async def of(self, items: AsyncGenerator[Item, None]) -> WrittenSession:
+        async with aclosing(items) as source:
+            async for item in source:
+                await self.add(item)
+        await self.finish()
+        return WrittenSession(self._key, self._records, self._count, self._bytes, self._epoch)
+
+    async def go_on(self, grant: HeldLease) -> None:
+        """Continue under a lease that was just acquired, after its epoch record."""
+        self._present_head = grant.head
+        await self._begin(grant)
+
+    async def _begin(self, grant: HeldLease) -> None:
+        self._epoch = grant.epoch
+        self._next = self._written = grant.head + 1
+        if self._on_epoch is not None:
+            await self._on_epoch(grant.epoch)
+
+    async def release(self) -> None:
+        await self._store.release(self._key, self._epoch)
+
+    async def take(self, after: int) -> None:
+        """Acquire the lease, which appends an epoch record."""
+        grant = await self._store.acquire(self._key, after=after)
+        if grant.head != self._next:
+            message = (
+                f"session {self._key} in {self._store.location} is written by another process: "
+                f"its log ends at {grant.head}, not {self._next}; try again"
+            )
+            raise StoreError(message, key=str(self._key))
+        await self._begin(grant)
+
+    async def add(self, item: Item) -> None:
+        match item:
+            case BundleBlob(name, data):
+                self._blobs[name] = data
+                self._size += len(data)
+                self._count += 1
+            case DeadLetter():
+                self._letters.append(item)
+            case Record():
+                await self._record(item)
+            case BundleDocument(name, document):
+                self._documents[name] = document.data
+                self._bytes += len(document.data)
+            case Manifest():
+                await self._fold(item)
+        if self._size >= BATCH_BYTES:
+            await self._flush()
+
+    async def _record(self, record: Record) -> None:
+        payload = record.payload
+        if record.kind == BASE:
+            self._base = await self._based(decode(payload, Origin))
+            payload = encode(self._base)
+        if record.kind == TAKEN:
+            self._taken_ops.update(decode(payload, InboxTakenPayload).ops)
+        if record.seq <= self._present_head:
+            return
+        await self._reach(record.seq)
+        self._append(Entry(record.kind, payload, record.end))
+        self._records += 1
+        if len(self._entries) >= BATCH_RECORDS:
+            await self._flush()
+
+    def _append(self, entry: Entry) -> None:
+        self._entries.append(entry)
+        self._size += len(entry.payload)
+        self._next += 1
+
+    async def _reach(self, seq: int) -> None:
+        """Fill the log up to a sequence number, with epoch or gap records."""
+        if seq - self._next > FEW:
+            await self._skip(seq)
+        while self._next < seq:
+            await self._flush()
+            if self._entries:
+                raise StoreError(f"the log of {self._key} has an epoch within a group at {seq}")
+            await self._store.release(self._key, self._epoch)
+            await self.take(self._epoch)
+
+    async def _skip(self, seq: int) -> None:
+        first = not self._records and not self._present_head
+        while self._next < seq:
+            self._append(Entry(GAP, b"null"))
+            if len(self._entries) >= BATCH_RECORDS:
+                await self._flush()
+        await self._flush()
+        if first:  # a long gap later on is epochs without records, not pruned history
+            await self._store.trim(self._key, self._epoch, seq)
+
+    async def _based(self, base: Origin) -> Origin:
+        """Return an origin with the epoch that the parent's record has in this store."""
+        if base.parent is None:
+            return base
+        if base.parent.tenant != self._key.tenant:
+            await self._store.delete(self._key, self._epoch)
+            message = (
+                f"session {self._key} is a fork of {base.parent}, and a fork has its parent's "
+                f"tenant: import both for {base.parent.tenant!r}"
+            )
+            raise StoreError(message, key=str(self._key), parent=str(base.parent))
+        if not base.at:
+            return base
+        log = followed(self._store).read_log(base.parent, after=base.at - 1, limit=1)
+        async with aclosing(log) as chunks:
+            async for chunk in chunks:
+                return msgspec.structs.replace(base, epoch=chunk.records[0].epoch)
+        return base
+
+    async def _flush(self) -> None:
+        """Make the buffer durable, up to its last complete group: blobs first, then records."""
+        if self._blobs:
+            blobs, self._blobs = self._blobs, {}
+            await self._store.put_blobs(self._key.tenant, blobs)
+            self._bytes += sum(map(len, blobs.values()))
+        ends = [at for at, entry in enumerate(self._entries, 1) if entry.end]
+        count = ends[-1] if ends else 0
+        if count:
+            batch = Batch(self._key, self._epoch, self._written, tuple(self._entries[:count]))
+            outcome = (await self._store.append_many([batch]))[0]
+            if outcome.status is not Status.OK:
+                message = f"{self._store.location} did not take the records of {self._key}"
+                raise StoreError(message, key=str(self._key)) from outcome.error
+            self._bytes += sum(len(entry.payload) for entry in batch.records)
+            del self._entries[:count]
+            self._written += count
+        self._size = sum(len(entry.payload) for entry in self._entries)
+
+    async def _fold(self, manifest: Manifest) -> None:
+        await self._reach(manifest.as_of_seq + 1)
+        await self._flush()
+        base = None if manifest.base is None else await self._based(manifest.base)
+        rewritten = msgspec.structs.replace(manifest, key=self._key, epoch=self._epoch, base=base)
+        await self._store.write_documents(self._key, self._documents, rewritten)
+
+    async def finish(self) -> None:
+        await self._flush()
+        if self._entries:
+            raise StoreError(f"the log of {self._key} ends within a group, at {self._next - 1}")
+        await self._require_parent()
+        await self._settle()
+        if self._letters:
+            await self._store.reject(self._key, self._epoch, self._letters)
+        await self.release()
+
+    async def _settle(self) -> None:
+        """Acknowledge pending items that the log now contains."""
+        if not self._taken_ops:
+            return
+        waiting = await self._store.take(self._key, self._epoch, limit=ALL)
+        done = [item.op_id for item in waiting if item.op_id in self._taken_ops]
+        if done:
+            await self._store.settle(self._key, self._epoch, done)
+
+    async def _require_parent(self) -> None:
+        """Delete the session and raise if the store lacks the parent's record that it needs."""
+        base = self._base
+        if base is None or base.parent is None:
+            return
+        if await followed(self._store).has(base.parent, base.at, base.epoch):
+            return
+        await self._store.delete(self._key, self._epoch)
+        message = (
+            f"session {self._key} is a fork at record {base.at} of {base.parent}, which "
+            f"{self._store.location} does not have: import that session first"
+        )
+        raise StoreError(message, key=str(self._key), parent=str(base.parent), at=base.at)
+
 
 MARK: Final = b'{"perdure_bundle":'
 PART: Final = 1024 * 1024

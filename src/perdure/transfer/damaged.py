@@ -30,8 +30,7 @@ from perdure.transfer.bundle import (
     Item,
     neutral_record,
 )
-from perdure.transfer.bundle_files import write_items
-from perdure.transfer.read import dead_letters_of
+from perdure.transfer.bundle_files import dead_letters_of, write_items
 
 ONE_BY_ONE: Final = 1000
 """Records that are tried one by one after damage, before the step size doubles."""

@@ -40,9 +40,18 @@ from perdure.session.options import require_no_backup
 from perdure.store import DeadLetter, Document, HeldLease, LeaseState, PendingItem, Store
 from perdure.transfer import receipts
 from perdure.transfer.bundle import BundleBlob, Item, neutral
-from perdure.transfer.read import Digest, content, dead_letters_of, digest_of, items
+from perdure.transfer.bundle_files import (
+    ALL,
+    Digest,
+    WrittenSession,
+    content,
+    dead_letters_of,
+    digest_of,
+    go_on,
+    items,
+    land,
+)
 from perdure.transfer.receipts import ReceiptState, state_of
-from perdure.transfer.write import ALL, WrittenSession, go_on, land
 
 AT_ONCE: Final = 8
 PAGE: Final = 500

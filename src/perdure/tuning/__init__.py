@@ -9,11 +9,16 @@ from __future__ import annotations
 
 from perdure.tuning.advice import Advice, LoadLevel, Option, Requirements, StoreMeasurement, advise
 from perdure.tuning.chart import chart
-from perdure.tuning.made_up import made_up
 from perdure.tuning.measure import measure
-from perdure.tuning.observed import observed
-from perdure.tuning.replay import SettingCost, replay
-from perdure.tuning.workload import Workload, WorkloadChange, changes_of, workload_of
+from perdure.tuning.observed import made_up, observed
+from perdure.tuning.workload import (
+    SettingCost,
+    Workload,
+    WorkloadChange,
+    changes_of,
+    replay,
+    workload_of,
+)
 
 __all__ = [
     "Advice",

@@ -16,8 +16,7 @@ from typing import Final
 import msgspec
 
 from perdure.autosave.options import Autosave
-from perdure.tuning.replay import SettingCost, replay
-from perdure.tuning.workload import Workload
+from perdure.tuning.workload import SettingCost, Workload, replay
 
 # What a store has shown, as values. Pure
 

@@ -11,7 +11,7 @@ import pytest
 from perdure._lib.files import Folder
 from perdure.errors import CorruptRecordError, NotStorableError
 from perdure.store import BlobSweep
-from perdure.stores.file import blobs
+from perdure.stores.file import documents
 from tests.stores.file.kit import contents
 
 DATA = b"a large tool result"
@@ -47,22 +47,22 @@ async def test_a_damaged_blob_is_told_and_mended_by_putting_it_again(store, root
 
 
 def sweep(store, now: float, *reachable: str) -> BlobSweep:
-    return blobs.sweep(store._root, "", reachable, DAY, now)
+    return documents.sweep(store._root, "", reachable, DAY, now)
 
 
 async def test_a_blob_that_was_put_in_the_millisecond_of_the_sweep_was_not_put_again(
     store,
 ) -> None:
-    blobs.put(store._root, "", {NAME: DATA}, 0.0)
-    blobs.put(store._root, "", {NAME: DATA}, 1_000_000.0004)  # sets its age
-    assert blobs.sweep(store._root, "", (), 0, 1_000_000.0006) == BlobSweep(quarantined=1)
-    assert blobs.sweep(store._root, "", (), 0, 1_000_001.0) == BlobSweep(0, 1, len(DATA))
+    documents.put(store._root, "", {NAME: DATA}, 0.0)
+    documents.put(store._root, "", {NAME: DATA}, 1_000_000.0004)  # sets its age
+    assert documents.sweep(store._root, "", (), 0, 1_000_000.0006) == BlobSweep(quarantined=1)
+    assert documents.sweep(store._root, "", (), 0, 1_000_001.0) == BlobSweep(0, 1, len(DATA))
 
 
 async def test_a_blob_has_two_grace_periods(store) -> None:
     now = 1_000_000.0
-    blobs.put(store._root, "", {NAME: DATA}, now)
-    blobs.put(store._root, "", {NAME: DATA}, now)  # sets its age
+    documents.put(store._root, "", {NAME: DATA}, now)
+    documents.put(store._root, "", {NAME: DATA}, now)  # sets its age
     assert sweep(store, now + DAY - 1) == BlobSweep()
     assert sweep(store, now + DAY) == BlobSweep(quarantined=1)
     assert await store.get_blob("", NAME) == DATA
@@ -74,9 +74,9 @@ async def test_a_blob_has_two_grace_periods(store) -> None:
 async def test_a_put_beside_the_sweep_wins(store) -> None:
     now = 1_000_000.0
     for _ in range(2):
-        blobs.put(store._root, "", {NAME: DATA}, now)
+        documents.put(store._root, "", {NAME: DATA}, now)
     assert sweep(store, now + DAY).quarantined == 1
-    blobs.put(store._root, "", {NAME: DATA}, now + DAY + 5)
+    documents.put(store._root, "", {NAME: DATA}, now + DAY + 5)
     assert sweep(store, now + 2 * DAY) == BlobSweep()
     assert await store.get_blob("", NAME) == DATA
 
@@ -84,7 +84,7 @@ async def test_a_put_beside_the_sweep_wins(store) -> None:
 async def test_a_put_between_looking_and_moving_is_noticed_later(store, root: Path) -> None:
     now = 1_000_000.0
     for _ in range(2):
-        blobs.put(store._root, "", {NAME: DATA}, now)
+        documents.put(store._root, "", {NAME: DATA}, now)
     sweep(store, now + DAY)
     (moved,) = (root / "blobs/quarantine").rglob(NAME)
     os.utime(moved, (now + DAY + 1, now + DAY + 1))  # renewed as it was moved
@@ -107,11 +107,11 @@ async def test_litter_of_killed_writers_goes_with_its_age(store, root: Path) -> 
 async def test_a_damaged_copy_in_quarantine_does_not_come_back(store, root: Path) -> None:
     now = 1_000_000.0
     for _ in range(2):
-        blobs.put(store._root, "", {NAME: DATA}, now)
+        documents.put(store._root, "", {NAME: DATA}, now)
     sweep(store, now + DAY)
     (moved,) = (root / "blobs/quarantine").rglob(NAME)
     moved.write_bytes(b"damaged")
-    blobs.put(store._root, "", {NAME: DATA}, now + DAY)
+    documents.put(store._root, "", {NAME: DATA}, now + DAY)
     assert await store.get_blob("", NAME) == DATA
     assert not moved.exists()
 
@@ -123,17 +123,17 @@ async def test_two_who_sweep_at_once_do_not_hinder_each_other(
     again = b"reached again"
     name = hashlib.sha256(again).hexdigest()
     for _ in range(2):
-        blobs.put(store._root, "", {NAME: DATA, name: again}, now)
+        documents.put(store._root, "", {NAME: DATA, name: again}, now)
     sweep(store, now + DAY)
-    look = blobs._stamps
+    look = documents._stamps
 
     def overtaken(folder):
         stamps = look(folder)
-        monkeypatch.setattr(blobs, "_stamps", look)
+        monkeypatch.setattr(documents, "_stamps", look)
         sweep(store, now + 2 * DAY, name)  # another process, from its beginning to its end
         return stamps
 
-    monkeypatch.setattr(blobs, "_stamps", overtaken)
+    monkeypatch.setattr(documents, "_stamps", overtaken)
     assert sweep(store, now + 2 * DAY, name) == BlobSweep()
     assert await store.get_blob("", NAME) is None
     assert await store.get_blob("", name) == again
@@ -144,7 +144,7 @@ async def test_a_blob_that_is_moved_away_while_it_is_put_is_there_again(
 ) -> None:
     now = 1_000_000.0
     for _ in range(2):
-        blobs.put(store._root, "", {NAME: DATA}, now)
+        documents.put(store._root, "", {NAME: DATA}, now)
     touch = Folder.touch
 
     def late(self, name, modified):
@@ -153,6 +153,6 @@ async def test_a_blob_that_is_moved_away_while_it_is_put_is_there_again(
         touch(self, name, modified)
 
     monkeypatch.setattr(Folder, "touch", late)
-    blobs.put(store._root, "", {NAME: DATA}, now + DAY)
+    documents.put(store._root, "", {NAME: DATA}, now + DAY)
     assert sweep(store, now + 2 * DAY - 1) == BlobSweep(removed=0)
     assert await store.get_blob("", NAME) == DATA

@@ -18,8 +18,7 @@ from perdure.errors import ConfigError, LeaseHeldError, LeaseLostError, StoreUna
 from perdure.records.keys import SessionKey
 from perdure.store import Status
 from perdure.stores.file import FileStore, documents, leases, owners
-from perdure.stores.file.held_sessions import HeldSessions
-from perdure.stores.file.home import PARALLELISM
+from perdure.stores.file.home import PARALLELISM, HeldSessions
 from perdure.testing.conformance._kit import (
     append,
     append_ok,

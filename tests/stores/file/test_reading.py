@@ -21,7 +21,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.records import seal
 from perdure.store import LeaseState
 from perdure.stores.file import FileStore, leases
-from perdure.stores.file import held_sessions as acts
+from perdure.stores.file import home as acts
 from perdure.stores.file import log as trimming
 from perdure.stores.file import log as writing
 from perdure.stores.file import reader as reading

@@ -8,7 +8,7 @@ import pytest
 
 from perdure.records.keys import SessionKey
 from perdure.records.records import Record
-from perdure.stores.postgres import PostgresStore, listener, log
+from perdure.stores.postgres import PostgresStore, connections, log
 from perdure.testing.conformance._kit import KEY, append_ok, group, name_of, take
 from perdure.testing.conformance.inbox import posted
 from tests.servers import LONG
@@ -26,7 +26,7 @@ async def test_a_listener_that_was_cut_off_again_and_again_comes_back_as_soon(
         failures.append(attempt)
         return 0.01
 
-    monkeypatch.setattr(listener, "backoff", at_once)
+    monkeypatch.setattr(connections, "backoff", at_once)
     store = await open_store("one")
     with anyio.fail_after(LONG):
         await store.news(LONG * 2)  # it listens now

@@ -7,7 +7,7 @@ import pytest
 import perdure
 from perdure.errors import ConfigError
 from perdure.stores.postgres import PostgresStore
-from perdure.stores.postgres.directory import end_of
+from perdure.stores.postgres.documents import end_of
 from perdure.stores.postgres.settings import quoted, settings_of
 
 SECRET = "hun%ter2"

@@ -9,7 +9,7 @@ import pytest
 from perdure.errors import LeaseHeldError, StoreUnavailableError
 from perdure.records.records import MESSAGE, Entry
 from perdure.store import Batch, Status
-from perdure.stores.objects import documents, layout, leases, merge, reader
+from perdure.stores.objects import documents, layout, leases, log, reader
 from perdure.stores.objects.log import ObjectLogWriter
 from tests.stores.s3.schedules import KEY, Requests, World, texts_of
 
@@ -18,7 +18,7 @@ FOLDER = layout.folder_of(KEY)
 
 @pytest.fixture(autouse=True)
 def merged_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merge, "MIN_COMMITS", 1)
+    monkeypatch.setattr(log, "MIN_COMMITS", 1)
 
 
 class Late(Requests):
@@ -196,8 +196,8 @@ def test_a_fold_of_an_epoch_that_is_over_takes_nothing_away(bucket: Any) -> None
 def test_merging_again_and_again_keeps_segments_few_and_large(
     bucket: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(merge, "MAX_SEGMENT", 20_000)
-    monkeypatch.setattr(merge, "_MARK_EVERY", 1000)
+    monkeypatch.setattr(log, "MAX_SEGMENT", 20_000)
+    monkeypatch.setattr(log, "_MARK_EVERY", 1000)
     writer = leases.acquire(bucket, KEY, 0, "one")
     wanted = []
     for round_ in range(120):

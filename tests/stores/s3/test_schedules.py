@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.stores.objects import merge
+from perdure.stores.objects import log
 from tests.stores.s3.schedules import play
 
 pytestmark = pytest.mark.deep
@@ -17,7 +17,7 @@ SEEDS = 60
 @pytest.fixture(autouse=True)
 def merged_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every fold merges what it can, so that places are freed all the time."""
-    monkeypatch.setattr(merge, "MIN_COMMITS", 1)
+    monkeypatch.setattr(log, "MIN_COMMITS", 1)
 
 
 @pytest.mark.parametrize("part", range(4))

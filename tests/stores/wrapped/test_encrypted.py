@@ -36,7 +36,8 @@ from perdure.store import DeadLetter, PendingItem, Status, Store
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.stores.sqlite import SqliteStore
-from perdure.stores.wrapped import EncryptedStore, MasterKeys, keyring
+from perdure.stores.wrapped import EncryptedStore, MasterKeys
+from perdure.stores.wrapped import keys as keyring
 from perdure.stores.wrapped.keys import DataKey
 from perdure.testing.conformance._kit import (
     KEY,

@@ -19,8 +19,13 @@ import anyio
 import anyio.to_thread
 
 from perdure._lib.host import Host
-from perdure.agent.mcp.address import Address, Command, ServerAddress
-from perdure.agent.mcp.connection import Connection, ConnectionGoneError
+from perdure.agent.mcp.connection import (
+    Address,
+    Command,
+    Connection,
+    ConnectionGoneError,
+    ServerAddress,
+)
 from perdure.agent.mcp.results import (
     effect_of,
     failure_of,

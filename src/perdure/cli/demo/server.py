@@ -25,7 +25,7 @@ from perdure.agent import Agent, AgentConfig, AgentFactory
 from perdure.agent.events import Segment, TurnEnded
 from perdure.agent.llm import ScriptedModel, call
 from perdure.agent.llm.scripted import ScriptedReply
-from perdure.cli.demo.proof import CountingStore
+from perdure.cli.demo.stage import CountingStore
 from perdure.cli.demo.wire import (
     Ack,
     Ask,

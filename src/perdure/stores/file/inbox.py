@@ -25,11 +25,17 @@ from perdure.errors import FormatError
 from perdure.records.keys import SessionKey
 from perdure.records.posts import UNREADABLE, decode_dead_letter, encode_dead_letter, oldest_first
 from perdure.store import DeadLetter, InboxLimit, PendingItem
-from perdure.stores.file.layout import dead_letters_name, inbox_generation, inbox_name, session_path
+from perdure.stores.file.layout import (
+    dead_letters_name,
+    inbox_generation,
+    inbox_name,
+    sealed,
+    session_path,
+    unsealed,
+)
 from perdure.stores.file.leases import LeaseFile, newest_epoch, read_lease, require_key
 from perdure.stores.file.log import LogWriter, lease_lost_error
 from perdure.stores.file.owners import Owners
-from perdure.stores.file.sealed import sealed, unsealed
 
 _NAME = re.compile(r"([0-9]{12})-([0-9a-f.]+|many)\.json\Z")
 _DEAD_NAME = re.compile(r"[0-9a-f]{64}\.json\Z")

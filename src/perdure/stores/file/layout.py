@@ -11,9 +11,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from typing import TypeVar
 
-from perdure.errors import NotStorableError
+import msgspec
+
+from perdure.errors import ConfigError, FormatError, NotStorableError
+from perdure.records import json
 from perdure.records.keys import DEFAULT_SESSION, SessionKey
+from perdure.records.records import open_sealed, seal
 
 AGENTS = "agents"
 BLOBS = "blobs"
@@ -201,3 +206,28 @@ def segment_of(name: str) -> tuple[int, int] | None:
     """Return a segment's epoch and number, None for any other file."""
     match = _SEGMENT.match(name)
     return (int(match[1]), int(match[2])) if match else None
+
+
+# Codec of the store's small files: JSON with a checksum, decoded as a whole value or None
+
+
+T = TypeVar("T")
+
+
+def sealed(value: msgspec.Struct) -> bytes:
+    """Return the bytes to write for a value."""
+    return seal(msgspec.json.encode(value))
+
+
+def unsealed(data: bytes | None, type_: type[T]) -> T | None:
+    """Return the value of a file's bytes, None if they are incomplete or damaged."""
+    body = None if data is None else open_sealed(data)
+    return None if body is None else decoded(body, type_)
+
+
+def decoded(body: bytes | msgspec.Raw, type_: type[T]) -> T | None:
+    """Return a value decoded from JSON, None if it is not JSON or has another shape."""
+    try:
+        return json.decode(bytes(body), type_)
+    except (FormatError, ConfigError):  # ConfigError: an id that is not valid
+        return None

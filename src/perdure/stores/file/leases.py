@@ -40,16 +40,18 @@ from perdure.stores.file.documents import (
 from perdure.stores.file.layout import (
     LOG,
     QUARANTINE,
+    decoded,
     lease_epoch,
     lease_name,
     manifest_epoch,
     released_name,
+    sealed,
     segment_name,
     segment_of,
     session_path,
+    unsealed,
 )
 from perdure.stores.file.owners import FileOwner, Owners
-from perdure.stores.file.sealed import decoded, sealed, unsealed
 from perdure.stores.file.segments import DurablePosition, LogSegment, SegmentEnd, SegmentHeader
 
 _log = logging.getLogger("perdure")

@@ -22,16 +22,14 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from perdure._lib.files import TEMPORARY, Folder
+from perdure._lib.files import TEMPORARY, Folder, FolderWatch, watch_folder
 from perdure._lib.ids import first_beat
 from perdure._lib.locks import LockedFile, is_held, unheld
 from perdure._lib.platform import boot_id, host_name
-from perdure._lib.watch import FolderWatch, watch_folder
 from perdure.errors import ConfigError
 from perdure.records.keys import SessionKey
 from perdure.store import HeartbeatRequests
-from perdure.stores.file.layout import OWNERS, encode_name
-from perdure.stores.file.sealed import sealed, unsealed
+from perdure.stores.file.layout import OWNERS, encode_name, sealed, unsealed
 
 RequestKind = Literal["handover", "mail"]
 

@@ -19,8 +19,7 @@ from perdure.errors import CorruptRecordError
 from perdure.records import records as frames
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, Position, Record, Scanner
-from perdure.stores.file.layout import segment_name, segment_of, start_of
-from perdure.stores.file.sealed import decoded
+from perdure.stores.file.layout import decoded, segment_name, segment_of, start_of
 
 SEGMENT = "segment"
 """The kind of the first line of an epoch's later files; it is not a record of the log."""

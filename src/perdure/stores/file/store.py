@@ -39,21 +39,24 @@ from perdure.store import (
     past_damage,
 )
 from perdure.stores.file import directory, inbox, leases, log, reader
-from perdure.stores.file.blobs import blob_names, get, put, remove_blobs, sweep
-from perdure.stores.file.held_sessions import (
+from perdure.stores.file.documents import blob_names, get, put, remove_blobs, sweep
+from perdure.stores.file.home import (
+    PARALLELISM,
     HeldSessions,
+    Home,
     PendingAcquire,
     delete,
+    open_home,
     read_documents,
     release,
+    resolve_root,
+    wait_settled,
     write_documents,
 )
-from perdure.stores.file.home import PARALLELISM, Home, open_home, resolve_root, wait_settled
 from perdure.stores.file.layout import session_path
 from perdure.stores.file.log import MAX_RECORD_BYTES, LogWriter
 from perdure.stores.file.owners import Owners
-from perdure.stores.file.reader import LogStream
-from perdure.stores.file.salvage import contiguous_run, salvageable_records
+from perdure.stores.file.reader import LogStream, contiguous_run, salvageable_records
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

@@ -20,14 +20,99 @@ from perdure._lib.backoff import backoff
 from perdure._lib.threads import Threads
 from perdure.errors import PerdureError, StoreUnavailableError
 from perdure.store import Batch, Outcome, Status
-from perdure.stores.postgres import direct, leases, log
-from perdure.stores.postgres.connections import Connection, Connections, Password, password_reader
-from perdure.stores.postgres.errors import is_broken, is_rollback
-from perdure.stores.postgres.listener import Listener
+from perdure.stores.postgres import leases, log
+from perdure.stores.postgres.connections import (
+    Connection,
+    Connections,
+    Listener,
+    Password,
+    password_reader,
+)
+from perdure.stores.postgres.errors import is_broken, is_rollback, outcome_of
+from perdure.stores.postgres.log import AppendMany, EncodedBatch, arrays
 from perdure.stores.postgres.rows import HeldSessionsByKey
 from perdure.stores.postgres.schema import durability_of, migrate
 from perdure.stores.postgres.settings import PostgresSettings
-from perdure.stores.postgres.statements import Statements
+from perdure.stores.postgres.statements import PreparedStatement, Statements
+
+# Append without a thread: sent from the event loop, which also waits for the answer
+
+
+MAX_BYTES = 1024 * 1024
+"""Maximum bytes of payload in one statement; encoding more would block the event loop."""
+
+
+async def append(
+    connections: Connections,
+    sql: Statements,
+    held_sessions: HeldSessionsByKey,
+    batches: Sequence[Batch],
+) -> list[Outcome | None]:
+    """Append the batches without blocking, or return None for each that needs a thread.
+
+    Cancelling it closes its connection: the server has the whole statement, or does nothing.
+    """
+    unsent: list[Outcome | None] = [None] * len(batches)
+    size = sum([len(entry.payload) for batch in batches for entry in batch.records])
+    connection = None if size > MAX_BYTES else connections.take_ready(sql.append.is_ready)
+    if connection is None:
+        return unsent
+    try:
+        appends = AppendMany(sql, held_sessions, batches)
+        ready, unknown = appends.encode_ready()
+        if unknown or not ready:
+            return unsent
+        with connections.watched(connection):
+            return await _send(connections, sql.append, connection, appends, ready)
+    except BaseException:
+        connection.close()
+        raise
+    finally:
+        connections.give_back(connection)
+
+
+async def _send(
+    connections: Connections,
+    statement: PreparedStatement,
+    connection: Connection,
+    appends: AppendMany,
+    ready: list[EncodedBatch],
+) -> list[Outcome | None]:
+    ready.sort(key=lambda batch: batch.session.id)
+    try:
+        moved = await _exchange(statement, connection, arrays(ready))
+    except connections.errors as error:
+        is_lost = is_broken(error, connection)
+        converted = connections.handle_error(error, connection, "write to")
+        return list(appends.fill_outcomes(outcome_of(converted, is_lost=is_lost)))
+    except OSError as error:  # the loop could not watch a connection that was just closed
+        connection.close()
+        message = "the connection was lost while its answer was due"
+        unavailable = StoreUnavailableError(message)
+        unavailable.__cause__ = error
+        return list(appends.fill_outcomes(Outcome(Status.IN_DOUBT, unavailable)))
+    if moved is not None:
+        appends.mark_appended(ready, moved)
+    return appends.outcomes
+
+
+async def _exchange(
+    statement: PreparedStatement, connection: Connection, values: Sequence[bytes]
+) -> set[int] | None:
+    """Send the statement and wait for its answer; None if it has to be prepared again."""
+    pgconn = connection.pgconn
+    fd = connection.fileno()
+    statement.send(connection, values)
+    while pgconn.flush():
+        await anyio.wait_writable(fd)
+    while pgconn.is_busy():
+        await anyio.wait_readable(fd)
+        pgconn.consume_input()
+    result = pgconn.get_result()
+    while pgconn.get_result() is not None:
+        pass
+    return statement.result_ids(connection, result)
+
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -78,7 +163,7 @@ class Calls:
         self.connections.cut()
         outcomes: list[Outcome | None] = [None] * len(batches)
         with anyio.move_on_after(self._timeout + MARGIN):
-            outcomes = await direct.append(self.connections, self._sql, held_sessions, batches)
+            outcomes = await append(self.connections, self._sql, held_sessions, batches)
             unsent_indexes = [index for index, outcome in enumerate(outcomes) if outcome is None]
             if unsent_indexes:
                 unsent = [batches[index] for index in unsent_indexes]

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
 
 import msgspec
 
 from perdure.errors import CorruptRecordError, FormatError, UnsupportedVersionError
 from perdure.records import json
+from perdure.records.chunks import require_named, verified
 from perdure.records.keys import SessionKey, salvage_cure
 from perdure.records.manifest import FORMAT, Manifest, matched
 from perdure.records.records import open_sealed, seal
-from perdure.store import Documents
+from perdure.store import BlobSweep, Documents, SessionInfo
 from perdure.stores.postgres.connections import Connection
+from perdure.stores.postgres.leases import tenant_id
 from perdure.stores.postgres.log import require_held
+from perdure.stores.postgres.settings import quoted
 from perdure.stores.postgres.statements import Statements
 
 _log = logging.getLogger("perdure")
@@ -135,3 +139,196 @@ def without_nul(text: str | None) -> str | None:
 
 def _hash(name: str) -> bytes:
     return hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
+
+
+# Blobs: one row each, by tenant and name. Blocking. Ages are by the server's clock
+
+
+PUT_BYTES = 16 * 1024 * 1024
+
+
+def put(connection: Connection, sql: Statements, tenant: str, blobs: Mapping[str, bytes]) -> None:
+    """Make blobs durable, up to ``PUT_BYTES`` of them in a statement."""
+    require_named(blobs)
+    if blobs:
+        tenant_number = tenant_id(connection, sql, tenant)
+        for part in _parts(blobs):
+            values = [blobs[name] for name in part]
+            connection.execute(sql["put_blobs"], (tenant_number, part, values))
+
+
+def _parts(blobs: Mapping[str, bytes]) -> Iterator[list[str]]:
+    part: list[str] = []
+    size = 0
+    for name in sorted(blobs):
+        if part and size + len(blobs[name]) > PUT_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(name)
+        size += len(blobs[name])
+    yield part
+
+
+def get(connection: Connection, sql: Statements, tenant: str, name: str) -> bytes | None:
+    """Return a blob, verified; None when there is none."""
+    row = connection.execute(sql["get_blob"], (tenant, name), binary=True).fetchone()
+    return None if row is None else verified(name, row[0])
+
+
+def names(connection: Connection, sql: Statements, tenant: str) -> list[str]:
+    """List a tenant's blobs."""
+    return [row[0] for row in connection.execute(sql["blob_names"], (tenant,))]
+
+
+def remove(connection: Connection, sql: Statements, tenant: str, removed: Collection[str]) -> int:
+    """Remove blobs at once, and return how many bytes they had."""
+    row = connection.execute(sql["remove_blobs"], (tenant, list(removed))).fetchone()
+    return int(row[0]) if row else 0
+
+
+def sweep(
+    connection: Connection,
+    sql: Statements,
+    tenant: str,
+    reachable: Collection[str],
+    older_than: float,
+) -> BlobSweep:
+    """Quarantine unreachable blobs, and remove those that were quarantined long enough ago."""
+    reached = list(reachable)
+    with connection.transaction():
+        connection.execute(b"SELECT set_config('statement_timeout', '0', true)")
+        connection.execute(sql["come_back"], (tenant, reached))
+        counts = connection.execute(
+            sql["sweep"], {"tenant": tenant, "age": float(older_than), "reachable": reached}
+        ).fetchone()
+    return BlobSweep(*map(int, counts)) if counts else BlobSweep()
+
+
+# Directory of sessions and tenants, and removing: delete, trim and scrub. Blocking
+
+
+_SCRUBBED = (
+    "commits",
+    "documents",
+    "manifests",
+    "inbox",
+    "dead_letters",
+    "blobs",
+    "requests",
+    "sessions",
+)
+_SCRUB_LOCK = 60
+"""Seconds that a scrub waits for the lock on a table."""
+
+
+class PostgresListQuery(NamedTuple):
+    """Filters and page of a listing."""
+
+    tenant: str
+    owner: str | None
+    tag: str | None
+    prefix: str
+    after: SessionKey | None
+    limit: int
+
+
+def list_sessions(
+    connection: Connection, sql: Statements, query: PostgresListQuery
+) -> list[SessionInfo]:
+    """List a tenant's sessions by key."""
+    tenant, owner, tag, prefix, after, limit = query
+    rows = connection.execute(
+        sql["sessions"],
+        {
+            "tenant": tenant,
+            "owner": without_nul(owner),
+            "tag": without_nul(tag),
+            "prefix": without_nul(prefix),
+            "end": end_of(prefix),
+            "agent": after.agent if after else "",
+            "session": after.session if after else "",
+            "with_first": after is None or tenant > after.tenant,
+            "limit": max(limit, 0),
+        },
+    )
+    return [
+        SessionInfo(
+            key=SessionKey(agent, session, tenant),
+            epoch=epoch,
+            head=head,
+            created_at=created,
+            updated_at=updated,
+            owner=about_owner,
+            title=title,
+            tags=tuple(tags or ()),
+            turns=turns or 0,
+            damaged=sealed is not None and open_sealed(sealed) is None,
+        )
+        for (
+            agent,
+            session,
+            epoch,
+            head,
+            created,
+            updated,
+            about_owner,
+            title,
+            tags,
+            turns,
+            sealed,
+        ) in rows
+    ]
+
+
+def end_of(prefix: str) -> str | None:
+    """Return the first text after all those with a prefix, None if there is none.
+
+    >>> end_of("app/")
+    'app0'
+    """
+    for index in range(len(prefix) - 1, -1, -1):
+        code = ord(prefix[index]) + 1
+        if code == 0xD800:  # surrogates, up to 0xE000, are not text
+            code = 0xE000
+        if code <= 0x10FFFF:
+            return prefix[:index] + chr(code)
+    return None
+
+
+def tenants(connection: Connection, sql: Statements) -> list[str]:
+    """List the tenants that have sessions or blobs, by name."""
+    return [row[0] for row in connection.execute(sql["tenants"])]
+
+
+def delete(connection: Connection, sql: Statements, key: SessionKey, epoch: int) -> None:
+    """Remove all that a session owns; its row stays, with its epoch."""
+    with connection.transaction():
+        row_id = require_held(connection, sql, key, epoch)
+        connection.execute(sql["delete"], {"id": row_id})
+
+
+def trim(connection: Connection, sql: Statements, key: SessionKey, epoch: int, below: int) -> int:
+    """Remove the commits whose records are all below *below*; return how many bytes they had."""
+    with connection.transaction():
+        row_id = require_held(connection, sql, key, epoch)
+        row = connection.execute(sql["trim"], {"id": row_id, "below": below}).fetchone()
+    return int(row[0]) if row else 0
+
+
+def scrub(connection: Connection, sql: Statements) -> None:
+    """Rewrite the tables, so that no bytes of removed rows remain in them.
+
+    The server's write-ahead log holds them until it is recycled; a checkpoint, if this user may
+    request one, speeds that up.
+    """
+    name = quoted(sql.schema)
+    try:
+        connection.execute(b"SET statement_timeout = 0")
+        connection.execute(f"SET lock_timeout = '{_SCRUB_LOCK}s'".encode())
+        for table in _SCRUBBED:
+            connection.execute(f"VACUUM (FULL) {name}.{table}".encode(), prepare=False)
+        query = b"SELECT pg_has_role(current_user, 'pg_checkpoint', 'USAGE')"
+        if connection.execute(query).fetchone() == (True,):
+            connection.execute(b"CHECKPOINT", prepare=False)
+    finally:
+        connection.close()  # it has other settings than the pool's

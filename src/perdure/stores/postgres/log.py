@@ -21,7 +21,6 @@ from perdure.records.records import Entry, Record, encode
 from perdure.store import Batch, Outcome, Status
 from perdure.stores.postgres.connections import Connection, Connections
 from perdure.stores.postgres.errors import is_broken, outcome_of
-from perdure.stores.postgres.prepared import bigints, byteas
 from perdure.stores.postgres.rows import (
     CommitRow,
     HeldSessionsByKey,
@@ -32,7 +31,7 @@ from perdure.stores.postgres.rows import (
     new_entries,
     refusal_of,
 )
-from perdure.stores.postgres.statements import Statements
+from perdure.stores.postgres.statements import Statements, bigints, byteas
 
 ROUNDS = 4
 """How often a batch is tried whose session changes meanwhile, before the caller backs off."""

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping
-from typing import final
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, final
 
 import msgspec
 
 from perdure.errors import UnsupportedVersionError
 from perdure.records import records
+from perdure.records.chunks import require_named, verified
 from perdure.records.json import decoder_of
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import FORMAT, Manifest, matched
-from perdure.store import Documents
-from perdure.stores.redis.connection import RedisLink, script
+from perdure.records.records import open_sealed
+from perdure.store import BlobSweep, Documents, SessionInfo
+from perdure.stores.redis.connection import RedisCall, RedisLink, Script, script
 from perdure.stores.redis.entries import damage_error
-from perdure.stores.redis.layout import KeyNames
-from perdure.stores.redis.log import lease_lost
+from perdure.stores.redis.layout import (
+    KeyNames,
+    key_of_member,
+    key_of_name,
+    member_of,
+    members_between,
+)
+from perdure.stores.redis.log import ColdHistory, lease_lost
 
 log: logging.Logger = logging.getLogger("perdure")
 
@@ -109,3 +117,261 @@ def _manifest_of(key: SessionKey, encoded: bytes) -> Manifest | None:
 
 _READ = script("read")
 _FOLD = script("fold")
+
+
+# Blobs on the server: one key each, and 17 shelves per tenant that index them
+
+
+_DIGITS = "0123456789abcdefx"
+"""First characters of names: the digits of a hash, or the mark of a wrapper's names."""
+_MAX_CALLS = 256
+"""Calls in one write."""
+_MAX_BYTES = 4 * 1024 * 1024
+"""Bytes of blobs in one write, at most one blob more."""
+_MOVED, _REMOVED = 1, 2
+
+
+@final
+class Blobs:
+    """The blobs of all tenants."""
+
+    def __init__(self, link: RedisLink, names: KeyNames) -> None:
+        self._link = link
+        self._names = names
+
+    async def put(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
+        """Store blobs; an existing blob gets the age of a new one."""
+        require_named(blobs)
+        calls: list[RedisCall] = []
+        size = 0
+        for name, data in blobs.items():
+            calls.append(self._call(_PUT, tenant, name, data))
+            size += len(data)
+            if size > _MAX_BYTES:
+                await self._link.write(calls)
+                calls, size = [], 0
+        if blobs:
+            await self._link.write([*calls, RedisCall(b"ZADD", self._names.tenants, 0, tenant)])
+
+    async def get(self, tenant: str, name: str) -> bytes | None:
+        (data,) = await self._link.send([RedisCall(b"GET", self._names.blob(tenant, name))])
+        return None if data is None else verified(name, bytes(data))
+
+    async def names(self, tenant: str) -> list[str]:
+        """List a tenant's blobs."""
+        away, current = await self._shelves(tenant)
+        return sorted(away | current)
+
+    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
+        """Move unreachable blobs to quarantine, and remove those that are there long enough.
+
+        The script checks each blob again, by the server's clock.
+        """
+        away, current = await self._shelves(tenant)
+        reachable_names = frozenset(reachable)
+        returning = [
+            RedisCall(b"ZREM", self._names.shelf(tenant, name[:1])[1], name)
+            for name in away & reachable_names
+        ]
+        for part in _parts(returning):
+            await self._link.write(part)
+        calls = [
+            self._call(_SWEEP, tenant, name, b"%.6f" % older_than)
+            for name in sorted((away | current) - reachable_names)
+        ]
+        quarantined = removed = freed = 0
+        for part in _parts(calls):
+            for what, size in await self._link.write(part):
+                quarantined += what == _MOVED
+                removed += what == _REMOVED
+                freed += size
+        return BlobSweep(quarantined, removed, freed)
+
+    async def remove(self, tenant: str, names: Collection[str]) -> int:
+        """Remove blobs without quarantine, and return how many bytes were freed."""
+        freed = 0
+        for part in _parts([self._call(_REMOVE, tenant, name) for name in dict.fromkeys(names)]):
+            freed += sum(await self._link.write(part))
+        return freed
+
+    async def any(self, tenants: Collection[str]) -> set[str]:
+        """Return which of these tenants have blobs."""
+        shelves = [(tenant, digit) for tenant in tenants for digit in _DIGITS]
+        calls = [RedisCall(b"EXISTS", self._names.shelf(*shelf)[0]) for shelf in shelves]
+        counts: list[int] = []
+        for part in _parts(calls):
+            counts += await self._link.send(part)
+        return {tenant for (tenant, _), count in zip(shelves, counts, strict=True) if count}
+
+    async def _shelves(self, tenant: str) -> tuple[set[str], set[str]]:
+        calls = [_AGED(self._names.shelf(tenant, digit)) for digit in _DIGITS]
+        away: set[str] = set()
+        current: set[str] = set()
+        for moved, others in await self._link.send(calls):
+            away.update(map(bytes.decode, moved))
+            current.update(map(bytes.decode, others))
+        return away, current
+
+    def _call(self, act: Script, tenant: str, name: str, *arguments: bytes) -> RedisCall:
+        keys = (self._names.blob(tenant, name), *self._names.shelf(tenant, name[:1]))
+        return act(keys, name, *arguments)
+
+
+def _parts(calls: list[RedisCall]) -> Iterable[list[RedisCall]]:
+    return (calls[at : at + _MAX_CALLS] for at in range(0, len(calls), _MAX_CALLS))
+
+
+_AGED = script("aged")
+_PUT = script("put")
+_REMOVE = script("remove")
+_SWEEP = script("sweep")
+
+
+# Directory of the sessions: a sorted set per tenant, so that listings never scan all keys
+
+
+_PAGE = 256
+_FIELDS = (b"e", b"d", b"h", b"c", b"u", b"a", b"m")
+
+
+@final
+class Directory:
+    """Listings of sessions and tenants, and deletion."""
+
+    def __init__(self, link: RedisLink, names: KeyNames, blobs: Blobs, cold: ColdHistory) -> None:
+        self._link = link
+        self._names = names
+        self._blobs = blobs
+        self._cold = cold
+
+    async def sessions(
+        self, tenant: str, prefix: str, after: SessionKey | None, limit: int, fits: ListFilter
+    ) -> list[SessionInfo]:
+        sessions: list[SessionInfo] = []
+        low, high = members_between(prefix, after)
+        while len(sessions) < limit:
+            members, infos = await self._page(tenant, low, high)
+            if not members:
+                break
+            sessions += [info for info in infos if fits.match(info)]
+            low = b"(" + members[-1]
+        return sessions[: max(limit, 0)]
+
+    async def _page(
+        self, tenant: str, low: bytes, high: bytes
+    ) -> tuple[list[bytes], list[SessionInfo]]:
+        """Return a page of members within the bounds, and those of their sessions that exist."""
+        names = self._names.directory(tenant)
+        page = RedisCall(b"ZRANGEBYLEX", names, low, high, b"LIMIT", 0, _PAGE)
+        (members,) = await self._link.send([page])
+        if not members:
+            return [], []
+        keys = [key_of_member(member, tenant) for member in members]
+        calls = [
+            RedisCall(b"HMGET", self._names.session_keys(key).session, *_FIELDS) for key in keys
+        ]
+        replies = zip(keys, await self._link.send(calls), strict=True)
+        infos = (_info(key, fields) for key, fields in replies)
+        return members, [info for info in infos if info is not None]
+
+    async def tenants(self) -> list[str]:
+        """List the tenants that have a session or a blob."""
+        known = RedisCall(b"ZRANGE", self._names.tenants, 0, -1)
+        tenants = [name.decode() for name in (await self._link.send([known]))[0]]
+        nonempty = await self._blobs.any(tenants)
+        for tenant in tenants:
+            if tenant not in nonempty and await self.sessions(
+                tenant, "", None, 1, ListFilter(None, None)
+            ):
+                nonempty.add(tenant)
+        return sorted(nonempty)
+
+    async def delete(self, key: SessionKey, epoch: int) -> None:
+        session_keys = self._names.session_keys(key)
+        keys = session_keys[:7]
+        segments = await self._cold.names_of(key)
+        (reply,) = await self._link.write([_DELETE(keys, epoch)])
+        if reply != 0:
+            raise lease_lost(key, epoch, reply[1], deleted=bool(reply[2]))
+        await self._cold.remove(key, segments)
+        names, place = self._names.directory(key.tenant), session_keys.session
+        remove = RedisCall(b"ZREM", names, member_of(key))
+        look = RedisCall(b"HMGET", place, b"d")
+        _, (deleted,) = await self._link.write([remove, look])
+        if deleted is None:  # another process has begun the session's next generation meanwhile
+            await self._link.write([RedisCall(b"ZADD", names, 0, member_of(key))])
+
+    async def rebuild(self) -> int:
+        """Rebuild the directory from the sessions themselves, and return how many there are."""
+        cursor: Any = b"0"
+        count = 0
+        while True:
+            scan = RedisCall(b"SCAN", cursor, b"MATCH", self._names.every_session, b"COUNT", 1000)
+            ((cursor, hashes),) = await self._link.send([scan])
+            count += await self._add(hashes)
+            if int(cursor) == 0:
+                return count
+
+    async def _add(self, hashes: Sequence[bytes]) -> int:
+        calls = [RedisCall(b"HMGET", name, b"e", b"d") for name in hashes]
+        replies = await self._link.send(calls) if calls else []
+        keys = {
+            key_of_name(name)
+            for name, (epoch, deleted) in zip(hashes, replies, strict=True)
+            if epoch is not None and deleted is None
+        }
+        entries = [
+            RedisCall(b"ZADD", self._names.directory(key.tenant), 0, member_of(key)) for key in keys
+        ]
+        tenants = [RedisCall(b"ZADD", self._names.tenants, 0, key.tenant) for key in keys]
+        if keys:
+            await self._link.write([*entries, *tenants])
+        return len(keys)
+
+
+class ListFilter(msgspec.Struct, frozen=True):
+    """Filter of a listing."""
+
+    owner: str | None
+    tag: str | None
+
+    def match(self, info: SessionInfo) -> bool:
+        """Return whether a session matches."""
+        return self.owner in {None, info.owner} and (self.tag is None or self.tag in info.tags)
+
+
+def _info(key: SessionKey, fields: Sequence[Any]) -> SessionInfo | None:
+    epoch, deleted, head, created, updated, shown, manifest = fields
+    if epoch is None or deleted is not None:
+        return None
+    try:
+        listed = decoder_of(ListedFields).decode(shown) if shown else ListedFields()
+    except msgspec.DecodeError:  # only a cache of the manifest, which the next fold rewrites
+        listed = ListedFields()
+    return SessionInfo(
+        key=key,
+        epoch=_int_or_zero(epoch),
+        head=_int_or_zero(head),
+        created_at=_float_or_none(created),
+        updated_at=_float_or_none(updated),
+        owner=listed.owner,
+        title=listed.title,
+        tags=listed.tags,
+        turns=listed.turns,
+        damaged=manifest is not None and open_sealed(manifest) is None,
+    )
+
+
+def _int_or_zero(text: bytes | None) -> int:
+    """Return a number; 0 for a damaged one, which is reported when the session is opened."""
+    return int(text) if text is not None and text.isdigit() else 0
+
+
+def _float_or_none(text: bytes | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None
+
+
+_DELETE = script("delete")

@@ -37,11 +37,9 @@ from perdure.store import (
     SessionInfo,
     Store,
 )
-from perdure.stores.redis import server
-from perdure.stores.redis.blobs import Blobs
+from perdure.stores.redis import connection
 from perdure.stores.redis.connection import RedisLink
-from perdure.stores.redis.directory import Directory, ListFilter
-from perdure.stores.redis.documents import RedisDocuments
+from perdure.stores.redis.documents import Blobs, Directory, ListFilter, RedisDocuments
 from perdure.stores.redis.inbox import RedisInbox
 from perdure.stores.redis.layout import KeyNames
 from perdure.stores.redis.leases import Leases
@@ -56,7 +54,7 @@ _INSPECT_EVERY = 5
 _SLOW_SYNC = {"batch_max": 1024, "parallelism": 8}
 """For servers where a save waits up to a second for a sync, so that more saves share it."""
 _CAPABILITIES = Capabilities(
-    durability=server.UNKNOWN,
+    durability=connection.UNKNOWN,
     batch_max=64,
     parallelism=4,
     max_record_bytes=MAX_RECORD_BYTES,
@@ -142,7 +140,7 @@ class RedisStore:
             return
         await self._link.open()
         try:
-            durability = await server.inspect_durability(self._link)
+            durability = await connection.inspect_durability(self._link)
             await self._leases.register()
             if self._history is not None:
                 await self._history.open()
@@ -264,7 +262,7 @@ class RedisStore:
         """
         heartbeats, self._heartbeats = self._heartbeats, 0
         if heartbeats % _INSPECT_EVERY == 0:
-            self._warnings = await server.warnings(self._link)
+            self._warnings = await connection.warnings(self._link)
         requests = await self._leases.heartbeat()
         self._heartbeats = heartbeats + 1
         return msgspec.structs.replace(requests, warnings=self._warnings)
@@ -333,4 +331,4 @@ class RedisStore:
 
     async def scrub(self) -> None:
         """Have the server rewrite its files without the removed data."""
-        await server.scrub(self._link)
+        await connection.scrub(self._link)

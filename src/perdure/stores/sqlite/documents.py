@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from perdure._lib.logs import LogOnce
-from perdure.errors import ConfigError, FormatError, UnsupportedVersionError
+from perdure.errors import ConfigError, CorruptRecordError, FormatError, UnsupportedVersionError
+from perdure.records.chunks import require_named, verified
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import FORMAT, Manifest, matched
+from perdure.records.manifest import FORMAT, About, Manifest, matched
 from perdure.records.records import open_sealed, seal
-from perdure.store import Documents
+from perdure.store import BlobSweep, Documents, SessionInfo
 from perdure.stores.sqlite.log import DELETED, find, held_row
 from perdure.stores.sqlite.sql import Q
 
@@ -121,3 +122,129 @@ def comparable_tag(tag: str) -> str:
     True
     """
     return tag.replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+# Blobs, and the sweep of unreachable ones. Blocking; called within a transaction
+
+
+def put(con: sqlite3.Connection, tenant: str, blobs: Mapping[str, bytes], now: float) -> None:
+    """Store blobs; putting bytes that exist renews their age.
+
+    Raises:
+        NotStorableError: A name is not the SHA-256 of its bytes.
+
+    """
+    require_named(blobs)
+    con.executemany(Q["put_blob"], [(tenant, name, now, data) for name, data in blobs.items()])
+
+
+def get(con: sqlite3.Connection, tenant: str, name: str) -> bytes | None:
+    """Return a blob, None if it does not exist.
+
+    Raises:
+        CorruptRecordError: Its bytes do not match its name.
+
+    """
+    row = con.execute(Q["blob"], {"tenant": tenant, "name": name}).fetchone()
+    if row is None:
+        return None
+    (data,) = row
+    return verified(name, data if isinstance(data, bytes) else b"")
+
+
+def names(con: sqlite3.Connection, tenant: str) -> list[str]:
+    """List a tenant's blobs."""
+    return [name for (name,) in con.execute(Q["blob_names"], {"tenant": tenant})]
+
+
+def remove(con: sqlite3.Connection, tenant: str, removed: Collection[str]) -> int:
+    """Remove blobs, and return how many bytes they had."""
+    freed = 0
+    for name in set(removed):
+        (size,) = con.execute(Q["blob_size"], {"tenant": tenant, "name": name}).fetchone() or (0,)
+        freed += size
+        con.execute(Q["delete_blob"], (tenant, name))
+    return freed
+
+
+def sweep(
+    con: sqlite3.Connection, tenant: str, keep: frozenset[str], older_than: float, now: float
+) -> BlobSweep:
+    """Remove blobs that were quarantined long enough ago, then quarantine unreachable ones."""
+    moved: list[tuple[float | None, str, str]] = []
+    expired: list[tuple[str, str]] = []
+    quarantined = freed = 0
+    for name, renewed_at, moved_at, size in con.execute(Q["blobs"], {"tenant": tenant}).fetchall():
+        _require_times(name, renewed_at, moved_at)
+        if name in keep:
+            if moved_at is not None:
+                moved.append((None, tenant, name))
+        elif moved_at is None:
+            if now - renewed_at >= older_than:
+                moved.append((now, tenant, name))
+                quarantined += 1
+        elif now - moved_at >= older_than:
+            expired.append((tenant, name))
+            freed += size
+    con.executemany(Q["move_blob"], moved)
+    con.executemany(Q["delete_blob"], expired)
+    return BlobSweep(quarantined, len(expired), freed)
+
+
+def _require_times(name: object, renewed_at: object, moved_at: object) -> None:
+    """Raise if a row does not hold its blob's age: nothing is removed by guessing."""
+    if not isinstance(renewed_at, float) or not isinstance(moved_at, float | None):
+        message = (
+            f"blob {name!r} is damaged in the database: its row has times of other types; nothing "
+            "was removed: restore the database from a copy, or run `perdure check`"
+        )
+        raise CorruptRecordError(message, blob=str(name))
+
+
+# Directory of sessions by key, as of their last fold. Blocking; called within a transaction
+
+
+def sessions(  # noqa: PLR0917  # passed through a thread, by position
+    con: sqlite3.Connection,
+    tenant: str,
+    owner: str | None,
+    tag: str | None,
+    prefix: str,
+    after: SessionKey | None,
+    limit: int,
+) -> list[SessionInfo]:
+    """List a tenant's sessions by key."""
+    agent, session = (after.agent, after.session) if after else ("", "")
+    values = {
+        "tenant": tenant,
+        "owner": owner,
+        "tag": tag if tag is None else comparable_tag(tag),
+        "prefix": prefix,
+        "after_agent": agent,
+        "after_session": session,
+        "limit": max(limit, 0),
+    }
+    return [_info(tenant, row) for row in con.execute(Q["sessions"], values)]
+
+
+def _info(tenant: str, row: tuple[object, ...]) -> SessionInfo:
+    agent, session, epoch, head, created_at, updated_at, stored = row
+    manifest = manifest_in(stored)
+    about = manifest.about if manifest else About()
+    return SessionInfo(
+        key=SessionKey(str(agent), str(session), tenant),
+        epoch=epoch,  # type: ignore[arg-type]  # as the table has it
+        head=head,  # type: ignore[arg-type]
+        created_at=created_at,  # type: ignore[arg-type]
+        updated_at=updated_at,  # type: ignore[arg-type]
+        owner=about.owner,
+        title=about.title,
+        tags=about.tags,
+        turns=manifest.counters.get("turns", 0) if manifest else 0,
+        damaged=manifest is None and stored is not None,
+    )
+
+
+def tenants(con: sqlite3.Connection) -> list[str]:
+    """List the tenants that have sessions or blobs."""
+    return [tenant for (tenant,) in con.execute(Q["tenants"])]

@@ -23,7 +23,7 @@ from perdure.records.keys import KEYRING, SessionKey, keyring_of
 from perdure.records.manifest import About, Manifest
 from perdure.records.records import EPOCH, Record
 from perdure.store import Batch, Documents, HeldLease, Store
-from perdure.stores.wrapped import keyring
+from perdure.stores.wrapped import keys as keyring
 from perdure.stores.wrapped.chain import (
     HEADER,
     ChainLink,

@@ -28,27 +28,31 @@ import pytest
 
 _PARTS = (
     "inbox",
-    "dead_letters",
     "_kit",
     "log",
-    "readers",
     "documents",
     "leases",
-    "blobs",
     "directory",
     "cancellation",
 )
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))
 
-from perdure.testing.conformance.blobs import BlobConformance  # noqa: E402
 from perdure.testing.conformance.cancellation import CancellationConformance  # noqa: E402
-from perdure.testing.conformance.dead_letters import DeadLetterConformance  # noqa: E402
 from perdure.testing.conformance.directory import DirectoryConformance  # noqa: E402
-from perdure.testing.conformance.documents import DocumentConformance  # noqa: E402
-from perdure.testing.conformance.inbox import InboxConformance  # noqa: E402
+from perdure.testing.conformance.documents import (  # noqa: E402
+    BlobConformance,
+    DocumentConformance,
+)
+from perdure.testing.conformance.inbox import (  # noqa: E402
+    DeadLetterConformance,
+    InboxConformance,
+)
 from perdure.testing.conformance.leases import LeaseConformance  # noqa: E402
-from perdure.testing.conformance.log import LogConformance, TrimConformance  # noqa: E402
-from perdure.testing.conformance.readers import ReaderConformance  # noqa: E402
+from perdure.testing.conformance.log import (  # noqa: E402
+    LogConformance,
+    ReaderConformance,
+    TrimConformance,
+)
 
 __all__ = [
     "BlobConformance",
