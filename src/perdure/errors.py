@@ -175,7 +175,7 @@ class CheckpointNotFoundError(SessionError, LookupError):
 
 
 class CompactionError(SessionError):
-    """Old turns could not be summed up; nothing has changed."""
+    """Old turns could not be summarized; nothing has changed."""
 
 
 class HistoryPrunedError(SessionError):

@@ -1,4 +1,4 @@
-"""Leases: the terms, acquiring one, and which owners have stopped renewing their heartbeat.
+"""Leases: their options, acquiring one, and which owners have stopped renewing their heartbeat.
 
 A lease is an owner process and an epoch. An owner renews one heartbeat for all of its leases; all
 of them are expired once that heartbeat has not moved for ``ttl`` seconds on the monotonic clock of
@@ -21,11 +21,11 @@ from perdure.store import HeartbeatRequests, HeldLease, LeaseState, Store
 T = TypeVar("T")
 
 OnHeld = Literal["handover", "raise", "steal"]
-"""What to do about a session that another process holds: ask and wait, raise, or take it."""
+"""What to do about a session that another process holds: ask and wait, raise, or take it over."""
 
 
 class LeaseOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The terms of the leases of one manager.
+    """The options of one manager's leases.
 
     Args:
         heartbeat: Seconds between two renewals of this process.
@@ -62,23 +62,22 @@ def may_take(holder: LeaseState | None, *, me: str, silent: bool) -> bool:
     return silent or holder.owner == me
 
 
-# The watch of other owners
-#
 # One watch serves a connected manager. Each of its own heartbeats returns the counters of other
-# owners, and each look at a session returns its holder's. So when a session is opened, it is mostly
-# known already whether its holder is silent, and what one open has found out serves all others.
+# owners, and each read of a session's holder returns one more. So when a session is opened, it is
+# mostly known already whether its holder is silent, and all opens share that knowledge.
 # A counter does not prove when it was written. So only this process's clock counts, and only while
 # its own heartbeats arrive: while this process was stopped, or the store accepted no writes, it
 # could not see others renew, or they could not renew. tests/properties/watch_model.py is a model of
-# it, which says what each rule is for. If a live owner is taken over all the same, the store's
-# fence keeps its records from being lost or doubled.
+# it that explains each rule. If a live owner is taken over nevertheless, the store's fence prevents
+# lost or doubled records.
 
 
 _GAP = 1.75
-"""A gap between two own heartbeats, in heartbeat intervals, from which on its time does not count.
-An owner that misses its heartbeat in such an outage renews it within a ttl of four intervals."""
+"""The gap between two own heartbeats, in heartbeat intervals, from which on its time does not
+count. An owner that misses its heartbeat in such an outage renews it within a ttl of four
+intervals."""
 _FORGET = 2
-"""Ttls after which an owner is forgotten that neither a heartbeat nor a look has named."""
+"""Ttls after which an owner is forgotten that no heartbeat or holder has named."""
 _MOST = 10_000
 """Owners remembered at most."""
 
@@ -94,10 +93,10 @@ class _HeartbeatSeen(msgspec.Struct):
 
 @final
 class OwnerWatch:
-    """What one process has seen of the heartbeats of others.
+    """The heartbeats of other owners, as one process has seen them.
 
     Args:
-        lease: The terms.
+        lease: The options.
         clock: A monotonic clock.
 
     """
@@ -111,7 +110,7 @@ class OwnerWatch:
         self._owners: dict[str, _HeartbeatSeen] = {}
 
     def attended(self) -> float:
-        """Return the seconds that count so far; read it before each look."""
+        """Return the seconds that count so far; call it before each read of a holder."""
         since = self.clock() - self._beaten
         return self._counted + since if 0 <= since < self._gap else self._counted
 
@@ -126,7 +125,7 @@ class OwnerWatch:
         Args:
             owner: Whose counter.
             beat: The counter, read after ``looked_at``.
-            looked_at: What ``attended`` returned before the look.
+            looked_at: What ``attended`` returned before the read.
 
         """
         known = self._owners.get(owner)
@@ -141,7 +140,7 @@ class OwnerWatch:
         return known.silent
 
     def saw_all(self, beats: Mapping[str, int], looked_at: float) -> None:
-        """Note the counters that a heartbeat returned; forget owners of which nothing was heard."""
+        """Note the counters that a heartbeat returned; forget owners not seen for long."""
         for owner, counter in beats.items():
             self.saw(owner, counter, looked_at)
         before = self.attended() - _FORGET * self._ttl
@@ -169,14 +168,12 @@ async def look(store: Store, key: SessionKey, watch: OwnerWatch) -> tuple[LeaseS
     return holder, watch.saw(holder.listed or holder.owner, holder.beat, began)
 
 
-# Acquiring a lease: look, ask the holder, wait, take
-#
 # Cancelling is safe at any point: the next open takes over an epoch that was acquired but not used.
 
 
 SOON, LATE, SLOWER = 0.002, 0.05, 1.6
-"""Seconds between two looks at a session that another process holds: the first pause, the longest,
-and the factor from one to the next. A new holder starts with the first pause again."""
+"""Seconds between two reads of a session's holder: the first pause, the longest, and the factor
+from one to the next. A new holder starts with the first pause again."""
 AGAIN = 1.0
 """Seconds after which a holder is asked again: its store may have lost the first request."""
 COURTESY = 0.25
@@ -196,12 +193,12 @@ async def acquire_lease(
     """Acquire the lease of a session, by handover if another process holds it.
 
     Args:
-        store: Where the session is.
-        key: Which session.
+        store: The store.
+        key: The session.
         me: This owner's id.
         watch: Knows whether the holder is silent. It counts this process's own heartbeats, so
             they have to be renewed meanwhile.
-        on_held: ``handover`` asks the holder and waits, ``raise`` gives up at once,
+        on_held: ``handover`` asks the holder and waits, ``raise`` raises at once,
             ``steal`` waits for the lease to expire without asking. A holder that is known to be
             silent is not waited for.
         wait: Seconds to wait at most, by the watch's clock.
@@ -237,7 +234,7 @@ def _is_due(holder: LeaseState | None, given: int) -> bool:
 
 
 class _Asking:
-    """Which holder was asked, and how long to wait until the next look."""
+    """The requests to a holder, and the pauses between two reads of it."""
 
     def __init__(self, store: Store, key: SessionKey) -> None:
         self._store = store
@@ -256,7 +253,7 @@ class _Asking:
             if not in_time:
                 raise
         except StoreUnavailableError:
-            # The lease may be ours, and only the answer was lost: look once more who holds it.
+            # The lease may be ours, and only the answer was lost: read the holder once more.
             if self._doubted:
                 raise
             self._doubted = True
@@ -301,7 +298,7 @@ async def while_beating(
 ) -> T:
     """Run ``act``, and renew this owner's heartbeat in each store until it has returned.
 
-    For long operations under a lease: without it, other processes would take this one for dead.
+    For long operations under a lease: otherwise other processes would consider this one dead.
 
     Args:
         stores: Open stores.

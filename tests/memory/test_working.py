@@ -14,7 +14,7 @@ import pytest
 from perdure import Autosave, Limits, SessionError, SessionKey, Shutdown, connect, store_for
 from perdure.errors import ConfigError, CorruptRecordError, StoreUnavailableError, TooLargeError
 from perdure.memory.index import MEMORY, blob_names
-from perdure.memory.working_memory import KEPT_BYTES, SessionValues
+from perdure.memory.working_memory import CACHE_BYTES, SessionValues
 from perdure.session.hooks import MemoryEvicted
 from perdure.session.manager import SessionManager
 from perdure.session.shutdown import kill
@@ -252,13 +252,13 @@ async def test_a_lost_or_damaged_blob_is_read_from_the_log(tmp_path: Path) -> No
 
 async def test_what_was_read_stays_at_hand_within_bounds() -> None:
     values = SessionValues(MemoryStore(), SessionKey("a"))
-    size = KEPT_BYTES // 4
+    size = CACHE_BYTES // 4
     for number in range(6):
-        values.keep(f"{number:064}", b"x" * size)
-    kept = [number for number in range(6) if f"{number:064}" in values._kept]
+        values.cache(f"{number:064}", b"x" * size)
+    kept = [number for number in range(6) if f"{number:064}" in values._cache]
     assert kept == [2, 3, 4, 5]
-    values.keep("large", b"x" * (KEPT_BYTES * 2))
-    assert list(values._kept) == ["large"]
+    values.cache("large", b"x" * (CACHE_BYTES * 2))
+    assert list(values._cache) == ["large"]
 
 
 async def test_after_a_fold_values_are_read_again_from_their_blobs(tmp_path: Path) -> None:
@@ -270,8 +270,8 @@ async def test_after_a_fold_values_are_read_again_from_their_blobs(tmp_path: Pat
         sessions.on("folded", lambda _: folded.set())
         session = await sessions.open("a")
         await session.memory.keys()
-        session.memory.set("k", "y" * (KEPT_BYTES + 1))
-        session.memory.set("l", "z" * (KEPT_BYTES + 1))
+        session.memory.set("k", "y" * (CACHE_BYTES + 1))
+        session.memory.set("l", "z" * (CACHE_BYTES + 1))
         await session.save()
         await folded.wait()
         assert [entry.is_loaded for entry in await session.memory.entries()] in (
@@ -279,8 +279,8 @@ async def test_after_a_fold_values_are_read_again_from_their_blobs(tmp_path: Pat
             [True, True],  # the fold has seen the first only
             [False, False],
         )
-        assert await session.memory.get("k") == "y" * (KEPT_BYTES + 1)
-        assert await session.memory.get("l") == "z" * (KEPT_BYTES + 1)
+        assert await session.memory.get("k") == "y" * (CACHE_BYTES + 1)
+        assert await session.memory.get("l") == "z" * (CACHE_BYTES + 1)
 
 
 async def test_reading_never_makes_a_session_dirty_and_is_noted_with_the_next_change(

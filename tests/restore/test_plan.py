@@ -207,11 +207,11 @@ async def test_a_plan_is_told_in_words(tmp_path: Path) -> None:
         (tmp_path / "agents" / "ada" / "memory.json").unlink()
         plan = await sessions.plan_restore("ada")
     said = str(plan).splitlines()
-    assert said[0] == f"ada: the context comes from the snapshot as it lies, up to {plan.head}"
+    assert said[0] == f"ada: the context comes from the snapshot as it is, up to {plan.head}"
     assert "rebuild   memory.json: it is lost, or not what its manifest says" in said
     assert "use       session.json" in said
     assert "append    a result for call c1" in said
-    assert "nothing has to be mended" not in said
+    assert "nothing to repair" not in said
     assert "memory.json" in plan._repr_html_()
 
 

@@ -1,6 +1,6 @@
-"""History that is not in a session's log any more, and documents rebased between numberings.
+"""Content-addressed storage for history that was moved out of a log, and rebased documents.
 
-Written before the record that names them, read when somebody looks that far back.
+Blobs are written before the record that names them, and read when a caller reads that far back.
 """
 
 from __future__ import annotations
@@ -27,11 +27,9 @@ from perdure.records.manifest import (
 )
 from perdure.store import Document, Documents, LogChunk, Store
 
-# Documents as they pass from one session to another, and between two ways of numbering
 
-
-def raised(have: Documents, at: int) -> Documents:
-    """Return a session's own documents, numbered behind what came before its log."""
+def to_global_seq(have: Documents, at: int) -> Documents:
+    """Return a session's own documents, numbered after the history before its log."""
     if have.manifest is None or not at:
         return have
     records = {
@@ -40,10 +38,10 @@ def raised(have: Documents, at: int) -> Documents:
     return msgspec.structs.replace(have, manifest=_shifted(have.manifest, at), found=records)
 
 
-def upto(have: Documents, seq: int) -> Documents:
+def up_to(have: Documents, seq: int) -> Documents:
     """Return documents as of a record up to *seq*, none if they are of a later one.
 
-    A fold that was killed leaves some that are further than their manifest: those are no use.
+    A killed fold leaves documents that are newer than their manifest: those are unusable.
     """
     if have.manifest is None or have.manifest.as_of_seq > seq:
         return Documents()
@@ -54,12 +52,12 @@ def upto(have: Documents, seq: int) -> Documents:
         have,
         found={name: segment for name, segment in have.found.items() if name not in late},
         damaged=(*have.damaged, *sorted(late)),
-        why={**have.why, **dict.fromkeys(late, f"it is further than record {seq}")},
+        why={**have.why, **dict.fromkeys(late, f"it is newer than record {seq}")},
     )
 
 
-def lowered(manifest: Manifest, base: Origin) -> Manifest:
-    """Return a manifest as the session's own store takes it, naming what came before."""
+def to_local_seq(manifest: Manifest, base: Origin) -> Manifest:
+    """Return a manifest as the inner store takes it, numbered by the session's own log."""
     return msgspec.structs.replace(_shifted(manifest, -base.at), base=base)
 
 
@@ -72,8 +70,8 @@ def _shifted(manifest: Manifest, by: int) -> Manifest:
     return msgspec.structs.replace(manifest, as_of_seq=as_of, documents=documents)
 
 
-def handed_down(have: Documents, key: SessionKey, base: Origin) -> Documents:
-    """Return another session's documents as those that a session of this key begins with."""
+def inherit(have: Documents, key: SessionKey, base: Origin) -> Documents:
+    """Return another session's documents as those that a session with this key begins with."""
     if have.manifest is None:
         return Documents()
     documents = {name: _renamed(name, document, key) for name, document in have.found.items()}
@@ -88,7 +86,7 @@ def handed_down(have: Documents, key: SessionKey, base: Origin) -> Documents:
 
 
 def _renamed(name: str, document: Document, key: SessionKey) -> Document:
-    """Return a document under the session's own name, where it has a name in it."""
+    """Return a document with the session's own ids, if it contains ids."""
     try:
         if name == SNAPSHOT:
             snapshot = decode(document.data, Snapshot)
@@ -105,18 +103,15 @@ def _renamed(name: str, document: Document, key: SessionKey) -> Document:
             data = msgspec.json.format(encode(described), indent=2)
             return Document(data, document.as_of_seq)
     except FormatError:
-        return document  # whoever reads it finds out, and makes it anew
+        return document  # the reader finds out, and rebuilds it
     return document
 
 
-# What a session keeps of history that is not in a log any more: blobs, by content
-
-
 async def keep_history(store: Store, key: SessionKey, *, after: int, upto: int) -> str:
-    """Make a session's records durable as blobs; return the name of their index, "" for none.
+    """Store a session's records as blobs; return the name of their index, "" for none.
 
     Raises:
-        NotStorableError: The store keeps no blobs.
+        NotStorableError: The store has no blobs.
 
     """
     cutter, pieces = RunCutter(), list[HistorySegment]()
@@ -144,7 +139,7 @@ async def _put(
 
 
 async def keep_documents(store: Store, tenant: str, documents: Documents) -> str:
-    """Make documents durable as blobs; return the name of their list, "" for none."""
+    """Store documents as blobs; return the name of their list, "" for none."""
     manifest = documents.manifest
     if manifest is None or documents.damaged:
         return ""
@@ -165,7 +160,7 @@ async def keep_documents(store: Store, tenant: str, documents: Documents) -> str
 async def folded(
     store: Store, key: SessionKey, base: Origin, names: Collection[str] | None
 ) -> Documents:
-    """Return the documents that a base keeps, as those of the session."""
+    """Return the documents that an origin names, as those of the session."""
     if not base.folded:
         return Documents()
     documents_blob = decode(await _get(store, key, base.folded), FoldedDocuments)
@@ -182,13 +177,13 @@ async def folded(
         for name, document in documents_blob.documents.items()
         if names is None or name in names
     }
-    return handed_down(Documents(manifest, documents), key, base)
+    return inherit(Documents(manifest, documents), key, base)
 
 
 async def read(
     store: Store, key: SessionKey, base: Origin, after: int, before: int, *, reverse: bool
 ) -> AsyncGenerator[LogChunk, None]:
-    """Read records that a base keeps, ``after < seq < before``."""
+    """Read the records that an origin names, ``after < seq < before``."""
     index = decode(await _get(store, key, base.kept), HistoryIndex)
     pieces = [record for record in index.pieces if record.last > after and record.first < before]
     for piece in reversed(pieces) if reverse else pieces:

@@ -29,7 +29,6 @@ from perdure.errors import (
     StoreUnavailableError,
 )
 from perdure.lineage import history
-from perdure.lineage import history as rebase
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, Origin
@@ -43,12 +42,14 @@ class _Begun(msgspec.Struct):
     owner: str = ""
 
 
-async def judged_refusal(store: Store, batch: Batch, outcome: Outcome, begun: int) -> Outcome:
-    """Return what a store's refusal of a batch means, after a look at what the log holds.
+async def explain_refusal(store: Store, batch: Batch, outcome: Outcome, begun: int) -> Outcome:
+    """Return the meaning of a store's refusal of a batch, after comparing it with the log.
+
+    The store may have gone back to an earlier state, and lost acknowledged records.
 
     Args:
-        store: Which refused it.
-        batch: It; everything before it was acknowledged.
+        store: The store.
+        batch: The batch; everything before it was acknowledged.
         outcome: The refusal.
         begun: The seq of the sender's epoch record.
 
@@ -57,11 +58,11 @@ async def judged_refusal(store: Store, batch: Batch, outcome: Outcome, begun: in
     try:
         last_kept = await _kept(store, batch.key, epoch=batch.epoch, begun=begun, durable=durable)
     except StoreUnavailableError as error:
-        return Outcome(Status.IN_DOUBT, error)  # sent again, and judged then
+        return Outcome(Status.IN_DOUBT, error)  # sent again, and checked then
     except PerdureError:
         last_kept = None
     if last_kept is None and isinstance(outcome.error, PerdureError):
-        # What a bucket took after it had gone back lies behind a gap.
+        # Records that a bucket accepted after it had gone back are after a gap.
         first_lost = outcome.error.facts.get("gone")
         last_kept = min(first_lost - 1, durable) if isinstance(first_lost, int) else None
     if last_kept is None:
@@ -72,14 +73,14 @@ async def judged_refusal(store: Store, batch: Batch, outcome: Outcome, begun: in
 
 
 def records_lost(key: SessionKey, *, durable: int, kept: int) -> AcknowledgedRecordsLostError:
-    """Return the error for a session of which the store has only the beginning."""
+    """Return the error for a session of which the store has lost acknowledged records."""
     has = f"has only the first {kept}" if kept else "has none of them"
     message = (
         f"session {key}: the store had acknowledged {durable} records and {has}: it went back to "
         "an earlier state (a failover, a restart without its data, an older backup). Nothing more "
-        "is written here. fork_unsaved(new_id) begins a session with what is left and what this "
+        "is written here. fork_unsaved(new_id) begins a session with the rest and what this "
         "process still holds in memory, discard_unsaved() gives that up; opening the session again "
-        "goes on with what the store has"
+        "continues with what the store has"
     )
     return AcknowledgedRecordsLostError(message, key=str(key), durable=durable, kept=kept)
 
@@ -100,7 +101,7 @@ async def _kept(
     if is_own and head >= durable and holder.epoch >= epoch:
         return None
     if holder.epoch < epoch:
-        return min(head, durable)  # nobody has taken it since
+        return min(head, durable)  # no other process has taken it since
     last = epoch if is_own else epoch - 1
     log = store.read_log(key, before=min(head, durable) + 1, reverse=True)
     async with contextlib.aclosing(log):
@@ -121,9 +122,9 @@ async def _record(store: Store, key: SessionKey, seq: int) -> Record | None:
 
 
 async def is_begun_by(store: Store, key: SessionKey, *, begun: int, epoch: int, owner: str) -> bool:
-    """Say whether an epoch was begun in this store, and not in another of its name.
+    """Return whether an epoch was begun in this store, and not in another one of the same name.
 
-    True where nobody can tell: the record was not known, or has been pruned.
+    True if that is unknown: the record is not known, or was pruned.
     """
     if not begun:
         return True
@@ -137,18 +138,18 @@ async def is_begun_by(store: Store, key: SessionKey, *, begun: int, epoch: int, 
 
 
 def _is_ours(record: Record, epoch: int, owner: str) -> bool:
-    """Say whether a record begins this very epoch of this very owner."""
+    """Return whether a record begins this epoch of this owner."""
     if record.kind != EPOCH or record.epoch != epoch:
         return False
     try:
         named = msgspec.json.decode(record.payload, type=_Begun).owner
     except msgspec.DecodeError:
-        return True  # only the store could have read it
+        return True  # only the store can read it
     return named in ("", owner)
 
 
 class _HeldSession:
-    """What is known of a session that is held here and has a base."""
+    """A session that is held here and has an origin."""
 
     __slots__ = ("base", "epoch", "folded", "inherited")
 
@@ -158,17 +159,17 @@ class _HeldSession:
         self.folded = False
         """Whether all documents are known to be the session's own."""
         self.inherited: Documents | None = None
-        """Those that it began with, kept until they are: their owner folds on meanwhile."""
+        """The documents that it began with, until then: their owner continues to fold."""
 
 
 def followed(store: Store) -> Lineage:
-    """Return a store that follows lineage; one that does already as it is."""
+    """Return a store that follows lineage; unchanged if it already does."""
     return store if isinstance(store, Lineage) else Lineage(store)
 
 
 @final
 class Lineage(DelegatingStore):
-    """Show sessions with the history that they began with; see the module."""
+    """Presents sessions with the history that they began with; see the module."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
@@ -214,7 +215,7 @@ class Lineage(DelegatingStore):
         return None
 
     async def newest_base(self, key: SessionKey) -> Origin | None:
-        """Look through a session's own log for the base that counts."""
+        """Return the newest origin in a session's own log."""
         async with contextlib.aclosing(self.inner.read_log(key, reverse=True)) as log:
             async for chunk in log:
                 for record in chunk.records:
@@ -223,14 +224,14 @@ class Lineage(DelegatingStore):
         return None
 
     def rebased(self, key: SessionKey, epoch: int, base: Origin) -> None:
-        """Take note that a session held here has a new base in its log."""
+        """Note that a session held here has a new origin in its log."""
         before = self._held.get(key)
         self._plain.pop(key, None)
         session = self._held[key] = _HeldSession(epoch, base)
         if before is not None:
             session.folded, session.inherited = before.folded, before.inherited
 
-    # the log
+    # The log.
 
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
         lowered = [self._lowered(batch) for batch in batches] if self._held else batches
@@ -241,13 +242,13 @@ class Lineage(DelegatingStore):
         return outcomes
 
     async def _refused(self, batch: Batch, outcome: Outcome) -> Outcome:
-        """Tell a takeover, or a batch that does not fit, from a store that has lost records."""
+        """Distinguish a takeover, or an invalid batch, from a store that has lost records."""
         epoch, begun = self._begun.get(batch.key, (0, 0))
         if outcome.status is Status.CONFLICT:
             self.forget(batch.key)
         if epoch == batch.epoch:
-            outcome = await judged_refusal(self, batch, outcome, begun)
-            if outcome.status is Status.IN_DOUBT:  # it could not be told yet
+            outcome = await explain_refusal(self, batch, outcome, begun)
+            if outcome.status is Status.IN_DOUBT:  # not known yet
                 self._begun[batch.key] = epoch, begun
         return outcome
 
@@ -276,7 +277,7 @@ class Lineage(DelegatingStore):
         limit: int | None = None,
         reverse: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
-        """Read records, those from before the session's own among them."""
+        """Read records, including those before the session's own log."""
         base = await self.base_of(key)
         if base is None:
             own = self.inner.read_log(key, after=after, before=before, limit=limit, reverse=reverse)
@@ -303,7 +304,7 @@ class Lineage(DelegatingStore):
     async def _own(
         self, key: SessionKey, base: Origin, after: int, before: int | None, *, reverse: bool
     ) -> AsyncGenerator[LogChunk, None]:
-        """Read the session's own log, numbered behind what came before."""
+        """Read the session's own log, numbered after the history before it."""
         at = base.at
         if before is not None and before <= at + 1:
             return
@@ -316,7 +317,7 @@ class Lineage(DelegatingStore):
     async def _earlier(
         self, key: SessionKey, base: Origin, after: int, before: int | None, *, reverse: bool
     ) -> AsyncGenerator[LogChunk, None]:
-        """Read what came before, wherever it is now."""
+        """Read the history before the session's own log, wherever it is now."""
         upto = base.at + 1 if before is None else min(before, base.at + 1)
         base = await self._counting(key, base)
         if base.kept:
@@ -330,14 +331,14 @@ class Lineage(DelegatingStore):
                 yield chunk
 
     async def has(self, key: SessionKey, seq: int, epoch: int) -> bool:
-        """Say whether a session has a record of this number, and wrote it under this epoch."""
+        """Return whether a session has a record with this number and epoch."""
         async with contextlib.aclosing(self.read_log(key, after=seq - 1, before=seq + 1)) as log:
             async for chunk in log:
                 return bool(chunk.records) and chunk.records[0].epoch == epoch
         return False
 
     async def _counting(self, key: SessionKey, base: Origin) -> Origin:
-        """Return the base that counts: a newer one, where the parent's history is not whole."""
+        """Return the current origin: a newer one, if the parent's history is not whole."""
         if base.parent is None:
             return base
         head = await self.has(base.parent, base.at, base.epoch)
@@ -346,11 +347,11 @@ class Lineage(DelegatingStore):
             return base
         newer = await self.newest_base(key)
         if head and (newer is None or newer.parent == base.parent):
-            return base  # the fork was made of what was left
+            return base  # the fork was made of the rest
         if newer is None or newer.parent == base.parent:
             message = (
-                f"session {key} goes on behind record {base.at} of {base.parent}, which is not "
-                "there any more: restore that session from a copy"
+                f"session {key} continues record {base.at} of {base.parent}, which does not "
+                "exist any more: restore that session from a copy"
             )
             raise CorruptRecordError(message, key=str(key), parent=str(base.parent), at=base.at)
         session = self._held.get(key)
@@ -364,11 +365,11 @@ class Lineage(DelegatingStore):
         return own + (base.at if base else 0)
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
-        """What came before the session's own log is not touched."""
+        """Trim the session's own log; earlier history is not touched."""
         base = await self.base_of(key)
         return await self.inner.trim(key, epoch, max(below - (base.at if base else 0), 1))
 
-    # documents
+    # Documents.
 
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
@@ -377,7 +378,7 @@ class Lineage(DelegatingStore):
         have = await self.inner.read_documents(key, names)
         if have.manifest is not None:
             if have.manifest.epoch > self._epoch_of(key):
-                self.forget(key)  # somebody else has it by now, and maybe another life of it
+                self.forget(key)  # another process has it, and maybe another generation
             if have.manifest.base is None:
                 return have
         if have.manifest is None and key in self._plain:
@@ -389,11 +390,12 @@ class Lineage(DelegatingStore):
         if have.manifest is None:
             old = await self._inherited(key, base, names)
             return msgspec.structs.replace(old, damaged=have.damaged, remains=have.remains)
-        have = rebase.raised(have, base.at)
-        return await self._mended(key, base, have) if base.cut else have
+        have = history.to_global_seq(have, base.at)
+        return await self._with_older(key, base, have) if base.cut else have
 
-    async def _mended(self, key: SessionKey, base: Origin, have: Documents) -> Documents:
-        """Have what a pruned session began with for what its log does not make any more."""
+    async def _with_older(self, key: SessionKey, base: Origin, have: Documents) -> Documents:
+        """Replace damaged documents of a pruned session by older ones: its log cannot rebuild
+        them."""
         have = judged(have, key)
         if not have.damaged:
             return have
@@ -408,12 +410,12 @@ class Lineage(DelegatingStore):
             return _only(session.inherited, names)
         base = await self._counting(key, base)
         documents = await self.documents_at(key, base, names)
-        return rebase.handed_down(documents, key, base)
+        return history.inherit(documents, key, base)
 
     async def documents_at(
         self, key: SessionKey, base: Origin, names: Collection[str] | None
     ) -> Documents:
-        """Return the documents that a session with this base begins with; none is well, too."""
+        """Return the documents that a session with this origin begins with, if any."""
         if base.folded:
             return await history.folded(self.inner, key, base, names)
         if base.parent is None:
@@ -425,19 +427,21 @@ class Lineage(DelegatingStore):
     ) -> Documents:
         """Return the documents of a session that are as of a record up to *seq*, if any are."""
         base = await self.base_of(key)
-        have = rebase.upto(judged(await self.read_documents(key, names), key), seq)
+        have = history.up_to(judged(await self.read_documents(key, names), key), seq)
         if have.manifest is not None:
-            return await self._mended(key, base, have) if base is not None and base.cut else have
+            return (
+                await self._with_older(key, base, have) if base is not None and base.cut else have
+            )
         have = Documents() if base is None else await self.documents_at(key, base, names)
-        return rebase.upto(have, seq)
+        return history.up_to(have, seq)
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
-        """Fold; the first fold of a session that began with others' documents takes them over."""
+        """Fold; the first fold of a session with inherited documents writes them as its own."""
         session = self._held.get(key)
         if session is None and key not in self._plain:
-            base = await self.base_of(key)  # held through another of these
+            base = await self.base_of(key)  # held through another Lineage
             session = None if base is None else _HeldSession(manifest.epoch, base)
         if session is None or session.epoch != manifest.epoch:
             await self.inner.write_documents(key, documents, manifest)
@@ -452,11 +456,11 @@ class Lineage(DelegatingStore):
                     **{name: document.data for name, document in theirs.found.items()},
                     **documents,
                 }
-        lowered = rebase.lowered(manifest, session.base)
+        lowered = history.to_local_seq(manifest, session.base)
         await self.inner.write_documents(key, documents, lowered)
         session.folded, session.inherited = True, None
 
-    # leases
+    # Leases.
 
     async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
         grant = await self._acquire(key, after)
@@ -499,7 +503,7 @@ class Lineage(DelegatingStore):
         return self._plain.get(key, 0) if session is None else session.epoch
 
     def forget(self, key: SessionKey) -> None:
-        """Know nothing of a session any more: it is not held here."""
+        """Forget a session: it is not held here any more."""
         self._held.pop(key, None)
         self._plain.pop(key, None)
         self._begun.pop(key, None)
@@ -509,7 +513,7 @@ class Lineage(DelegatingStore):
         self.forget(key)
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
-        """What others began with is not looked at here."""
+        """Delete a session; the caller checks for forks."""
         await self.inner.delete(key, epoch)
         self.forget(key)
 

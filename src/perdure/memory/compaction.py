@@ -1,9 +1,9 @@
 """Compaction: turning old turns into long-term memory.
 
-The policy decides, the summarizer makes words of turns, and the compactor makes items
-of the words. None of them writes: the caller makes one group of the items and the new
-working context. So the same turns and the same summary always give the same items, and a
-compaction that was cut short can be done again.
+The policy decides, the summarizer turns messages into text, and the compactor turns the text into
+items. None of them writes: the caller appends the items and the new working context as one group.
+So the same turns and the same summary always give the same items, and an interrupted compaction can
+be repeated.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from perdure.records.messages import MADE_UP, Message
 
 KIB = 1024
 MEMORY_SHARE: Final = 0.3
-"""How much of the budget the memories in a context take, at most."""
+"""The share of the budget that the memories in a context may take."""
 TARGET_SHARE: Final = 0.6
-"""How much of it prompt, memories and raw turns take after a compaction, at most."""
+"""The share that prompt, memories and raw turns may take after a compaction."""
 
 
 class CompactionPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,14 +39,14 @@ class CompactionPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         max_bytes: Compact once the working context's JSON is larger than this, or than three
-            quarters of what the session keeps of it (`Limits.context_bytes`).
+            quarters of `Limits.context_bytes`.
         max_tokens: The same, for tokens, as counted and as the model reports them; None for
             no such limit.
         count_tokens: Returns how many tokens a message takes.
         keep_turns: How many of the newest turns stay as they are, as far as they fit.
         episode_turns: How many turns one summary covers.
-        max_summaries: How many summaries one compaction makes at most. Where that is not enough,
-            as for a long session that was imported, each covers more turns.
+        max_summaries: How many summaries one compaction makes at most. If that is not enough, as
+            for a long imported session, each covers more turns.
 
     Raises:
         InvalidArgumentError: A value is invalid.
@@ -76,7 +76,7 @@ class CompactionPolicy(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidArgumentError(message, option="count_tokens")
 
     def is_due(self, size: int, tokens: int | None) -> bool:
-        """Say whether a context of this size is over the budget.
+        """Return whether a context of this size is over the budget.
 
         >>> CompactionPolicy(max_bytes=100).is_due(101, None)
         True
@@ -88,13 +88,13 @@ class CompactionPolicy(msgspec.Struct, frozen=True, kw_only=True):
     def within(self, context_bytes: int) -> CompactionPolicy:
         """Return the policy for a session that cuts its context at so many bytes.
 
-        It leaves a quarter of them for what an answer may add before the next compaction.
+        A quarter of them is reserved for answers before the next compaction.
         """
         most = max(context_bytes * 3 // 4, 1)
         return self if self.max_bytes <= most else msgspec.structs.replace(self, max_bytes=most)
 
     def share_of(self, message: Message, size: int) -> float:
-        """Return how much of the budget a message of so many bytes takes: 1.0 is all of it."""
+        """Return the share of the budget that a message of so many bytes takes."""
         return share_of(
             message,
             size,
@@ -105,7 +105,7 @@ class CompactionPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnTrace(msgspec.Struct, frozen=True):
-    """A turn, or the part of it that is to be summed up."""
+    """A turn, or the part of it that is to be summarized."""
 
     id: str
     messages: tuple[Message, ...]
@@ -114,22 +114,22 @@ class TurnTrace(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """What is worth keeping of some turns."""
+    """The summary of some turns."""
 
     text: str
     facts: tuple[Fact, ...] = ()
 
 
 class Summarizer(Protocol):
-    """Put turns into few words."""
+    """Summarizes turns."""
 
     async def summarize(self, turns: Sequence[TurnTrace]) -> Summary:
-        """Return what is worth keeping; may ask a model. An exception stops the compaction."""
+        """Return the summary; may call a model. An exception stops the compaction."""
         ...
 
 
 class Compaction(msgspec.Struct, frozen=True):
-    """What became of the turns that were compacted."""
+    """The items that replace compacted turns."""
 
     episodic: tuple[EpisodicItem, ...] = ()
     semantic: tuple[SemanticItem, ...] = ()
@@ -138,10 +138,10 @@ class Compaction(msgspec.Struct, frozen=True):
 
 @final
 class Compactor:
-    """Make long-term memory of turns.
+    """Turns messages into long-term memory.
 
     Args:
-        summarizer: Puts them into words; None for quotes.
+        summarizer: Summarizes turns; None for quotes.
         limits: How many facts a summary may add.
 
     """
@@ -155,16 +155,16 @@ class Compactor:
     async def compact(
         self, turns: Sequence[TurnTrace], *, now: float, known: Mapping[str, float] | None = None
     ) -> Compaction:
-        """Return the items that stand for some turns from now on.
+        """Return the items that replace some turns.
 
         Args:
             turns: Oldest first.
             now: Seconds since 1970.
-            known: The salience of facts that are in memory, by `facts.key_of`: they are
-                not added again.
+            known: The salience of facts in memory, by `facts.key_of`: they are not added
+                again.
 
         Raises:
-            CompactionError: The summarizer has failed; its own error is the cause.
+            CompactionError: The summarizer failed; its own error is the cause.
 
         """
         if not turns:
@@ -193,49 +193,46 @@ class Compactor:
         except Exception as error:
             first, last = turns[0].id or "the first", turns[-1].id or "the last"
             message = (
-                f"the turns from {first} to {last} could not be summed up, since "
+                f"the turns from {first} to {last} could not be summarized, since "
                 f"{type(self._summarizer).__name__} raised {type(error).__name__}: nothing has "
-                "changed, and the model is not called before it succeeds; mend the summarizer, "
+                "changed, and the model is not called before it succeeds; fix the summarizer, "
                 "and the next message tries again"
             )
             raise CompactionError(message, turns=len(turns)) from error
-
-
-# Interaction blocks: the pieces that a compaction takes, and never splits
-#
-# A block is opened by what a user said, or by the model's next message after tools have answered
-# (the continuation); what comes before either, because its beginning was not read, is a recovery
-# block. It is complete if something came of what opened it, each of its calls has its result, and
-# each of its results its call.
-# Pure.
 
 
 Opener = Literal["user", "tool_continuation", "recovery"]
 
 
 class TurnBlock(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a turn that stays whole."""
+    """An interaction block: a part of a turn that a compaction never splits.
+
+    A block is opened by a user message, or by the model's next message after tool results (the
+    continuation); messages before either, whose beginning was not read, form a recovery block. It
+    is complete if a message follows the opener, each call has its result, and each result its
+    call.
+    """
 
     turn_id: str
     opener: Opener
     messages: tuple[Message, ...]
     last: int = 0
-    """The seq of its last record; that of the turn, in the turn's last block."""
+    """The seq of its last record; in a turn's last block, the turn's last record."""
     share: float = 0.0
-    """How much of the context's budget it takes: 1.0 is all of it."""
+    """Its share of the context's budget."""
 
     @property
     def is_complete(self) -> bool:
         """Whether nothing is missing in it."""
-        # The results that a continuation answers to are traces of the block before.
+        # The results that a continuation answers belong to the previous block.
         traces = len(self.messages) + (self.opener == "tool_continuation")
         waiting, made_up, orphans = self._paired()
         return traces > 1 and waiting <= made_up and not orphans
 
     def open_calls(self) -> frozenset[str]:
-        """Return the ids of the calls without a result in this block, but for one made up.
+        """Return the ids of the calls without a real result in this block.
 
-        The real one may stand in a later block: the turn was killed, and went on.
+        The real one may be in a later block: the turn was killed, and continued.
         """
         return self._paired()[0]
 
@@ -306,11 +303,11 @@ def _block(turn_id: str, part: Sequence[tuple[int, Message, float]], *, first: b
 
 
 class Frontier:
-    """Which blocks stay raw, as they come in oldest first; the others leave, oldest first.
+    """Which blocks stay raw. Blocks are added, and removed, oldest first.
 
     Args:
         keep_turns: How many of the newest turns stay, at most.
-        room: How much of the budget they may take together, the running turn aside.
+        room: The share of the budget that they may take, without the running turn.
 
     """
 
@@ -327,11 +324,11 @@ class Frontier:
 
     @property
     def share(self) -> float:
-        """How much of the budget they take."""
+        """The share of the budget that they take."""
         return self._share
 
     def add(self, blocks: Iterable[TurnBlock]) -> Iterator[TurnBlock]:
-        """Take in the next turn's blocks; return those that leave for them."""
+        """Add the next turn's blocks; return those that no longer stay."""
         for block in blocks:
             self._raw.append(block)
             self._share += block.share
@@ -342,7 +339,7 @@ class Frontier:
             yield from self._leave(leaving)
 
     def squeeze(self, room: float) -> Iterator[TurnBlock]:
-        """Keep as much as fits a smaller room; return what leaves."""
+        """Reduce the room; return the blocks that no longer stay."""
         self.room = min(self.room, room)
         return self.add(())
 
@@ -355,14 +352,14 @@ class Frontier:
         return 1 + sum(self._begins(at) for at in range(1, len(self._raw))) if self._raw else 0
 
     def _begins(self, at: int) -> bool:
-        """Say whether another turn begins with a block; without an id, a user begins one."""
+        """Return whether a block begins another turn; without an id, a user message begins one."""
         block, before = self._raw[at], self._raw[at - 1]
         return block.turn_id != before.turn_id or (not block.turn_id and block.opener == "user")
 
     def _leading(self) -> int:
-        """Return how many blocks can leave at once, 0 if none can.
+        """Return how many blocks can be removed at once, 0 if none can.
 
-        Not between a call and its result, and nothing of the newest that is still incomplete.
+        Never between a call and its result, and none of the newest that are still incomplete.
         """
         blocks = list(self._raw)
         limit = next((at for at in range(len(blocks), 0, -1) if blocks[at - 1].is_complete), 0)
@@ -379,13 +376,6 @@ class Frontier:
             block = self._raw.popleft()
             self._share = self._share - block.share if self._raw else 0.0
             yield block
-
-
-# Summaries without a model: quotes, and users' sentences that tell something
-#
-# The same turns always give the same summary. It does not invent anything, and it understands no
-# language: facts are known by English turns of phrase. Use a model's summaries for others.
-# Pure.
 
 
 _SENTENCE: Final = re.compile(r"(?<=[.!?])\s+|\n+")
@@ -422,17 +412,20 @@ _CATEGORIES: Final = {
         r"https?://\S+|(?<![\w/])(?:~|\.{1,2})?/[\w.-]+/[\w./-]+|(?<![\w-])\w[\w-]*\.(?:py|md|json|ya?ml|toml|csv|pdf|txt|sql|ipynb)\b"
     ),
 }
-"""How a sentence of each category is known, the weightiest first."""
+"""The pattern of a sentence of each category, the most salient first."""
 
 
 @final
 class ExtractiveSummarizer:
-    """Quote the beginning of each question and of its last answer; facts are users' sentences
-    about themselves, their wishes and their work.
+    """A summarizer without a model: quotes of questions and last answers, and users' statements.
+
+    The same turns always give the same summary. It invents nothing and understands no language:
+    it recognizes facts, preferences and work by English phrases. Use a model's summaries for other
+    languages.
 
     Args:
-        quote_chars: How long a quote is.
-        max_facts: How many facts one summary has.
+        quote_chars: The most characters of a quote.
+        max_facts: The most facts of a summary.
 
     """
 

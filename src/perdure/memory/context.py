@@ -1,10 +1,9 @@
-"""The working context: the messages that the model will see next.
+"""The working context: the messages that the model will see next, and their budget.
 
-A pure fold of the log: a bounded suffix of its messages, in atoms that are never
-split (a message with the tool results that answer it), behind the newest
-system message. Feeding the same records gives the same context, whether they
-are fed live, after a snapshot, or from the log's beginning; so its snapshot is a cache
-that may vanish at any time.
+A pure fold of the log: a bounded suffix of its messages, in atoms that are never split (a message
+with the tool results that answer it), after the newest system message. The same records give the
+same context, whether they are fed live, after a snapshot, or from the log's beginning; so its
+snapshot is a cache that may disappear at any time.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from perdure.records.messages import Message
 from perdure.records.records import CONTEXT, MESSAGE_KINDS, RETRACT, TOOL_RESULT
 
 CONTEXT_KINDS = MESSAGE_KINDS | {CONTEXT, RETRACT}
-"""Kinds that change a working context; of all others it only notes how far it is."""
+"""Kinds that change a working context; other kinds only advance its ``seq``."""
 
 SNAPSHOT = "working_context_snapshot.json"
 """The document that caches the working context."""
@@ -30,7 +29,7 @@ SNAPSHOT = "working_context_snapshot.json"
 SCHEMA_VERSION = 1
 
 Kept = tuple[int, bytes, bool]
-"""A message: the seq of the record that brought it, its JSON, and whether an atom begins here."""
+"""A message: the seq of its record, its JSON, and whether it begins an atom."""
 
 
 class Snapshot(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -39,7 +38,7 @@ class Snapshot(msgspec.Struct, kw_only=True, omit_defaults=True):
     schema_version: int
     agent_id: str
     session_id: str = "default"
-    epoch_id: int = msgspec.field(default_factory=int)  # by a factory: written even if it is 0
+    epoch_id: int = msgspec.field(default_factory=int)  # a factory, so that 0 is written, too
     """How often the context was rebuilt (compaction, reset)."""
     last_compaction_ts: float | None = msgspec.field(default_factory=lambda: None)
     seq: int = 0
@@ -47,9 +46,9 @@ class Snapshot(msgspec.Struct, kw_only=True, omit_defaults=True):
     system_prompt_sha256: str | None = None
     messages: list[msgspec.Raw]
     message_seqs: list[int] = []
-    """The record that brought each message."""
+    """The seq of each message's record."""
     atoms: list[int] = []
-    """How many messages each atom has, behind a pinned system message."""
+    """How many messages each atom has, after a pinned system message."""
     pinned: bool = False
     """Whether the first message is a system message from before the cut."""
     cut: bool = False
@@ -82,15 +81,15 @@ class _Rebuilt(msgspec.Struct):
 
 
 class RetractionPayload(msgspec.Struct):
-    """The payload of a record that takes back what came after another one."""
+    """The payload of a record that retracts everything after another one."""
 
     after: int
 
 
 class WorkingContext:
-    """Hold the newest whole atoms within a number of bytes.
+    """The newest whole atoms of a session, within a number of bytes.
 
-    One session's, used by one task at a time. Messages stay encoded until they are asked for.
+    Used by one task at a time. Messages stay encoded until they are read.
     """
 
     __slots__ = (
@@ -111,20 +110,20 @@ class WorkingContext:
         """Bytes of message JSON to keep; the newest atom stays even if it alone is larger."""
         self.size: int = 0
         self.seq: int = 0
-        """The last record that was fed, of whichever kind."""
+        """The last record that was fed, of any kind."""
         self.cut: bool = False
         """Whether older messages were left out."""
         self.rebuilt_at: int = 0
         """The last record that replaced or took back messages."""
         self.system: Kept | None = None
-        """The newest system message among those that no longer fit."""
+        """The newest system message among those that were cut."""
         self.epoch_id: int = 0
         self.last_compaction_ts: float | None = None
         self.system_prompt_sha256: str | None = None
         self._kept: list[Kept] = []
 
     def feed(self, seq: int, kind: str, payload: bytes) -> None:
-        """Take in the next record of the log."""
+        """Apply the next record of the log."""
         self.seq = seq
         if kind in MESSAGE_KINDS:
             self._kept.append((seq, payload, kind != TOOL_RESULT or not self._kept))
@@ -139,7 +138,7 @@ class WorkingContext:
     def messages(self) -> Iterator[bytes]:
         """Return the messages as they would be sent: the system message first.
 
-        What the cut left without its opening user message is passed over.
+        After a cut, messages before the first user message are skipped.
         """
         if self.system is not None:
             yield self.system[1]
@@ -153,7 +152,7 @@ class WorkingContext:
         return self._kept
 
     def since(self, after: int) -> list[bytes] | None:
-        """Return the messages behind a record; None if others were replaced or taken back since."""
+        """Return the messages after a record; None if earlier ones were replaced or retracted."""
         if self.rebuilt_at > after:
             return None
         return [payload for seq, payload, _ in self._kept if seq > after]
@@ -163,10 +162,10 @@ class WorkingContext:
         return [(seq, payload) for seq, payload, _ in self._kept if seq != self.rebuilt_at]
 
     def reaches(self, after: int) -> bool:
-        """Say whether what came after a record can be taken back from here.
+        """Return whether the messages after a record can be retracted from this context.
 
-        If not, older messages have to come back from the log: the retraction then
-        brings the context with it.
+        If not, older messages must be read from the log: the retraction then includes the
+        context.
         """
         return not self.cut and after >= self.rebuilt_at
 
@@ -232,7 +231,7 @@ class WorkingContext:
         return [end - at for at, end in pairwise([*begins, len(self._kept)])]
 
     def as_record(self, reason: str) -> bytes:
-        """Return the payload of a record that brings this context back."""
+        """Return the payload of a record that restores this context."""
         retained = self._kept if self.system is None else [self.system, *self._kept]
         return msgspec.json.encode(
             _Rebuilt(
@@ -254,7 +253,7 @@ class WorkingContext:
             context.system = (*retained.pop(0), True)
         if snapshot.atoms:
             context._regroup(retained, snapshot.atoms)
-        else:  # written by somebody else: the roles tell the atoms
+        else:  # written by another program: the roles define the atoms
             for seq, message in retained:
                 context._add(seq, message)
         context.cut = snapshot.cut
@@ -267,7 +266,7 @@ class WorkingContext:
         return context
 
     def _add(self, seq: int, message: bytes) -> None:
-        """Add a message of which only its role tells whether it begins an atom."""
+        """Add a message; its role decides whether it begins an atom."""
         self._kept.append((seq, message, _role(message) != "tool" or not self._kept))
         self.size += len(message)
 
@@ -285,12 +284,9 @@ def _role(payload: bytes) -> str:
     return decoder_of(_Role).decode(payload).role
 
 
-# The context's budget: how large messages are, and how much of it they take
-#
-# Bytes are those of the stored JSON. Tokens are what ``count_tokens`` says; by default a quarter
-# of the bytes, which is near the truth for English text and too much for most other JSON. Give
-# your model's own counter where it matters.
-# Pure.
+# Budgets count bytes of the stored JSON, and tokens by ``count_tokens``: by default a quarter of
+# the bytes, which is close for English text and too much for most other JSON. Pass your model's own
+# counter where that matters.
 
 
 CountTokens = Callable[[Message], int]
@@ -300,7 +296,7 @@ BYTES_A_TOKEN: Final = 4
 
 
 def bytes_of(message: Message) -> int:
-    """Return how many bytes of JSON a message takes, near enough for a budget."""
+    """Return about how many bytes of JSON a message takes, exact enough for a budget."""
     fields: dict[str, object] = {"role": message.role, "content": message.content}
     if message.reasoning:
         fields["reasoning_content"] = message.reasoning
@@ -311,8 +307,8 @@ def bytes_of(message: Message) -> int:
     for name in ("image_urls", "audio_urls", "video_urls"):
         if getattr(message, name):
             fields[name] = getattr(message, name)
-    beside = sum(len(bytes(raw)) for raw in message.extra.values())
-    return len(msgspec.json.encode(fields, enc_hook=repr)) + beside
+    extra = sum(len(bytes(raw)) for raw in message.extra.values())
+    return len(msgspec.json.encode(fields, enc_hook=repr)) + extra
 
 
 def estimated_tokens(message: Message) -> int:
@@ -325,16 +321,16 @@ def estimated_tokens(message: Message) -> int:
 
 
 def tokens_of(messages: Iterable[Message], count: CountTokens) -> int:
-    """Return how many tokens messages take together."""
+    """Return how many tokens messages take in total."""
     return sum(count(message) for message in messages)
 
 
 def share_of(
     message: Message, size: int, *, max_bytes: int, max_tokens: int | None, count: CountTokens
 ) -> float:
-    """Return how much of a budget a message takes, by whichever limit it takes more of.
+    """Return the share of a budget that a message takes: the larger one of bytes and tokens.
 
-    Messages whose shares come to 1.0 at most are within both limits.
+    Messages whose shares sum up to at most 1.0 are within both limits.
     """
     share = size / max_bytes
     if max_tokens is None:

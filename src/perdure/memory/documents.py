@@ -1,4 +1,8 @@
-"""The documents that a log folds to, and the payloads of the records that change them."""
+"""The documents that a log folds to, and the payloads of the records that change them.
+
+Pure: old bytes and the records after them in, new bytes out. Each fold is a function of the records
+alone, so a lost document can always be built again. The working context is in `context`.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +41,7 @@ TIMED_KINDS = frozenset({EVENT, CHECKPOINT, CHECKPOINTS_PRUNED})
 
 
 def stamp_of(payload: bytes) -> int:
-    """Return a record's time; 0 for one that has none, since somebody else wrote it.
+    """Return a record's time on the clock; 0 if it has none, as records of other programs.
 
     >>> stamp_of(b'{"timestamp":7,"kind":"custom"}')
     7
@@ -48,12 +52,6 @@ def stamp_of(payload: bytes) -> int:
         return 0
 
 
-# The documents that a session's log folds to, except the working context's
-#
-# Pure: old bytes and the records after them in, new bytes out. Each fold is a function of the
-# records alone, so a document that is lost can always be made again.
-
-
 T = TypeVar("T")
 
 SESSION = "session.json"
@@ -61,9 +59,9 @@ EPISODIC = "episodic.jsonl"
 SEMANTIC = "semantic.jsonl"
 
 TURN_IDS = 1000
-"""How many turns back a retry by id is known."""
+"""How many turns back a retry is recognized by its id."""
 TAKEN_IDS = 1000
-"""How many posts back a retry by key is known."""
+"""How many posts back a retry is recognized by its key."""
 
 
 class TurnPayload(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -78,11 +76,11 @@ class TurnPayload(msgspec.Struct, omit_defaults=True, kw_only=True):
     error: str | None = None
     """The type of the exception that interrupted it."""
     given: bool = False
-    """Whether the id is the caller's own, by which a retry is known."""
+    """Whether the caller chose the id, so that it identifies a retry."""
 
 
 class InboxTakenPayload(msgspec.Struct):
-    """The payload of the record that ends the group of what was posted."""
+    """The payload of the record that ends a group of posted items."""
 
     ops: list[str]
     """The op ids of the group's items."""
@@ -91,7 +89,7 @@ class InboxTakenPayload(msgspec.Struct):
 
 
 class MetadataPayload(msgspec.Struct, omit_defaults=True):
-    """The payload of a change to what is said about a session."""
+    """The payload of a change to a session's title, tags, owner or metadata."""
 
     title: str | None = None
     tags: list[str] | None = None
@@ -100,9 +98,9 @@ class MetadataPayload(msgspec.Struct, omit_defaults=True):
     at: float | None = None
     agent_type: str | None = None
     created_at: float | None = None
-    """Seconds since 1970, where the session is older than its log."""
+    """Seconds since 1970, if the session is older than its log."""
     redacted: list[str] = []
-    """Where in the metadata a credential stood, as JSON pointers."""
+    """JSON pointers to credentials that were removed from the metadata."""
 
 
 class StateSet(msgspec.Struct, omit_defaults=True):
@@ -114,11 +112,11 @@ class StateSet(msgspec.Struct, omit_defaults=True):
     types: dict[str, str] | None = None
     dropped: bool = False
     version: int = 1
-    """Of the form that a contributor gives its state."""
+    """The version of a contributor's own format."""
     partial: bool = False
     """The value holds only the top-level keys that changed."""
     gone: list[str] = []
-    """With ``partial``: the top-level keys that are no more."""
+    """With ``partial``: the top-level keys that were removed."""
 
 
 class _Item(msgspec.Struct):
@@ -127,17 +125,17 @@ class _Item(msgspec.Struct):
 
 
 class ItemsRestoredPayload(msgspec.Struct):
-    """The payload that makes a long-term memory what it was: its first items stay."""
+    """The payload that restores an earlier long-term memory: its first items stay."""
 
     memory: str
     keep: int = -1
-    """How many stay; -1 is the payload of an item, which is one more."""
+    """How many stay; -1 if the payload adds one item."""
     items: list[msgspec.Raw] = []
-    """What comes behind them."""
+    """The items after them."""
 
 
 class SessionLabels(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """What people say about a session."""
+    """Title, tags, owner and metadata of a session."""
 
     title: str | None = None
     tags: list[str] = []
@@ -146,7 +144,7 @@ class SessionLabels(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class HistorySource(msgspec.Struct):
-    """Where the history is: it is in the log once, and not here."""
+    """The place of the history: it is in the log once, and not here."""
 
     as_of_seq: int
     kind: str = "log"
@@ -168,7 +166,7 @@ class ContextState(msgspec.Struct):
 
 
 class SessionDocument(msgspec.Struct, rename="camel", kw_only=True):
-    """session.json: what a session is, without its history."""
+    """session.json without its agent, as an open session holds it: the smaller memory layout."""
 
     version: int = 1
     agent_id: str
@@ -180,17 +178,17 @@ class SessionDocument(msgspec.Struct, rename="camel", kw_only=True):
     turns: int = 0
     messages: int = 0
     turn_ids: dict[str, int] = {}
-    """The numbers of the newest turns that ended and whose ids were the caller's own."""
+    """The numbers of the newest ended turns whose ids their callers chose."""
     taken: dict[str, int] = {}
-    """The op ids of what was posted and taken last, and where in the log that is noted."""
+    """The op ids of the items received last, and the seqs of the records that note them."""
     clock: int | msgspec.UnsetType = msgspec.UNSET
-    """The session's logical clock, if anything has counted on it."""
+    """The session's logical clock, if it was used."""
     context: ContextState
     metadata: SessionLabels = msgspec.field(default_factory=SessionLabels)
 
     @property
     def about(self) -> About:
-        """What a listing shows."""
+        """The fields that a listing shows."""
         return About(
             title=self.metadata.title,
             tags=tuple(self.metadata.tags),
@@ -210,26 +208,26 @@ class _WholeContext(ContextState, kw_only=True):
     tools: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     permissions: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     plugins: dict[str, msgspec.Raw] | msgspec.UnsetType = msgspec.UNSET
-    """Always empty: each lies in a document of its own."""
+    """Always empty: each has a document of its own."""
     config: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 class WholeSessionDocument(SessionDocument, rename="camel", kw_only=True):
-    """session.json with all that it says of an agent, which no open session has to hold.
+    """session.json with the description of its agent, which an open session need not hold.
 
-    What an older release has written says nothing of the agent: those fields are unset then.
+    In documents of an older release those fields are unset.
     """
 
     context: _WholeContext
 
     @property
-    def tells_of_agent(self) -> bool:
-        """Whether it says what an agent was."""
+    def describes_agent(self) -> bool:
+        """Whether it has a description of the agent."""
         return self.context.tools is not msgspec.UNSET
 
 
 class AgentParts(msgspec.Struct, frozen=True):
-    """What session.json says of an agent; None for what has not changed."""
+    """The description of an agent in session.json; None for unchanged parts."""
 
     system_prompt: str
     instructions: str | None = None
@@ -269,7 +267,7 @@ def fold_session(
     records: Sequence[Record],
     parts: AgentParts | None = None,
 ) -> bytes:
-    """Return session.json after ``records``; without ``parts`` it says nothing of an agent."""
+    """Return session.json after ``records``, with the given parts of the agent's description."""
     document = (
         WholeSessionDocument(
             agent_id=key.agent,
@@ -284,11 +282,11 @@ def fold_session(
     for record in records:
         _count(document, record)
     if parts is not None:
-        _tell_of_agent(document.context, parts)
+        _set_agent(document.context, parts)
     return msgspec.json.format(msgspec.json.encode(document), indent=2)
 
 
-def _tell_of_agent(context: _WholeContext, parts: AgentParts) -> None:
+def _set_agent(context: _WholeContext, parts: AgentParts) -> None:
     core = context.core
     core.system_prompt = parts.system_prompt
     core.instructions = _newest(parts.instructions, core.instructions, "")
@@ -305,7 +303,7 @@ def _newest(new: T | None, old: T | msgspec.UnsetType, usual: T) -> T:
 
 
 def _part(new: bytes | None, old: msgspec.Raw | msgspec.UnsetType, usual: bytes) -> msgspec.Raw:
-    """Return a part with all the fields that it has to have, if it is an object at all."""
+    """Return a part with all its required fields; the default if it is no object."""
     decoded = _newest(None if new is None else msgspec.Raw(new), old, msgspec.Raw(usual))
     if bytes(decoded)[:1] != b"{":
         decoded = msgspec.Raw(usual)
@@ -314,7 +312,7 @@ def _part(new: bytes | None, old: msgspec.Raw | msgspec.UnsetType, usual: bytes)
 
 
 def _note_times(document: SessionDocument, records: Sequence[Record]) -> None:
-    """Take in when the first and the last of it was done; to find that, few payloads are read."""
+    """Set the times of the first and the last record; reads few payloads to find them."""
     if not document.created_at:
         document.created_at = _first_time(records) or document.created_at
     document.last_active_at = _first_time(reversed(records)) or document.last_active_at
@@ -346,7 +344,7 @@ def _count(document: SessionDocument, record: Record) -> None:
 
 
 def _time_of(record: Record) -> float | None:
-    """Return when something was done, but not when a holder began: a moved log has others."""
+    """Return the time of a record, None for an epoch: a moved log has other epochs."""
     if record.kind in {TURN, META}:
         return decode(record.payload, _At).at
     if record.kind in MESSAGE_KINDS and record.payload[:1] == b"{":
@@ -355,7 +353,7 @@ def _time_of(record: Record) -> float | None:
 
 
 def note_turn(turn_ids: dict[str, int], turned: TurnPayload) -> None:
-    """Remember a turn that ended, by the id that its caller gave it."""
+    """Note an ended turn, by the id that its caller chose."""
     if turned.given and turned.phase == "end":
         turn_ids[turned.turn] = turned.number
         if len(turn_ids) > TURN_IDS:
@@ -363,7 +361,7 @@ def note_turn(turn_ids: dict[str, int], turned: TurnPayload) -> None:
 
 
 def note_taken(received: dict[str, int], seq: int, payload: bytes) -> None:
-    """Remember what was posted and is in the log."""
+    """Note posted items that are in the log."""
     received.update(dict.fromkeys(decode(payload, InboxTakenPayload).ops, seq))
     while len(received) > TAKEN_IDS:
         del received[next(iter(received))]
@@ -388,7 +386,7 @@ def _iso(at: float) -> str:
 
 
 def fold_items(old: bytes | None, records: Iterable[Record]) -> bytes:
-    """Return episodic.jsonl or semantic.jsonl after ``records``: a line an item."""
+    """Return episodic.jsonl or semantic.jsonl after ``records``: one line per item."""
     parts = [old or b""]
     for record in records:
         back = decode(record.payload, ItemsRestoredPayload)
@@ -401,22 +399,23 @@ def fold_items(old: bytes | None, records: Iterable[Record]) -> bytes:
 
 
 def typed(name: str) -> str:
-    """Return where lies what JSON cannot tell of a state: beside it."""
+    """Return the name of the document with a state's types, next to the state's own."""
     return f"typed/{name}"
 
 
 def fold_state(name: str, old: bytes | None, records: Iterable[Record]) -> bytes | None:
-    """Return a state's document after ``records``, None when there is none.
+    """Return a state's document after ``records``, None if there is none.
 
-    A JSON value lies bare under its name, so that people can read it. Under ``typed(name)``
-    lies, in its record's form, a value with types; or of a bare one its version, if not 1.
+    A plain JSON value is stored bare under its name, so that people can read it. Under
+    ``typed(name)`` is a value with types, in the form of its record; or the version of a bare
+    value, if not 1.
     """
     for record in records:
         change = decode(record.payload, StateSet)
         if name == change.name:
             old = _bare(change, old)
         elif name == typed(change.name):
-            old = _beside(change, record.payload)
+            old = _typed_value(change, record.payload)
     return old
 
 
@@ -432,7 +431,7 @@ def _bare(change: StateSet, old: bytes | None) -> bytes | None:
     return msgspec.json.format(msgspec.json.encode(fields), indent=2)
 
 
-def _beside(change: StateSet, payload: bytes) -> bytes | None:
+def _typed_value(change: StateSet, payload: bytes) -> bytes | None:
     if change.dropped:
         return None
     if change.types:

@@ -15,8 +15,8 @@ from perdure.records.records import ITEM, Entry
 Category = Literal[
     "critical_issue", "unresolved_work", "user_preference", "durable_fact", "important_artifact"
 ]
-"""What kind of fact it is: what is broken, what is left to do, what the user wants it to be
-like, what is so, and which file or address matters."""
+"""The kind of a fact: a problem, open work, a preference of the user, a durable fact, or an
+important file or address."""
 
 
 _SALIENCE: Final[dict[str, int]] = dict(
@@ -40,23 +40,23 @@ _QUESTION_MARKS: Final = ("?", "？", "؟")  # noqa: RUF001  # those of other sc
 
 
 _LEAST: Final = 3
-"""How many letters and digits a fact has at least."""
+"""The fewest letters and digits of a fact."""
 
 
 class Fact(msgspec.Struct, frozen=True):
-    """One thing that is worth knowing, in a sentence."""
+    """A sentence that is worth remembering."""
 
     text: str
     category: str = "durable_fact"
-    """One of the five; what is not known counts as a durable fact."""
+    """One of `Category`; an unknown one counts as a durable fact."""
 
 
 class FactLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much one summary may add to what is known.
+    """How many facts one summary may add.
 
     Args:
         per_category: How many facts of each category.
-        chars: How long a fact is; what is longer is cut.
+        chars: The most characters of a fact; longer ones are cut.
 
     Raises:
         InvalidArgumentError: A value is invalid.
@@ -75,16 +75,16 @@ class FactLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def salience_of(category: str) -> int:
-    """Return how much a category weighs: 500 down to 100.
+    """Return the salience of a category: 500 down to 100.
 
-    >>> salience_of("critical_issue"), salience_of("important_artifact"), salience_of("whatever")
+    >>> salience_of("critical_issue"), salience_of("important_artifact"), salience_of("other")
     (500, 100, 200)
     """
     return _SALIENCE.get(category, _SALIENCE["durable_fact"])
 
 
 def key_of(text: str) -> str:
-    """Return what two facts have in common that say the same.
+    """Return the key of a fact: equal for facts with the same words.
 
     >>> key_of("Likes  Herring.") == key_of("likes herring")
     True
@@ -95,14 +95,14 @@ def key_of(text: str) -> str:
 def distilled(
     facts: Iterable[Fact], known: Mapping[str, float], limits: FactLimits
 ) -> tuple[Fact, ...]:
-    """Return the facts that are worth a place, the weightiest first.
+    """Return the facts that are worth storing, the most salient first.
 
-    Left out are noise, questions, what is there twice, what is over the limits, and what is known
-    with the same weight or more.
+    Without noise, questions, duplicates, facts beyond the limits, and facts that are known with
+    the same salience or more.
 
     Args:
         facts: In the order in which they were found.
-        known: The salience of what is in memory, by ``key_of``.
+        known: The salience of facts in memory, by ``key_of``.
         limits: How many, and how long.
 
     """
@@ -132,7 +132,7 @@ def _shortened(text: str, chars: int) -> str:
 
 
 def _is_noise(text: str, key: str) -> bool:
-    """Say whether a text tells nothing: a greeting, a question, a mark."""
+    """Return whether a text has no content: a greeting, a question, punctuation."""
     if text.endswith(_QUESTION_MARKS) or key in _EMPTY:
         return True
     return len(key.replace(" ", "")) < _LEAST or all(word in _NOISE for word in key.split())
@@ -151,7 +151,7 @@ class EpisodicItem(msgspec.Struct, frozen=True, kw_only=True):
     summary: str
     salience: float = 0.0
     as_of_seq: int = 0
-    """The last record that is summed up: all turns up to it are in long-term memory."""
+    """The last record of the summary: all turns up to it are in long-term memory."""
 
 
 class SemanticItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,14 +165,14 @@ class SemanticItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryBundle(msgspec.Struct, frozen=True):
-    """What was retrieved for a working context: oldest episode first, weightiest fact first."""
+    """The memories for a working context: oldest episode first, most salient fact first."""
 
     episodic: tuple[EpisodicItem, ...] = ()
     semantic: tuple[SemanticItem, ...] = ()
 
 
 def item_entry(item: EpisodicItem | SemanticItem) -> Entry:
-    """Return the record that remembers an item."""
+    """Return the record of an item."""
     memory: Literal["episodic", "semantic"] = (
         "episodic" if isinstance(item, EpisodicItem) else "semantic"
     )
@@ -180,7 +180,7 @@ def item_entry(item: EpisodicItem | SemanticItem) -> Entry:
 
 
 def items_of(lines: Iterable[bytes], kind: type[T]) -> list[T]:
-    """Return the items that a document's lines hold, each id once: the newest line counts.
+    """Return the items of a document's lines, each id once: the newest line counts.
 
     Raises:
         CorruptRecordError: A line is damaged.

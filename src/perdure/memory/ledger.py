@@ -1,9 +1,9 @@
-"""What an agent has begun and not brought to its end: messages, tool effects and approvals.
+"""The ledger: what an agent has begun and not ended. Messages, tool effects and approvals.
 
-Folded from the log, and pure: a record opens an entry, changes it, or ends it, and what has ended
-is dropped. So the ledger is as small as what is under way, however long the history is. What
-a newer release keeps in an entry is carried along. A fork begins with an empty ledger: what is
-under way there is its origin's to end.
+Folded from the log, and pure: a record opens an entry, changes it, or ends it, and ended entries
+are dropped. So the ledger is as small as the work in progress, however long the history is. Fields
+of a newer release are preserved. A fork begins with an empty ledger: work in progress belongs to
+its origin.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ LEDGER: Final = "ledger.json"
 """The document that the records fold to."""
 LEDGER_KINDS: Final = frozenset({ADMITTED, APPROVAL, EFFECT, BASE})
 OVER: Final = "over"
-"""The state of an entry that has come to its end."""
+"""The state of an entry that has ended."""
 MOST: Final = 1000
-"""How many entries of a kind are kept; the oldest go first. So many messages are not admitted."""
+"""How many entries of a kind are kept; the oldest are dropped. More messages are refused."""
 
 Policy = Literal["replay", "skip", "ask"]
-"""What to do about a tool's effect that a crash has left unknown: call the tool again with the same
-idempotency key, leave it, or ask somebody."""
+"""What to do about a tool's effect that a crash left unknown: call the tool again with the same
+idempotency key, skip it, or ask."""
 
 
 class Admitted(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,26 +35,26 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     message: msgspec.Raw = msgspec.Raw(b"")
-    """As it is stored; empty where it stands in its turn, and nowhere else."""
+    """As stored; empty if only its turn has it."""
     seq: int | None = None
-    """The record that it stands in then."""
+    """The seq of its record in that case."""
     at: float
     """Seconds since 1970."""
     asked: str | None = None
-    """The turn's id, where whoever posted it chose one."""
+    """The turn's id, if the sender chose one."""
     turn: str | None = None
     """The turn that was begun for it."""
     attempts: int = 0
     """How often its turn was begun."""
     error: str | None = None
-    """What made the turn fail, if that is how it ended."""
+    """Why the turn failed, if it did."""
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
-    """A call of a tool with side effects, of which the outcome is not known yet."""
+    """A call of a tool with side effects whose outcome is not known yet."""
 
     id: str
-    """Also the idempotency key that the tool is given, the same each time."""
+    """Also the idempotency key that the tool gets, the same each time."""
     turn: str
     """The turn's id."""
     call: str
@@ -64,17 +64,17 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     """Seconds since 1970."""
     state: Literal["planned", "begun", "unknown", "decided"] = "planned"
-    """Not begun; begun, and so unknown after a crash; unknown; somebody has decided on it."""
+    """Not begun; begun, and so unknown after a crash; unknown; decided by a person."""
     decision: Literal["replay", "skip", "done"] | None = None
-    """What was decided: call again, leave it, or that it was done."""
+    """The decision: call again, skip it, or that it was done."""
     result: msgspec.Raw = msgspec.Raw(b"null")
-    """With "done": what came of it."""
+    """With "done": the result."""
     told: bool = False
-    """Whether the model was told that nobody knows: its turn does not wait for the outcome."""
+    """Whether the model knows that the outcome is unknown: its turn does not wait for it."""
 
 
 class Approval(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool call that waits for somebody's approval."""
+    """A tool call that waits for approval."""
 
     id: str
     turn: str
@@ -85,7 +85,7 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     """Seconds since 1970."""
     answer: Literal["approved", "denied"] | None = None
-    """None while nobody has answered."""
+    """None until it is answered."""
     why: str | None = None
     """Why it was denied."""
 
@@ -112,7 +112,7 @@ class Ledger:
         self._document = _Document() if data is None else decode_with(decoder, data)
 
     def feed(self, kind: str, payload: bytes) -> None:
-        """Take in the next record of one of the ledger's kinds."""
+        """Apply the next record of one of the ledger's kinds."""
         if kind == BASE:
             if decode(payload, Origin).begins_fork:
                 self._document = _Document()
@@ -124,7 +124,7 @@ class Ledger:
             entries.pop(name, None)
         elif name in entries:
             entries[name] = {**entries[name], **change}
-        elif "at" in change:  # else a change to what was dropped
+        elif "at" in change:  # else a change to a dropped entry
             entries[name] = change
             if len(entries) > MOST:
                 del entries[next(iter(entries))]
@@ -134,13 +134,13 @@ class Ledger:
         return len(self._document.messages) + more <= MOST
 
     def messages(self) -> tuple[Admitted, ...]:
-        """Return the messages that are not answered, first the one whose turn has begun."""
+        """Return the unanswered messages; the one whose turn has begun comes first."""
         admitted = [_typed(message, Admitted) for message in self._document.messages.values()]
-        # One that is answered at once is noted with its turn, and so behind those that wait.
+        # A message that is answered at once is noted with its turn, and so after waiting ones.
         return tuple(sorted(admitted, key=lambda message: message.turn is None))
 
     def fill(self, id: str, message: bytes | None) -> None:
-        """Take in a message that stands in its turn; None if it is there no more."""
+        """Set a message that was read from its turn; None if it is not there any more."""
         entries = self._document.messages
         if message is None:
             entries.pop(id, None)
@@ -170,7 +170,7 @@ class Ledger:
 
 
 def fold_ledger(old: bytes | None, records: Iterable[Record]) -> bytes | None:
-    """Return ledger.json after ``records``; None when nothing is under way."""
+    """Return ledger.json after ``records``; None if no work is in progress."""
     ledger = Ledger(old)
     for record in records:
         ledger.feed(record.kind, record.payload)

@@ -1,8 +1,8 @@
-"""Retrieval: which memories go back into a working context, and which answer a query.
+"""Retrieval: which memories a working context is rebuilt with, and which match a query.
 
-Into a context go the newest episodes and the weightiest facts; the same memory always gives
-the same bundle, so that a context that is rebuilt twice is the same twice. A query weighs
-how well the words fit, how salient a memory is, and how new.
+A context gets the newest episodes and the most salient facts; the same memory always gives the same
+bundle, so that rebuilding a context twice gives the same context. A query weighs how well the words
+match, how salient a memory is, and how new.
 """
 
 from __future__ import annotations
@@ -20,61 +20,45 @@ from perdure.memory.documents import EPISODIC, SEMANTIC
 from perdure.memory.facts import EpisodicItem, MemoryBundle, SemanticItem, items_of, key_of
 from perdure.memory.index import bm25
 
-# The words of a text, also in scripts that put no space between them. Pure
-#
-# Chinese, Japanese, Korean, Thai and their like are not taken apart by a dictionary, which would
-# be large and often wrong: each pair of neighboring characters counts as a word, as search engines
-# do.
-
-
-# Text match: how well texts fit a query's words, by BM25
-#
-# SQLite's own full-text search (FTS5) ranks them, in a database in memory that is gone afterwards:
-# the same on every store, nothing lies in plain text beside an encrypted one, and there is nothing
-# to forget or to keep in step. English words match by their stems, accents do not count, and where
-# nothing has one of the words, what begins with one counts.
-# Blocks while it works, about ten milliseconds for a thousand memories: run it in a thread.
-
-
 ReadLines = Callable[[str], Awaitable[Sequence[bytes]]]
 """Return the lines of a memory document, by the document's name."""
 Rank = Callable[[str, Sequence[str]], Sequence[float]]
-"""Return how well each text fits a query, from 0 to 1; runs in a thread."""
+"""Return how well each text matches a query, from 0 to 1; runs in a thread."""
 Embed = Callable[[Sequence[str]], Awaitable[Sequence[Sequence[float]]]]
-"""Return a vector for each text; it is asked for some at a time."""
+"""Return a vector for each text; called with some texts at a time."""
 Item = EpisodicItem | SemanticItem
 
 _HEAVIEST = 500.0
 EMBEDDED = 256
-"""How many texts are put into vectors at a time."""
+"""How many texts are embedded at a time."""
 
 
 class Weights(msgspec.Struct, frozen=True, kw_only=True):
-    """What counts how much in an answer to a query."""
+    """The weights of a query's score."""
 
     text: float = 1.0
-    """How well it fits: by words, or where there are vectors by the better of both."""
+    """The match: by words; with vectors, the better of both."""
     salience: float = 0.3
     recency: float = 0.2
-    """The newest memory counts 1, the oldest next to nothing."""
+    """The newest memory counts 1, the oldest almost 0."""
 
 
 class RetrievedMemory(msgspec.Struct, frozen=True):
-    """A memory that answers a query."""
+    """A memory that matches a query."""
 
     item: Item
     score: float
     match: float
-    """How well it fits, from 0 to 1."""
+    """How well it matches, from 0 to 1."""
 
     @property
     def text(self) -> str:
-        """What is remembered."""
+        """The text of the memory."""
         return text_of(self.item)
 
 
 def text_of(item: Item) -> str:
-    """Return what an item says."""
+    """Return the text of an item."""
     return item.fact if isinstance(item, SemanticItem) else item.summary
 
 
@@ -85,15 +69,15 @@ def select(
     max_episodic: int,
     max_semantic: int,
 ) -> MemoryBundle:
-    """Return the newest episodes in their order, and facts by weight, then by age.
+    """Return the newest episodes in order, and facts by salience, then by age.
 
-    Of facts that say the same, the weightiest counts.
+    Of facts with the same words, the most salient counts.
 
     >>> select([], [], max_episodic=3, max_semantic=20)
     MemoryBundle(episodic=(), semantic=())
     """
     newest = tuple(episodic[-max_episodic:]) if max_episodic > 0 else ()
-    # The newest of equally weighty facts first; the sort is stable.
+    # The newest of equally salient facts first; the sort is stable.
     newest_first = list(reversed(semantic))
     newest_first.sort(key=lambda item: -item.salience)
     once = {key_of(item.fact): item for item in reversed(newest_first)}
@@ -102,8 +86,8 @@ def select(
 
 
 def smaller(bundle: MemoryBundle) -> MemoryBundle:
-    """Return a bundle with less in it: the oldest episode goes, then the lightest facts; the
-    last summary is cut."""
+    """Return a smaller bundle: without the oldest episode, then without the least salient fact;
+    the last summary is cut."""
     episodic, semantic = bundle.episodic, bundle.semantic
     if len(episodic) > 1:
         return MemoryBundle(episodic[1:], semantic)
@@ -122,10 +106,10 @@ class Retriever:
 
     Args:
         read: Returns the lines of a memory document.
-        rank: Says how well texts fit a query; None for BM25.
-        embed: Makes vectors of texts, for matches by meaning; None for words alone.
-        weights: What counts how much.
-        trim: Makes what was retrieved for a context small enough for it.
+        rank: Rates how well texts match a query; None for BM25.
+        embed: Returns vectors of texts, for matches by meaning; None for words alone.
+        weights: The weights of the score.
+        trim: Reduces a bundle to the size of the context.
 
     """
 
@@ -152,7 +136,7 @@ class Retriever:
         embed: Embed | None = None,
         weights: Weights | None = None,
     ) -> Retriever:
-        """Return a retriever of the same memories that ranks otherwise; what is left out stays."""
+        """Return a retriever of the same memories with other ranking; None keeps a setting."""
         return Retriever(
             self._read,
             rank=rank or self._rank,
@@ -162,7 +146,7 @@ class Retriever:
         )
 
     async def retrieve(self, max_episodic: int, max_semantic: int) -> MemoryBundle:
-        """Return what a working context is rebuilt with.
+        """Return the memories that a working context is rebuilt with.
 
         Raises:
             CorruptRecordError: A memory is damaged.
@@ -184,12 +168,12 @@ class Retriever:
         limit: int = 10,
         kind: Literal["episodic", "semantic"] | None = None,
     ) -> list[RetrievedMemory]:
-        """Return the memories that fit a query, the best first; errors as ``retrieve``.
+        """Return the memories that match a query, the best first; errors as ``retrieve``.
 
-        An empty query fits all: what is salient and new comes first.
+        An empty query matches all: salient and new memories come first.
 
         Args:
-            query: Words; for vectors, a sentence does better.
+            query: Words; with vectors, a sentence is better.
             limit: How many at most.
             kind: Only episodes, or only facts.
 
@@ -236,14 +220,14 @@ class Retriever:
     async def _vectors_of(
         self, query: str, texts: Sequence[str], embed: Embed
     ) -> tuple[Sequence[float], Mapping[str, Sequence[float]]]:
-        """Return the vectors of a query and of texts; what is not known yet is asked for."""
+        """Return the vectors of a query and of texts; unknown ones are embedded."""
         known = {text: self._vectors[text] for text in texts if text in self._vectors}
         missing = [text for text in dict.fromkeys(texts) if text not in known]
         embedded: list[Sequence[float]] = []
         for at in range(0, len(missing) + 1, EMBEDDED):
             part = [query, *missing][at : at + EMBEDDED]
             embedded += _checked(await embed(part), part, [*known.values(), *embedded])
-            # Kept at once: the next part may fail, and another search may have added some.
+            # Stored at once: the next part may fail, and another search may have added some.
             self._vectors.update(zip(missing, embedded[1:], strict=False))
         wanted, *vectors = embedded
         return wanted, {**known, **dict(zip(missing, vectors, strict=True))}
@@ -252,7 +236,7 @@ class Retriever:
 def _checked(
     vectors: Sequence[Sequence[float]], texts: Sequence[str], known: Sequence[Sequence[float]]
 ) -> Sequence[Sequence[float]]:
-    """Return vectors that fit their texts, and the vectors from before."""
+    """Return vectors that match their texts, and earlier vectors, in number and length."""
     sizes = {len(vector) for vector in (*vectors, *known)}
     if len(vectors) != len(texts) or len(sizes) > 1:
         message = (
@@ -267,7 +251,7 @@ def _checked(
 def scored(
     items: Sequence[Item], matches: Sequence[float], weights: Weights
 ) -> list[RetrievedMemory]:
-    """Return items with their scores, the best first; of equals the newest."""
+    """Return items with their scores, the best first; of equal ones the newest."""
     by_age = sorted(range(len(items)), key=lambda at: (items[at].ts, at))
     recency = {at: (place + 1) / len(items) for place, at in enumerate(by_age)}
     memories = [
@@ -285,7 +269,7 @@ def scored(
 
 
 def cosine(left: Sequence[float], right: Sequence[float]) -> float:
-    """Return how alike two vectors are, from 0 to 1.
+    """Return the similarity of two vectors, from 0 to 1.
 
     >>> cosine([1.0, 0.0], [2.0, 0.0])
     1.0

@@ -1,4 +1,4 @@
-"""Named states: JSON values that an application keeps with a session, one document each."""
+"""Named states: JSON values that an application stores with a session, one document each."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class States:
         return default
 
     def set(self, key: str, value: Any) -> int:
-        """Keep a value under a key, and return the session's version.
+        """Store a value under a key, and return the session's version.
 
         Raises:
-            InvalidArgumentError: The key has an empty step between slashes, or is no text.
+            InvalidArgumentError: The key has an empty step between slashes, or is not text.
             NotStorableError: The value cannot be stored; the error names path and type.
 
         """
@@ -68,18 +68,18 @@ class States:
         return self._accept((Entry(STATE, encode(change)),))
 
     def drop(self, key: str) -> int:
-        """Forget a key (no error if it is not there), and return the session's version."""
+        """Delete a key (no error if it does not exist), and return the session's version."""
         return self._accept((Entry(STATE, encode(StateSet(_name(key), dropped=True))),))
 
     def typed(self, key: str, type: type[T]) -> TypedState[T]:
         """Return one key's value as a type: ``session.state.typed("app", MyState)``.
 
-        It is kept as plain JSON, so it need not be registered.
+        It is stored as plain JSON, so it need not be registered.
 
         Args:
-            key: Where it is kept.
-            type: A dataclass, a msgspec Struct, or whatever else msgspec reads from JSON; or
-                a pydantic model.
+            key: The key of the state.
+            type: A dataclass, a msgspec Struct, or another type that msgspec decodes from JSON;
+                or a pydantic model.
 
         Raises:
             InvalidArgumentError: It cannot be read from JSON.
@@ -96,7 +96,7 @@ class States:
 
 @final
 class TypedState(Generic[T]):
-    """One named state as a type; made by ``session.state.typed``."""
+    """One named state as a type; created by ``session.state.typed``."""
 
     __slots__ = ("_key", "_states", "_type")
 
@@ -115,17 +115,17 @@ class TypedState(Generic[T]):
         """Return the value, None if there is none.
 
         Raises:
-            CorruptRecordError: What is stored does not fit the type; it stays as it is.
+            CorruptRecordError: The stored value does not match the type; it stays unchanged.
 
         """
         stored = await self._states.get(self._key)
         return None if stored is None else self._load(stored)
 
     def set(self, value: T) -> int:
-        """Keep a value, and return the session's version.
+        """Store a value, and return the session's version.
 
         Raises:
-            NotStorableError: It would not come back as itself.
+            NotStorableError: It would not come back equal to itself.
 
         """
         try:
@@ -138,7 +138,7 @@ class TypedState(Generic[T]):
         return self._states.set(self._key, plain)
 
     def drop(self) -> int:
-        """Forget it (no error if it is not there), and return the session's version."""
+        """Delete it (no error if it does not exist), and return the session's version."""
         return self._states.drop(self._key)
 
     def _dump(self, value: T) -> Any:
@@ -156,10 +156,10 @@ class TypedState(Generic[T]):
             return msgspec.convert(stored, self._type)
         except (msgspec.ValidationError, ValueError):
             pass
-        # Outside of the handler, so that no traceback shows what the error quotes.
+        # Raised outside of the handler, so that no traceback shows the values that it quotes.
         message = (
             f"the state {self._key!r} does not fit {self._type.__name__}: give the new fields "
-            "defaults, or read it with state.get and set it anew; it was left as it is"
+            "defaults, or read it with state.get and set it again; it was left as it is"
         )
         raise CorruptRecordError(message, key=self._key, type=self._type.__name__)
 

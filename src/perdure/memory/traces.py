@@ -1,8 +1,7 @@
 """Raw traces: the log's messages, turn by turn.
 
-Reads the store only, and so sees what is durable; whoever needs the newest saves first.
-Messages that were appended outside of any turn make turns of their own, each opened by
-a user message.
+Reads the store only, and so sees durable records: save first to see the newest. Messages outside of
+any turn form turns of their own, each begun by a user message.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from perdure.records.records import CONTEXT, MESSAGE_KINDS, RETRACT, TURN, Recor
 from perdure.store import Store
 
 BEGIN: Final = "begin"
-"""The reason of a context that begins a new conversation: what is older is set aside."""
+"""The reason of a context that begins a new conversation: older messages do not count."""
 
 
 class _Role(msgspec.Struct):
@@ -52,10 +51,10 @@ class Turns:
 
     def __init__(self) -> None:
         self._turn: RawTurn | None = None
-        self._is_within = True  # until a turn begins, what comes may be the rest of one
+        self._is_within = True  # until a turn begins, records may be the rest of one
 
     def feed(self, record: Record) -> RawTurn | None:
-        """Take in the next record; return the turn that is over by it, if any."""
+        """Add the next record; return the turn that it ends, if any."""
         if record.kind == TURN:
             return self._boundary(record)
         if record.kind not in MESSAGE_KINDS:
@@ -70,7 +69,7 @@ class Turns:
         return over
 
     def rest(self) -> RawTurn | None:
-        """Return the turn that is not over, if there is one."""
+        """Return the unfinished turn, if there is one."""
         return self._turn
 
     def _boundary(self, record: Record) -> RawTurn | None:
@@ -78,7 +77,7 @@ class Turns:
         within, self._is_within = self._is_within, False
         if turned.phase == "begin":
             self._turn = RawTurn(id=turned.turn, last=record.seq)
-            return turn  # a process was killed within it, or it has no end of its own
+            return turn  # a process was killed within it, or it has no end record
         self._turn = None
         if turn is not None and within:  # its beginning was not read
             turn.id = turned.turn
@@ -92,10 +91,10 @@ class Turns:
 async def read_turns(
     store: Store, key: SessionKey, *, after: int = 0, upto: int | None = None
 ) -> AsyncGenerator[RawTurn, None]:
-    """Read the turns behind a record, oldest first; the last one may still be open.
+    """Read the turns after a record, oldest first; the last one may still be open.
 
-    What was retracted is left out, and what a new beginning set aside. With ``upto``, it is as if
-    the log ended there.
+    Without retracted messages, and those before a new conversation. With ``upto``, as if the log
+    ended there.
     """
     turns, spans = Turns(), await _live_spans(store, key, after, upto)
     if not spans:
@@ -149,7 +148,7 @@ async def find_turn(store: Store, key: SessionKey, turn_id: str) -> RawTurn | No
 
 
 async def _newest_first(store: Store, key: SessionKey) -> AsyncGenerator[Record, None]:
-    """Give the records of the conversation as it is now, newest first."""
+    """Yield the records of the current conversation, newest first."""
     live = _Live()
     async with contextlib.aclosing(store.read_log(key, reverse=True)) as log:
         async for chunk in log:
@@ -163,7 +162,7 @@ async def _newest_first(store: Store, key: SessionKey) -> AsyncGenerator[Record,
 async def _live_spans(
     store: Store, key: SessionKey, after: int, upto: int | None
 ) -> list[tuple[int, int]]:
-    """Return which records behind one still count, as (after, up to), newest span first."""
+    """Return the spans of records after one that still count, as (after, up to), newest first."""
     live, spans, high, last = _Live(), list[tuple[int, int]](), 0, 0
     before = None if upto is None else upto + 1
     chunks = store.read_log(key, after=after, before=before, reverse=True)
@@ -186,15 +185,15 @@ async def _live_spans(
 
 
 class _Live:
-    """Tells, newest record first, which of them still count."""
+    """Decides, newest record first, which records still count."""
 
     def __init__(self) -> None:
         self._upto: int | None = None
         self.is_over = False
-        """Whether a new beginning has set aside what is older."""
+        """Whether a new conversation began, so that older records do not count."""
 
     def sees(self, record: Record) -> bool:
-        """Say whether a record counts."""
+        """Return whether a record counts."""
         if self._upto is not None and record.seq > self._upto:
             return False
         if record.kind == RETRACT:
@@ -224,15 +223,8 @@ def _opens(record: Record) -> bool:
     return decode(record.payload, _Role).role == "user"
 
 
-# Raw traces: a turn's messages one by one, in the form that others keep them in
-#
-# A view of the log, made anew whenever it is read: nothing is stored twice, so nothing can be
-# pruned from it, and each trace is known by its record's number, which is never used twice.
-# Pure.
-
-
 SOURCE: Final = "perdure_source_event"
-"""The field of a message that says which event brought it, where that is not the usual one."""
+"""The field of a message with the event that it came from, if not the usual one."""
 
 TraceType = Literal[
     "system", "user", "assistant", "reasoning", "tool_call", "tool_result", "tool_continuation"
@@ -240,11 +232,14 @@ TraceType = Literal[
 
 
 class RawTrace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing that was said, called, or came of a call; the field names are the format."""
+    """One message, call or result of a turn, as a view of the log; field names are the format.
+
+    Nothing is stored twice. Its id is its record's number, which is never used twice.
+    """
 
     id: str
     ts: float
-    """Seconds since 1970, 0 where the message does not say."""
+    """Seconds since 1970, 0 if the message has no time."""
     turn_id: str
     seq: int
     """The record of its message: the same for all traces of one message."""
@@ -257,7 +252,7 @@ class RawTrace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tool_result: Any = None
     tool_error: str | None = None
     source_event: str | None = None
-    """What brought it; None for the usual event of its type."""
+    """The event that it came from; None for the usual one of its type."""
 
 
 def traces_of(turn_id: str, messages: Iterable[tuple[int, Message]]) -> Iterator[RawTrace]:

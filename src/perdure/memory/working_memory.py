@@ -1,11 +1,11 @@
-"""The working memory: keyed values that an agent keeps for itself.
+"""The working memory: keyed values that an agent stores for itself, and its storage port.
 
-Its index loads at the first touch, each large value at its own first touch; writes wait for
-neither: each is a record of the log, applied on top of whatever the document holds. What
-was not loaded is never written back, so a partial load cannot overwrite anything.
+The index loads at the first access, each large value at its own first access; writes wait for
+neither: each is a record of the log, applied on top of the document. A value that was not loaded
+is never written back, so a partial load cannot overwrite anything.
 
-When an entry was last read is noted with the next change of the memory: reading alone never
-makes a session dirty.
+Times of access are stored with the next change of the memory: reading alone never makes a session
+dirty.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ T = TypeVar("T")
 
 
 class Lazy(Generic[T]):
-    """Load a value at the first touch.
+    """A value that loads at the first access.
 
-    Concurrent first touches share one load. One that fails, or is cancelled, leaves the value
-    unloaded, and the next touch tries again.
+    Concurrent first accesses share one load. A load that fails, or is cancelled, leaves the value
+    unloaded, and the next access tries again.
     """
 
     __slots__ = ("_load", "_lock", "value")
@@ -62,21 +62,14 @@ class Lazy(Generic[T]):
         """None until it is loaded."""
 
     async def get(self) -> T:
-        """Return the value, loaded if need be."""
+        """Return the value; load it first if necessary."""
         if self.value is None:
-            if self._lock is None:  # made late: most sessions never touch their memory
+            if self._lock is None:  # created late: most sessions never use their memory
                 self._lock = anyio.Lock()
             async with self._lock:
                 if self.value is None:
                     self.value = await self._load()
         return self.value
-
-
-# Where an agent's working memory is kept: the port, and what goes through it
-#
-# Two implementations come with perdure: `perdure.memory.working_memory.SessionMemoryStorage`, which
-# keeps entries with a session, and `perdure.formats.FileMemoryStorage`, which keeps them in a
-# folder of its own.
 
 
 class MemoryItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,13 +89,13 @@ class MemoryItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of an entry without its value."""
+    """One entry without its value."""
 
     key: str
     description: str = ""
     scope: str = "session"
     size_bytes: int = 0
-    """Of the value's JSON."""
+    """Bytes of the value's JSON."""
     base_priority: str = "normal"
     pinned: bool = False
     created_at: int = 0
@@ -110,16 +103,19 @@ class MemoryInfo(msgspec.Struct, frozen=True, kw_only=True):
     last_accessed_at: int = 0
     """Milliseconds since 1970."""
     sha256: str | None = None
-    """Of a large value's JSON, in hex; None for one that is kept with the index."""
+    """The hash of a large value's JSON, in hex; None for a value that is in the index."""
     is_loaded: bool = True
-    """Whether reading the value needs nothing of the store."""
+    """Whether the value can be read without the store."""
 
 
 class MemoryStorage(Protocol):
-    """Keep the entries of one agent's working memory.
+    """Stores the entries of one agent's working memory.
 
-    Nothing is loaded before it is asked for, and what was not loaded is never overwritten.
-    A change counts at once; it is durable when ``flush`` has returned.
+    perdure has two: `SessionMemoryStorage` stores entries with a session,
+    `perdure.formats.FileMemoryStorage` in a folder of its own.
+
+    Nothing is loaded before it is requested, and what was not loaded is never overwritten. A
+    change is visible at once; it is durable when ``flush`` has returned.
     """
 
     async def get(self, key: str) -> MemoryItem | None:
@@ -127,46 +123,43 @@ class MemoryStorage(Protocol):
         ...
 
     async def set(self, item: MemoryItem) -> None:
-        """Keep an entry, in place of the one that has its key.
+        """Store an entry, replacing the one with the same key.
 
-        Raises NotStorableError for a value that cannot be kept.
+        Raises NotStorableError for a value that cannot be stored.
         """
         ...
 
     async def delete(self, key: str) -> None:
-        """Forget an entry; no error if there is none."""
+        """Delete an entry; no error if there is none."""
         ...
 
     async def has(self, key: str) -> bool:
-        """Say whether there is an entry; it does not count as used."""
+        """Return whether there is an entry; it does not count as used."""
         ...
 
     async def entries(self, *, scope: str | None = None) -> list[MemoryInfo]:
-        """Return what is known of the entries, oldest first; of one scope, or of all."""
+        """Return the entries without their values, oldest first; of one scope, or all."""
         ...
 
     async def clear(self, *, scope: str | None = None) -> None:
-        """Forget the entries of one scope, or all."""
+        """Delete the entries of one scope, or all."""
         ...
 
     async def size(self) -> int:
-        """Return how many bytes the values' JSON has together."""
+        """Return the bytes of all values' JSON."""
         ...
 
     async def flush(self) -> None:
-        """Return when everything is durable."""
+        """Return when all changes are durable."""
         ...
 
     async def aclose(self) -> None:
-        """Flush, and give up what is held open."""
+        """Flush, and close all resources."""
         ...
 
 
-# A storage of working memory that keeps its entries with a session
-
-
 class MemoryOwner(Protocol):
-    """What has a working memory that is saved with it: a session."""
+    """The owner of a working memory that is saved with it: a session."""
 
     @property
     def memory(self) -> WorkingMemory:
@@ -180,10 +173,10 @@ class MemoryOwner(Protocol):
 
 @final
 class SessionMemoryStorage:
-    """Keep entries as ``session.memory`` does: lazy, and saved with the session.
+    """Stores entries in ``session.memory``: loaded lazily, and saved with the session.
 
     Args:
-        session: Whose memory it is.
+        session: The session.
 
     """
 
@@ -198,30 +191,30 @@ class SessionMemoryStorage:
         return await self._session.memory.item(key)
 
     async def set(self, item: MemoryItem) -> None:
-        """Keep an entry, in place of the one that has its key; errors as ``session.memory``."""
+        """Store an entry, replacing the one with the same key; errors as ``session.memory``."""
         self._session.memory.put(item)
 
     async def delete(self, key: str) -> None:
-        """Forget an entry; what is not there is not noted, either."""
+        """Delete an entry; appends no record if there is none."""
         if await self.has(key):
             self._session.memory.drop(key)
 
     async def has(self, key: str) -> bool:
-        """Say whether there is an entry; it does not count as used."""
+        """Return whether there is an entry; it does not count as used."""
         return key in await self._session.memory.keys()
 
     async def entries(self, *, scope: str | None = None) -> list[MemoryInfo]:
-        """Return what is known of the entries, oldest first; reads no value."""
+        """Return the entries without their values, oldest first."""
         entries = await self._session.memory.entries()
         return [entry for entry in entries if scope is None or entry.scope == scope]
 
     async def clear(self, *, scope: str | None = None) -> None:
-        """Forget the entries of one scope, or all."""
+        """Delete the entries of one scope, or all."""
         for entry in await self.entries(scope=scope):
             self._session.memory.drop(entry.key)
 
     async def size(self) -> int:
-        """Return how many bytes the values' JSON has together."""
+        """Return the bytes of all values' JSON."""
         return sum(entry.size_bytes for entry in await self._session.memory.entries())
 
     async def flush(self) -> None:
@@ -229,36 +222,34 @@ class SessionMemoryStorage:
         await self._session.save()
 
     async def aclose(self) -> None:
-        """Save the session, which belongs to somebody else and stays open."""
+        """Save the session, which stays open."""
         await self.flush()
 
 
-# Large values of the working memory: each read by itself, when it is first touched
-#
-# From its blob; if that is lost or damaged, or the store keeps none, from the record of the log
-# that set it. Concurrent first touches of one value share one read. A failed read leaves the value
-# unread, and the next touch tries again.
-
-
-KEPT_BYTES: Final = 8 * 1024 * 1024
-"""How many bytes of values that were read stay at hand; the newest stays in any case."""
+CACHE_BYTES: Final = 8 * 1024 * 1024
+"""How many bytes of values are cached; the newest value always is."""
 
 
 class SessionValues:
-    """The values of one session's memory."""
+    """The large values of one session's memory: each is read by itself, at its first access.
 
-    __slots__ = ("_flights", "_kept", "_key", "_size", "_store")
+    A value is read from its blob; if that is lost or damaged, or the store has no blobs, from the
+    log record that set it. Concurrent first accesses share one read. A failed read leaves the
+    value unread, and the next access tries again.
+    """
+
+    __slots__ = ("_cache", "_key", "_loads", "_size", "_store")
 
     def __init__(self, store: Store, key: SessionKey) -> None:
         self._store = store
         self._key = key
-        self._flights: dict[str, Lazy[bytes]] = {}
-        self._kept: OrderedDict[str, bytes] = OrderedDict()
+        self._loads: dict[str, Lazy[bytes]] = {}
+        self._cache: OrderedDict[str, bytes] = OrderedDict()
         self._size = 0
 
     def has(self, entry: MemoryEntry) -> bool:
-        """Say whether a value is here without a read."""
-        return not entry.is_apart or entry.sha256 in self._kept
+        """Return whether a value is in memory."""
+        return not entry.is_apart or entry.sha256 in self._cache
 
     async def of(self, entry: MemoryEntry) -> bytes:
         """Return an entry's value as JSON.
@@ -270,35 +261,35 @@ class SessionValues:
         name = entry.sha256
         if name is UNSET or not entry.is_apart:
             return bytes(entry.value)
-        value_of_name = self._kept.get(name)
+        value_of_name = self._cache.get(name)
         if value_of_name is not None:
-            self._kept.move_to_end(name)
+            self._cache.move_to_end(name)
             return value_of_name
-        flight = self._flights.get(name)
-        if flight is None:  # it stays until it has landed: whoever comes meanwhile joins it
-            flight = self._flights[name] = Lazy(lambda: self._load(entry, name))
-        return await flight.get()
+        load = self._loads.get(name)
+        if load is None:  # it stays until it has finished: concurrent callers join it
+            load = self._loads[name] = Lazy(lambda: self._load(entry, name))
+        return await load.get()
 
     async def _load(self, entry: MemoryEntry, name: str) -> bytes:
         data = await self.read(entry)
-        self.keep(name, data)
-        self._flights.pop(name, None)
+        self.cache(name, data)
+        self._loads.pop(name, None)
         return data
 
-    def keep(self, name: str, data: bytes) -> None:
-        """Have a value at hand, in place of those that were used longest ago."""
-        self._size += len(data) - len(self._kept.pop(name, b""))
-        self._kept[name] = data
-        while self._size > KEPT_BYTES and len(self._kept) > 1:
-            self._size -= len(self._kept.popitem(last=False)[1])
+    def cache(self, name: str, data: bytes) -> None:
+        """Cache a value, and drop the least recently used ones."""
+        self._size += len(data) - len(self._cache.pop(name, b""))
+        self._cache[name] = data
+        while self._size > CACHE_BYTES and len(self._cache) > 1:
+            self._size -= len(self._cache.popitem(last=False)[1])
 
     async def read(self, entry: MemoryEntry) -> bytes:
-        """Read a value that lies apart from the store, and keep nothing; errors as ``of``."""
+        """Read a value without caching it; errors as ``of``."""
         name = entry.sha256
         if name is UNSET or not entry.is_apart:
             return bytes(entry.value)
         if self._store.capabilities.blobs:
-            with contextlib.suppress(CorruptRecordError):  # a copy: the log has it, too
+            with contextlib.suppress(CorruptRecordError):  # only a copy: the log has it, too
                 data = await self._store.get_blob(self._key.tenant, name)
                 if data is not None:
                     return data
@@ -317,26 +308,26 @@ class SessionValues:
                         return data
         message = (
             f"session {self._key}: the value of memory key {entry.key!r} is lost: neither blob "
-            f"{name} nor record {seq} has it; put the blob back from a copy, or set the key anew"
+            f"{name} nor record {seq} has it; put the blob back from a copy, or set the key again"
         )
         raise CorruptRecordError(message, key=str(self._key), memory_key=entry.key, blob=name)
 
 
 Read = Callable[[str], Awaitable[tuple[bytes | None, list[Record]]]]
-"""Return a document and the records that go on top of it."""
+"""Return a document and the records after it."""
 Accept = Callable[[tuple[Entry, ...]], int]
 """Append records, and return the session's version."""
 
 MOST_TOUCHED: Final = 256
-"""How many times of access one record takes along."""
+"""How many times of access one record stores at most."""
 
 
 class MemoryLimit(msgspec.Struct, frozen=True):
-    """How much fits, and who is told what went."""
+    """The limit of a working memory, and the callback for evicted entries."""
 
     limit: int | None = None
     """Bytes of all values together; None for no limit."""
-    told: Callable[[Sequence[MemoryInfo]], object] | None = None
+    on_evicted: Callable[[Sequence[MemoryInfo]], object] | None = None
 
 
 class WorkingMemory:
@@ -380,23 +371,23 @@ class WorkingMemory:
         priority: str = "normal",
         pinned: bool = False,
     ) -> int:
-        """Keep a value under a key, and return the session's version.
+        """Store a value under a key, and return the session's version.
 
-        With ``Limits(memory_bytes=…)`` other entries go when it does not fit: the least in
-        priority first, then those that were used longest ago, pinned ones never.
+        With ``Limits(memory_bytes=…)`` other entries are evicted if it does not fit: the lowest
+        priority first, then the least recently used; never pinned ones.
 
         Args:
             key: Its name.
-            value: What a session's state can hold.
-            description: What it is, for people, models and searches.
-            scope: Whose it is, such as "session", "task" or "persistent"; for searches.
+            value: Anything that a session's state can hold.
+            description: A description for people, models and searches.
+            scope: Such as "session", "task" or "persistent"; for searches.
             priority: "low", "normal", "high" or "critical".
-            pinned: Whether it stays whatever does not fit.
+            pinned: Whether it is never evicted.
 
         Raises:
             NotStorableError: The value cannot be stored; the error names path and type.
-            TooLargeError: It does not fit, whatever else goes; nothing has changed.
-            InvalidArgumentError: There is no such priority, or a name or description is no text.
+            TooLargeError: It does not fit even after evictions; nothing has changed.
+            InvalidArgumentError: The priority is unknown, or a name or description is not text.
 
         """
         item = MemoryItem(
@@ -410,9 +401,9 @@ class WorkingMemory:
         return self.put(item)
 
     def drop(self, key: str) -> int:
-        """Forget a key (no error if it is not there), and return the session's version."""
+        """Delete a key (no error if it does not exist), and return the session's version."""
         require_text("memory key", key)
-        touched = self._noted()
+        touched = self._times_of_access()
         version = self._accept((Entry(MEMORY_DROP, encode(DroppedPayload(key, touched))),))
         self._forget(touched)
         return version
@@ -422,22 +413,22 @@ class WorkingMemory:
         return list((await self._index.get()).entries)
 
     async def entries(self) -> list[MemoryInfo]:
-        """Return what is known of the entries, oldest first; reads no value."""
+        """Return the entries without their values, oldest first."""
         return [self._info(entry) for entry in (await self._index.get()).entries.values()]
 
     async def search(
         self, query: str, *, scope: str | None = None, limit: int = 10, values: bool = False
     ) -> list[MemoryInfo]:
-        """Return the entries that a query's words are found in, the best first.
+        """Return the entries that match a query's words, the best first.
 
-        A word in the key counts more than one in the description. With equal points comes
-        first what has the higher priority, then what was used last.
+        A word in the key counts more than one in the description. Equal matches are sorted by
+        priority, then by the time of access.
 
         Args:
-            query: Words; upper and lower case are the same.
+            query: Words; case does not matter.
             scope: Only entries of this scope.
             limit: How many at most.
-            values: Whether to look into the values, too, which reads each of them.
+            values: Whether to search the values, too, which reads each of them.
 
         """
         words, index = QueryWords(query), await self._index.get()
@@ -451,23 +442,21 @@ class WorkingMemory:
                 matches.append((points, entry))
         return [self._info(entry) for entry in ranked(matches)[: max(limit, 0)]]
 
-    # inside
-
     def _change(self, change: MemoryChange, evicted: Sequence[MemoryEntry]) -> int:
-        """Append an entry, and in the same group the end of others."""
+        """Append an entry, and in the same group the removal of evicted ones."""
         infos = [self._info(entry) for entry in evicted]
-        touched = change.touched = self._noted()
+        touched = change.touched = self._times_of_access()
         drops = [
             Entry(MEMORY_DROP, encode(DroppedPayload(dropped.key)), end=False)
             for dropped in evicted
         ]
         version = self._accept((*drops, Entry(MEMORY_SET, encode(change))))
         self._forget(touched)
-        if infos and self._room.told is not None:
-            self._room.told(infos)
+        if infos and self._room.on_evicted is not None:
+            self._room.on_evicted(infos)
         return version
 
-    def _gone_for(self, key: str, size: int) -> list[MemoryEntry]:
+    def _to_evict(self, key: str, size: int) -> list[MemoryEntry]:
         limit, index = self._room.limit, self._index.value
         if limit is None:
             return []
@@ -476,7 +465,7 @@ class WorkingMemory:
         return evicted(entries.values(), total=total, key=key, size=size, limit=limit)
 
     def _touch(self, read: MemoryEntry) -> int:
-        """Note that a value was read; return when."""
+        """Note that a value was read; return the time."""
         index, now = self._index.value, _now()
         entry = None if index is None else index.entries.get(read.key)
         if entry is None:  # dropped while it was read
@@ -486,7 +475,7 @@ class WorkingMemory:
         self._touched[entry.key] = entry.last_accessed_at
         return entry.last_accessed_at
 
-    def _noted(self) -> dict[str, int] | UnsetType:
+    def _times_of_access(self) -> dict[str, int] | UnsetType:
         if not self._touched:
             return UNSET
         return dict(islice(reversed(self._touched.items()), MOST_TOUCHED))
@@ -513,7 +502,7 @@ class WorkingMemory:
         data, records = await self._read(DOCUMENT)
         return changes_of(MemoryIndex.of_document(data), records)
 
-    # for the session and storages: not for users
+    # For the session and storages, not for users.
 
     async def item(self, key: str) -> MemoryItem | None:
         """Return an entry with its value, None if there is none; errors as for ``get``."""
@@ -533,7 +522,7 @@ class WorkingMemory:
         )
 
     def put(self, item: MemoryItem) -> int:
-        """Keep an entry, and return the session's version; errors as for ``set``."""
+        """Store an entry, and return the session's version; errors as for ``set``."""
         _check(item)
         data, types = encode_value(item.value, self._registry)
         now = _now()
@@ -549,21 +538,21 @@ class WorkingMemory:
             created_at=now if item.created_at is None else item.created_at,
             last_accessed_at=now if item.last_accessed_at is None else item.last_accessed_at,
         )
-        return self._change(change, self._gone_for(item.key, len(data)))
+        return self._change(change, self._to_evict(item.key, len(data)))
 
     async def load(self) -> None:
-        """Read the index, if the room is limited: what has to go must be known at a ``set``."""
+        """Load the index if there is a limit: ``set`` must know which entries to evict."""
         if self._room.limit is not None:
             await self._index.get()
 
     def note(self, records: Iterable[Record]) -> None:
-        """Apply what was appended since the load."""
+        """Apply records that were appended since the load."""
         index = self._index.value
         if index is not None:  # else the load will read it
             changes_of(index, records)
 
     def folded(self, as_of_seq: int) -> None:
-        """Hold values that lie in blobs by now only as long as they are used."""
+        """Move values that are in blobs by now from the index to the cache."""
         index = self._index.value
         if index is None:
             return
@@ -571,7 +560,7 @@ class WorkingMemory:
             apart = entry.apart()
             if apart is not entry and apart.seq is not UNSET and apart.seq <= as_of_seq:
                 if apart.sha256 is not UNSET:
-                    self._values.keep(apart.sha256, bytes(entry.value))
+                    self._values.cache(apart.sha256, bytes(entry.value))
                 index.entries[key] = apart
 
 

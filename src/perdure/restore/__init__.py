@@ -1,4 +1,4 @@
-"""From stored bytes to a session again: valid, else caught up, else rebuilt."""
+"""Restore: from stored bytes back to a session. Valid, else caught up, else rebuilt."""
 
 from __future__ import annotations
 

@@ -1,10 +1,16 @@
-"""What a provider would reject in a working context, and how it is mended for good.
+"""The strategy of a restore: the cached context if it is valid, else a rebuild; then repairs.
 
-The rules are those by which a context is rendered (`perdure.providers`): each tool call has one
-result, right behind the message that asked for it, and each result has its call. Rendering
-applies them each time, so a bad log never reaches a provider; a repair makes them durable.
-A repair is appended, as results that were made up or as a context that replaces the one
-before it, and nothing that was said is rewritten. It is the same each time.
+The session restored its working context when it was opened: from the snapshot and the log after it.
+Here the context is checked against the agent: whose snapshot it is, which system prompt it was made
+with, and whether a provider would accept it. A valid cache is read, nothing is retrieved. Without
+one the context is rebuilt from long-term memory and the raw tail. Only the difference from the log
+is appended, and no counter changes.
+
+The rules of a repair are those of rendering (`perdure.providers`): each tool call has one result,
+right after the message with the call, and each result has its call. Rendering applies them each
+time, so a bad log never reaches a provider; a repair makes them durable. It is appended, as made-up
+results or as a context that replaces the previous one; no message is rewritten. It is
+deterministic.
 """
 
 from __future__ import annotations
@@ -31,33 +37,23 @@ from perdure.restore.rebuild import (
 from perdure.restore.report import RestoreStep, Source
 from perdure.restore.serializer import WorkingContextSnapshotSerializer
 
-# The strategy of a restore: the cache if it is valid, else a rebuild; then what must be mended
-#
-# The session brought its working context back when it was opened: the snapshot, and the log behind
-# it. Here that is checked against the agent: whose snapshot it is, which system prompt it was made
-# with, and whether a provider would take it. A valid cache is read, nothing is retrieved. Without
-# one the context is built again from long-term memory and the raw tail, and is the same unless the
-# options ask for another. Only what differs from what the log amounts to is appended, and no
-# counter moves for a restore.
-
-
 PromptPolicy = Literal["replace", "rebuild", "keep", "error"]
-"""What to do when the agent's system prompt is not the one that the context was made with:
-put the new one in its place, build the context again, keep the old one, or refuse."""
+"""What to do if the agent's system prompt differs from the one that the context was made with:
+replace it, rebuild the context, keep the old one, or raise."""
 
 
 class WorkingContextSnapshotBootstrapOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a working context is brought back.
+    """How a working context is restored.
 
     Args:
-        max_episodic: How many episodes a rebuild takes in.
-        max_semantic: How many facts a rebuild takes in.
+        max_episodic: How many episodes a rebuild includes.
+        max_semantic: How many facts a rebuild includes.
         raw_tail_turns: How many turns a rebuild keeps raw; None for all that are not in
             long-term memory yet and fit the context.
-        system_prompt_policy: What to do about a system prompt that has changed.
-        dangling_calls: What becomes of tool calls whose results never came.
-        rebuild: Build the context again even if the cache is valid.
-        strict: Refuse a session with a document that cannot be used, instead of making it anew.
+        system_prompt_policy: What to do about a changed system prompt.
+        dangling_calls: What to do about tool calls without results.
+        rebuild: Rebuild the context even if the cache is valid.
+        strict: Raise for a session with an unusable document, instead of rebuilding it.
 
     Raises:
         ConfigError: A value is invalid.
@@ -91,40 +87,40 @@ _CHOICES = {
 
 
 class Bootstrapped(msgspec.Struct, frozen=True):
-    """What a bootstrap did."""
+    """The result of a bootstrap."""
 
     source: Source
     steps: tuple[RestoreStep, ...] = ()
     system_prompt: str | None = None
-    """The one that the context has now: the stored one where none was given."""
+    """The prompt that the context has now: the stored one if none was given."""
 
 
 class SnapshotStore(Protocol):
-    """Where the snapshot is kept."""
+    """The storage of the snapshot."""
 
     async def exists(self, agent_id: str) -> bool:
-        """Say whether there is one."""
+        """Return whether there is a snapshot."""
         ...
 
     async def read(self, agent_id: str) -> dict[str, Any] | None:
-        """Return it."""
+        """Return the snapshot, None if there is none."""
         ...
 
 
 class SupportsRetrieve(Protocol):
-    """What finds memories."""
+    """A retriever of memories."""
 
     async def retrieve(self, max_episodic: int, max_semantic: int) -> MemoryBundle:
-        """Return what a working context is rebuilt with."""
+        """Return the memories that a working context is rebuilt with."""
         ...
 
 
 class RestorableMemory(Protocol):
-    """What the bootstrapper needs of a memory manager."""
+    """The part of a memory manager that the bootstrapper needs."""
 
     @property
     def agent_id(self) -> str:
-        """Whose memory it is."""
+        """The agent's id."""
         ...
 
     @property
@@ -134,7 +130,7 @@ class RestorableMemory(Protocol):
 
     @property
     def system_prompt_sha256(self) -> str | None:
-        """The hash of the prompt that the context was made with, if it was noted."""
+        """The hash of the prompt that the context was made with, if known."""
         ...
 
     @property
@@ -144,12 +140,12 @@ class RestorableMemory(Protocol):
 
     @property
     def working_context_snapshot_store(self) -> SnapshotStore:
-        """Where the cache is."""
+        """The storage of the snapshot."""
         ...
 
     @property
     def retriever(self) -> SupportsRetrieve:
-        """What finds memories."""
+        """The retriever of memories."""
         ...
 
     def get_working_context_messages(self) -> list[Message]:
@@ -169,17 +165,17 @@ class RestorableMemory(Protocol):
         ...
 
     async def append_repairs(self, messages: Sequence[Message]) -> None:
-        """Append results that were made up, durably."""
+        """Append made-up results, durably."""
         ...
 
 
 @final
 class WorkingContextSnapshotBootstrapper:
-    """Bring an agent's working context back.
+    """Restore an agent's working context.
 
     Args:
-        serializer: What judges the cache.
-        builder: What builds a context anew.
+        serializer: Validates the snapshot.
+        builder: Rebuilds a context.
 
     """
 
@@ -224,7 +220,7 @@ class WorkingContextSnapshotBootstrapper:
             steps.append(RestoreStep("system prompt", options.system_prompt_policy))
         mended = repair(target, options.dangling_calls)
         steps.extend(mending_steps(mended))
-        # A hash that was never noted is noted with the first context that is written.
+        # A hash that was never stored is stored with the first context that is written.
         await self._apply(memory, current, target, mended, prompt)
         return Bootstrapped(source, tuple(steps), prompt)
 
@@ -242,7 +238,7 @@ class WorkingContextSnapshotBootstrapper:
             steps.append(RestoreStep("invalid", "the snapshot"))
             return False
         if memory.restored_from in {"rebuild", "fresh"}:
-            # Folded since: the session's own context was made from the log, and is as good.
+            # Folded since: the session's own context was made from the log, and is equivalent.
             steps.append(RestoreStep("read", "the context, as the session has it"))
             return True
         steps.append(RestoreStep("read", "the snapshot, caught up with the log"))
@@ -273,10 +269,10 @@ def _prompt(
     system_prompt: str,
     options: WorkingContextSnapshotBootstrapOptions,
 ) -> tuple[str | None, bool]:
-    """Return the prompt to use, and whether it is another than before."""
+    """Return the prompt to use, and whether it has changed."""
     had = system_prompt_of(current)
     if not system_prompt:
-        return had, False  # none given is no wish to have none
+        return had, False  # no prompt given: keep the stored one
     known = memory.system_prompt_sha256
     if known is None and had is not None:
         known = prompt_sha256(had)
@@ -296,7 +292,7 @@ def _prompt(
 
 
 def _with_prompt(messages: Sequence[Message], prompt: str | None) -> tuple[Message, ...]:
-    """Return the messages behind another system prompt; the same object if it has not changed."""
+    """Return the messages with another system prompt; the same object if it has not changed."""
     if system_prompt_of(messages) == prompt:
         return tuple(messages)
     others = messages[1:] if messages and messages[0].role == "system" else messages
@@ -304,13 +300,13 @@ def _with_prompt(messages: Sequence[Message], prompt: str | None) -> tuple[Messa
 
 
 def mending_steps(mended: Repair) -> list[RestoreStep]:
-    """Return what a repair has done, in steps."""
+    """Return the steps of a repair."""
     counts = {
         "closed": (mended.closed, "tool calls as interrupted"),
         "dropped": (mended.dropped, "tool calls without a result"),
         "left out": (mended.orphans, "results without a call"),
         "moved": (mended.moved, "late results to their calls"),
         "emptied": (mended.empty, "answers with nothing in them"),
-        "joined": (mended.joined, "parts of replies that stood apart"),
+        "joined": (mended.joined, "parts of replies that were apart"),
     }
     return [RestoreStep(what, f"{count} {of}") for what, (count, of) in counts.items() if count]

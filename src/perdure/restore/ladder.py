@@ -51,7 +51,7 @@ from perdure.restore.report import RestoreReport, RestoreStep, Source, lost_step
 from perdure.store import Documents, Store
 
 VERSION = 1
-"""Of session.json and memory.json, as this release writes them."""
+"""The version of session.json and memory.json that this release writes."""
 
 
 class _Versioned(msgspec.Struct):
@@ -65,12 +65,16 @@ class _Schema(msgspec.Struct):
 def judged(
     have: Documents, key: SessionKey, *, known: Mapping[str, str | None] | None = None
 ) -> Documents:
-    """Return the documents with those that may not be used among the damaged.
+    """Return the documents, with unusable ones among the damaged.
+
+    Their bytes match the manifest, so nothing was lost on the way. This checks whether they are
+    valid for this release and this session: a newer release may have written them, or another
+    session's document may be in their place. Unusable documents are rebuilt from the log.
 
     Args:
-        have: What was read.
-        key: Whose they are.
-        known: What was found out about some of them: why they may not be used, or None.
+        have: The documents that were read.
+        key: Their session.
+        known: Known results for some of them: why they are unusable, or None.
 
     """
     problems: dict[str, str] = {}
@@ -93,7 +97,7 @@ def judged(
 
 
 def problem_of(name: str, data: bytes, key: SessionKey, as_of_seq: int) -> str | None:
-    """Return why a document of this name may not be used, None if it may.
+    """Return why a document with this name is unusable, None if it is valid.
 
     >>> problem_of("memory.json", b'{"version": 9}', SessionKey("ada"), 4)
     'its version is 9, this release reads 1'
@@ -129,8 +133,8 @@ def _version_problem(version: int) -> str | None:
 def snapshot_of(data: bytes, key: SessionKey, as_of_seq: int) -> Snapshot | str:
     """Return the snapshot, or why it cannot be used.
 
-    Valid means: well-formed, of this schema version, of this very session, and as of the record
-    that the manifest says. Everything else is rebuilt from the log.
+    Valid means: well-formed, of this schema version, of this session, and as of the record in the
+    manifest. Otherwise it is rebuilt from the log.
     """
     try:
         snapshot = decode(data, Snapshot)
@@ -146,7 +150,7 @@ def snapshot_of(data: bytes, key: SessionKey, as_of_seq: int) -> Snapshot | str:
 
 
 def _schema_problem(data: bytes) -> str | None:
-    """Return what is wrong with the version of a snapshot that cannot be read otherwise."""
+    """Return the problem with the version of a snapshot that cannot be decoded."""
     try:
         version = decode(data, _Schema).schema_version
     except FormatError:
@@ -159,10 +163,10 @@ def _other_schema(version: int) -> str:
 
 
 def _shape_problem(snapshot: Snapshot) -> str | None:
-    behind = len(snapshot.messages) - snapshot.pinned
-    if behind < 0 or len(snapshot.message_seqs) != len(snapshot.messages):
+    unpinned = len(snapshot.messages) - snapshot.pinned
+    if unpinned < 0 or len(snapshot.message_seqs) != len(snapshot.messages):
         return "its messages and their seqs differ in number"
-    if sum(snapshot.atoms) != behind or any(length < 1 for length in snapshot.atoms):
+    if sum(snapshot.atoms) != unpinned or any(length < 1 for length in snapshot.atoms):
         return "its atoms do not add up to its messages"
     return None
 
@@ -171,7 +175,7 @@ KEPT_FOR_LATER = (
     frozenset({CHECKPOINT, CHECKPOINTS_PRUNED, ITEM, MEMORY_SET, MEMORY_DROP, STATE, META})
     | LEDGER_KINDS
 )
-"""Kinds whose documents load when they are first awaited: the tail's records wait for that."""
+"""Kinds whose documents load at the first access: the tail's records wait for that."""
 
 
 class RestoredSession(msgspec.Struct, kw_only=True):
@@ -181,9 +185,9 @@ class RestoredSession(msgspec.Struct, kw_only=True):
     context: WorkingContext
     documents: Documents
     info: SessionDocument | None
-    """session.json as it was folded; the tail's changes are in ``tail``."""
+    """session.json as folded; later changes are in ``tail``."""
     tail: list[Record]
-    """What memory, state and metadata need on top of their documents."""
+    """The records that memory, state and metadata need after their documents."""
     head: int = 0
     turns: int = 0
     turn_ids: dict[str, int] = {}
@@ -192,26 +196,26 @@ class RestoredSession(msgspec.Struct, kw_only=True):
     clock: int = 0
     """The session's logical clock."""
     tail_bytes: int = 0
-    """Of all records since the last fold."""
+    """Bytes of all records since the last fold."""
     tail_records: int = 0
     report: RestoreReport
 
     @property
     def manifest(self) -> Manifest | None:
-        """What was folded when it was restored."""
+        """The manifest at the time of the restore."""
         return self.documents.manifest
 
 
 async def restore(
     store: Store, key: SessionKey, *, context_bytes: int, strict: bool = False
 ) -> RestoredSession:
-    """Read a session back.
+    """Restore a session.
 
     Args:
-        store: Where it is.
-        key: Which session.
+        store: The store.
+        key: The session.
         context_bytes: How much of the working context to keep.
-        strict: Raise for a document that cannot be used, whichever, instead of making it anew.
+        strict: Raise for any unusable document, instead of rebuilding it.
 
     Raises:
         CorruptRecordError: The log is damaged before its tail; or, if strict, a document is.
@@ -224,14 +228,14 @@ async def restore(
     require_plain(documents.manifest, key)
     snapshot = _snapshot(documents, key)
     problem = snapshot if isinstance(snapshot, str) else None
-    documents = judged(documents, key, known={SNAPSHOT: problem})  # it is large: looked at once
+    documents = judged(documents, key, known={SNAPSHOT: problem})  # it is large: validated once
     if strict:
         _require_sound(documents, key)
     steps = [lost_step(name, documents.why.get(name)) for name in documents.damaged]
     context, since = _cached(snapshot, context_bytes)
     info, counted = _described(documents)
     folded = 0 if documents.manifest is None else documents.manifest.as_of_seq
-    # A fold that was killed may have written these two and not the documents that load later.
+    # A killed fold may have written these two and not the documents that load later.
     after = min(since, counted, folded)
     restored = _as_folded(key, context, documents, info)
     records = 0
@@ -253,7 +257,7 @@ async def restore(
 def require_plain(manifest: Manifest | None, key: SessionKey) -> None:
     """Raise ConfigError for an encrypted session whose store was opened without its key.
 
-    It would be taken for one without content, written to in plain text, and lose its key.
+    It would look empty, be written to in plain text, and lose its key.
     """
     if manifest is not None and any(name.startswith(KEYS) for name in manifest.documents):
         message = (
@@ -270,8 +274,8 @@ def _require_sound(documents: Documents, key: SessionKey) -> None:
             for name in documents.damaged
         )
         message = (
-            f"session {key} has documents that cannot be used, and strict=True forbids to make "
-            f"them anew ({reason}): run `perdure rebuild {key.agent}`, or open it without strict"
+            f"session {key} has documents that cannot be used, and strict=True forbids rebuilding "
+            f"them ({reason}): run `perdure rebuild {key.agent}`, or open it without strict"
         )
         raise CorruptRecordError(message, key=str(key), damaged=documents.damaged)
 
@@ -282,7 +286,7 @@ def _snapshot(documents: Documents, key: SessionKey) -> Snapshot | str | None:
 
 
 def _cached(snapshot: Snapshot | str | None, limit: int) -> tuple[WorkingContext, int]:
-    """Return the context of the snapshot, or an empty one, and the record it is as of."""
+    """Return the context of the snapshot, or an empty one, and its seq."""
     if snapshot is None or isinstance(snapshot, str):
         return WorkingContext(limit), 0
     return WorkingContext.of_snapshot(snapshot, limit), snapshot.seq
@@ -379,21 +383,18 @@ def _report(
     )
 
 
-# Evidence: what lay in a damaged document's place, kept before it is made anew
-#
-# The file store copies what does not match its manifest into the session's ``quarantine/`` by
-# itself. What only a closer look has found is kept as a blob under the hash of its bytes; nothing
-# refers to it, so `perdure check --gc` lets go of it in the end.
-
-
 log: logging.Logger = logging.getLogger("perdure")
 
 
 async def keep_evidence(store: Store, key: SessionKey, have: Documents) -> dict[str, str]:
-    """Make durable what is about to be overwritten; return the blobs by document.
+    """Store damaged documents as blobs before they are overwritten; return the blobs by document.
+
+    The file store copies a document that does not match its manifest into the session's
+    ``quarantine/`` itself. This is for documents whose content was found unusable: a blob under the
+    hash of their bytes. Nothing refers to it, so `perdure check --gc` removes it eventually.
 
     Raises:
-        StoreUnavailableError: It could not be kept, so nothing may be overwritten.
+        StoreUnavailableError: They could not be stored, so nothing may be overwritten.
 
     """
     if not have.remains or not store.capabilities.blobs:

@@ -27,21 +27,21 @@ class Repair(msgspec.Struct, frozen=True):
 
     messages: tuple[Message, ...]
     appended: tuple[Message, ...] | None
-    """What to append to the original to get ``messages``; None if that is not enough."""
+    """What to append to the original to get ``messages``; None if appending is not enough."""
     closed: int = 0
     """Calls that were closed as interrupted."""
     dropped: int = 0
-    """Calls that were left out."""
+    """Calls that were removed."""
     orphans: int = 0
-    """Results without a call, and second results, that were left out."""
+    """Results without a call, and second results, that were removed."""
     moved: int = 0
-    """Results that came late, and now stand behind their call."""
+    """Late results that were moved right after their call."""
     empty: int = 0
-    """Answers with nothing in them that were left out."""
+    """Empty answers that were removed."""
     joined: int = 0
-    """Messages that were put back into the reply that they are part of."""
+    """Messages that were joined with the reply that they are part of."""
     stripped: int = 0
-    """Messages whose reasoning and signatures the reader must not get."""
+    """Messages without their reasoning and signatures, which the reader must not get."""
 
 
 def repair(
@@ -50,15 +50,13 @@ def repair(
     *,
     target: ContextTarget | None = None,
 ) -> Repair:
-    """Return the messages as every provider takes them.
-
-    Mending what is mended changes nothing.
+    """Return the messages as every provider accepts them.
 
     Args:
         messages: A working context.
-        policy: What becomes of tool calls without a result.
-        target: Who reads it next, if what others issued is to be stripped for good:
-            a provider that has once refused a signature refuses it each time.
+        policy: What to do about tool calls without a result.
+        target: The next reader, if signatures of other providers are to be stripped permanently:
+            a provider that has refused a signature once refuses it each time.
 
     """
     given = tuple(messages)
@@ -84,12 +82,12 @@ def repair(
 
 
 MARK: Final = "perdure_memory"
-"""The field of the message that holds what was remembered."""
+"""The field of the message with the memories."""
 
 
 @final
 class CompactionSnapshotBuilder:
-    """Put a working context together."""
+    """Builds a working context."""
 
     def build(
         self,
@@ -99,7 +97,7 @@ class CompactionSnapshotBuilder:
         *,
         dangling: Dangling = "keep",
     ) -> tuple[Message, ...]:
-        """Return the messages: the prompt, what is remembered, and the raw tail, mended."""
+        """Return the messages: the prompt, the memories, and the raw tail, repaired."""
         head: list[Message] = [Message.system(system_prompt)] if system_prompt else []
         if bundle.episodic or bundle.semantic:
             head.append(_remembered(bundle))
@@ -107,8 +105,8 @@ class CompactionSnapshotBuilder:
 
 
 def _remembered(bundle: MemoryBundle) -> Message:
-    """Return the memories as a message of the user's: a second system prompt would
-    push the first one out of a context that has to be cut."""
+    """Return the memories as a user message: a second system prompt would push the first one
+    out of a context that is cut."""
     lines = ["[Memory of earlier turns, kept for you. It is not a new request.]"]
     if bundle.semantic:
         lines += ["", "Known facts:", *(f"- {item.fact}" for item in bundle.semantic)]
@@ -126,12 +124,12 @@ def _span(turn_ids: Sequence[str]) -> str:
 
 
 def is_memory(message: Message) -> bool:
-    """Say whether a message holds what was remembered, and nobody said it."""
+    """Return whether a message holds memories, and is not part of the conversation."""
     return MARK in message.extra
 
 
 def raw_part(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return what was said: without the leading system prompt, and without the memories.
+    """Return the conversation: without the leading system prompt, and without the memories.
 
     >>> [m.text for m in raw_part([Message.system("Be kind."), Message.user("Hello")])]
     ['Hello']
@@ -146,7 +144,7 @@ def system_prompt_of(messages: Sequence[Message]) -> str | None:
 
 
 def prompt_sha256(prompt: str) -> str:
-    """Return the hash by which a changed system prompt is noticed."""
+    """Return the hash that detects a changed system prompt."""
     return hashlib.sha256(prompt.encode("utf-8", "surrogatepass")).hexdigest()
 
 

@@ -20,12 +20,12 @@ from perdure.records.records import EPOCH, Record
 from perdure.store import Documents
 
 Source = Literal["fresh", "snapshot", "catch_up", "rebuild"]
-"""Where the working context came from: nothing was there; the snapshot as it lay; the
-snapshot and the log after it; the log alone."""
+"""Where the working context came from: nothing, since the session is new; the snapshot as it is;
+the snapshot and the log after it; the log alone."""
 
 
 class RestoreStep(msgspec.Struct, frozen=True):
-    """One thing that a restore did or found."""
+    """One step or finding of a restore."""
 
     what: str
     """``read``, ``caught up``, ``rebuilt``, ``damaged``, ``unsettled`` …"""
@@ -38,16 +38,16 @@ class RestoreStep(msgspec.Struct, frozen=True):
 def lost_step(name: str, reason: str | None) -> RestoreStep:
     """Return the step for a document that cannot be used."""
     reason = reason or "it is lost, or not what its manifest says"
-    return RestoreStep("damaged", f"{name}: {reason}; made anew from the log")
+    return RestoreStep("damaged", f"{name}: {reason}; rebuilt from the log")
 
 
 class RestoreReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
-    """How a session came back."""
+    """How a session was restored."""
 
     source: Source
     steps: tuple[RestoreStep, ...] = ()
     damaged: tuple[str, ...] = ()
-    """Documents that were unusable; they were left as evidence and are made anew."""
+    """Unusable documents; they were left as evidence and are rebuilt."""
     records_read: int = 0
     head: int = 0
     """The log's last record."""
@@ -79,21 +79,21 @@ class RestoreReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_default
 
 
 Fate = Literal["use", "catch up", "rebuild"]
-"""What becomes of a document: it is read as it lies, with the log behind it, or made anew."""
+"""What happens to a document: read as it is, read with the log after it, or rebuilt."""
 
 
 class PlannedDocument(msgspec.Struct, frozen=True):
-    """What becomes of one document."""
+    """What happens to one document."""
 
     name: str
     fate: Fate
     as_of_seq: int = 0
-    """The record that it is as of; 0 if it cannot be used."""
+    """Its seq; 0 if it cannot be used."""
     why: str = ""
 
 
 class RestorePlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
-    """What a restore would use, repair, strip and make anew, and why. Nothing was changed."""
+    """What a restore would use, repair, strip and rebuild, and why. Nothing was changed."""
 
     key: SessionKey
     source: Source
@@ -102,26 +102,26 @@ class RestorePlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=
     """The log's last record."""
     documents: tuple[PlannedDocument, ...] = ()
     steps: tuple[RestoreStep, ...] = ()
-    """All that would be done, in this order; a restore's report has the same steps."""
+    """All steps, in order; a restore's report has the same steps."""
     records_read: int = 0
     target: Format | None = None
     """The provider that ``stripped`` is about."""
     stripped: tuple[RestoreStep, ...] = ()
-    """What the provider would not get, since another one issued it. It stays stored."""
+    """Parts that the provider would not get, since another one issued them. They stay stored."""
     messages: tuple[Message, ...] = ()
     """The working context as it would be."""
     appended: tuple[Message, ...] = ()
-    """The messages among these that would be appended: results that were made up."""
+    """The made-up results among them, which would be appended."""
     replaces: bool = False
-    """Whether the whole context would be replaced: by a record, nothing is erased."""
+    """Whether a record would replace the whole context; nothing is erased."""
     system_prompt: str | None = None
-    """The one that the context would have."""
+    """The prompt that the context would have."""
     settled: bool = True
     """False when a takeover was under way, so that the newest records may be missing."""
 
     @property
     def is_sound(self) -> bool:
-        """Whether everything would be used as it lies, and nothing repaired."""
+        """Whether everything would be used as it is, and nothing repaired."""
         rebuilt = any(document.fate == "rebuild" for document in self.documents)
         return not (rebuilt or self.appended or self.replaces)
 
@@ -129,7 +129,7 @@ class RestorePlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=
         return "\n".join(self.lines())
 
     def lines(self) -> list[str]:
-        """Return the plan in words, a line for each thing."""
+        """Return the plan as lines of text."""
         text = [f"{self.key}: the context comes from {_WORDS[self.source]}, up to {self.head}"]
         text += [
             f"{document.fate:9} {document.name}{_reason(document)}" for document in self.documents
@@ -140,7 +140,7 @@ class RestorePlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=
         if self.replaces:
             text.append(f"replace   the context, by {len(self.messages)} messages")
         if self.is_sound:
-            text.append("nothing has to be mended")
+            text.append("nothing to repair")
         return text
 
     def _repr_html_(self) -> str:
@@ -154,18 +154,18 @@ class RestorePlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=
 
 _WORDS: dict[Source, str] = {
     "fresh": "nothing: the session is new",
-    "snapshot": "the snapshot as it lies",
-    "catch_up": "the snapshot and the log behind it",
+    "snapshot": "the snapshot as it is",
+    "catch_up": "the snapshot and the log after it",
     "rebuild": "the log alone",
 }
 
 
 def planned_documents(have: Documents, tail: Sequence[Record]) -> tuple[PlannedDocument, ...]:
-    """Return what becomes of each document that the manifest lists, by name.
+    """Return what happens to each document that the manifest lists, by name.
 
     Args:
-        have: All of them, judged.
-        tail: The records behind the last fold, or more.
+        have: All of them, validated.
+        tail: The records after the last fold, or more.
 
     """
     later = _changes_after(tail)
@@ -177,7 +177,7 @@ def planned_documents(have: Documents, tail: Sequence[Record]) -> tuple[PlannedD
     ]
     for name, step in have.found.items():
         if name in have.damaged:
-            continue  # an older one, which a pruned session has kept
+            continue  # an older version, which a pruned session keeps
         count = sum(seq > step.as_of_seq for seq in later.get(name, ()))
         fate: Fate = "catch up" if count else "use"
         reason = f"{count} records came after record {step.as_of_seq}" if count else ""
@@ -197,7 +197,7 @@ def _changes_after(tail: Sequence[Record]) -> Mapping[str, list[int]]:
 
 
 def stripped_for(messages: Sequence[Message], target: Format) -> tuple[RestoreStep, ...]:
-    """Return what of a context a provider would not get: reasoning and signatures of others."""
+    """Return what a provider would not get of a context: reasoning and signatures of others."""
     reader = ContextTarget(target, Issuer(target))
     foreign = Counter(
         _issuer_of(message)
@@ -212,7 +212,7 @@ def stripped_for(messages: Sequence[Message], target: Format) -> tuple[RestoreSt
 
 def _issuer_of(message: Message) -> str:
     stamp = stamp_of(message)
-    return "whoever issued it" if stamp is None else stamp.provider
+    return "its unknown issuer" if stamp is None else stamp.provider
 
 
 def _reason(document: PlannedDocument) -> str:

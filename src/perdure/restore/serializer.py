@@ -26,7 +26,7 @@ from perdure.restore.snapshot_store import JSON
 
 @final
 class WorkingContextSnapshotSerializer:
-    """Map a snapshot to its stored form and back.
+    """Converts a snapshot to its stored form and back.
 
     Args:
         types: The application's registered types, for tool arguments and results.
@@ -57,7 +57,7 @@ class WorkingContextSnapshotSerializer:
         }
 
     def deserialize(self, payload: JSON) -> tuple[WorkingContextSnapshot, JSON]:
-        """Return the snapshot, and what the payload says beside it.
+        """Return the snapshot, and the payload's other fields.
 
         Raises:
             UnsupportedVersionError: It has another schema version.
@@ -69,27 +69,27 @@ class WorkingContextSnapshotSerializer:
         if isinstance(version, int) and version != SCHEMA_VERSION:
             message = f"the snapshot has schema version {version}, not {SCHEMA_VERSION}: rebuild it"
             raise UnsupportedVersionError(message, found=version)
-        # By way of its bytes, so that there is one reading of the format.
+        # Through its bytes, so that there is one decoder of the format.
         stored = decode(encode(payload), Snapshot)
         messages = tuple(decode_message(bytes(raw), self._types) for raw in stored.messages)
-        beside = {name: value for name, value in payload.items() if name not in _OWN}
+        others = {name: value for name, value in payload.items() if name not in _OWN}
         snapshot = WorkingContextSnapshot(
             messages=messages,
             epoch_id=stored.epoch_id,
             last_compaction_ts=stored.last_compaction_ts,
         )
-        return snapshot, beside
+        return snapshot, others
 
     def validate(self, payload: Any, agent_id: str | None = None) -> bool:
-        """Say whether a payload may be used: version, fields, messages, and whose it is.
+        """Return whether a payload is valid: version, fields, messages and agent.
 
-        Raises nothing, whatever the payload is.
+        Raises nothing, for any payload.
         """
         try:
-            _, beside = self.deserialize(payload)
+            _, others = self.deserialize(payload)
         except (PerdureError, TypeError, ValueError, KeyError, RecursionError):
             return False
-        return agent_id is None or beside["agent_id"] == agent_id
+        return agent_id is None or others["agent_id"] == agent_id
 
 
 _OWN = frozenset({"messages", "epoch_id", "last_compaction_ts"})

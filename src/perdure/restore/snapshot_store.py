@@ -1,8 +1,7 @@
-"""The working context's snapshot as a document of the store: where it is, not what it means.
+"""The working context's snapshot as a document of the store: its place, not its meaning.
 
-All reading and writing goes through the store port, so that every backend keeps it the
-same way. A session's fold writes it in the course of things; ``write`` is for tools. It
-is a cache: whatever happens to it, the log is the truth.
+All access is through the store port, so that every backend stores it the same way. A session's fold
+writes it; ``write`` is for tools. It is a cache: the log is the truth.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class RunExclusively(Protocol):
     """Runs a job while nothing else writes a session's documents."""
 
     async def __call__(self, job: Callable[[], Awaitable[None]], *, fold: bool = False) -> None:
-        """Run it, after a fold if it is asked for."""
+        """Run the job, after a fold if requested."""
         ...
 
 
@@ -49,11 +48,11 @@ class WorkingContextSnapshotStore:
     """One session's snapshot document.
 
     Args:
-        store: Where the session is.
-        key: Which session.
-        epoch: The holder's number, which ``write`` needs.
-        exclusively: Runs a job while nothing else writes the session's documents, ``fold`` telling
-            whether to fold it first.
+        store: The store.
+        key: The session.
+        epoch: The holder's epoch, which ``write`` needs.
+        exclusively: Runs a job while nothing else writes the session's documents; with ``fold``,
+            after a fold.
 
     """
 
@@ -71,7 +70,7 @@ class WorkingContextSnapshotStore:
         self._exclusively = exclusively
 
     async def exists(self, agent_id: str) -> bool:
-        """Say whether there is a snapshot whose bytes are those that were folded."""
+        """Return whether there is an undamaged snapshot."""
         self._check(agent_id)
         return SNAPSHOT in (await self._store.read_documents(self._key, {SNAPSHOT})).found
 
@@ -83,16 +82,16 @@ class WorkingContextSnapshotStore:
             return None
         try:
             payload = decode(document.data)
-        except CorruptRecordError:  # a cache: whoever reads it makes a new one
+        except CorruptRecordError:  # a cache: the reader rebuilds it
             return None
         return payload if isinstance(payload, dict) else None
 
     async def write(self, agent_id: str, payload: JSON) -> None:
-        """Replace the snapshot, at the record that the last fold was as of.
+        """Replace the snapshot, as of the record of the last fold.
 
-        It is a cache, read by the next restore: what the running session shows is changed by
-        ``reset_working_context_snapshot``. A payload that does not say as of which record it is
-        (``seq``) is as of the newest, which is folded first.
+        It is a cache, read by the next restore; ``reset_working_context_snapshot`` changes the
+        context of the running session. A payload without ``seq`` is as of the newest record, which
+        is folded first.
 
         Raises:
             StoreError: The session is not held here, or the payload is as of another record.
@@ -117,8 +116,8 @@ class WorkingContextSnapshotStore:
         problem = snapshot_of(data, self._key, folded)
         if isinstance(problem, str):
             message = (
-                f"session {self._key}: this is no snapshot of {self._key.agent!r}, {problem}: make "
-                "one with WorkingContextSnapshotSerializer"
+                f"session {self._key}: this is no snapshot of {self._key.agent!r}, {problem}: "
+                "create one with WorkingContextSnapshotSerializer"
             )
             raise CorruptRecordError(message, key=str(self._key))
         documents = {**manifest.documents, SNAPSHOT: _folded(folded, data)}
@@ -140,7 +139,7 @@ class WorkingContextSnapshotStore:
 
 
 def _shaped(data: bytes) -> bytes:
-    """Return a snapshot that says which messages belong together; what is none as it is."""
+    """Return a snapshot with seqs and atoms for its messages; other data unchanged."""
     try:
         snapshot = decode(data, Snapshot)
     except FormatError:

@@ -132,7 +132,7 @@ async def fold(
     await keep_evidence(store, key, have)
     old = dict(have.found)
     wanted = touched - {SESSION, SNAPSHOT}
-    if before is not None and not _tells_of_agent(old.get(SESSION)):
+    if before is not None and not _describes_agent(old.get(SESSION)):
         wanted |= _OF_AGENT & before.documents.keys()
     if wanted:
         more = judged(await store.read_documents(key, wanted), key)
@@ -275,8 +275,8 @@ class FoldInput(msgspec.Struct):
         return [record for record in self.records if record.seq > since]
 
 
-def _tells_of_agent(session: Document | None) -> bool:
-    return session is None or decode(session.data, WholeSessionDocument).tells_of_agent
+def _describes_agent(session: Document | None) -> bool:
+    return session is None or decode(session.data, WholeSessionDocument).describes_agent
 
 
 def _system_prompt(context: WorkingContext) -> str:

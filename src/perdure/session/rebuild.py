@@ -201,7 +201,7 @@ def _is_same(name: str, fresh: bytes | None, stored: bytes) -> bool:
     try:
         if name == SNAPSHOT:
             return encode(decode(fresh, Snapshot)) == encode(decode(stored, Snapshot))
-        if name == SESSION and not decode(stored, WholeSessionDocument).tells_of_agent:
+        if name == SESSION and not decode(stored, WholeSessionDocument).describes_agent:
             return decode(fresh, SessionDocument) == decode(stored, SessionDocument)
     except FormatError:
         return False
