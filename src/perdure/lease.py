@@ -72,14 +72,13 @@ def may_take(holder: LeaseState | None, *, me: str, silent: bool) -> bool:
 # lost or doubled records.
 
 
+# The gap between two own heartbeats, in heartbeat intervals, from which on its time does not count.
+# An owner that misses its heartbeat in such an outage renews it within a ttl of four intervals.
 _GAP = 1.75
-"""The gap between two own heartbeats, in heartbeat intervals, from which on its time does not
-count. An owner that misses its heartbeat in such an outage renews it within a ttl of four
-intervals."""
+# Ttls after which an owner is forgotten that no heartbeat or holder has named.
 _FORGET = 2
-"""Ttls after which an owner is forgotten that no heartbeat or holder has named."""
+# Owners remembered at most.
 _MOST = 10_000
-"""Owners remembered at most."""
 
 
 class _HeartbeatSeen(msgspec.Struct):

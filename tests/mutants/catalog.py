@@ -85,7 +85,7 @@ a-timeout-is-a-success  Writer._commit : set call in_doubt 1 Outcome(Status.OK)
 a-crash-is-a-success  autosave:outcome_of : set return 3 Outcome(Status.OK)
 save-waits-for-the-debounce  Schedule.due_at : without bool 1 3
 ready-but-nobody-told  Schedule.arm : drop assign self.nudged 1
-bytes-never-given-back  Core._ok : drop assign self.registry.pressure.dirty_bytes 1
+bytes-never-given-back  Core._ok : drop assign self.registry.dirty_bytes 1
 a-job-beside-a-save  BackgroundJobs._until_free : never test 1
 a-save-beside-a-job  Schedule.arm : without bool 2 1
 contributors-hold-for-ever  Core.prepared : drop assign t.preparing 1
@@ -106,7 +106,7 @@ as3  Core._take : always test 2
 as4  Core.completed : drop assign t.first_at 1
 as5  Core.completed : never if 3
 as6  Core._failed : take call max 1 2
-as7  Core._ok : drop assign self.registry.pressure.dirty_bytes 1
+as7  Core._ok : drop assign self.registry.dirty_bytes 1
 as8  Core._refused : swap compare 1 <=
 as9  Core.hold : drop call drop 1
 as10 Schedule.arm : without bool 1 2
@@ -137,7 +137,7 @@ as34 Autosaver._save_all : drop call ask_quiet 1
 as35 Autosaver._stop : drop call seal 1
 as36 Autosaver._stop : drop assign self._core.stopped 1
 as37 Wheel.pop : set arith 1 (self._order[0] + 1) * self.width
-as38 Pressure.blocking : without bool 1 1
+as38 SessionRegistry.blocking : without bool 1 1
 
 files
 f1  file:LogWriter._write_to : drop call sync_data 1

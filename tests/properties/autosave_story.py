@@ -274,10 +274,8 @@ def check_end(told: Told) -> None:
         if any(bool(one) for one in left):
             problems.append(f"{t.key}: left over {left}")
     registry = r.saver._registry
-    if registry.pressure.dirty_bytes or registry.unsaved or registry.failed:
-        problems.append(
-            f"unsaved after all: {registry.pressure.dirty_bytes} bytes, {registry.unsaved}"
-        )
+    if registry.dirty_bytes or registry.unsaved or registry.failed:
+        problems.append(f"unsaved after all: {registry.dirty_bytes} bytes, {registry.unsaved}")
     if r.saver._core.in_flight:
         problems.append(f"in flight after all: {r.saver._core.in_flight}")
 

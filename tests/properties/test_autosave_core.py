@@ -71,13 +71,13 @@ class CoreMachine(RuleBasedStateMachine):
             Entry(MESSAGE, b'"%d%s"' % (self.count + i, b"x" * size)) for i in range(count)
         )
         self.count += count
-        before = (t.version, t.pending_bytes, self.core.registry.pressure.dirty_bytes)
+        before = (t.version, t.pending_bytes, self.core.registry.dirty_bytes)
         try:
             version = self.core.append(t, entries, self.now)
         except PerdureError:
-            assert (t.version, t.pending_bytes, self.core.registry.pressure.dirty_bytes) == before
-            blocked = self.core.registry.pressure.dirty_bytes >= 2400
-            assert blocked or self.core.registry.pressure.overdue or model.end == "lost"
+            assert (t.version, t.pending_bytes, self.core.registry.dirty_bytes) == before
+            blocked = self.core.registry.dirty_bytes >= 2400
+            assert blocked or self.core.registry.overdue or model.end == "lost"
             return
         assert model.end != "lost"
         model.accepted += [entry.payload for entry in entries]
@@ -257,7 +257,7 @@ class CoreMachine(RuleBasedStateMachine):
         assert undecided <= set(registry.stuck) <= ended
         assert set(registry.failed) == {t for t in self.sessions if t.attempt}
         counted = [t.pending_bytes for t in self.sessions if t.end is None or t.end.value != "lost"]
-        assert registry.pressure.dirty_bytes == sum(counted)
+        assert registry.dirty_bytes == sum(counted)
         assert self.core.in_flight == len(self.in_flight)
         assert len(self.core.schedule.ready) == sum(t.ticket > 0 for t in self.sessions)
 

@@ -89,14 +89,14 @@ class Breaker:
         self, *, failures: int, base: float, reset: float, full: int, chance: Callable[[], float]
     ) -> None:
         self.state: BreakerState = "closed"
+        # When the next probe may be sent; infinite unless open.
         self.probe_at: float = float("inf")
-        """When the next probe may be sent; infinite unless open."""
+        # When the store began to fail, None while closed.
         self.opened_at: float | None = None
-        """When the store began to fail, None while closed."""
         self._base = base
         self._failures = failures
+        # Failed probes in a row.
         self._probes = 0
-        """Failed probes in a row."""
         self._reset = reset
         self._full = full
         self._chance = chance
@@ -226,15 +226,14 @@ class Core:
         self.engine = engine
         self.batch_max: int = engine.batch_max or capabilities.batch_max
         self.parallel: int = engine.max_concurrent_batches or capabilities.parallelism
+        # Sessions with a save in flight.
         self.in_flight: int = 0
-        """Sessions with a save in flight."""
+        # Saves begun and answered: a number that grows as long as autosave makes progress.
         self.steps: int = 0
-        """Saves begun and answered: a number that grows as long as autosave makes progress."""
+        # No save will begin any more.
         self.stopped = False
-        """No save will begin any more."""
         self.registry: SessionRegistry = SessionRegistry(engine)
         self.schedule: Schedule = Schedule(engine, self.registry.events, chance)
-        self._pressure = self.registry.pressure
         self._record_max = capabilities.max_record_bytes
         self.breaker: Breaker = Breaker(
             failures=engine.breaker_failures,
@@ -309,8 +308,8 @@ class Core:
             size = size_of(entries)
         else:
             return t.version
-        pressure = self._pressure
-        if t.refuses or pressure.dirty_bytes >= pressure.ceiling or size > self._record_max:
+        registry = self.registry
+        if t.refuses or registry.dirty_bytes >= registry.ceiling or size > self._record_max:
             self._admit(t, entries, now)
         if count > 1 or t.groups or not entries[0][2]:
             entries = as_group(entries, closed=not t.groups)
@@ -320,7 +319,7 @@ class Core:
             t.records += entries
         t.version += count
         t.pending_bytes += size
-        pressure.dirty_bytes += size
+        registry.dirty_bytes += size
         t.last_at = now
         if t.first_at is None or t.groups:
             self._begin(t, now)
@@ -334,7 +333,7 @@ class Core:
 
     def _admit(self, t: Tracked, entries: tuple[Entry, ...], now: float) -> None:
         """Raise for entries that cannot be accepted; called only when something is unusual."""
-        sealed = self._pressure.sealed and not t.contributing
+        sealed = self.registry.sealed and not t.contributing
         if sealed or not t.writable:
             raise tracked.ended(t)
         if t.end is not None and t.pending_bytes >= self.engine.quarantine_bytes:
@@ -342,10 +341,10 @@ class Core:
         largest = max([len(entry.payload) for entry in entries])
         if largest > self._record_max:
             raise tracked.too_large(t, size=largest, limit=self._record_max)
-        if self._pressure.rises():
+        if self.registry.rises():
             self.schedule.rush(self.registry.unsaved, rushed=True)
             self.registry.note_pressure(now)
-        if self._pressure.blocking and not t.contributing:
+        if self.registry.blocking and not t.contributing:
             if not t.granted:
                 raise self.registry.overloaded(t, now)
             t.granted = False
@@ -399,7 +398,7 @@ class Core:
     def seal(self, t: Tracked | None) -> None:
         """Accept no more records, for one session or for all; contributors still may append."""
         if t is None:
-            self._pressure.seal()
+            self.registry.seal()
         else:
             t.sealed = t.refuses = True
 
@@ -511,7 +510,7 @@ class Core:
             if not t.undecided:
                 self.settle_lost(t)
             return []
-        self.registry.pressure.dirty_bytes -= size
+        self.registry.dirty_bytes -= size
         t.last_error = None
         t.narrow = t.narrow * 2 if t.records else 0
         self.registry.clear_failures(t)
@@ -579,9 +578,9 @@ class Core:
             # Its own back-off may be longer: the probe would have nothing to send.
             probe.retry_at = self.breaker.probe_at
             self.schedule.arm(probe, now)
-        rushed = self.registry.pressure.rising
+        rushed = self.registry.rising
         self.registry.note_age(now)
-        if rushed and not self.registry.pressure.rising:
+        if rushed and not self.registry.rising:
             self.schedule.rush((), rushed=False)
 
     # Permanent failures.
@@ -630,7 +629,7 @@ class Core:
     def _leave(self, t: Tracked, end: State) -> None:
         # Only records that may still be saved, or are kept for that, count as unsaved bytes.
         if end is not State.QUARANTINED and t.end not in (State.LOST, State.CLOSED):
-            self.registry.pressure.dirty_bytes -= t.pending_bytes
+            self.registry.dirty_bytes -= t.pending_bytes
         t.end, t.refuses = end, True
         self.schedule.ready.drop(t)
         self.registry.unsaved.pop(t, None)
@@ -651,7 +650,7 @@ class Core:
         if t.end is State.LOST:
             self.settle_lost(t)
         if t.end is State.QUARANTINED:
-            self.registry.pressure.dirty_bytes -= t.pending_bytes
+            self.registry.dirty_bytes -= t.pending_bytes
             self._readmit(t)
         t.records = None
         t.pending_bytes = t.urgent_to = 0
@@ -678,6 +677,7 @@ ANSWERS: Final = frozenset({Status.OK, Status.CONFLICT, Status.PERMANENT})
 REFUSALS: Final = frozenset({Status.CONFLICT, Status.PERMANENT})
 """Answers that are final for a session."""
 
+# Errors caused by the values that were sent: sending them again cannot help.
 _PERMANENT: Final = (
     NotStorableError,
     FormatError,
@@ -686,7 +686,6 @@ _PERMANENT: Final = (
     ValueError,
     OverflowError,
 )
-"""Errors caused by the values that were sent: sending them again cannot help."""
 
 
 def outcome_of(error: Exception) -> Outcome:

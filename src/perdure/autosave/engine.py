@@ -103,10 +103,10 @@ class Autosaver:
             ticking=ticking,
         )
         self._new_event = event_maker()
+        # Set when there is room again, for appends that wait for it.
         self._room: anyio.Event | None = None
-        """Set when there is room again, for appends that wait for it."""
+        # What became of everything, once the engine has stopped.
         self._report: ShutdownReport | None = None
-        """What became of everything, once the engine has stopped."""
         self._one_stop = anyio.Lock()
         self._flushing: anyio.CancelScope | None = None
         self._cut = False
@@ -231,7 +231,7 @@ class Autosaver:
         t.granted = True
 
     def _has_room(self) -> bool:
-        return self._core.stopped or not self._registry.pressure.blocking
+        return self._core.stopped or not self._registry.blocking
 
     def _make_room(self) -> None:
         """Wake appends that wait for room, if there is some."""

@@ -187,8 +187,8 @@ class StateCapture:
         self._clock = clock
         self._attend = attend
         self._queue: deque[Tracked] = deque()
+        # Tasks that ask, or are about to.
         self._runners: set[object] = set()
-        """Tasks that ask, or are about to."""
         self._locks: dict[Tracked, anyio.Lock] = {}
         self._idle = anyio.Event()
         self._idle.set()

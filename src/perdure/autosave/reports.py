@@ -79,7 +79,7 @@ def health_of(core: Core, now: float, stalled: Sequence[str] = ()) -> Health:
         oldest_unsaved_age=registry.oldest_age(now),
         sessions=len(registry.sessions),
         unsaved=_states(registry),
-        unsaved_bytes=registry.pressure.dirty_bytes,
+        unsaved_bytes=registry.dirty_bytes,
         breaker=core.breaker.state,
         reasons=(*failing, *degraded),
         lost=_lost(registry),
@@ -89,8 +89,8 @@ def health_of(core: Core, now: float, stalled: Sequence[str] = ()) -> Health:
 def _failing(core: Core) -> list[str]:
     if core.stopped:
         return ["autosave has stopped: connect again"]
-    if core.registry.pressure.blocking:
-        return [f"{core.registry.pressure.dirty_bytes} bytes are unsaved: new records wait or fail"]
+    if core.registry.blocking:
+        return [f"{core.registry.dirty_bytes} bytes are unsaved: new records wait or fail"]
     return []
 
 
@@ -114,8 +114,8 @@ def _degraded(core: Core) -> list[str]:
     for end in (State.QUARANTINED, State.LOST):
         stuck = [t for t in registry.stuck if t.end is end and not t.missing]
         reasons += [f"{_sessions(stuck)} {_STUCK[end]}"] if stuck else []
-    if registry.pressure.rising and not registry.pressure.blocking:
-        reasons.append(f"{registry.pressure.dirty_bytes} bytes are unsaved")
+    if registry.rising and not registry.blocking:
+        reasons.append(f"{registry.dirty_bytes} bytes are unsaved")
     return reasons
 
 

@@ -35,8 +35,8 @@ class Wheel(Generic[T]):
 
     def __init__(self, width: float) -> None:
         self.width: float = width
+        # When the first slot with entries begins.
         self.next_at: float = float("inf")
-        """When the first slot with entries begins."""
         self._buckets: dict[int, dict[T, None]] = {}
         self._order: list[int] = []
 
@@ -78,8 +78,8 @@ class Wheel(Generic[T]):
         return slot, popped
 
 
+# Deadline, bytes, ticket.
 _Place: TypeAlias = tuple[float, int, int]
-"""Deadline, bytes, ticket."""
 
 
 @final
@@ -102,8 +102,8 @@ class ReadyQueue:
         self._calm: list[_Place] = []
         self._urgent_next = True
         self._last = 0
+        # The tickets that are valid.
         self._tickets: dict[int, Tracked] = {}
-        """The tickets that are valid."""
 
     def __len__(self) -> int:
         return len(self._tickets)
@@ -186,10 +186,10 @@ class Schedule:
     ) -> None:
         self.ready: ReadyQueue = ReadyQueue()
         self.wheel: Wheel[Tracked] = Wheel(SLOT)
+        # The share of the debounce that is used while the store is idle enough.
         self.shrink: float = 1.0
-        """The share of the debounce that is used while the store is idle enough."""
+        # Something may be due earlier than `next_at` returned; the caller clears it.
         self.nudged: bool = False
-        """Something may be due earlier than `next_at` returned; the caller clears it."""
         self.draining: bool = False
         self._engine = engine
         self._events = events
@@ -198,8 +198,8 @@ class Schedule:
         self._fresh: dict[Tracked, None] = {}
         self._fresh_until = float("inf")
         self._flushed_at = float("-inf")
+        # Changes up to this time are due at once, without debounce.
         self._due_before = float("-inf")
-        """Changes up to this time are due at once, without debounce."""
 
     def begin(self, t: Tracked, now: float) -> None:
         """Arm a session that has just become dirty, together with all others of the next slot.

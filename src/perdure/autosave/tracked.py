@@ -81,8 +81,8 @@ class Waiters:
 
     def __init__(self) -> None:
         self._waiters: dict[int, Waiter] = {}
+        # Version, and the waiter's number.
         self._heap: list[tuple[int, int]] = []
-        """Version, and the waiter's number."""
         self._last = 0
 
     def __len__(self) -> int:
@@ -154,51 +154,43 @@ class _Hot(_Hottest):
         "urgent_to",
     )
 
-    def __init__(  # noqa: PLR0915  # a line for each field
-        self, *, head: int, options: Autosave | None, earliness: float
-    ) -> None:
+    def __init__(self, *, head: int, options: Autosave | None, earliness: float) -> None:
         self.options: Autosave | None = options
         self.earliness: float = earliness
 
-        # Progress.
         self.version: int = head
         self.inflight: int | None = None
         self.durable: int = head
+        # The records of `pending`; None while there are none.
         self.records: list[Entry] | None = None
-        """The records of `pending`; None while there are none."""
         self.pending_bytes: int = 0
 
-        # Times.
+        # The oldest change that no save has captured.
         self.first_at: float | None = None
-        """The oldest change that no save has captured."""
+        # The newest change, while there is one that is not durable.
         self.last_at: float = 0.0
-        """The newest change, while there is one that is not durable."""
+        # The oldest change that is not durable.
         self.oldest_at: float | None = None
-        """The oldest change that is not durable."""
 
-        # What should happen, and where it is queued.
+        # A caller waits for this version: it is due now.
         self.urgent_to: int = 0
-        """A caller waits for this version: it is due now."""
+        # Due now without a waiting caller: a turn has ended, or much is unsaved.
         self.hurry: bool = False
-        """Due now without a waiting caller: a turn has ended, or much is unsaved."""
+        # Send nothing before this time, because a save has failed.
         self.retry_at: float = 0.0
-        """Send nothing before this time, because a save has failed."""
-        self.slot: int = NEVER
-        """Its slot in the wheel."""
+        self.slot: int = NEVER  # its slot in the wheel
+        # Its number in the ready lanes; 0 for none.
         self.ticket: int = 0
-        """Its number in the ready lanes; 0 for none."""
 
-        # What holds it back.
-        self.end: State | None = None
-        """QUARANTINED, LOST or CLOSED."""
+        self.end: State | None = None  # QUARANTINED, LOST or CLOSED
+        # Whether an append needs a closer look.
         self.refuses: bool = False
-        """Whether an append needs a closer look."""
+        # How many nested groups are open.
         self.groups: int = 0
-        """How many nested groups are open."""
+        # Jobs that need it to themselves: no save begins.
         self.holds: int = 0
-        """Jobs that need it to themselves: no save begins."""
+        # Its contributors are being asked.
         self.preparing: bool = False
-        """Its contributors are being asked."""
 
 
 @final
@@ -243,7 +235,7 @@ class Tracked(_Hot):
         "waiters",
     )
 
-    def __init__(  # noqa: PLR0915  # a line for each field
+    def __init__(
         self,
         key: SessionKey,
         *,
@@ -255,58 +247,51 @@ class Tracked(_Hot):
         super().__init__(head=head, options=options, earliness=earliness)
         self.key: SessionKey = key
         self.epoch: int = epoch
+        # Whether ``options`` follow the engine's.
         self.inherits: bool = True
-        """Whether ``options`` follow the engine's."""
+        # The part of ``pending_bytes`` that is with the store.
         self.captured_bytes: int = 0
-        """The part of ``pending_bytes`` that is with the store."""
-        self.waiters: Waiters | None = None
-        """None while there are no waiters."""
+        self.waiters: Waiters | None = None  # None without waiters
 
-        # An open group.
+        # The version when the outermost group was opened.
         self.group_from: int = 0
-        """The version when the outermost group was opened."""
+        # When its first change was made.
         self.group_at: float | None = None
-        """When its first change was made."""
         self.group_warned: bool = False
 
-        # Failures.
-        self.attempt: int = 0
-        """Failed saves in a row."""
+        self.attempt: int = 0  # failed saves in a row
+        # Capture at most so many records, while bisecting for a refused one; 0 for all.
         self.narrow: int = 0
-        """Capture at most so many records, while bisecting for a refused one; 0 for all."""
+        # The store may have records up to this one, beyond ``durable``.
         self.doubt_to: int = 0
-        """The store may have records up to this one, beyond ``durable``."""
-        self.last_error: Exception | None = None
-        """Why the last save failed."""
+        self.last_error: Exception | None = None  # why the last save failed
         self.sealed: bool = False
+        # One append is accepted although too much is unsaved.
         self.granted: bool = False
-        """One append is accepted although too much is unsaved."""
 
-        # Jobs, contributors and users.
-        self.occupied: bool = False
-        """A job that holds it is running."""
+        self.occupied: bool = False  # a job that holds it is running
+        # Its contributors have been asked since the last capture.
         self.prepared: bool = False
-        """Its contributors have been asked since the last capture."""
+        # Appends come from its contributors now, and are accepted although it is sealed.
         self.contributing: bool = False
-        """Appends come from its contributors now, and are accepted although it is sealed."""
+        # How many users it has; a pinned session is never idle.
         self.pins: int = 0
-        """How many users it has; a pinned session is never idle."""
         self.idle_since: float = 0.0
         self.idle_slot: int = NEVER
 
+        # Awaited before a due save; what it appends is saved with it.
         self.before_capture: Callable[[], Awaitable[None]] | None = None
-        """Awaited before a due save; what it appends is saved with it."""
+        # Called, maybe twice, before saved records leave memory.
         self.on_captured: Callable[[], None] | None = None
-        """Called, maybe twice, before saved records leave memory."""
+        # Called with the durable version after each successful save.
         self.on_saved: Callable[[int], None] | None = None
-        """Called with the durable version after each successful save."""
+        # Called when the session was not used for a while.
         self.on_idle: Callable[[], None] | None = None
-        """Called when the session was not used for a while."""
+        # Called when another process has taken the session over.
         self.on_lost: Callable[[], None] | None = None
-        """Called when another process has taken the session over."""
+        # Returns what memory holds of acknowledged records after a given one, which the store has
+        # lost, and a record that restores the working context.
         self.rescue: Callable[[int], tuple[Sequence[Entry], Entry]] | None = None
-        """Returns what memory holds of acknowledged records after a given one, which the store has
-        lost, and a record that restores the working context."""
 
     def __repr__(self) -> str:
         numbers = f"{self.durable}<={self.inflight}<={self.version}"
@@ -455,22 +440,6 @@ def require_outside(t: Tracked | None, what: str) -> None:
         raise SessionError(message, key=None if t is None else str(t.key))
 
 
-def overloaded(
-    t: Tracked, *, dirty_bytes: int, oldest_age: float, cause: Exception | None = None
-) -> StoreUnavailableError:
-    """Return the error of an append while too much is unsaved."""
-    message = (
-        f"session {t.key}: the store does not keep up; {dirty_bytes} bytes are unsaved over all "
-        f"sessions, the oldest for {oldest_age:.1f} s. Nothing accepted is dropped: try again "
-        "when the store works, or raise dirty_hard and max_unsaved_age"
-    )
-    error = StoreUnavailableError(
-        message, key=t.key, dirty_bytes=dirty_bytes, oldest_age=oldest_age
-    )
-    error.__cause__ = cause
-    return error
-
-
 def too_large(t: Tracked, *, size: int, limit: int) -> TooLargeError:
     """Return the error of a record beyond the store's limit."""
     message = (
@@ -482,29 +451,40 @@ def too_large(t: Tracked, *, size: int, limit: int) -> TooLargeError:
 
 EASED: Final = 0.5
 """Below this share of ``dirty_soft`` sessions wait for their debounce again."""
+LOOKED_AT: Final = 256
+"""Sessions among which the oldest change is searched."""
 
 
 @final
-class Pressure:
-    """Unsaved bytes over all sessions, and what follows from them.
+class SessionRegistry:
+    """The registers over all sessions of one store, and how much of them is unsaved.
 
     Above ``dirty_soft`` nothing waits for a debounce any more. At ``dirty_hard``, or when a failing
     session's oldest change is older than ``max_unsaved_age``, the outage policy blocks appends.
     """
 
-    __slots__ = ("_engine", "ceiling", "dirty_bytes", "overdue", "rising", "sealed")
-
     def __init__(self, engine: EngineOptions) -> None:
         self._engine = engine
+        self.sessions: set[Tracked] = set()
+        # Sessions with changes that can still become durable, the longest waiting first.
+        self.unsaved: dict[Tracked, None] = {}
+        # Those of them whose last save failed, the longest failing first.
+        self.failed: dict[Tracked, None] = {}
+        # Quarantined sessions, and lost ones until their records are forked or discarded.
+        self.stuck: dict[Tracked, None] = {}
+        # Settings of the store with which it may lose records.
+        self.warnings: tuple[str, ...] = ()
+        # Unsaved payloads, plus `OVERHEAD` per record.
         self.dirty_bytes: int = 0
-        """Unsaved payloads, plus `OVERHEAD` per record."""
+        # From this many unsaved bytes on an append is checked further.
         self.ceiling: float = engine.dirty_soft
-        """From this many unsaved bytes on an append is checked further."""
+        # Whether too much is unsaved to wait for debounces.
         self.rising: bool = False
-        """Whether too much is unsaved to wait for debounces."""
+        # Whether a session has been failing for longer than ``max_unsaved_age``.
         self.overdue: bool = False
-        """Whether a session has been failing for longer than ``max_unsaved_age``."""
         self.sealed: bool = False
+        # Events that were not reported yet.
+        self.events: list[Event] = []
 
     @property
     def blocking(self) -> bool:
@@ -518,50 +498,18 @@ class Pressure:
         self.sealed = True
         self._set_ceiling()
 
-    def rises(self) -> bool:
-        """Check the number of bytes; return whether it has newly reached ``dirty_soft``."""
-        news = not self.rising and self.dirty_bytes >= self._engine.dirty_soft
-        self.rising = self.rising or news
-        self._set_ceiling()
-        return news
-
-    def age(self, oldest: float | None, now: float) -> bool:
-        """Check the oldest change of a failing session; return whether it is newly overdue."""
-        before = self.overdue
-        self.overdue = oldest is not None and now - oldest > self._engine.max_unsaved_age
-        if self.rising and self.dirty_bytes < self._engine.dirty_soft * EASED:
-            self.rising = False
-        self._set_ceiling()
-        return self.overdue and not before
-
     def _set_ceiling(self) -> None:
         if self.sealed or self.overdue:
             self.ceiling = -1
         else:
             self.ceiling = self._engine.dirty_hard if self.rising else self._engine.dirty_soft
 
-
-LOOKED_AT: Final = 256
-"""Sessions among which the oldest change is searched."""
-
-
-@final
-class SessionRegistry:
-    """The registers over all sessions of one store."""
-
-    def __init__(self, engine: EngineOptions) -> None:
-        self.sessions: set[Tracked] = set()
-        self.unsaved: dict[Tracked, None] = {}
-        """Sessions with changes that can still become durable, the longest waiting first."""
-        self.failed: dict[Tracked, None] = {}
-        """Those of them whose last save failed, the longest failing first."""
-        self.stuck: dict[Tracked, None] = {}
-        """Quarantined sessions, and lost ones until their records are forked or discarded."""
-        self.warnings: tuple[str, ...] = ()
-        """Settings of the store with which it may lose records."""
-        self.pressure: Pressure = Pressure(engine)
-        self.events: list[Event] = []
-        """Events that were not reported yet."""
+    def rises(self) -> bool:
+        """Check the number of bytes; return whether it has newly reached ``dirty_soft``."""
+        news = not self.rising and self.dirty_bytes >= self._engine.dirty_soft
+        self.rising = self.rising or news
+        self._set_ceiling()
+        return news
 
     def oldest_age(self, now: float) -> float:
         """Return for how long the oldest change has been unsaved.
@@ -574,13 +522,18 @@ class SessionRegistry:
 
     def overloaded(self, t: Tracked, now: float) -> StoreUnavailableError:
         """Return the error of an append while too much is unsaved."""
-        failing = next(iter(self.failed), None)
-        return overloaded(
-            t,
-            dirty_bytes=self.pressure.dirty_bytes,
-            oldest_age=self.oldest_age(now),
-            cause=None if failing is None else failing.last_error,
+        oldest_age = self.oldest_age(now)
+        message = (
+            f"session {t.key}: the store does not keep up; {self.dirty_bytes} bytes are unsaved "
+            f"over all sessions, the oldest for {oldest_age:.1f} s. Nothing accepted is dropped: "
+            "try again when the store works, or raise dirty_hard and max_unsaved_age"
         )
+        error = StoreUnavailableError(
+            message, key=t.key, dirty_bytes=self.dirty_bytes, oldest_age=oldest_age
+        )
+        failing = next(iter(self.failed), None)
+        error.__cause__ = None if failing is None else failing.last_error
+        return error
 
     def clear_failures(self, t: Tracked) -> None:
         """Forget a session's failures."""
@@ -593,16 +546,21 @@ class SessionRegistry:
 
     def note_age(self, now: float) -> None:
         """Compare the age of the oldest failing session with its limit."""
-        oldest = next(iter(self.failed), None)
-        if self.pressure.age(None if oldest is None else oldest.oldest_at, now):
+        was_overdue = self.overdue
+        oldest = next((t.oldest_at for t in self.failed), None)
+        self.overdue = oldest is not None and now - oldest > self._engine.max_unsaved_age
+        if self.rising and self.dirty_bytes < self._engine.dirty_soft * EASED:
+            self.rising = False
+        self._set_ceiling()
+        if self.overdue and not was_overdue:
             self.note_pressure(now)
 
     def note_pressure(self, now: float) -> None:
         """Report that much is unsaved."""
         self.events.append(
             Degraded(
-                dirty_bytes=self.pressure.dirty_bytes,
+                dirty_bytes=self.dirty_bytes,
                 oldest_age=self.oldest_age(now),
-                blocking=self.pressure.blocking,
+                blocking=self.blocking,
             )
         )

@@ -55,8 +55,8 @@ class _Worker:
     __slots__ = ("event",)
 
     def __init__(self) -> None:
+        # What wakes it while it has nothing to do.
         self.event: OneShotEvent | None = None
-        """What wakes it while it has nothing to do."""
 
 
 @final
@@ -105,22 +105,22 @@ class Writer:
         self._linger = core.engine.batch_linger
         if self._linger is None:
             self._linger = store.capabilities.batch_linger
+        # Workers that are working, or about to.
         self._workers: set[_Worker] = set()
-        """Workers that are working, or about to."""
         self._new_event = event_maker()
         self._soon = soon_maker()
+        # Workers that have nothing to do.
         self._parked: list[_Worker] = []
-        """Workers that have nothing to do."""
+        # The worker that is about to take a batch.
         self._starting: _Worker | None = None
-        """The worker that is about to take a batch."""
         self._idle = anyio.Event()
+        # Saves without a worker, with the time when each is given up.
         self._flights: dict[_InFlightSave, float] = {}
-        """Saves without a worker, with the time when each is given up."""
         begin = getattr(type(store), "begin_append", None) if core.batch_max == 1 else None
         self._begin = None if begin is None else partial(begin, store)
         # With the time when each is given up; all have the same timeout, so they are in order.
+        # Workers whose batch is with the store.
         self._scopes: dict[anyio.CancelScope, float] = {}
-        """Workers whose batch is with the store."""
 
     def launch(self, now: float) -> None:
         """Start a worker if something is due and the store can take it."""
@@ -471,13 +471,13 @@ class Timer:
         self._clock = clock
         self._reporter = reporter
         self._ticking = ticking
+        # Identifies the task that sleeps; None while there is none.
         self._running: object | None = None
-        """Identifies the task that sleeps; None while there is none."""
+        # When it will wake next; minus infinity while it is awake.
         self._alarm = float("inf")
-        """When it will wake next; minus infinity while it is awake."""
         self._woken = anyio.Event()
+        # Whether `attend` was called since the last wake-up.
         self._attended = False
-        """Whether `attend` was called since the last wake-up."""
         self._blocked = False
         self._controlled_at = clock()
 

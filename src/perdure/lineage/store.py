@@ -156,10 +156,10 @@ class _HeldSession:
     def __init__(self, epoch: int, base: Origin) -> None:
         self.epoch = epoch
         self.base = base
+        # Whether all documents are known to be the session's own.
         self.folded = False
-        """Whether all documents are known to be the session's own."""
+        # The documents that it began with, until then: their owner continues to fold.
         self.inherited: Documents | None = None
-        """The documents that it began with, until then: their owner continues to fold."""
 
 
 def followed(store: Store) -> Lineage:

@@ -385,6 +385,7 @@ def _words(*patterns: str) -> re.Pattern[str]:
     return re.compile(rf"(?<!\w)(?:{'|'.join(patterns)})(?!\w)", re.IGNORECASE)
 
 
+# The pattern of a sentence of each category, the most salient first.
 _CATEGORIES: Final = {
     "critical_issue": _words(
         "urgent", "critical", "outage", r"broken?", r"crash\w*", "data loss", "corrupt(?:ed)?"
@@ -412,7 +413,6 @@ _CATEGORIES: Final = {
         r"https?://\S+|(?<![\w/])(?:~|\.{1,2})?/[\w.-]+/[\w./-]+|(?<![\w-])\w[\w-]*\.(?:py|md|json|ya?ml|toml|csv|pdf|txt|sql|ipynb)\b"
     ),
 }
-"""The pattern of a sentence of each category, the most salient first."""
 
 
 @final

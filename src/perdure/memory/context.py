@@ -106,17 +106,17 @@ class WorkingContext:
     )
 
     def __init__(self, limit: int) -> None:
+        # Bytes of message JSON to keep; the newest atom stays even if it alone is larger.
         self.limit: int = limit
-        """Bytes of message JSON to keep; the newest atom stays even if it alone is larger."""
         self.size: int = 0
+        # The last record that was fed, of any kind.
         self.seq: int = 0
-        """The last record that was fed, of any kind."""
+        # Whether older messages were left out.
         self.cut: bool = False
-        """Whether older messages were left out."""
+        # The last record that replaced or took back messages.
         self.rebuilt_at: int = 0
-        """The last record that replaced or took back messages."""
+        # The newest system message among those that were cut.
         self.system: Kept | None = None
-        """The newest system message among those that were cut."""
         self.epoch_id: int = 0
         self.last_compaction_ts: float | None = None
         self.system_prompt_sha256: str | None = None

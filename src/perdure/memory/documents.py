@@ -207,8 +207,8 @@ class _WholeContext(ContextState, kw_only=True):
     core: _WholeCore
     tools: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     permissions: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    # Always empty: each has a document of its own.
     plugins: dict[str, msgspec.Raw] | msgspec.UnsetType = msgspec.UNSET
-    """Always empty: each has a document of its own."""
     config: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 

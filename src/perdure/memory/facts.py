@@ -39,8 +39,8 @@ _EMPTY: Final = frozenset({"no facts", "not available", "not specified", "not ap
 _QUESTION_MARKS: Final = ("?", "？", "؟")  # noqa: RUF001  # those of other scripts
 
 
+# The fewest letters and digits of a fact.
 _LEAST: Final = 3
-"""The fewest letters and digits of a fact."""
 
 
 class Fact(msgspec.Struct, frozen=True):

@@ -71,8 +71,8 @@ class _EntryWithoutValue(msgspec.Struct, rename="camel", kw_only=True, omit_defa
     base_priority: str | UnsetType = UNSET
     pinned: bool = False
     created_at: int = 0
+    # Omitted if equal to ``created_at``; -1 for 0, since 0 is the value of an omitted field.
     last_accessed_at: int | UnsetType = UNSET
-    """Omitted if equal to ``created_at``; -1 for 0, since 0 is the value of an omitted field."""
     sha256: str | UnsetType = UNSET
     seq: int | UnsetType = UNSET
 
@@ -123,8 +123,8 @@ class MemoryIndex:
 
     def __init__(self, entries: Iterable[MemoryEntry] = ()) -> None:
         self.entries: dict[str, MemoryEntry] = {entry.key: entry for entry in entries}
+        # Bytes of all values' JSON.
         self.size: int = sum(entry.size_bytes for entry in self.entries.values())
-        """Bytes of all values' JSON."""
 
     @classmethod
     def of_document(cls, data: bytes | None) -> MemoryIndex:
@@ -359,8 +359,8 @@ def spaced(text: str) -> str:
 _MOST_WORDS: Final = 64
 
 
+# The shortest word that is also matched as a prefix.
 _LEAST_OF_A_WORD: Final = 3
-"""The shortest word that is also matched as a prefix."""
 
 
 def bm25(query: str, texts: Sequence[str]) -> list[float]:

@@ -189,8 +189,8 @@ class _Live:
 
     def __init__(self) -> None:
         self._upto: int | None = None
+        # Whether a new conversation began, so that older records do not count.
         self.is_over = False
-        """Whether a new conversation began, so that older records do not count."""
 
     def sees(self, record: Record) -> bool:
         """Return whether a record counts."""

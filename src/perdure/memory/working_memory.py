@@ -58,8 +58,8 @@ class Lazy(Generic[T]):
     def __init__(self, load: Callable[[], Awaitable[T]]) -> None:
         self._load = load
         self._lock: anyio.Lock | None = None
+        # None until it is loaded.
         self.value: T | None = None
-        """None until it is loaded."""
 
     async def get(self) -> T:
         """Return the value; load it first if necessary."""

@@ -18,8 +18,8 @@ LARGEST: Final = 16 * 1024
 """Bytes of a chunk; the last one may be smaller. The average is about 4 KiB."""
 
 _ROOM = 0xFFFF_FFFF
+# The high bits depend on the last 32 bytes; eleven bits: a cut at one place in 2,048.
 _CUT = 0xFFE0_0000
-"""The high bits depend on the last 32 bytes; eleven bits: a cut at one place in 2,048."""
 _GEAR = tuple(
     int.from_bytes(hashlib.sha256(bytes([byte])).digest()[:4], "big") for byte in range(256)
 )

@@ -85,8 +85,8 @@ class Record(msgspec.Struct, frozen=True):
 MAX_LINE_BYTES = 64 * 1024 * 1024
 """A longer line counts as damage; several times the largest record."""
 
+# Length of ``,"c":"8 digits"}``, the end of each line without its newline.
 _TAIL = 16
-"""Length of ``,"c":"8 digits"}``, the end of each line without its newline."""
 
 _KIND = re.compile(r"[A-Za-z][A-Za-z0-9_:.\-]{0,63}\Z")
 _HEAD = re.compile(
@@ -95,8 +95,8 @@ _HEAD = re.compile(
 )
 _CHECK = re.compile(rb',"c":"([0-9a-f]{8})"\}\Z')
 
+# The bytes between epoch and payload, by kind and end; kinds are few.
 _heads: dict[tuple[str, bool], bytes] = {}
-"""The bytes between epoch and payload, by kind and end; kinds are few."""
 _MAX_HEADS = 1024
 
 
@@ -195,12 +195,12 @@ class Scanner:
         self._epoch = epoch
         self._group: list[Record] = []
         self._rest = b""
+        # Where the next line begins: after `end` while a group is not whole.
         self.next: Position = start
-        """Where the next line begins: after `end` while a group is not whole."""
+        # After the last record that ends a group.
         self.end: Position = start
-        """After the last record that ends a group."""
+        # The offset of the first invalid line.
         self.damage: int | None = None
-        """The offset of the first invalid line."""
 
     def feed(self, data: bytes) -> list[Record]:
         """Read the next bytes; return the records of the groups that are now whole."""

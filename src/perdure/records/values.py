@@ -281,8 +281,8 @@ MAX_INT_BITS = 14_284
 
 _ATOMS = frozenset({str, int, bool, type(None)})
 
+# More do not fit into a record: each takes at least two bytes.
 _MOST_ITEMS = MAX_RECORD_BYTES // 2
-"""More do not fit into a record: each takes at least two bytes."""
 
 
 def is_plain(value: Any) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from perdure._lib.lazy import lazy
 
 if TYPE_CHECKING:
     from perdure.memory.context import WorkingContextSnapshot as WorkingContextSnapshot
@@ -30,30 +31,22 @@ if TYPE_CHECKING:
 
 # Resolved when used: every session opens through `perdure.restore.ladder`, few need these.
 _HOME_OF = {
-    "Bootstrapped": "bootstrapper",
-    "CompactionSnapshotBuilder": "rebuild",
-    "RunExclusively": "snapshot_store",
-    "Repair": "rebuild",
-    "RestorableMemory": "bootstrapper",
-    "RestoreStep": "report",
-    "SupportsRetrieve": "bootstrapper",
-    "SnapshotStore": "bootstrapper",
-    "WorkingContextSnapshot": "serializer",
-    "WorkingContextSnapshotBootstrapOptions": "bootstrapper",
-    "WorkingContextSnapshotBootstrapper": "bootstrapper",
-    "WorkingContextSnapshotSerializer": "serializer",
-    "WorkingContextSnapshotStore": "snapshot_store",
+    "Bootstrapped": "perdure.restore.bootstrapper",
+    "CompactionSnapshotBuilder": "perdure.restore.rebuild",
+    "RunExclusively": "perdure.restore.snapshot_store",
+    "Repair": "perdure.restore.rebuild",
+    "RestorableMemory": "perdure.restore.bootstrapper",
+    "RestoreStep": "perdure.restore.report",
+    "SupportsRetrieve": "perdure.restore.bootstrapper",
+    "SnapshotStore": "perdure.restore.bootstrapper",
+    "WorkingContextSnapshot": "perdure.memory.context",
+    "WorkingContextSnapshotBootstrapOptions": "perdure.restore.bootstrapper",
+    "WorkingContextSnapshotBootstrapper": "perdure.restore.bootstrapper",
+    "WorkingContextSnapshotSerializer": "perdure.restore.serializer",
+    "WorkingContextSnapshotStore": "perdure.restore.snapshot_store",
 }
 
 __all__ = list(_HOME_OF)
 
-
 if not TYPE_CHECKING:  # a checker would take any name for a public one
-
-    def __getattr__(name: str) -> Any:
-        module = _HOME_OF.get(name)
-        if module is None:
-            raise AttributeError(f"module 'perdure.restore' has no attribute {name!r}")
-        value = getattr(importlib.import_module(f"perdure.restore.{module}"), name)
-        globals()[name] = value
-        return value
+    __getattr__, __dir__ = lazy(__name__, _HOME_OF)
