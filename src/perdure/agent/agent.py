@@ -71,9 +71,9 @@ class Attending:
         return unfinished(self.context)
 
     async def resume(self) -> tuple[Ending, ...]:
-        """Go on with everything that is unfinished, ahead of what was posted since.
+        """Continue everything that is unfinished, ahead of newer messages.
 
-        A turn that had begun goes on where it stopped: results of tools that are there are
+        A turn that had begun continues where it stopped: stored tool results are
         kept. Returns how each of them ended, as far as the agent came to it.
 
         Raises:
@@ -108,7 +108,7 @@ class Attending:
     async def approve(self, call_id: str, *, always: bool = False) -> None:
         """Let a tool call that waits run; the answer is durable.
 
-        For a turn that is unfinished after a restart, `resume` goes on with it.
+        For a turn that is unfinished after a restart, `resume` continues it.
 
         Args:
             call_id: The tool call's id.
@@ -124,7 +124,7 @@ class Attending:
         await self.context.session.save()
 
     async def deny(self, call_id: str, why: str | None = None) -> None:
-        """Refuse a tool call that waits; the model is told, with the reason.
+        """Refuse a tool call that waits; the model gets the reason as its result.
 
         Raises:
             InvalidArgumentError: The reason is no text.
@@ -140,7 +140,7 @@ class Attending:
 
     @property
     def unknown_effects(self) -> tuple[Effect, ...]:
-        """The calls of tools with side effects of which nobody knows whether they did it."""
+        """The calls of tools with side effects whose outcome is unknown."""
         return unknown(self.context)
 
     async def resolve_effect(self, id: str, decision: Decision, *, result: Any = None) -> None:
@@ -149,13 +149,13 @@ class Attending:
         Args:
             id: The effect's id, or that of its tool call.
             decision: "done": the tool has done its work, ``result`` is what came of it.
-                "skip": it has not, or nobody knows, and it shall not. "replay": call it
-                again, with the same idempotency key, when its unfinished turn goes on.
-            result: With "done", what the model is told.
+                "skip": it has not, or that is unknown, and it shall not. "replay": call it
+                again, with the same idempotency key, when its unfinished turn continues.
+            result: With "done", the result for the model.
 
         Raises:
             SessionError: There is no such effect; or it cannot be replayed, since its turn is
-                over, or the model was told already that nobody knows.
+                over, or the model already has the answer that the outcome is unknown.
             NotStorableError: The result cannot be stored.
 
         """
@@ -245,7 +245,7 @@ class Agent(Attending, Keeping):
             persistent_session: True, or how it is kept: without ``sessions``, in a store that
                 the agent opens and closes. False: in memory only, no file is made. None:
                 kept if ``sessions`` are given.
-            if_exists: Go on with what is stored, refuse, or delete it and begin anew.
+            if_exists: Continue the stored session, refuse, or delete it and start over.
             config: All of it in one, instead of model, tools, mcp and instructions.
             options: Everything else that an `AgentConfig` takes.
 
@@ -339,7 +339,7 @@ class Agent(Attending, Keeping):
 
     @property
     def restore_report(self) -> RestoreReport | None:
-        """How it came back; None for an agent that began anew, or was not started."""
+        """How it was restored; None for an agent that is new, or was not started."""
         return self.context.restore_report
 
     async def start(self) -> None:
@@ -373,7 +373,7 @@ class Agent(Attending, Keeping):
         await self._leaving.let_go(within=None)
 
     def interrupt(self) -> bool:
-        """Stop the running turn, keep what it has, and go on with the next message.
+        """Stop the running turn, keep what it has, and continue with the next message.
 
         Returns at once, False if no turn is running. A `TurnInterrupted` follows.
 
@@ -388,7 +388,7 @@ class Agent(Attending, Keeping):
     ) -> None:
         """Post a message; returns when it is durable, not with the answer.
 
-        Waits while the inbox is full. Whatever happens from then on, the message is answered, or
+        Waits while the inbox is full. Once this returns, the message is answered, or
         is found among ``unfinished`` when the agent comes back.
 
         Args:
@@ -461,7 +461,7 @@ class Agent(Attending, Keeping):
         return self.runtime.listen()
 
     async def load_persisted_session(self) -> bool:
-        """Go on with the stored conversation; False if there is none.
+        """Continue the stored conversation; False if there is none.
 
         Only for an agent that was made with ``load_on_create=False``, before its first message;
         all others have loaded it already.

@@ -61,7 +61,7 @@ class OpenMatters(msgspec.Struct, frozen=True):
 
 
 async def open_matters(session: Session | SessionView) -> OpenMatters:
-    """Return what is under way in a session: for whoever looks at it without its agent."""
+    """Return what is unfinished in a session, for readers without its agent."""
     ledger, types = await whole_ledger(session), registry_of(session)
     unfinished_left = tuple(_unfinished(message, types) for message in ledger.messages())
     return OpenMatters(unfinished_left, ledger.effects(), ledger.approvals())
@@ -89,7 +89,7 @@ def _unfinished(admitted: Admitted, types: Types) -> UnfinishedMessage:
 
 
 def unknown(context: AgentContext) -> tuple[Effect, ...]:
-    """Return the effects of which nobody knows, those that run just now aside."""
+    """Return the effects of unknown outcome, without those that run just now."""
     running = context.turn_id
     return tuple(
         effect
@@ -99,9 +99,9 @@ def unknown(context: AgentContext) -> tuple[Effect, ...]:
 
 
 def to_resume(unfinished_messages: tuple[UnfinishedMessage, ...]) -> tuple[UnfinishedMessage, ...]:
-    """Return those that an agent goes on with by itself when it starts.
+    """Return those that an agent continues by itself when it starts.
 
-    Not what has failed, since whoever posted it was told, nor what may have killed the process.
+    Not what has failed, since its sender got the error, nor what may have killed the process.
     """
     return tuple(
         message
@@ -111,7 +111,7 @@ def to_resume(unfinished_messages: tuple[UnfinishedMessage, ...]) -> tuple[Unfin
 
 
 def report(context: AgentContext) -> None:
-    """Tell of what was left when the agent stopped, by events and in the restore report."""
+    """Report what was left when the agent stopped, by events and in the restore report."""
     agent_id, steps = context.agent_id, list[RestoreStep]()
     for effect in unknown(context):
         context.emit(EffectUnknown(agent_id=agent_id, effect=effect))
@@ -157,7 +157,7 @@ async def go_on(event: ResumeEvent, context: AgentContext) -> EffectProgress:
 def first_event(
     done: EffectProgress, message: UnfinishedMessage
 ) -> UserMessageReceivedEvent | ToolInvocationRequestEvent:
-    """Return what a resumed turn goes on with; for one that has an answer, nothing has to be done.
+    """Return what a resumed turn continues with; a turn that has its answer needs nothing.
 
     The calls without a result come before the model, as in a turn that was never stopped.
     """
@@ -258,7 +258,7 @@ class WorkingContextSnapshotRestoreStep:
 
 
 def bootstrap_steps() -> tuple[BootstrapStep, ...]:
-    """Return the steps in their order; restoring is the last, behind the system prompt."""
+    """Return the steps in their order; restoring is the last, after the system prompt."""
     return (
         WorkspaceContextInitializationStep(),
         McpServerPrewarmingStep(),
@@ -298,7 +298,7 @@ async def bootstrap(context: AgentContext, steps: Sequence[BootstrapStep]) -> No
 
 
 async def restore_parts(context: AgentContext) -> None:
-    """Restore what the agent keeps beside its conversation."""
+    """Restore what the agent keeps besides its conversation."""
     await context.plugins.attach()
     await context.ledger.load()
     stored = await context.session.state.get(CUSTOM_DATA)

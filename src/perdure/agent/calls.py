@@ -34,17 +34,17 @@ _KINDS: Final = {"done": "capability_used", "refused": "capability_denied"}
 
 
 def requested(call: ToolCall, context: AgentContext) -> None:
-    """Tell that the model wants a tool to run."""
+    """Emit that the model requested a tool."""
     _emit("capability_requested", call, context)
 
 
 def granted(call: ToolCall, context: AgentContext, by: str) -> None:
-    """Tell that a call was approved, and by whom: "person" or "function"."""
+    """Emit that a call was approved, and by whom: "person" or "function"."""
     _emit("capability_granted", call, context, by=by)
 
 
 def outcome(call: ToolCall, context: AgentContext, how: str) -> None:
-    """Tell what came of a call, in one word as `perdure.agent.calls` has it."""
+    """Emit the outcome of a call, as one of the words in `perdure.agent.calls`."""
     more = {} if how in _KINDS else {"outcome": how}
     _emit(_KINDS.get(how, "capability_failed"), call, context, **more)
 
@@ -60,13 +60,13 @@ def _emit(kind: str, call: ToolCall, context: AgentContext, **more: Any) -> None
 
 
 def must_ask(call: ToolCall, context: AgentContext) -> bool:
-    """Say whether somebody, or some function, decides before a tool may run."""
+    """Whether a person or a function has to approve a tool before it runs."""
     is_open = context.plugins.permissions.verdict(call.name) == "open"
     return is_open and context.config.approve is not None
 
 
 def barred(call: ToolCall, context: AgentContext) -> str | None:
-    """Return why a tool may not run whoever says so, None if it may."""
+    """Return why a tool may not run even with an approval, None if it may."""
     plugins, name = context.plugins, call.name
     if not plugins.tools.is_enabled(name):
         return f"the tool {name!r} is disabled"
@@ -107,7 +107,7 @@ def _answered(answer: object, call: ToolCall, context: AgentContext) -> str | No
 
 
 async def _asked(call: ToolCall, context: AgentContext) -> str | None:
-    """Wait until somebody has approved a call, or denied it."""
+    """Wait until a call is approved or denied."""
     approval = context.ledger.ask(context.turn_id, call)
     if approval.answer is None:
         await context.session.save()

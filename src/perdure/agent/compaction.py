@@ -49,7 +49,7 @@ class ExistingMemories(msgspec.Struct, frozen=True):
     def as_of(self, upto: int) -> int:
         """Return the last record that is summed up in a log of so many.
 
-        An item that names one behind the log's end is not of this log: what was said since has to
+        An item that names one after the log's end is not of this log: newer messages have to
         be seen, even if it is summed up twice.
         """
         seqs = (item.as_of_seq for item in self.episodic if item.as_of_seq <= upto)
@@ -67,7 +67,7 @@ class Compacted(msgspec.Struct, frozen=True):
 
 @final
 class LogCompaction:
-    """Compact what a log holds behind the newest episode.
+    """Compact the records of a log after the newest episode.
 
     Args:
         policy: How much may stay.
@@ -75,7 +75,7 @@ class LogCompaction:
         builder: Puts the context together, to see how large memories are in it.
         clock: Seconds since 1970.
         turns: How many turns there are, at most.
-        beside: How many tokens of a request are not counted here: the tools, for one.
+        beside: How many tokens of a request are not counted here, such as those of the tools.
 
     """
 
@@ -115,9 +115,9 @@ class LogCompaction:
         Args:
             turns: Oldest first.
             known: What is remembered already.
-            head: What stands before everything else: the system prompt.
+            head: What precedes everything else: the system prompt.
             opening: Finds what opened the running turn, if that is not among the turns; it
-                stays raw, whatever leaves.
+                stays raw, even if others leave.
             limits: How many episodes and facts the context has, at most.
 
         """
@@ -176,7 +176,7 @@ class LogCompaction:
         room: float,
         episodes: _Episodes,
     ) -> list[TurnBlock]:
-        """Let go of what does not fit beside the running turn, then of its own beginning."""
+        """Drop what does not fit next to the running turn, then the beginning of that turn."""
         share = sum(block.share for block in running)
         for block in frontier.squeeze(room - share):
             await episodes.add(block)

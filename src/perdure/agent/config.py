@@ -37,7 +37,7 @@ class PersistentSession(msgspec.Struct, frozen=True, kw_only=True):
         autosave_interval: The longest time from a change to the start of its save; 0 for
             no timers. Turns are saved when they end in either case.
         save_on_close: Whether closing saves what came after the last turn.
-        load_on_create: Whether the agent goes on with the stored conversation; if not, it
+        load_on_create: Whether the agent continues the stored conversation; if not, it
             begins a new one with its first message, unless ``load_persisted_session`` comes first.
         memory: Where ``agent.memory_storage`` keeps its entries; None for the session.
 
@@ -126,7 +126,7 @@ class Features(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         memory: The working memory: ``agent.working_memory``.
         in_context_memory: Notes that the model keeps for itself, and sees in each request.
-        persistent_instructions: The agent's ``custom_instructions.md``, behind the system
+        persistent_instructions: The agent's ``custom_instructions.md``, after the system
             prompt. The file is read, and never written.
         history: The conversation. Without it each run begins with an empty context, and
             what is said leaves no record.
@@ -187,17 +187,17 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
         restore: How the working context is brought back.
         inbox_size: How many messages may wait; posting more waits.
         tool_timeout: Seconds that a tool may take; None for as long as it wants.
-        approve: Asked with (call, context) before a tool runs on which nobody has decided:
+        approve: Called with (call, context) before a tool runs that has no decision yet:
             True for this call, "always" to remember it, "ask" to wait for `Agent.approve`. "ask"
             instead of a function waits for each such call. None lets such tools run.
         redact_arguments: Keys whose values are left out of stored tool arguments; the tool
             itself gets them.
         max_model_calls: How often the model may be called in one turn.
-        max_inline_bytes: A tool's result that is larger, as JSON, lies in a blob of its own;
+        max_inline_bytes: A tool's result that is larger, as JSON, is stored in its own blob;
             the conversation has a preview and where the rest is. The model is shown all of it
             as long as that fits the budget of ``compaction``.
         on_unfinished: What to do when the agent starts about messages that were not answered
-            before it stopped: "report" tells of them, and `Agent.resume` goes on; "resume" goes
+            before it stopped: "report" lists them, for `Agent.resume` to continue; "resume" goes
             on at once.
         agent_type: What kind of agent it is; one that was stored as another kind is refused.
         features: Which of its parts are kept.

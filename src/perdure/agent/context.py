@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @final
 class AgentRuntimeState:
-    """What an agent has become, beside its conversation."""
+    """Runtime state of an agent, besides its conversation."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class TurnTracker:
 
     @property
     def number(self) -> int:
-        """The newest turn's number; counting goes on after a restore."""
+        """The newest turn's number; counting continues after a restore."""
         return self._number
 
     def begin(self, turn_id: str, number: int) -> None:

@@ -59,7 +59,7 @@ async def session_for(
 
     Raises:
         InvalidArgumentError: ``if_exists`` is invalid.
-        LeaseHeldError: Another process goes on holding it.
+        LeaseHeldError: Another process keeps holding it.
         SessionAlreadyActiveError: It is to be replaced, and an agent runs on it here.
         SessionError: It exists, and shall not.
 
@@ -198,7 +198,7 @@ def _context(
 
 
 def _check_type(session: Session, config: AgentConfig) -> None:
-    """Note the type of a new agent; refuse to go on with one of another type."""
+    """Record the type of a new agent; refuse to continue one of another type."""
     stored, wanted = session.info.agent_type, config.agent_type
     if stored == wanted:
         return
@@ -266,7 +266,7 @@ def merged(
     instructions: str,
     options: Mapping[str, Any],
 ) -> AgentConfig:
-    """Return the config that the arguments of ``Agent.create`` amount to.
+    """Return the config that results from the arguments of ``Agent.create``.
 
     Raises:
         InvalidArgumentError: Something is given twice, is missing, or is unknown.

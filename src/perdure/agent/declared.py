@@ -89,7 +89,7 @@ RESERVED: Final = frozenset({DOCUMENT, "custom_data"})
 
 @final
 class AgentDeclared:
-    """What is declared beside an agent's code, and what came of it; filled by the bootstrap."""
+    """Declarations next to an agent's code, and their values; filled by the bootstrap."""
 
     def __init__(self) -> None:
         self.sessions: SessionManager | None = None
@@ -235,11 +235,11 @@ def home_of(context: AgentContext) -> Path:
 
 
 async def declare(context: AgentContext) -> None:
-    """Read what is declared beside the agent's code, and get its config ready.
+    """Read the declarations next to the agent's code, and prepare its config.
 
     Raises:
         ConfigError: persistence.yaml is invalid; nothing was written.
-        LeaseHeldError: Another process goes on holding what the agent's sessions share.
+        LeaseHeldError: Another process keeps holding what the agent's sessions share.
 
     """
     declared = context.declared

@@ -1,6 +1,6 @@
 """What to do about a tool call of which a crash has left the outcome unknown.
 
-Pure: the ledger's entry and the call in, a verdict out. Whatever is not certain not to have begun
+Pure: the ledger's entry and the call in, a verdict out. A call that may have begun
 is never begun again unasked, unless the tool says that it may be, with the same key.
 """
 
@@ -27,15 +27,15 @@ SKIPPED: Final = (
 
 
 def verdict(effect: Effect | None, approval: Approval | None, *, can_run: bool) -> Verdict:
-    """Return what to do about a call without a result, when its turn goes on after a crash.
+    """Return what to do about a call without a result, when its turn continues after a crash.
 
     Args:
         effect: What the ledger has of it; None for a tool without declared side effects.
         approval: What the ledger has of its approval, which ends when the call begins; None if
-            it has begun, or nobody had to be asked.
+            it has begun, or needed no approval.
         can_run: Whether the tool is still there, and the arguments are stored whole.
 
-    >>> verdict(None, None, can_run=True)  # nobody knows whether it has begun
+    >>> verdict(None, None, can_run=True)  # unknown whether it has begun
     'interrupted'
     """
     if effect is None:
@@ -49,7 +49,7 @@ def verdict(effect: Effect | None, approval: Approval | None, *, can_run: bool) 
 
 
 def is_unknown(effect: Effect) -> bool:
-    """Say whether a call may have done its work, and nobody knows or has decided."""
+    """Whether a call may have done its work, with neither outcome nor decision known."""
     return effect.state in {"begun", "unknown"}
 
 
@@ -90,9 +90,9 @@ def progress(messages: Sequence[Message]) -> EffectProgress:
 
 
 def without_cut_answers(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return messages without the partial answers that the model gives anew, or has given anew.
+    """Return messages without the partial answers that the model repeats, or has repeated.
 
-    A request must not end with half an answer: some providers refuse that, the others would go on
+    A request must not end with half an answer: some providers refuse that, others would continue
     with it, and the answer would lack its beginning. One that the user has replied to stays.
 
     >>> cut = Message(role="assistant", content="He", extra={"interrupted": msgspec.Raw(b"true")})

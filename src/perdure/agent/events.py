@@ -1,6 +1,6 @@
 """What happens in an agent: events for people, and events for the worker itself.
 
-The first kind tells of what has happened, to whoever listens (`Agent.events`, `Agent.stream`).
+The first kind reports what has happened to listeners (`Agent.events`, `Agent.stream`).
 `TurnEnded` comes only after everything in the turn is durable. The second kind, named
 ``…Event``, is what the worker dispatches to its handlers.
 """
@@ -98,7 +98,7 @@ class ApprovalRequested(TurnEvent, frozen=True, kw_only=True):
 
 
 class EffectUnknown(AgentEvent, frozen=True, kw_only=True):
-    """Nobody knows whether a tool has done its work: see `Agent.resolve_effect`."""
+    """It is unknown whether a tool has done its work: see `Agent.resolve_effect`."""
 
     effect: Effect
 
@@ -192,7 +192,7 @@ class ToolInvocationRequestEvent(msgspec.Struct, frozen=True):
 
 
 class ResumeEvent(msgspec.Struct, frozen=True):
-    """Go on with a message that was not answered."""
+    """Continue with a message that was not answered."""
 
     unfinished: UnfinishedMessage
 

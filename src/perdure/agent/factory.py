@@ -43,7 +43,7 @@ class AgentFactory:
         Raises:
             SessionAlreadyActiveError: An agent runs on this session here.
             SessionError: It exists, and ``if_exists`` is "error".
-            LeaseHeldError: Another process goes on holding it.
+            LeaseHeldError: Another process keeps holding it.
 
         """
         agent_id = agent_id or f"{config.name}-{random_id()}"
@@ -70,7 +70,7 @@ class AgentFactory:
         Raises:
             SessionNotFoundError: There is no such agent; nothing was made.
             SessionAlreadyActiveError: An agent runs on this session here.
-            LeaseHeldError: Another process goes on holding it.
+            LeaseHeldError: Another process keeps holding it.
 
         """
         if memory_dir is None:

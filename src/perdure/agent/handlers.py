@@ -262,7 +262,7 @@ class ToolInvocationRequestEventHandler:
     """Call the tools that one message of the model asks for, all at the same time."""
 
     async def handle(self, event: ToolInvocationRequestEvent, context: AgentContext) -> None:
-        """Keep each result as it comes; go on when all have come."""
+        """Keep each result as it arrives; continue when all have arrived."""
         planned = [plan(call, context, resumed=event.resumed) for call in event.calls]
         # The intent first: after a kill, the model must know that a tool may have run.
         await context.memory.persist_working_context_snapshot()
@@ -282,7 +282,7 @@ class ToolInvocationRequestEventHandler:
 
 @final
 class ToolResultEventHandler:
-    """Go on after tools: before any other message, in the same turn."""
+    """Continue after tools: before any other message, in the same turn."""
 
     async def handle(self, event: ToolResultEvent, context: AgentContext) -> None:
         """Send the turn through the input pipeline again, as the tools' continuation."""

@@ -116,9 +116,9 @@ class AgentLedger:
 
         Args:
             message: What the user says.
-            asked: The turn's id, where whoever posted it chose one.
-            at_once: Whether its turn begins now, and nobody is told before that it was admitted: it
-                is noted by `said` then, and stands in the log once.
+            asked: The turn's id, if its sender chose one.
+            at_once: Whether its turn begins now, and its admission is not reported before: it
+                is then recorded by `said`, and is in the log once.
 
         Raises:
             NotStorableError: It cannot be stored.
@@ -176,7 +176,7 @@ class AgentLedger:
             accept(self._session, tuple(over))
 
     def drop(self, id: str) -> None:
-        """Note that a message shall not be answered, and that nobody waits for its turn."""
+        """Record that a message will not be answered, and that its turn is not waited for."""
         turns = [
             message.turn
             for message in self.messages
@@ -200,7 +200,7 @@ class AgentLedger:
         return () if id is None else (self._noted(ADMITTED, id, error=type(error).__name__),)
 
     def _leftovers(self, turn: str) -> tuple[Entry, ...]:
-        """End what nobody waits for once a turn is over; an unknown effect stays."""
+        """End what is no longer waited for once a turn is over; an unknown effect stays."""
         return (
             *(
                 self._noted(APPROVAL, approval.id, state=OVER, how="withdrawn")
@@ -255,7 +255,7 @@ class AgentLedger:
             self._change(EFFECT, effect.id, state="begun", decision=None)
 
     def unknown(self, effect: Effect, *, told: bool = False) -> Effect:
-        """Note that nobody knows what came of a call, and whether the model was told so."""
+        """Record that the outcome of a call is unknown, and whether the model has that answer."""
         self._change(EFFECT, effect.id, state="unknown", told=told)
         return self.effect(effect.id)
 
@@ -264,13 +264,13 @@ class AgentLedger:
         self._change(EFFECT, effect.id, state=OVER, how=how)
 
     def decide(self, effect: Effect, decision: Decision, result: bytes = b"null") -> None:
-        """Note what somebody has decided on a call, and let go on who waits for that."""
+        """Record the decision on a call, and wake the tasks that wait for it."""
         raw = msgspec.Raw(result)
         self._change(EFFECT, effect.id, state="decided", decision=decision, result=raw)
         self._wake(effect.id)
 
     async def decided(self, effect: Effect) -> Effect:
-        """Wait until somebody has decided."""
+        """Wait for the decision."""
         while (now := self.effect(effect.id)).state != "decided":
             await self._woken(effect.id)
         return now
@@ -293,7 +293,7 @@ class AgentLedger:
         )
 
     def ask(self, turn: str, call: ToolCall) -> Approval:
-        """Note that a call waits for somebody's approval."""
+        """Record that a call waits for approval."""
         known = self.approval_of(turn, call)
         if known is not None:
             return known
@@ -302,7 +302,7 @@ class AgentLedger:
         return self.approvals[-1]
 
     def answer(self, call_id: str, answer: str, why: str | None = None) -> Approval:
-        """Note somebody's answer, and let go on who waits for it.
+        """Record the answer, and wake the task that waits for it.
 
         Raises:
             SessionError: No such call waits.
@@ -321,7 +321,7 @@ class AgentLedger:
         return waiting[-1]
 
     async def answered(self, approval: Approval) -> Approval:
-        """Wait until somebody has answered."""
+        """Wait for the answer."""
         while True:
             now = next(known for known in self.approvals if known.id == approval.id)
             if now.answer is not None:

@@ -85,7 +85,7 @@ class RawTurns:
         self._session = session
 
     async def opening_of(self, turn_id: str) -> Message | None:
-        """Return what a user opened a turn with, None if nobody did."""
+        """Return the user message that opened a turn, None if there is none."""
         messages = await self._said_in(turn_id)
         return messages[0] if messages and messages[0].role == "user" else None
 
@@ -103,7 +103,7 @@ class RawTurns:
         return [message for turn in turns for message in self._decoded(turn)]
 
     async def traces(self, after: int) -> AsyncGenerator[RawTrace, None]:
-        """Give what was said behind a record, oldest first."""
+        """Yield the messages after a record, oldest first."""
         async with aclosing(self._read(after)) as turns:
             async for turn in turns:
                 numbered = zip(turn.seqs, self._decoded(turn), strict=True)
@@ -254,7 +254,7 @@ class MemoryManager:
 
     @property
     def snapshot_was_written(self) -> bool:
-        """Whether a fold has written the snapshot, whatever became of it."""
+        """Whether a fold has written the snapshot, even if it was lost since."""
         return was_folded(self.session)
 
     @property
@@ -303,7 +303,7 @@ class MemoryManager:
     def ingest_tool_intent(
         self, message: Message, turn_id: str, source_event: str | None = None
     ) -> int:
-        """Keep the model's wish to call tools, before anybody calls them."""
+        """Record the model's request to call tools, before they are called."""
         self._enter(turn_id)
         self.turn_tracker.asked(turn_id, message.tool_calls)
         redacted = without_credentials(message, self._redact)
@@ -385,7 +385,7 @@ class MemoryManager:
     async def persist_working_context_snapshot(self) -> None:
         """Make everything that the working context is made of durable.
 
-        After a kill right behind this, the context comes back the same. The snapshot's file
+        After a kill right after this, the context is restored the same. The snapshot's file
         follows at the next fold. Without a store, there is nothing to do.
         """
         await self.session.save()
@@ -415,7 +415,7 @@ class MemoryManager:
         return await self._raw.newest(tail_turns, exclude=exclude_turn_id)
 
     def raw_traces(self, *, after: int = 0) -> AsyncGenerator[RawTrace, None]:
-        """Give what was said behind a record one by one, oldest first, compacted or not.
+        """Yield the messages after a record one by one, oldest first, compacted or not.
 
         What is not durable yet, what was retracted, and what a new beginning set aside is
         not among it. Close it if you leave it early.
@@ -530,7 +530,7 @@ class MemoryManager:
     def is_due(self, messages: Sequence[Message]) -> bool:
         """Say whether a request with these messages compacts first.
 
-        It does if somebody has asked for that, if they are over the budget, and if the session has
+        It does if that was requested, if they are over the budget, and if the session has
         cut its context: what it has left out is to be summed up, not just gone.
         """
         was_cut = self._history and working_context(self.session).cut
@@ -567,7 +567,7 @@ class MemoryManager:
     async def compact(
         self, system_prompt: str, exclude_turn_id: str | None = None, *, notes: str = ""
     ) -> Compaction:
-        """Turn old turns into long-term memory, and build the context anew.
+        """Turn old turns into long-term memory, and rebuild the context.
 
         The items and the new context are one group of records. What was said stays in
         the log. An exception leaves everything as it was, and the request stays; if only the
@@ -577,7 +577,7 @@ class MemoryManager:
             system_prompt: What the new context begins with.
             exclude_turn_id: The running turn. It stays raw; only where it does not fit by
                 itself, what came before its newest answers to tools is compacted, too.
-            notes: What is shown beside the context, and takes some of its budget.
+            notes: What is shown next to the context, and takes some of its budget.
 
         Raises:
             CompactionError: The summarizer has failed.

@@ -140,7 +140,7 @@ class InContextMemory:
 
 
 def with_notes(messages: Sequence[Message], text: str) -> tuple[Message, ...]:
-    """Return messages with notes behind the system prompt; nothing of it is kept."""
+    """Return messages with notes after the system prompt; the result is not stored."""
     if not text:
         return tuple(messages)
     if not messages or messages[0].role != "system":

@@ -1,4 +1,4 @@
-"""What an agent keeps beside its conversation, each part as a contributor of its session.
+"""State that an agent keeps besides its conversation, as contributors of its session.
 
 The settings of its tools, its permissions, its notes, its own instructions, and what it was
 configured with. They are restored in the bootstrap, and asked for their state before each save.
@@ -58,7 +58,7 @@ class ToolSettings:
         self._enabled.update(dict.fromkeys(tools, False))
 
     def is_enabled(self, tool: str) -> bool:
-        """Whether a tool is offered; it is, unless somebody has disabled it."""
+        """Whether a tool is offered; it is, unless it was disabled."""
         return bool(self._enabled.get(tool, True))
 
     def place(
@@ -71,11 +71,11 @@ class ToolSettings:
             self._priorities[tool] = priority
 
     def namespace(self, tool: str) -> str | None:
-        """Return what a tool belongs to, None if nobody has said so."""
+        """Return the group of a tool, None if it has none."""
         return self._namespaces.get(tool)
 
     def offered(self, specs: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
-        """Return the tools that the model is told of, those of equal priority as they stand."""
+        """Return the tools that the model is offered, those of equal priority in their order."""
         offered = [spec for spec in specs if self.is_enabled(spec.name)]
         return tuple(sorted(offered, key=lambda spec: -self._priority(spec.name)))
 
@@ -84,7 +84,7 @@ class ToolSettings:
         return priority if isinstance(priority, int | float) else 0
 
     async def capture(self) -> dict[str, Any] | None:
-        """Return the state; None while nobody has set anything."""
+        """Return the state; None while nothing was set."""
         if not (self._enabled or self._namespaces or self._priorities or self._beyond):
             return None
         return {
@@ -160,7 +160,7 @@ class PersistentInstructions:
 
 @final
 class StoredConfig:
-    """What an agent was configured with, without credentials: for whoever looks at it later.
+    """The config of an agent, without credentials, for later readers.
 
     What is configured now counts; what is stored and not configured any more is kept.
     """
@@ -242,7 +242,7 @@ class AgentPlugins:
             self._attached.append(await attach(self._session, part, restore=restore))
 
     def detach(self) -> None:
-        """Leave the session to whoever comes next."""
+        """Detach from the session, so that the next worker can attach."""
         while self._attached:
             self._attached.pop().detach()
 

@@ -17,7 +17,7 @@ from perdure.errors import SessionClosedError
 
 @final
 class LoadRequest:
-    """A wish to restore the stored conversation, between two messages."""
+    """A request to restore the stored conversation, between two messages."""
 
     __slots__ = ("done", "error", "found")
 
@@ -130,7 +130,7 @@ class InputQueues:
             self._room.release()  # they are told; each gives its place back
 
     def abandon(self) -> tuple[QueuedMessage, ...]:
-        """Take no more, and return the messages that nobody has handled."""
+        """Accept no more, and return the messages that were not handled."""
         self.close()
         unhandled = (*self._first, *self._inbox)
         self._first.clear()

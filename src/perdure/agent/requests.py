@@ -46,8 +46,8 @@ class LLMRequestAssembler:
     Args:
         memory: The agent's memory.
         renderer: What makes of messages what the model takes.
-        emit: Tells of compactions.
-        notes: What to show behind the system prompt, beside what is kept.
+        emit: Called with the events of compactions.
+        notes: What to show after the system prompt, besides what is stored.
 
     """
 

@@ -32,7 +32,7 @@ JSON: Final = "application/json"
 
 
 class ResultReference(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where a large tool result lies."""
+    """Reference to a large tool result."""
 
     sha256: str
     """The blob's name, and its hash."""
@@ -45,7 +45,7 @@ class ResultReference(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def reference_of(message: Message) -> ResultReference | None:
-    """Return where a message's tool result lies, None if the message has it."""
+    """Return the reference to a message's tool result, None if the message has it."""
     result = message.tool_result
     raw = None if result is None else result.extra.get(REFERENCE)
     if raw is None:

@@ -61,7 +61,7 @@ class AgentRuntime:
         """Start the worker, and wait until it is ready.
 
         Raises:
-            SessionError: It was started before. Whatever ends the bootstrap is raised, too.
+            SessionError: It was started before. Errors of the bootstrap are raised, too.
 
         """
         if self._host is not None:
@@ -86,7 +86,7 @@ class AgentRuntime:
         """Admit a message, and put it into the inbox; waits while that is full.
 
         It is durable with the session's next save, which comes before any work on it. If its
-        turn's id is that of one that is unfinished, it is that one, which goes on.
+        turn's id is that of one that is unfinished, that one is continued.
 
         Raises:
             NotStorableError: The message cannot be stored.
@@ -124,7 +124,7 @@ class AgentRuntime:
     async def resume(
         self, unfinished_messages: Sequence[UnfinishedMessage]
     ) -> tuple[EventStream, ...]:
-        """Go on with messages that were not answered, ahead of the inbox; return their events.
+        """Continue messages that were not answered, ahead of the inbox; return their events.
 
         Raises:
             SessionClosedError: The agent does not run.
@@ -192,12 +192,12 @@ class AgentRuntime:
         return stream
 
     def publish(self, event: AgentEvent) -> None:
-        """Tell every listener."""
+        """Send an event to every listener."""
         for stream in tuple(self._listeners):
             stream.feed(event)
 
     def emit(self, event: AgentEvent) -> None:
-        """Tell every listener, and whoever waits for the running turn.
+        """Send an event to every listener, and to those that wait for the running turn.
 
         Raises:
             WrongLoopError: The agent belongs to another loop, thread or process.
@@ -238,7 +238,7 @@ class AgentRuntime:
         return self.worker is not None and self.worker.interrupt()
 
     def drain(self) -> None:
-        """Begin no further turn; the running one goes on."""
+        """Begin no further turn; the running one continues."""
         if self.worker is not None:
             self.worker.drain()
 

@@ -53,7 +53,7 @@ class ModelSummarizer:
 
     Args:
         model: Answers; a cheap one does. A `Model`, or a name such as "openai:NAME".
-        instructions: What it is told; None for the usual.
+        instructions: Its instructions; None for the default.
         renderer: What makes of messages what the model takes; None for `Message` objects.
         message_chars: How much of each message it is shown, from its beginning and its end.
         max_chars: How much it is shown altogether; of more, every message is shown in part, and of

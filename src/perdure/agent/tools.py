@@ -2,7 +2,7 @@
 
 A tool's name, description and JSON schema come from the function itself: its name, its
 docstring and its annotations. Arguments are checked against the annotations before the
-function runs. Whatever goes wrong in a tool becomes a result that says so; nothing
+function runs. An error in a tool becomes a result that says so; nothing
 but a cancellation comes out of `Toolbox.run`.
 """
 
@@ -65,12 +65,12 @@ class Tool:
         function: What is called. A parameter named ``idempotency_key`` gets a key that stays the
             same when this very call is made again; the model never sees it.
         name: Its name; None for the function's own.
-        description: What the model is told of it; None for what the docstring says before its
+        description: Its description for the model; None for what the docstring says before its
             sections, such as ``Args``.
         parameters: The JSON schema of its arguments, where it is known from elsewhere: the
             function then gets all arguments as one dict, and checks them itself.
         effect: What to do if a crash leaves unknown whether it has done its work: "replay" calls
-            it again with the same key, "skip" leaves it, "ask" waits for somebody's decision.
+            it again with the same key, "skip" leaves it, "ask" waits for a person's decision.
             None for a tool without side effects, or "replay" if it takes a key.
         unstorable: What becomes of a part of its result that cannot be stored: "raise" makes the
             result an error, "repr" keeps the part's repr.
@@ -123,7 +123,7 @@ class Tool:
 
     @property
     def spec(self) -> ToolSpec:
-        """What a model is told of it."""
+        """Its description for a model."""
         return ToolSpec(self.name, self.description, self.parameters)
 
     async def run(
@@ -220,7 +220,7 @@ class Toolbox:
         return iter(tuple(self._tools.values()))
 
     def add(self, tools: Iterable[Tool | Callable[..., Any]]) -> None:
-        """Add tools, behind those that are there.
+        """Add tools, after the existing ones.
 
         Raises:
             ConfigError: A function cannot be a tool, or two have the same name.
@@ -248,7 +248,7 @@ class Toolbox:
         limit: float | None = None,
         idempotency_key: str | None = None,
     ) -> ToolResult:
-        """Call a tool, for at most some seconds; whatever goes wrong is a result with an error."""
+        """Call a tool, for at most some seconds; a failure is a result with an error."""
         tool = self._tools.get(call.name)
         if tool is None:
             known = ", ".join(self._tools) or "none"
@@ -278,7 +278,7 @@ def _check_choice(option: str, value: object, choices: tuple[object, ...]) -> No
 
 
 def is_certain(result: ToolResult) -> bool:
-    """Say whether a result tells what the tool did: one that took too long may go on with it."""
+    """Whether a result proves what the tool did: one that timed out may still be running."""
     return not (result.error or "").startswith(UNCERTAIN)
 
 
@@ -530,7 +530,7 @@ class Permissions:
 
     @property
     def approvals(self) -> dict[str, Any]:
-        """Tools that somebody has approved, and what is known of that."""
+        """Tools that were approved, with who approved them and why."""
         return dict(self._approvals)
 
     def verdict(self, tool: str) -> Verdict:
@@ -553,7 +553,7 @@ class Permissions:
     def approve(
         self, tool: str, *, by: str | None = None, at: datetime.datetime | None = None
     ) -> None:
-        """Remember that somebody has approved a tool.
+        """Remember that a tool was approved.
 
         Args:
             tool: Its name.
@@ -566,14 +566,14 @@ class Permissions:
         self._approvals[tool] = {**approval, **({} if by is None else {"approvedBy": by})}
 
     def revoke(self, *tools: str) -> None:
-        """Forget whatever was decided on tools."""
+        """Forget all decisions on tools."""
         for known in (self._blocked, self._allowed, self._approvals):
             _forget(known, tools)
 
     # as a contributor
 
     async def capture(self) -> dict[str, Any] | None:
-        """Return the state; None while nobody has decided anything."""
+        """Return the state; None while nothing was decided."""
         if not (self._approvals or self._blocked or self._allowed or self._beyond):
             return None
         return {

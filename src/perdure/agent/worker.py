@@ -1,6 +1,6 @@
 """The worker: one loop that answers an agent's messages, one turn at a time.
 
-It runs as a task of the runtime's host, so no cancel scope of it lies across a caller's code.
+It runs as a task of the runtime's host, so none of its cancel scopes spans a caller's code.
 Each message is one turn of the session. A turn that fails, or is interrupted, is closed
 and saved as such, and the next message is answered; only a session that cannot be
 written any more ends the worker.
@@ -58,7 +58,7 @@ class AgentWorker:
     Args:
         context: The agent's.
         dispatcher: Who gets which event.
-        publish: Tells the agent's listeners.
+        publish: Called with events for the agent's listeners.
 
     """
 
@@ -103,7 +103,7 @@ class AgentWorker:
                 self._end()
 
     def emit(self, event: AgentEvent) -> None:
-        """Tell the listeners, and whoever waits for this very turn."""
+        """Send an event to the listeners, and to those that wait for this turn."""
         self._publish(event)
         if self._posted is not None and self._posted.stream is not None:
             self._posted.stream.feed(event)
@@ -174,7 +174,7 @@ class AgentWorker:
                 break
 
     async def _answer(self, posted: QueuedMessage) -> None:
-        """Run one turn, and tell how it ended."""
+        """Run one turn, and report how it ended."""
         context = self._context
         over = _TurnOutcome(context)
         self._by_hand = False
@@ -243,7 +243,7 @@ class AgentWorker:
         keep_custom_data(context)
 
     async def _begin(self, posted: QueuedMessage) -> None:
-        """Put what a turn begins with, or goes on with, before everything else."""
+        """Queue what a turn begins or continues with, before everything else."""
         context, event = self._context, posted.event
         if not isinstance(event, ResumeEvent):
             if context.config.input_processors:

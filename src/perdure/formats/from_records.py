@@ -1,4 +1,4 @@
-"""A log's records to a whole state: everything that they amount to, history included. Pure."""
+"""Conversion of a log's records to a whole state, history included. Pure."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _FOLDER: Final = "plugins/"
 
 
 def state_of(key: SessionKey, records: Sequence[Record]) -> FullAgentState:
-    """Return the state that a session's whole log amounts to.
+    """Return the state that a session's whole log folds to.
 
     Raises:
         CorruptRecordError: A record is damaged.
@@ -144,7 +144,7 @@ class _Calling(msgspec.Struct):
 
 
 def _tool_calls(spoken: Iterable[Record], *, after: int) -> list[msgspec.Raw]:
-    """Return the tool calls of messages behind a record."""
+    """Return the tool calls of messages after a record."""
     return [
         msgspec.Raw(encode(call))
         for record in spoken

@@ -1,7 +1,7 @@
 """A state as files in one folder: session.json, memory.json, plugins/<name>.json.
 
 Each file is replaced in one step, and session.json is the last; ``custom_instructions.md``, and
-whatever else lies there, is not touched. A damaged file is copied to ``quarantine/``,
+everything else in there, is not touched. A damaged file is copied to ``quarantine/``,
 reported, and left out: the rest is read. Files of a newer release are not touched at all.
 """
 

@@ -57,7 +57,7 @@ class FileMemoryStorage:
     """Keep an agent's working memory in ``<path>/memory.json``: ``async with storage``.
 
     Entered, it flushes at intervals and when it is left. It works without being entered, too:
-    then somebody has to call ``flush``, as an agent does that it is given to.
+    then its user has to call ``flush``, as an agent does that it is given to.
 
     Args:
         path: The folder; made when something is written.

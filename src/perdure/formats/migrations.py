@@ -246,7 +246,7 @@ def _upgraded(
 
 
 def _unite_plugins(state: FullAgentState, findings: list[Finding], source: str) -> None:
-    """Put the plugins of the context beside those of the state, which count before them."""
+    """Merge the plugins of the context into those of the state, which take precedence."""
     inner, state.context.plugins = state.context.plugins, {}
     for name, raw in inner.items():
         if state.plugins.setdefault(name, raw) != raw:

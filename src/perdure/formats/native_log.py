@@ -1,9 +1,9 @@
 """perdure's own part of a state: the log itself, for a way back that loses nothing.
 
 The formats have no place for turns, retractions, named states or long-term memory. So a
-state may carry the records, in the field ``perdure`` that others pass over. What stands in the
+state may carry the records, in the field ``perdure`` that others ignore. What is in the
 history is not repeated. The part counts as long as the rest is what it was written with:
-if somebody else has changed that, their change counts. Pure.
+if another program has changed that, its change counts. Pure.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _OF_ITS_STORE = frozenset({BASE, ENDING, EPOCH, FORK})
 
 
 class NativeLog(msgspec.Struct, frozen=True):
-    """The records of a state, and whether the rest of it is what they amount to."""
+    """The records of a state, and whether the rest of it is what they fold to."""
 
     records: tuple[Record, ...]
     agrees: bool
@@ -163,7 +163,7 @@ def _created_at(log: NativeLog) -> float | None:
 def left_of(log: NativeLog, known: frozenset[str]) -> list[Entry]:
     """Return what a log holds beyond the kinds that the formats have a place for.
 
-    For a state that somebody else has changed.
+    For a state that another program has changed.
     """
     return [
         Entry(record.kind, record.payload)

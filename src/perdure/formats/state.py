@@ -239,7 +239,7 @@ class SerializedMemoryState(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class FullAgentState(msgspec.Struct, rename="camel", kw_only=True):
-    """Everything that an agent's session needs to go on."""
+    """Everything that an agent's session needs to continue."""
 
     version: int = 1
     agent_id: str = ""
@@ -439,7 +439,7 @@ def _line(trace: RawTrace) -> bytes:
 
 
 class TraceMessage(msgspec.Struct, frozen=True):
-    """A message that traces amount to."""
+    """A message that traces fold to."""
 
     seq: int
     """That of its first trace."""

@@ -58,7 +58,7 @@ _FORMATS: Final = MESSAGE_KINDS | {
 
 
 class NewLog(msgspec.Struct, frozen=True):
-    """The records for a new log, behind its epoch record."""
+    """The records for a new log, after its epoch record."""
 
     entries: tuple[Entry, ...]
     """In groups as they were, or one group."""
@@ -288,7 +288,7 @@ def with_history(state: FullAgentState, read: StateMemories) -> FullAgentState:
 
 
 def with_memories(unfolded: NewLog, read: StateMemories, context: Sequence[Entry] = ()) -> NewLog:
-    """Return the records with the memories behind them, and all of it one group.
+    """Return the records followed by the memories, all of it one group.
 
     Args:
         unfolded: What the state was made into; it carried no log.

@@ -156,7 +156,7 @@ PART: Final = 1024 * 1024
 
 
 class Memories(msgspec.Struct, frozen=True, kw_only=True):
-    """What a session remembers, beside what was said."""
+    """Memories of a session, besides its messages."""
 
     episodic: bytes = b""
     """Its document: a line an item."""

@@ -1,7 +1,7 @@
 """Calls of Anthropic's own tools, and their results: the model's turn holds both.
 
-The API pairs them itself, across messages. A search beside calls of the user's tools is run when
-those are answered, one that was paused when the answer is sent again; its result stands at the
+The API pairs them itself, across messages. A search next to calls of the user's tools is run when
+those are answered, one that was paused when the answer is sent again; its result is at the
 head of the next answer. Until then the call is open, and has to be sent. Once the user says
 something it will never have a result, and a request with it is refused; so is one with a
 result whose call is gone.
@@ -448,7 +448,7 @@ def parse_history(given: PlainHistory, by: Issuer) -> list[Message]:
 def _sent_user(
     content: Any, path: str, by: Issuer, extra: Extra, names: Mapping[str, str]
 ) -> Iterator[Message]:
-    """Return the results in a message of the user's, and what the user says beside them."""
+    """Return the results in a user message, and the user's other content in it."""
     blocks = [] if isinstance(content, str) else content
     follows = False
     for at, block in enumerate(blocks):

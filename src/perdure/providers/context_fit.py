@@ -32,7 +32,7 @@ def function_name(name: str, most: int = MAX_NAME, *, more: str = "") -> str:
     Args:
         name: The name as the model wrote it.
         most: The most characters.
-        more: Characters that fit beside letters, digits, ``_`` and ``-``.
+        more: Characters that are valid besides letters, digits, ``_`` and ``-``.
 
     >>> function_name("multi_tool_use.parallel")
     'multi_tool_use_parallel'
@@ -42,7 +42,7 @@ def function_name(name: str, most: int = MAX_NAME, *, more: str = "") -> str:
 
 
 def arguments_of(call: ToolCall) -> dict[str, Any]:
-    """Return a call's arguments as an object, whatever the model wrote.
+    """Return a call's arguments as an object, even if the model wrote something else.
 
     >>> arguments_of(ToolCall("a", "look", '{"at": "harbor"}'))
     {'at': 'harbor'}
@@ -94,7 +94,7 @@ def style_of(text: str, value: Any) -> str | None:
 
 
 def sent_arguments(call: ToolCall) -> str:
-    """Return a call's arguments as whoever made it wrote them, if they are an object in JSON.
+    """Return a call's arguments in their original text, if they are an object in JSON.
 
     A provider finds the beginning of a request in its cache only if it is the same to the letter.
     """

@@ -2,7 +2,7 @@
 
 Its rules: the instructions stand apart, user and model take turns, the user begins, a turn of
 calls is answered by as many results in the same order, each under its call's name, and from
-Gemini 3 on the first call of a turn carries its signature. Calls that somebody else made
+Gemini 3 on the first call of a turn carries its signature. Calls that another model made
 have none, and say so with the value that Google gives for that.
 """
 
@@ -277,7 +277,7 @@ def _answer(parts: list[Block], calls: tuple[ToolCall, ...], extra: Extra) -> Me
 
 
 def _content_in(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the model's content, and what stands around it."""
+    """Return the model's content, and what surrounds it."""
     candidates = fields.get("candidates")
     if isinstance(candidates, list) and candidates:
         candidate = as_dict(candidates[0])
@@ -422,7 +422,7 @@ def _sent_user(
     own: tuple[Extra, str | None],
     calls_waiting: list[tuple[str, str]],
 ) -> Iterator[Message]:
-    """Return the results in a content of the user's, and what the user says beside them."""
+    """Return the results in a user content, and the user's other parts in it."""
     extra, role = own
     follows = False
     for at, part in enumerate(parts):

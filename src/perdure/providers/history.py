@@ -2,7 +2,7 @@
 
 What is read here comes from elsewhere: dicts, the SDKs' typed dicts and objects, one inside of
 the other. `entries_of` makes plain values of them; the checks below name the place and the cure
-of whatever does not fit.
+of whatever is invalid.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def text_in(format: str, owner: Mapping[str, Any], name: str, path: str) -> str:
 
 
 def require_apart(format: str, extra: Extra, path: str) -> None:
-    """Refuse a field beside a call's own that could not be told from one of them."""
+    """Refuse an extra field of a call that could not be distinguished from its own fields."""
     for name in extra:
         if name in CALL_FIELDS:
             cure = "leave it out, or write it where the provider has it"

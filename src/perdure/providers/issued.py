@@ -1,4 +1,4 @@
-"""Who issued a message, and what nobody but the issuer understands: the stamp.
+"""Stamp of a message: who issued it, and the parts that only the issuer understands.
 
 A reply has parts that perdure understands (text, tool calls) and parts that only its
 provider does (signatures, encrypted reasoning, results of its own tools), in an order that
@@ -40,7 +40,7 @@ class Issuer(msgspec.Struct, frozen=True):
 
 
 class IssuedPart(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A part of a reply, in the provider's own shape, without what stands in the message."""
+    """A part of a reply, in the provider's own shape, without what is in the message."""
 
     block: msgspec.Raw
     texts: tuple[int, ...] = ()
@@ -154,7 +154,7 @@ def pieces(text: str, lengths: Sequence[int]) -> list[str] | None:
 
 
 class PlacedPart(msgspec.Struct, frozen=True):
-    """A part of a reply, and what of the message stands in it."""
+    """A part of a reply, and what of the message is in it."""
 
     block: dict[str, Any]
     """The part in the provider's shape; empty for what was added to the message since."""
@@ -167,7 +167,7 @@ class PlacedPart(msgspec.Struct, frozen=True):
 def laid_out(message: Message, own: Issued) -> list[PlacedPart]:
     """Return the parts of a message in the order in which its issuer wrote them.
 
-    Text that has changed since stands where the first text was; reasoning that has changed, and
+    Text that has changed since replaces the first text; reasoning that has changed, and
     calls that are gone, are left out, for no signature fits them any more.
     """
     texts = _texts(message, own.items)

@@ -1,6 +1,6 @@
-"""Chat Completions, and whoever speaks it: OpenAI, DeepSeek, OpenRouter, vLLM and many more.
+"""Chat Completions, as spoken by OpenAI, DeepSeek, OpenRouter, vLLM and many more.
 
-Its rules: tool messages stand right behind the message with their calls, an assistant message
+Its rules: tool messages come right after the message with their calls, an assistant message
 says something or calls something, arguments are JSON, media is the user's. Reasoning goes
 back to its issuer with the message that it came with (DeepSeek refuses a message with calls
 that lacks it), under the name that the issuer gave it.
@@ -210,7 +210,7 @@ def _part(part: Part, source: Any, target: ContextTarget) -> dict[str, Any]:
 
 
 def _marks(source: Any, target: ContextTarget) -> dict[str, Any]:
-    """Return what a text part says beside its text; OpenAI refuses the marks of others."""
+    """Return the fields of a text part besides its text; OpenAI refuses those of others."""
     if not isinstance(source, dict) or source.get("type") != "text":
         return {}
     kept_fields = {"prompt_cache_breakpoint"}
@@ -267,7 +267,7 @@ def _read(message: Mapping[str, Any], field: str | None) -> frozenset[str]:
 
 
 def _message_in(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the assistant's message, and what stands around it."""
+    """Return the assistant's message, and what surrounds it."""
     choices = fields.get("choices")
     if isinstance(choices, list) and choices:
         choice = as_dict(choices[0])

@@ -1,8 +1,8 @@
 """Responses, the newer API of OpenAI, with the conversation sent each time.
 
-Its rules: each output has its call, a reasoning item stands before what it led to and can be read
+Its rules: each output has its call, a reasoning item precedes what it led to and can be read
 only from its encrypted content, and items that were issued with reasoning are named by
-their ids only if it is there too. Calls stand together, and their outputs behind them: else the
+their ids only if it is there too. Calls are adjacent, with their outputs after them: else the
 reasoning counts as missing (community.openai.com, 1355347). What a reasoning item says of its
 status is for reading only (issue 13420 of litellm).
 """
@@ -180,7 +180,7 @@ def _sound(items: list[Block], *, is_whole: bool) -> list[Block]:
     """Leave out what cannot be sent back, and the ids that went with it.
 
     That is reasoning that cannot be read, or led to nothing, or to a call that is gone; and calls
-    that nobody here can answer, since they are no functions: of a computer, of a shell.
+    that cannot be answered here, since they are no functions: of a computer, of a shell.
     """
     outputs = {item.get("call_id") for item in items if _kind(item).endswith("_output")}
     sound: list[Block] = []
@@ -206,7 +206,7 @@ def _without_status(item: Block) -> Block:
 
 
 def _without_id(item: Block) -> Block | None:
-    """Return an item that stands without the reasoning it came with; None if none can."""
+    """Return an item that is valid without the reasoning it came with; None if none is."""
     if _kind(item) in CALLS:
         return {name: value for name, value in item.items() if name != "id"}
     if _kind(item) != "message":

@@ -87,7 +87,7 @@ def not_a_reply(format: str, reason: str) -> FormatError:
 
 
 def check_role(format: str, answer: Mapping[str, Any], own: str) -> None:
-    """Refuse what somebody other than the model said; a reply may leave its role out.
+    """Refuse a message that is not the model's; a reply may leave its role out.
 
     Raises:
         FormatError: Its role is another one.

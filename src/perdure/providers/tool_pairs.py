@@ -1,6 +1,6 @@
-"""Calls and their results, paired: what every provider wants, whatever the log holds.
+"""Calls paired with their results: what every provider requires, even if the log lacks some.
 
-Each tool call has one result, right behind the message that asked for it, and each result has
+Each tool call has one result, right after the message that asked for it, and each result has
 its call. A process that was killed leaves calls without results; they are closed with a result
 that says so, and the model can decide. A result that is there is never thrown away for one
 that was made up. Calls of one reply that came as several messages stand in one message again.
@@ -214,7 +214,7 @@ def _is_empty(message: Message) -> bool:
 def groups(messages: Sequence[Message]) -> list[tuple[Message, ...]]:
     """Cut a conversation into groups that no provider takes apart: a message and its results.
 
-    A result stands with the message before it that is no result; what stands before the first
+    A result belongs to the message before it that is no result; what precedes the first
     such message is a group of its own. Nothing is left out, and nothing moves.
     """
     grouped: list[list[Message]] = []

@@ -43,7 +43,7 @@ class Receipt(msgspec.Struct, frozen=True):
 
 
 class _Hot:
-    """What an append touches comes first, and so lies side by side in memory."""
+    """Fields that an append touches come first, so that they are adjacent in memory."""
 
     __slots__ = ("_closed_by", "_runtime", "_tracked")
 
@@ -204,7 +204,7 @@ class SessionBase(_Hot):
         the caller does not stop the save.
 
         Raises:
-            LeaseLostError: Somebody else has taken the session over.
+            LeaseLostError: Another process has taken the session over.
             SessionQuarantinedError: The store refuses a record of this session for good.
             SessionClosedError: The manager stopped before it was durable.
 
@@ -264,7 +264,7 @@ class SessionBase(_Hot):
         return self._contents.turn_ids.get(turn_id)
 
     async def _find_attempt(self, turn_id: str) -> tuple[int, tuple[Any, ...]] | None:
-        """Return what an interrupted turn of this id has appended, if nothing is behind it.
+        """Return what an interrupted turn of this id has appended, if nothing follows it.
 
         The seq of the record before it, and its messages.
         """

@@ -133,7 +133,7 @@ class ManagerParts:
             spawn(self.lifecycle.hand_over, key)
 
     def health(self) -> Health:
-        """Say how it stands: saving, and whether the leases are renewed."""
+        """Return its health: saving, and whether the leases are renewed."""
         health, lease = self._with_inbox(self.runtime.saver.health()), self.runtime.lease
         late = self.runtime.clock() - self._beat_at
         if late <= max(lease.ttl, 2 * lease.heartbeat) or self.closing.done.is_set():
@@ -175,12 +175,12 @@ class ManagerParts:
             self.signals.cancel_body()
 
     def end_late_body(self) -> None:
-        """Have the body left that has closed the manager and goes on, though SIGTERM has come."""
+        """Cancel a body that closed the manager but continues after SIGTERM."""
         if self._is_late:
             self.signals.cancel_body()
 
     async def _torn_down(self) -> None:
-        """The loop ends, and nobody has closed the manager."""
+        """Handle the end of the loop while the manager is not closed."""
         await self.closing.torn_down()
         if self.signals.received:
             await self.signals.end_process_by_force()
@@ -277,7 +277,7 @@ async def connected(
 
 
 def manager_facts(connected: ManagerParts | None) -> dict[str, object]:
-    """Return how a manager stands; from any thread, at any time."""
+    """Return a manager's health; from any thread, at any time."""
     if connected is None:
         return {"state": "not connected"}
     store, report = connected.runtime.store.location, connected.closing.report

@@ -1,4 +1,4 @@
-"""What a session holds, for whoever reads it: the context, and what loads when it is awaited.
+"""Contents of a session for its readers: the context, and what loads when it is awaited.
 
 Shared by the writable session and the read-only view. Records that came after the last
 fold stay here until the documents that they change have them.
@@ -274,7 +274,7 @@ class Contents:
         raise StoreError(message, key=str(self.key), as_of_seq=self._folded)
 
     async def _older(self, name: str, as_of: int) -> list[Record]:
-        """Return the durable records behind one that a lost document was made of."""
+        """Return the durable records after one that a lost document was folded from."""
         records: list[Record] = []
         async with contextlib.aclosing(self._store.read_log(self.key, after=as_of)) as log:
             async for chunk in log:
@@ -311,7 +311,7 @@ class Contents:
     async def attempt(
         self, turn_id: str, *, unsaved: Iterable[Record], durable: int
     ) -> tuple[int, tuple[Any, ...]] | None:
-        """Return what an interrupted turn has appended, if nothing has come behind it.
+        """Return what an interrupted turn has appended, if nothing follows it.
 
         The seq of the record before it, and its messages. ``unsaved`` is newest first.
         """
@@ -344,7 +344,7 @@ class Contents:
             before: The seq; None for all.
             limit: How many.
             unsaved: What the store does not have yet, newest first.
-            durable: The seq behind which that begins.
+            durable: The seq after which that begins.
 
         """
         items: list[HistoryItem] = []
@@ -476,7 +476,7 @@ def check_said(
 
 
 def check_readable(kind: str, payload: bytes, registry: Registry) -> None:
-    """Refuse a record from elsewhere that whoever reads the log could not decode.
+    """Refuse a foreign record that readers of the log could not decode.
 
     Raises:
         FormatError: It is no JSON, or no such message or object. An upcast may raise anything.

@@ -48,14 +48,14 @@ class StoredContribution(msgspec.Struct, frozen=True):
 
 
 def state_name(name: str) -> str:
-    """Return the document that a contributor's state lies in."""
+    """Return the name of the document with a contributor's state."""
     return f"plugins/{name}.json"
 
 
 def kept_of(
     state: Any, version: int, types: Types
 ) -> tuple[StoredContribution, bytes, dict[str, str] | None]:
-    """Return a state's hashes, its JSON, and the table of what JSON cannot tell of it.
+    """Return a state's hashes, its JSON, and the table of the types that JSON lacks.
 
     Raises:
         NotStorableError: Some part of it cannot be stored.
@@ -142,7 +142,7 @@ log: logging.Logger = logging.getLogger("perdure")
 
 
 class RestoreContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What a contributor is told when its state is restored."""
+    """What a contributor learns when its state is restored."""
 
     key: SessionKey
     """Whose session it is."""
@@ -151,7 +151,7 @@ class RestoreContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Contributor(Protocol):
-    """Whoever owns state that is kept with a session.
+    """Owner of state that is kept with a session.
 
     A contributor whose state changes its form raises ``version``, and has a method
     ``migrate(state, from_version)``, plain or async, which returns the state in the form of
@@ -160,7 +160,7 @@ class Contributor(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name: its state lies in ``plugins/<name>.json``."""
+        """Its name: its state is in ``plugins/<name>.json``."""
         ...
 
     @property
@@ -196,7 +196,7 @@ class Attachment:
     def changed(self) -> None:
         """Say that the state has changed: it is asked for soon, though nothing is appended.
 
-        Not needed for what changes within a turn, or before a save that somebody asks for.
+        Not needed for what changes within a turn, or before an explicit save.
         """
         self._owner.ask_soon()
 
@@ -248,12 +248,12 @@ class Contributors:
                 del those[name]
 
     def forget(self) -> None:
-        """Write every state anew: what the log had of them was dropped."""
+        """Write every state again: the log's records of them were dropped."""
         for attachment in self._attached.values():
             attachment.kept = StoredContribution()
 
     def set_aside(self) -> None:
-        """Ask nobody until `take_back`: what is stored is about to become what it was."""
+        """Capture nothing until `take_back`: the stored states are about to be rolled back."""
         self._takes += 1
         self._aside |= self._attached
         self._attached = {}
@@ -262,7 +262,7 @@ class Contributors:
         """Have those who were set aside restore what is stored of them by now.
 
         Raises:
-            Exception: As for `capture`: one that fails keeps nobody else from it.
+            Exception: As for `capture`; a failure does not affect the other contributors.
 
         """
         errors: list[Exception] = []
@@ -324,7 +324,7 @@ class Contributors:
     async def capture(self) -> None:
         """Ask everybody at the same time, and append what has changed.
 
-        One that fails, or does not answer before this is cancelled, keeps nobody else's state
+        One that fails, or does not answer before this is cancelled, does not keep other states
         from being kept.
 
         Raises:

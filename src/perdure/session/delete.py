@@ -67,7 +67,7 @@ class ForgetReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Sum:
-    """What one session amounts to, and which blobs it may name."""
+    """What one session consists of, and which blobs it may name."""
 
     def __init__(self) -> None:
         self.records = self.documents = self.bytes = 0
@@ -91,7 +91,7 @@ class Forgetter:
         """Remove a session; what its forks reach of it becomes theirs. False if there is none.
 
         Raises:
-            LeaseHeldError: Another process goes on holding it, or one of its forks.
+            LeaseHeldError: Another process keeps holding it, or one of its forks.
 
         """
         if await self._store.inner.head(key) == 0:
@@ -156,7 +156,7 @@ class Forgetter:
                 await self._store.release(hold.key, hold.epoch)
 
     async def _heirs(self, hold: HeldSession) -> list[tuple[SessionKey, Origin]]:
-        """Return the forks that go on behind a session's history, each with its base."""
+        """Return the forks that continue a session's history, each with its base."""
         children = await self._noted(hold.key) | await self._told(hold.key, hold.epoch)
         return await self._reaching(hold.key, children)
 
@@ -184,7 +184,7 @@ class Forgetter:
     async def _reaching(
         self, key: SessionKey, children: set[SessionKey]
     ) -> list[tuple[SessionKey, Origin]]:
-        """Return those that still go on behind a session, each with the base that counts."""
+        """Return those that still continue a session, each with the base that counts."""
         heirs = []
         for child in sorted(children):
             if await self._store.inner.head(child):
@@ -194,7 +194,7 @@ class Forgetter:
         return heirs
 
     async def settle_heirs(self, key: SessionKey, terms: Terms) -> None:
-        """Give each fork of a session the history that it goes on behind."""
+        """Give each fork of a session its own copy of the history that it continues."""
         async with self._lock, AsyncExitStack() as stack:
             children = await self._noted(key)
             session = self._access.runtime.sessions.get(key)
@@ -233,10 +233,10 @@ class Forgetter:
     async def forget(
         self, keys: list[SessionKey], tenant: str, terms: Terms, *, dry_run: bool
     ) -> ForgetReport:
-        """Remove sessions of one tenant, and whatever else only they reach.
+        """Remove sessions of one tenant, and everything that only they reach.
 
         Raises:
-            LeaseHeldError: Another process goes on holding one; then nothing was removed.
+            LeaseHeldError: Another process keeps holding one; then nothing was removed.
 
         """
         async with self._lock, AsyncExitStack() as stack:

@@ -51,7 +51,7 @@ class LogOrigin(msgspec.Struct, frozen=True):
 
 @final
 class HeldSession:
-    """A session that is held to be changed, and nobody here has open."""
+    """A session that is held for a change, and is not open in this process."""
 
     def __init__(self, store: Lineage, key: SessionKey, epoch: int, head: int) -> None:
         self._store = store
@@ -61,10 +61,10 @@ class HeldSession:
         self.is_there: bool = True
 
     async def append(self, *entries: Entry) -> None:
-        """Make entries durable behind the log's head.
+        """Make entries durable at the end of the log.
 
         Raises:
-            LeaseLostError: Somebody else took the session over.
+            LeaseLostError: Another process took the session over.
             StoreError: The store refuses them, or cannot be reached.
 
         """
@@ -117,7 +117,7 @@ class ExclusiveAccess:
         """Hold a session that is not open here; the caller is alone with it.
 
         Raises:
-            LeaseHeldError: Another process goes on holding it.
+            LeaseHeldError: Another process keeps holding it.
 
         """
         runtime = self.runtime

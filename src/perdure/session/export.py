@@ -89,7 +89,7 @@ async def export_memories(view: SessionView, folder: Path) -> list[str]:
 
 
 async def memories_in(folder: Path, state: FullAgentState | None) -> StateMemories | None:
-    """Return what a folder says beside a state; None if there is nothing, or the state has all."""
+    """Return what a folder has besides a state; None if that is nothing, or is in the state."""
     if state is not None and log_in(state) is not None:
         return None
     if not await anyio.to_thread.run_sync(has_memories, folder):
@@ -106,7 +106,7 @@ def unfold_with(state: FullAgentState, read: StateMemories, *, now: float) -> Ne
 
 
 def _newest(state: FullAgentState, read: StateMemories) -> list[Message]:
-    """Return what was said since the last compaction; the last item, if no traces tell."""
+    """Return the messages since the last compaction; the last item, if there are no traces."""
     if read.active or read.archived:
         return [trace.message for trace in read.active]
     try:
@@ -232,7 +232,7 @@ async def import_with(
     session: str,
     tenant: str,
 ) -> Imported:
-    """Make a session of a state, and of what files said beside it; errors as `import_state`."""
+    """Make a session from a state and the files next to it; errors as `import_state`."""
     agent = id or state.agent_id
     if not agent:
         raise InvalidArgumentError("the state names no agent: give its id")
@@ -258,7 +258,7 @@ async def import_with(
 
 
 def _unfolded(state: FullAgentState, read: StateMemories | None, key: SessionKey) -> NewLog:
-    """Return the records of a state, of which it is known that they amount to a session."""
+    """Return the records of a state, after checking that they fold to a session."""
     now = time.time()
     try:
         unfolded = unfold(state, now=now) if read is None else unfold_with(state, read, now=now)
@@ -319,7 +319,7 @@ async def export_pair(view: SessionView, folder: Path) -> list[str]:
 async def import_pair(session: Session, folder: Path) -> AuditPair:
     """Append the events and checkpoints of such files to a session, by their times.
 
-    They go on with the session's own clock: their order stays, their numbers may become others.
+    They continue the session's own clock: their order stays, their numbers may change.
     All is durable when this returns. After a kill some thousands of events at the end may be
     missing: remove the session then, and begin again.
 

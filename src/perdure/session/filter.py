@@ -42,7 +42,7 @@ async def chosen(
 ) -> list[SessionKey]:
     """Return the sessions that are meant.
 
-    A listing tells of the last fold; where the log has gone on since, it is asked, and a session
+    A listing reports the last fold; where the log is longer by now, it is read, and a session
     that is open *here* knows what is not durable yet.
     """
     keys: list[SessionKey] = []
@@ -62,7 +62,7 @@ async def chosen(
 
 
 async def only_posted_to(store: Lineage, wanted: SessionFilter) -> list[SessionKey]:
-    """Return the sessions of an id that nobody has opened yet, and something waits for."""
+    """Return the sessions of an id that were never opened but have pending items."""
     if wanted.id is None or wanted.owner is not None or wanted.tag is not None:
         return []
     return [

@@ -1,4 +1,4 @@
-"""Folding: writing the documents that a session's log amounts to.
+"""Folding: writing the documents that summarize a session's log.
 
 A fold reads back what the store has (so it covers only what is durable), writes the
 documents that changed, and moves the manifest forward. It saves time at the next
@@ -111,7 +111,7 @@ async def fold(
 ) -> Manifest | None:
     """Fold everything up to a durable record; return the new manifest, None for nothing to do.
 
-    What is damaged is made anew from the log, *mend* being documents that are known to be.
+    Damaged documents are rebuilt from the log; *mend* names those already known to be damaged.
 
     Raises:
         LeaseLostError: The epoch is not the newest any more.

@@ -1,7 +1,7 @@
 """Forks, copies and renames: sessions that begin with another one's history.
 
 A fork writes one record, however long its parent's history is: where that ends for it. Before, the
-parent is told, so that whoever deletes it finds its forks. A copy keeps the history as blobs of
+parent records it, so that a deletion finds its forks. A copy keeps the history as blobs of
 its own. A rename is a copy that remembers the old name, and then a deletion.
 """
 
@@ -91,7 +91,7 @@ class ForkBuilder:
         return await self._begin(parent, child, point, ())
 
     async def fork_unsaved(self, session: Tracked, child: SessionKey) -> Fork:
-        """Begin a session with what is durable of one, and go on with what is not.
+        """Begin a session with a session's durable records, followed by its unsaved ones.
 
         If the store has lost a part of what was durable, what memory holds of that comes between.
 
@@ -117,7 +117,7 @@ class ForkBuilder:
     async def _begin_anew(
         self, parent: SessionKey, child: SessionKey, records: Sequence[Entry]
     ) -> Fork:
-        """Make a session of what memory holds alone: nothing is left to go on behind."""
+        """Make a session from memory alone: no stored history is left to continue."""
         async with self._access.exclusive(child):
             await self._is_done(child, None, records)
             async with self._access.held(child, Terms("raise", 0)) as hold:
@@ -133,7 +133,7 @@ class ForkBuilder:
     async def _point(
         self, parent: SessionKey, head: int, at: int | str | Checkpoint | None
     ) -> Record:
-        """Return the record that a fork goes on behind."""
+        """Return the record that a fork continues from."""
         seq = at if isinstance(at, int) else head
         if isinstance(at, Checkpoint):
             seq = await self._end_of(parent, at)
@@ -199,7 +199,7 @@ class ForkBuilder:
         return False
 
     async def _note(self, parent: SessionKey, child: SessionKey) -> None:
-        """Tell the parent, durably, before the child refers to it; no lease is needed."""
+        """Record the child in the parent, durably, before the child refers to it. No lease."""
         note = encode(ForkNote(child))
         session = self._access.open_here(parent)
         if session is not None:
@@ -225,8 +225,8 @@ class ForkBuilder:
     async def _gone(self, parent: SessionKey, child: SessionKey, base: Origin) -> Exception | None:
         """Return why a fork's history is not there, or is about to go without its parent's notice.
 
-        One look at the parent's newest records tells: they are few, and behind them is the one
-        that the fork goes on behind.
+        The parent's newest records show it: they are few, and before them is the one
+        that the fork continues from.
         """
         newest, point = None, None
         log = self._store.read_log(parent, after=base.at - 1, reverse=True)
@@ -244,7 +244,7 @@ class ForkBuilder:
         return _no_record(parent, base.at, base.at) if pruned else None
 
     async def _undo(self, hold: HeldSession) -> None:
-        """Leave no empty session behind, if nothing is in it."""
+        """Delete the session if it is empty."""
         begun = await self._access.begun(hold.key)
         if begun == LogOrigin():
             await hold.delete()

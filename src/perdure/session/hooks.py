@@ -130,11 +130,11 @@ class Hooks:
         return off
 
     def has(self, event: EventName) -> bool:
-        """Whether anybody waits for an event."""
+        """Whether an event has hooks."""
         return bool(self._hooks.get(event))
 
     def emit(self, event: EventName, facts: object) -> None:
-        """Tell everybody; a hook that fails is logged and does no other harm."""
+        """Run an event's hooks; one that fails is logged and affects nothing else."""
         for hook in tuple(self._hooks.get(event, ())):
             try:
                 result = hook(facts)
@@ -157,7 +157,7 @@ class Hooks:
                 result.close()
 
     async def run(self, event: EventName, facts: object) -> None:
-        """Tell everybody, and wait for them."""
+        """Run an event's hooks, and wait for them."""
         for hook in tuple(self._hooks.get(event, ())):
             result = hook(facts)
             if inspect.isawaitable(result):

@@ -1,13 +1,13 @@
-"""The inbox: anybody may post to a session; its holder takes what was posted, exactly once.
+"""Inbox: any process may post to a session; its holder appends each post exactly once.
 
 Taking goes in three steps: the items are read and left where they are; their records enter the
-log, with one that names them; once that is durable, the items are removed. Whatever is killed
-in between, the next holder reads the same items, finds in the log which it has, and goes on.
-Nothing of it holds a turn up: the store is asked while turns go on, and the records
+log, with one that names them; once that is durable, the items are removed. After a kill
+in between, the next holder reads the same items, skips those in the log, and continues.
+Turns never wait for it: the store is asked while turns run, and the records
 are appended between two of them.
 
 What goes wrong is tried again later and later. A post that is refused each time (it cannot be
-read, or not be appended) hinders none behind it, and is set aside in the end: a dead letter.
+read, or not be appended) does not block later ones, and finally becomes a dead letter.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Inbox:
         return sorted(letters, key=lambda letter: (letter.at, letter.item.key, letter.item.place))
 
     async def retry_dead_letters(self, key: SessionKey, keys: Collection[str] | None) -> int:
-        """Post dead letters again, behind what waits; return how many items.
+        """Post dead letters again, after the pending items; return how many items.
 
         Killed between the two steps, a letter is still there; its op id was posted, and the
         holder takes it once.
@@ -227,7 +227,7 @@ class Inbox:
     # the holder's side
 
     async def begin(self, session: SessionBase) -> None:
-        """Take what waits for a session that is being opened; nobody has it yet."""
+        """Take the pending items of a session that is being opened and not yet returned."""
         if await self._guarded(session, opening=True):
             self._runtime.host.spawn(self.attend, session.key)
 
@@ -442,5 +442,5 @@ class Inbox:
 
 
 def _is_cut(items: Sequence[PendingItem], limit: int) -> bool:
-    """Say whether all that was asked for is of one post, which may go on."""
+    """Whether all requested items belong to one post, which may continue."""
     return len(items) >= limit and items[0].key == items[-1].key

@@ -1,7 +1,7 @@
 """What an agent's worker may see and do of a session that its users do not.
 
 The one door from `perdure.agent` into a session: the working context as it is folded, the
-store behind it, long-term memory, and the claim that makes a worker the only one.
+store below it, long-term memory, and the claim that makes a worker the only one.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def report_step(session: Session, what: str, detail: str) -> None:
 
 
 def in_background(session: Session, job: Callable[[], Awaitable[object]]) -> None:
-    """Start a job beside the session's own tasks.
+    """Start a job next to the session's own tasks.
 
     Raises:
         SessionClosedError: The manager is closed: nothing was started.
@@ -108,7 +108,7 @@ def home_of(session: Session) -> Affinity:
 
 
 async def let_go(session: Session) -> None:
-    """Unpin a session, and let other processes have it at once if nobody here does."""
+    """Unpin a session; if it is unused here, release it to other processes at once."""
     session._lifecycle.unpin(session)
     await session._runtime.host.call(session._lifecycle.idle, session)
 
@@ -119,12 +119,12 @@ def registry_of(session: Session | SessionView) -> Registry:
 
 
 def store_of(session: Session | SessionView) -> Store:
-    """Return the store that the session lies in."""
+    """Return the session's store."""
     return session._contents._store
 
 
 async def is_branch(session: Session) -> bool:
-    """Say whether the session began as a fork or a copy of another one, which may go on, too."""
+    """Whether the session began as a fork or a copy of another one, which may be in use, too."""
     base = await followed(store_of(session)).base_of(session.key)
     return base is not None and base.moved is None
 

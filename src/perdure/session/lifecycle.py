@@ -1,6 +1,6 @@
 """Looking after open sessions: pins, folds, hibernation, handover, close.
 
-A session leaves memory only when it is durable, or when nobody can write it any more; it stays
+A session leaves memory only when it is durable, or can no longer be written; it stays
 registered until its lease is released, so that a load cannot meet a close half-way.
 """
 
@@ -123,7 +123,7 @@ class LostSession:
 
 
 def rescued(session: SessionBase, after: int) -> tuple[list[Entry], Entry]:
-    """Return what memory holds of a session's acknowledged records behind one, oldest first.
+    """Return what memory holds of a session's acknowledged records after one, oldest first.
 
     That is messages of the working context, and what was changed since the last fold; and, as a
     record of its own, the working context as it is now.
@@ -208,7 +208,7 @@ class SessionLifecycle:
             tracked.before_capture = lambda: hooks.run("before_save", session)
 
     def pin(self, session: SessionBase, *, force: bool = False) -> None:
-        """Let somebody hold a session.
+        """Pin a session for a caller.
 
         Raises:
             SessionQuarantinedError: It is quarantined, and ``force`` is False.
@@ -305,7 +305,7 @@ class SessionLifecycle:
     # leaving memory
 
     async def idle(self, session: SessionBase) -> None:
-        """Hibernate a session that nobody holds and nobody has changed for long."""
+        """Hibernate a session that is unpinned and was not changed for long."""
         with try_exclusive(self._runtime.pending_loads, session.key) as free:
             if free and session._contributors is not None and session._closed_by is None:
                 await self._runtime.saver.contribute(session._tracked)
@@ -402,7 +402,7 @@ class SessionLifecycle:
             raise UnsavedChangesError(message, key=str(session.key))
 
     async def _close_alone(self, session: SessionBase) -> None:
-        """Close a session behind the turns that run and wait; no other begins meanwhile."""
+        """Close a session after the running and waiting turns; no other turn begins meanwhile."""
         await session._turns.enter(str(session.key))
         try:
             await self._seal(session)
@@ -424,7 +424,7 @@ class SessionLifecycle:
         self._forget(session, "deleted")
 
     def lost(self, session: SessionBase) -> None:
-        """Somebody else has taken a session: nobody can write it here any more."""
+        """Handle a takeover: the session can no longer be written by this process."""
         if session._closed_by is not None:
             return
         unsaved = session.version - session.durable_version
@@ -445,7 +445,7 @@ class SessionLifecycle:
         tracked.on_captured = None
 
     async def _seal(self, session: SessionBase) -> None:
-        """Save a session, and have it accept nothing more; if that fails, it goes on as before."""
+        """Save a session and stop accepting records; if that fails, it stays open."""
         saver, tracked = self._runtime.saver, session._tracked
         await saver.save(tracked)
         saver.seal(tracked)

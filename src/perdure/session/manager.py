@@ -1,6 +1,6 @@
 """The session manager: opens, keeps, hibernates and closes sessions over one store.
 
-It owns the autosave engine, the leases and the shutdown. Everything that must go on when a
+It owns the autosave engine, the leases and the shutdown. Everything that must continue when a
 caller is cancelled runs in its host task, so a manager may be opened in one task and
 closed in another.
 """
@@ -194,17 +194,17 @@ class SessionManager:
                 that has none, and never changes.
             tags: Kept as metadata.
             create: Whether to make a session that does not exist.
-            new: Whether it has to be a new one: never go on with what is stored.
+            new: Whether it has to be a new one: never continue a stored session.
             on_held: What to do if another process holds it: ask for a handover and wait,
                 raise at once, or steal it once its holder has expired.
             wait: Seconds to wait for another process.
             force: Open it even if it is quarantined in this process.
-            strict: Raise if one of its documents cannot be used, instead of making it anew.
+            strict: Raise if one of its documents cannot be used, instead of rebuilding it.
             autosave: This session's own settings; None for no timers.
 
         Raises:
             InvalidArgumentError: An argument is invalid, or ``new`` is True and ``create`` False.
-            LeaseHeldError: Another process goes on holding it.
+            LeaseHeldError: Another process keeps holding it.
             SessionNotFoundError: It does not exist, and ``create`` is False.
             SessionError: It exists, and ``new`` is True; or it has another owner.
             SessionQuarantinedError: The store refuses one of its records for good.
@@ -251,10 +251,10 @@ class SessionManager:
         session: str = DEFAULT_SESSION,
         tenant: str = "",
     ) -> PostReceipt:
-        """Leave items for a session, durably, whoever has it; it need not exist yet.
+        """Post items to a session, durably, whichever process holds it; it need not exist yet.
 
-        Whoever holds the session, or opens it next, appends them as one group between two turns,
-        once, and its manager tells by the event ``posted``. Cancelling may come too late, never
+        The session's holder, or its next one, appends them as one group between two turns, exactly
+        once, and its manager emits the event ``posted``. Cancelling may come too late, never
         half-way.
 
         Args:
@@ -280,8 +280,8 @@ class SessionManager:
     ) -> tuple[DeadLetter, ...]:
         """Return the posted items of a session that could not be delivered, with their bytes.
 
-        They were tried several times and set aside, so that those behind them came. They stay
-        until somebody retries or drops them, or the session is deleted.
+        They were tried several times and set aside, so that later ones were delivered. They stay
+        until they are retried or dropped, or the session is deleted.
 
         Args:
             id: The agent's id.
@@ -299,7 +299,7 @@ class SessionManager:
         session: str = DEFAULT_SESSION,
         tenant: str = "",
     ) -> int:
-        """Post dead letters again, behind what waits by now; return how many items that were.
+        """Post dead letters again, after the items pending by now; return how many they were.
 
         Args:
             id: The agent's id.
@@ -349,7 +349,7 @@ class SessionManager:
     ) -> list[SessionInfo]:
         """List sessions by id; pass the last one as ``after`` for the next page.
 
-        What it tells, and ``owner`` and ``tag`` choose by, is as of each session's last fold.
+        What it reports, and what ``owner`` and ``tag`` match, is as of each session's last fold.
         """
         self._check()
         last = None if after is None else after.key
@@ -402,7 +402,7 @@ class SessionManager:
     def lost(self) -> tuple[LostSession, ...]:
         """Sessions that others have taken over, with records that are only in memory here.
 
-        They stay, and `health` is degraded, until somebody forks or discards their records. Also
+        They stay, and `health` is degraded, until their records are forked or discarded. Also
         of a manager that is closed: what it could not keep.
         """
         connected = self._connected
@@ -422,7 +422,7 @@ class SessionManager:
         self._check().runtime.saver.tune(autosave)
 
     def drain(self) -> None:
-        """Begin to stop: open no more sessions, save every change as it comes; turns go on.
+        """Begin to stop: open no more sessions, save every change at once; turns continue.
 
         SIGTERM does this by itself, unless ``Shutdown(signals=False)``.
         """
@@ -507,7 +507,7 @@ class SessionManager:
         new_session: str | None = None,
         tenant: str = "",
     ) -> Fork:
-        """Begin a session with another one's history; both go on, each for itself.
+        """Begin a session with another one's history; both continue independently.
 
         Writes one short record, however long that history is, and needs no lease on it. Doing it
         again after a crash makes it whole.
@@ -515,7 +515,7 @@ class SessionManager:
         Args:
             id: The agent's id.
             new_id: The id of the fork.
-            at: Where it goes on: the seq of the last record that both have, the id of a turn
+            at: Where it branches: the seq of the last record that both have, the id of a turn
                 that has ended, or a checkpoint. None for the end.
             session: Which of the agent's conversations.
             new_session: The fork's session id; None for the same.
@@ -565,12 +565,12 @@ class SessionManager:
         on_held: OnHeld = "handover",
         wait: float = 10.0,
     ) -> Fork:
-        """Give a session another id; whoever has it open here has to open it anew.
+        """Give a session another id; callers that have it open here have to open it again.
 
         Killed anywhere, one of the ids opens with everything; doing it again finishes.
 
         Raises:
-            LeaseHeldError: Another process goes on holding it.
+            LeaseHeldError: Another process keeps holding it.
             NotStorableError: The store keeps no blobs.
             SessionError: A session of the new id exists.
             SessionNotFoundError: There is no session of the old id.
@@ -592,11 +592,11 @@ class SessionManager:
     ) -> bool:
         """Remove a session and all that it owns; False if there was none.
 
-        Forks of it stay: each first gets the history that it goes on behind. Blobs stay until
+        Forks of it stay: each first gets a copy of the history that it continues. Blobs stay until
         they are swept; `forget` removes them too.
 
         Raises:
-            LeaseHeldError: Another process goes on holding it, or one of its forks.
+            LeaseHeldError: Another process keeps holding it, or one of its forks.
 
         """
         acts, key = self._acting(), SessionKey(id, session, tenant)
@@ -617,7 +617,7 @@ class SessionManager:
     ) -> ForgetReport:
         """Remove sessions and everything that only they reach, and say what was kept and why.
 
-        Logs, documents, what lies in quarantine, posts, spill files and blobs go, and what the
+        Logs, documents, quarantined files, posts, spill files and blobs go, and what the
         backend keeps of removed data, as far as it can. Looks through all of the tenant's sessions
         for blobs that are shared, so it takes its time.
 
@@ -633,7 +633,7 @@ class SessionManager:
 
         Raises:
             InvalidArgumentError: Neither id, owner nor tag is given, or one of them is no text.
-            LeaseHeldError: Another process goes on holding one; then nothing was removed.
+            LeaseHeldError: Another process keeps holding one; then nothing was removed.
 
         """
         acts = self._acting()
@@ -691,10 +691,10 @@ class SessionManager:
         session: str = DEFAULT_SESSION,
         tenant: str = "",
     ) -> RestorePlan:
-        """Say what opening a session would use, repair, strip and make anew, and why.
+        """Return what opening a session would use, repair, strip and rebuild, and why.
 
         Needs no lease, changes nothing, and reads all documents. Of a session that is open here
-        it tells what would come back after a kill at this moment.
+        it shows what would come back after a kill at this moment.
 
         Args:
             id: The agent's id.
@@ -735,9 +735,9 @@ class SessionManager:
         on_held: OnHeld = "raise",
         wait: float = 0.0,
     ) -> RebuildReport:
-        """Make a session's working context, and all else that is folded, anew from its log.
+        """Rebuild a session's working context, and everything else that is folded, from its log.
 
-        What is stored is compared with the log first, and told; it is a cache, so this loses
+        What is stored is first compared with the log and reported; it is a cache, so this loses
         nothing. A session that is open here stays open.
 
         Args:
@@ -750,7 +750,7 @@ class SessionManager:
 
         Raises:
             CorruptRecordError: The log is damaged before its tail.
-            LeaseHeldError: Another process goes on holding it.
+            LeaseHeldError: Another process keeps holding it.
             SessionNotFoundError: There is no such session.
 
         """

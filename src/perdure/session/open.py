@@ -46,7 +46,7 @@ _LONGEST_OWNER = 64
 
 
 class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What somebody asked to open."""
+    """What a caller asked to open."""
 
     key: SessionKey
     owner: str | None = None
@@ -158,7 +158,7 @@ class Opener:
         return session
 
     def _told(self, session: Session, wanted: OpenRequest) -> None:
-        """Take over what this opener says about the session, whoever else has it open."""
+        """Apply this opener's labels to the session, also if it is open already."""
         autosave = wanted.autosave
         if not isinstance(autosave, Inherit) and autosave != session._tracked.options:
             self._runtime.saver.tune(autosave, session._tracked)
@@ -219,7 +219,7 @@ class Opener:
             log_failure(log, logging.WARNING, "release failed", error, extra=extra)
 
     async def _check_exists(self, wanted: OpenRequest) -> None:
-        """Refuse to make a session, or to go on with one, against what was asked."""
+        """Refuse to create or to continue a session against what was asked."""
         key = wanted.key
         if wanted.create and not wanted.new:
             return
@@ -248,7 +248,7 @@ class Opener:
             session._report_step("spill replayed", f"{len(remaining)} records of {spilled.name}")
 
     async def _left_of(self, spill_file: SpillFile, key: SessionKey) -> tuple[Record, ...] | str:
-        """Return what the log does not hold yet of a spill file, or why it cannot go on with it."""
+        """Return the records of a spill file that the log lacks, or why they cannot be appended."""
         try:
             spilled = await spill.opened(self._runtime.store, key, spill_file)
         except (ConfigError, FormatError) as error:  # sealed for a life whose key is gone
@@ -310,7 +310,7 @@ def _groups(records: Sequence[Record]) -> Iterator[tuple[Entry, ...]]:
 
 
 def _require_owner(session: Session, wanted: OpenRequest) -> None:
-    """Refuse to label somebody else's session by opening it: `forget(owner=…)` would miss it.
+    """Refuse to relabel another owner's session by opening it: `forget(owner=…)` would miss it.
 
     Raises:
         SessionError: It has another owner than the one that was named.

@@ -95,7 +95,7 @@ async def plan_of(
 
 
 async def _mended(memory: _Noting, source: Source) -> Bootstrapped:
-    """Mend a context that nobody but the session brings back."""
+    """Repair a context that only the session restores."""
     context = memory.messages
     mended = repair(context)
     if mended.appended:

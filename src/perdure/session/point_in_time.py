@@ -73,7 +73,7 @@ async def folded_at(
     """Return a session's documents as of a durable record; nothing of it is changed.
 
     Args:
-        store: Where it lies.
+        store: Its store.
         key: Whose they are.
         seq: The record.
         limits: How much of the working context they hold.
@@ -137,7 +137,7 @@ async def require_known(store: Lineage, key: SessionKey, seq: int) -> None:
 
 
 async def base_documents(store: Store, key: SessionKey) -> Documents:
-    """Return the documents that a pruned session's log goes on from; none for any other."""
+    """Return the documents that a pruned session's log starts from; none for any other."""
     lineage = followed(store)
     base = await lineage.base_of(key)
     if base is None or not base.cut:

@@ -1,4 +1,4 @@
-"""The end of a process whose managers nobody closed: what they accepted is saved, or spilled.
+"""Exit of a process with open managers: what they accepted is saved, or spilled.
 
 The interpreter calls `_before_threads_end` when the main thread has come to its end: other
 threads still run, and new ones may start, so a manager can be closed as usual. How depends on
@@ -11,7 +11,7 @@ its event loop:
 * It was closed, or it is trio's, which cannot be run again: what is left is spilled.
 
 Each gets as long as its own shutdown may take, and the exit never waits longer. `_last` comes
-after all threads, and spills what is still left. What became of it is told on stderr.
+after all threads, and spills what is still left. The outcome is printed to stderr.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ class ExitHandler:
         _open.pop(self, None)
 
     def leave_to_owner(self) -> None:
-        """Do not close the manager: somebody else does; only spill what is left in the end."""
+        """Do not close the manager, since its owner does; only spill what is left at the end."""
         self._owned = False
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process connected, and nobody else sees to it."""
+        """Whether this process connected, and has no other owner that closes it."""
         return self._owned and self.closing.runtime.home.stray() != "fork"
 
     @property

@@ -110,7 +110,7 @@ class _Cut(msgspec.Struct):
 
 
 class _PruneProgress:
-    """What comes of a pruning, as it goes on."""
+    """Progress and result of a pruning."""
 
     def __init__(self) -> None:
         self.pruned: list[Pruned] = []
@@ -121,7 +121,7 @@ class _PruneProgress:
 
     @contextmanager
     def unless_refused(self, key: SessionKey) -> Iterator[None]:
-        """Go on with the others if one is held, or cannot be read."""
+        """Continue with the others if one is held, or cannot be read."""
         try:
             yield
         except LeaseHeldError:
@@ -231,7 +231,7 @@ class Pruner:
         return _Cut(remaining[-1].seq if remaining else 0, len(remaining), kept_for)
 
     async def _chain(self, key: SessionKey) -> CheckpointChain:
-        """Return the chain of a session's checkpoints, whoever has it."""
+        """Return the chain of a session's checkpoints, whichever process holds it."""
         have = await self._store.read_documents(key, {CHECKPOINTS})
         document = have.found.get(CHECKPOINTS)
         chain, since = CheckpointChain(), 0
@@ -244,7 +244,7 @@ class Pruner:
         return chain
 
     async def _base(self, key: SessionKey, cut: int) -> Origin:
-        """Keep what the session was at the cut, and what is behind it of others' history."""
+        """Keep the session's state at the cut, and the inherited history after it."""
         store = self._store
         before = await store.base_of(key) or Origin()
         folded = await self._documents(key, cut)
@@ -323,7 +323,7 @@ def _not_folded(key: SessionKey) -> StoreUnavailableError:
 
 
 async def remains(store: Store, key: SessionKey) -> list[Record]:
-    """Return records that amount to what was pruned of a session; none for most sessions."""
+    """Return records that fold to what was pruned of a session; none for most sessions."""
     lineage = followed(store)
     base = await lineage.base_of(key)
     if base is None or not base.cut:

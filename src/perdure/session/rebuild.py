@@ -45,9 +45,9 @@ def fold_afresh(
     limits: Limits,
     began: Mapping[str, Document] | None = None,
 ) -> dict[str, bytes]:
-    """Return the documents that a log amounts to, from its first record on.
+    """Return the documents that a log folds to, from its first record on.
 
-    The log of a pruned session goes on from documents: those that it *began* with.
+    The log of a pruned session starts from documents: those that it *began* with.
     """
     return _folded(FoldInput(key, began or {}, list(records), records[-1].seq, limits))
 
@@ -81,7 +81,7 @@ async def rebuild(
     limits: Limits,
     wrong: Collection[str] = (),
 ) -> Manifest:
-    """Write all documents anew, as the holder of an epoch; return the new manifest.
+    """Write all documents again, as the holder of an epoch; return the new manifest.
 
     The snapshot keeps at least as much of the context as the stored one holds. What lay there is
     kept as evidence where it could not be used, or is *wrong* by the caller's judgement.
@@ -137,7 +137,7 @@ class DocumentDifference(NamedTuple):
 
 
 class WholeLog(msgspec.Struct):
-    """A session's whole log, and the documents that it goes on from."""
+    """A session's whole log, and the documents that it starts from."""
 
     key: SessionKey
     records: list[Record]
@@ -214,7 +214,7 @@ def _is_same(name: str, fresh: bytes | None, stored: bytes) -> bool:
 
 
 class RebuildReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
-    """What a rebuild found, and what it made anew."""
+    """What a rebuild found, and what it rebuilt."""
 
     key: SessionKey
     records: int = 0
@@ -234,7 +234,7 @@ class RebuildReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_default
 async def rebuild_session(
     access: ExclusiveAccess, key: SessionKey, terms: Terms, *, dry_run: bool
 ) -> RebuildReport:
-    """Compare a session's documents with its log, and write those that are wrong anew."""
+    """Compare a session's documents with its log, and rewrite those that are wrong."""
     records, wrong = await _compared(access, key)
     report = RebuildReport(
         key=key,
@@ -261,7 +261,7 @@ async def rebuild_session(
 async def _rebuild_open(
     access: ExclusiveAccess, session: SessionBase, wrong: frozenset[str]
 ) -> Manifest:
-    """Rebuild what lies behind a session that is open here; what it holds stays as it is."""
+    """Rebuild the stored documents of a session that is open here; its memory is untouched."""
     runtime = access.runtime
     await session.save()
 

@@ -45,7 +45,7 @@ class Renamer:
         Raises:
             SessionError: The new name is taken.
             SessionNotFoundError: There is no session of the old name.
-            LeaseHeldError: Another process goes on holding it, or one of its forks.
+            LeaseHeldError: Another process keeps holding it, or one of its forks.
 
         """
         require_different(old, new, "rename")

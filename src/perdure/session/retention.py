@@ -1,4 +1,4 @@
-"""What a retention lets go: old turns of a session's history, and sessions nobody uses any more.
+"""Retention: which old turns of a session's history, and which unused sessions, to remove.
 
 Pure decisions; the caller brings the time.
 """
@@ -82,7 +82,7 @@ def cut_after(turns: Sequence[TurnEndAt], retention: Retention, now: float) -> i
 
 
 def is_expired(info: SessionInfo, retention: Retention, now: float) -> bool:
-    """Say whether nobody has used a session for so long that it goes.
+    """Whether a session was unused for so long that it is removed.
 
     A session whose last use is not known stays.
     """

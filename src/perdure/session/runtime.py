@@ -64,7 +64,7 @@ async def exclusive(pending_loads: PendingLoads, key: SessionKey) -> AsyncGenera
 
 @contextmanager
 def try_exclusive(pending_loads: PendingLoads, key: SessionKey) -> Iterator[bool]:
-    """Be exclusive with a session; False if somebody is already, and then one is not."""
+    """Enter a session exclusively; yield False, without entering, if another task is inside."""
     if key in pending_loads:
         yield False
         return
@@ -158,7 +158,7 @@ def wrong_loop(what: str, stray: Stray) -> WrongLoopError:
 
 
 class Clock(Protocol):
-    """Seconds that only grow, and only when somebody says so."""
+    """Clock in seconds that moves only when it is advanced."""
 
     def __call__(self) -> float:
         """Return the time."""
@@ -187,5 +187,5 @@ async def catch_up(runtime: Runtime) -> float:
 
 
 def _at_rest(session: SessionBase) -> bool:
-    """Whether leaving memory needs nothing of anybody: no turn's end, and no save."""
+    """Whether a session can leave memory at once: no turn runs, and nothing is unsaved."""
     return not session._pins and not session._turns.busy and session._tracked.clean

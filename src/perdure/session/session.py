@@ -121,7 +121,7 @@ class Rendered:
     ) -> list[Any] | RenderedContext:
         """Return what the model sees next: the newest whole messages within the limit.
 
-        A provider takes it as it is, whatever became of the last turn. Calls without a result are
+        A provider accepts it as it is, however the last turn ended. Calls without a result are
         shown as interrupted.
 
         Args:
@@ -131,8 +131,8 @@ class Rendered:
             to: Who reads it, if that is not the one whose format it is: ``"deepseek"``, or an
                 `Issuer` with a model.
             reasoning: Who gets reasoning, signatures and unknown fields: ``"strip_foreign"``
-                sends them to the one who issued them, ``"strip_all"`` to nobody, ``"keep"`` to
-                whoever speaks the format.
+                sends them to the provider that issued them, ``"strip_all"`` to none, ``"keep"`` to
+                every provider of the format.
 
         Raises:
             InvalidArgumentError: There is no such format or policy.
@@ -146,7 +146,7 @@ class Session(SessionBase, Rendered):
     """One conversation and its state, written by one process at a time.
 
     Made by ``SessionManager.open``. Everybody in the process who opens the same id shares the
-    object; leaving ``async with`` only lets go of it, and autosave goes on.
+    object; leaving ``async with`` only lets go of it, and autosave continues.
     It belongs to the event loop that opened it.
     """
 
@@ -255,7 +255,7 @@ class Session(SessionBase, Rendered):
             NotStorableError: An item cannot be stored; nothing was appended. It names
                 the path, the type and the cure.
             TooLargeError: An item is larger than ``Limits.record_bytes``.
-            LeaseLostError: Somebody else has taken the session over.
+            LeaseLostError: Another process has taken the session over.
             SessionClosedError: The session, or its manager, was closed.
             SessionQuarantinedError: The store refuses a record of this session for good.
             StoreUnavailableError: Too much is unsaved, since the store is down.
@@ -320,7 +320,7 @@ class Session(SessionBase, Rendered):
         return self._accept((meta_entry(title=title, tags=tags, owner=owner, metadata=metadata),))
 
     async def attach(self, contributor: Contributor) -> Attachment:
-        """Keep the state of somebody else with this session: a plugin's, a tool's.
+        """Keep a contributor's state with this session: a plugin's, a tool's.
 
         What is stored of it is restored before this returns. From then on it is asked for its
         state before each save; a state that has not changed writes nothing.
@@ -344,7 +344,7 @@ class Session(SessionBase, Rendered):
             id: The caller's own name for it, such as a request's id. A retry with the same
                 id is the same turn: if it has ended before, ``turn.replayed`` is True. If it was
                 cut before its end, what it left of the conversation is taken back.
-            resume: Leave that there, to go on from it: ``turn.resumed``, ``turn.messages``.
+            resume: Keep that, to continue from it: ``turn.resumed``, ``turn.messages``.
 
         """
         return Turn(self, self._turns, id, resume=resume)
@@ -362,7 +362,7 @@ class Session(SessionBase, Rendered):
         """Drop the records that are not durable, and return how many.
 
         A way out of quarantine: what the session holds afterwards is what the store has. Of a
-        session that was lost, it decides that nobody wants them; that session stays closed.
+        session that was lost, it confirms that they are not needed; that session stays closed.
         """
         self._check_home()
         if self._tracked.end is State.LOST:
@@ -429,7 +429,7 @@ class Session(SessionBase, Rendered):
         """Say what would come back after a kill at this moment, and what would be mended, and why.
 
         Changes nothing; `apply` does what it says. As `SessionManager.plan_restore`, which
-        tells the same of a session that nobody has opened.
+        does the same for a session that is not open.
 
         Args:
             target: The provider that the context is meant for: what would be stripped for it.
@@ -480,7 +480,7 @@ class Session(SessionBase, Rendered):
 
 @final
 class SessionView(Rendered):
-    """What ``SessionManager.load`` returns: read-only, as of ``seq``, in nobody's way."""
+    """Read-only view of a session as of ``seq``, without a lease: from ``SessionManager.load``."""
 
     __slots__ = ("_contents", "seq")
 

@@ -54,7 +54,7 @@ class ManagerShutdown:
         """What is in a spill file."""
 
     def drain(self) -> None:
-        """Save everything as it comes, and open nothing new; turns go on."""
+        """Save every change at once, and open nothing new; turns continue."""
         if self.runtime.draining:
             return
         self.runtime.draining = True
@@ -177,7 +177,7 @@ class ManagerShutdown:
         return counts
 
     def tell_rest(self, before: dict[str, int]) -> None:
-        """Spill what nobody will save any more, and tell on stderr what became of all of it.
+        """Spill what will not be saved any more, and print the outcome to stderr.
 
         Args:
             before: The `pending` that saving began with.
@@ -238,7 +238,7 @@ class ManagerShutdown:
             await each(clean, self._lifecycle.release, at_once=at_once)
 
     def _close_all(self) -> None:
-        """Have whoever still holds a session hear that it is closed, whatever is asked of it."""
+        """Make every further call on a session that is still held raise that it is closed."""
         for session in self.runtime.sessions.values():
             if session._closed_by is None:
                 message = f"session {session.key} is closed with its manager: call connect(…) again"
@@ -260,7 +260,7 @@ def _settled(folder: str) -> bool:
 
 
 def _with_folder(report: ShutdownReport, spilled: set[_Id], folder: str) -> ShutdownReport:
-    """Say what a folder has that nobody has named: it may go with the machine, so it is told."""
+    """Print what a default folder holds: it may vanish with the machine, so it is reported."""
     lists = {
         name: tuple(
             [
@@ -362,15 +362,15 @@ class SignalWatch:
         signals.leave(self)
 
     def cancel_body(self) -> None:
-        """Have the body left, in its event loop; once, whoever asks."""
+        """Cancel the body, in its event loop; once, however often it is asked for."""
         if self._body not in _cancelled:
             _cancelled.add(self._body)
             self._cancel()
 
     async def end_process(self) -> None:
-        """End the process when all managers have closed that were told to, or time is over.
+        """End the process when all managers that had to close have done so, or time is over.
 
-        Those that the same body has opened close behind this one, and see to it then.
+        Those that the same body has opened close after this one, and see to it then.
         """
         others = [watch for watch in signals.waited_for() if watch is not self]
         if any(isinstance(watch, SignalWatch) and watch._body is self._body for watch in others):
@@ -378,7 +378,7 @@ class SignalWatch:
         await self.end_process_by_force()
 
     async def end_process_by_force(self) -> None:
-        """The same, though the body goes on."""
+        """The same, although the body continues."""
         self.finished = True
         with anyio.CancelScope(shield=True):
             # They are in other threads, too: no event of this loop tells of them.
@@ -450,7 +450,7 @@ async def kill(manager: SessionManager) -> None:
     """Kill a manager, but leave the process alive; what it had not saved is lost.
 
     Saves that are with the store are cancelled: as in a real crash, they may have arrived.
-    Whoever waits for a save, or uses a session of the manager afterwards, gets an error.
+    Callers that wait for a save, or use a session of the manager afterwards, get an error.
     """
     connected = manager._connected
     if connected is None or connected.closing.report is not None:

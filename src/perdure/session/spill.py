@@ -1,9 +1,9 @@
-"""Spill files: what the store would not take at shutdown, kept beside it and replayed later.
+"""Spill files: what the store refused at shutdown, kept outside of it and replayed later.
 
-A spill file holds one session's unsaved groups, in the log's own line format behind a
+A spill file holds one session's unsaved groups, in the log's own line format after a
 header with the session's key and the last durable record. The next open of the
 session here appends what the log does not hold yet, and removes the file. Records that
-the log holds already must be the same, byte for byte; if somebody else has written
+the log holds already must be the same, byte for byte; if another process has written
 other ones since, the file is kept and named in the restore report. So is one of a store that
 was at this place before: the log's epoch record names another owner.
 
@@ -96,7 +96,7 @@ def write(
 ) -> str:
     """Keep a session's unsaved entries in a file of its own; return its path.
 
-    It is durable once `settle` was called behind the last of several.
+    It is durable once `settle` was called after the last of several.
 
     Raises:
         OSError: It could not be written.
@@ -160,7 +160,7 @@ def forget(folder: str, key: SessionKey, remove: bool) -> list[int]:  # noqa: FB
 
 
 def left_of(spilled: SpillFile, log: Sequence[Record]) -> tuple[Record, ...] | None:
-    """Return what a log does not hold yet of a spill file, None if it is not what goes on there.
+    """Return the entries of a spill file that a log lacks, None if they do not continue it.
 
     Args:
         spilled: The file.

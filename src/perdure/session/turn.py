@@ -43,7 +43,7 @@ class Turn:
     appended in a turn is durable when the block has been left without an error. A turn that an
     exception or a cancellation leaves is closed as interrupted, and saved too; a
     cancellation does not wait for that. What such an attempt, or one that a kill has cut, left of
-    the conversation is taken back when its id is tried again, if nothing has come behind it.
+    the conversation is taken back when its id is tried again, if nothing follows it.
     """
 
     __slots__ = (
@@ -148,7 +148,7 @@ class Turn:
             send: Called with it, and awaited if it returns an awaitable.
 
         Raises:
-            LeaseLostError: Somebody else has the session: nothing was sent.
+            LeaseLostError: Another process has the session: nothing was sent.
             SessionQuarantinedError: The store refuses a record: nothing was sent.
 
         """
@@ -242,7 +242,7 @@ class TurnQueue:
         self._task, self._holder = task, me
 
     async def _wait(self, session: str, me: CurrentTask) -> None:
-        """Wait behind the turns that were first, unless the running one waits for this task."""
+        """Wait for the earlier turns, unless the running one waits for this task."""
         disarm: Callable[[], None] | None = None
         looks = 0
 

@@ -1,4 +1,4 @@
-"""Models behind Anthropic's Messages API, with prompt caching."""
+"""Models of Anthropic's Messages API, with prompt caching."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class AnthropicModel:
 
     Args:
         name: The model's name there.
-        max_tokens: The longest answer; the API wants to be told.
+        max_tokens: The longest answer; the API requires it.
         base_url: Where it is, if not at Anthropic; the environment may have ANTHROPIC_BASE_URL.
         api_key: The key, instead of the environment variable ANTHROPIC_API_KEY.
         max_retries: How often the client asks again by itself: twice if not given.

@@ -61,7 +61,7 @@ class Overflow(msgspec.Struct, frozen=True):
 
 
 def overflow_in(text: str) -> Overflow | None:
-    """Return what an error's text tells of a window; None if it is about something else.
+    """Return the context window that an error's text names; None if it is about something else.
 
     >>> overflow_in("prompt is too long: 208310 tokens > 200000 maximum")
     Overflow(tokens=208310, window=200000)
@@ -80,7 +80,7 @@ def overflow_in(text: str) -> Overflow | None:
 
 
 def overflow_of(error: BaseException) -> Overflow | None:
-    """Return what an error of a model tells, also of a model of the application's own."""
+    """Return the facts of a model's error, also of a model of the application's own."""
     if not isinstance(error, ContextOverflowError):
         return overflow_in(str(error))
     tokens, window = error.facts.get("tokens"), error.facts.get("window")

@@ -1,4 +1,4 @@
-"""Models behind Gemini's generateContent, in Google's API for developers or in its cloud."""
+"""Models of Gemini's generateContent, in Google's API for developers or in its cloud."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from perdure.records.messages import Extra, Message, ToolCall
 
 
 class ToolSpec(msgspec.Struct, frozen=True):
-    """A tool as a model is told of it."""
+    """A tool as it is described to a model."""
 
     name: str
     description: str
@@ -101,7 +101,7 @@ class ReplyStream:
     def partial(self) -> Message | None:
         """Return what has come of an answer that was stopped, marked as such; None for nothing.
 
-        Tool calls are left out: nobody has called the tools.
+        Tool calls are left out: they were not run.
         """
         if not (self._text or self._reasoning):
             return None
@@ -118,7 +118,7 @@ class ReplyStream:
 
 
 def _told_apart(message: Message) -> Message:
-    """Return a message whose calls can be told apart: not every server gives each an id."""
+    """Return a message whose calls have distinct ids: not every server gives each an id."""
     calls: list[ToolCall] = []
     used: set[str] = set()
     for number, call in enumerate(message.tool_calls, 1):

@@ -1,4 +1,4 @@
-"""Models behind OpenAI's API, and behind whatever speaks it: Chat Completions, and Responses."""
+"""Models of OpenAI's API, and of servers that speak it: Chat Completions, and Responses."""
 
 from __future__ import annotations
 

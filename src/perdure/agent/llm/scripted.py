@@ -39,7 +39,7 @@ class ScriptedModel:
         ScriptedModel("Hello.", call("clock"), "It is noon.")
         ScriptedModel(lambda messages: f"You said: {messages[-1].text}")
 
-    A function may stand among the replies; one that stands alone, or last, answers
+    A function may be among the replies; one that is alone, or last, answers
     everything that comes after.
 
     Args:

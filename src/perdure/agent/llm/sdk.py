@@ -213,7 +213,7 @@ def _is_framed(response: Any) -> bool:
 
 
 def require_alone(**others: Any) -> None:
-    """Check that nothing was given beside a client for one to be made with.
+    """Check that no client options were given together with a client.
 
     Raises:
         ConfigError: There are options that only the client can have.
@@ -248,7 +248,7 @@ class SdkClient:
     Args:
         package: What to import.
         make: Makes the client of the package.
-        given: A client that somebody else has made, and closes: it is used as it is.
+        given: A client that the caller has made, and closes: it is used as it is.
 
     """
 

@@ -130,7 +130,7 @@ class Connection:
 
 
 class _EndAwareStream:
-    """A stream of messages that tells when it is at its end."""
+    """A stream of messages that reports when it is at its end."""
 
     def __init__(self, stream: Any, over: anyio.Event) -> None:
         self._stream = stream
@@ -164,7 +164,7 @@ def _is_end(error: Exception) -> bool:
 
 
 def _never_reached(error: Exception | None) -> bool:
-    """Whether nobody was there to take a request."""
+    """Whether no server was there to take a request."""
     return any(kind.__name__ == "ConnectError" for kind in type(error).__mro__)
 
 
@@ -256,7 +256,7 @@ class Command:
 
     Args:
         words: The program and its arguments.
-        env: Environment variables beside PATH, HOME and the like.
+        env: Environment variables besides PATH, HOME and the like.
         cwd: Where it runs.
 
     """

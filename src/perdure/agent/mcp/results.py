@@ -23,10 +23,10 @@ def tool_name(name: str, prefix: str = "") -> str:
 
 
 def effect_of(annotations: Any, *, trusted: bool) -> Literal["replay", "ask"]:
-    """Return what to do about a call of which nobody knows how it ended.
+    """Return what to do about a call of unknown outcome.
 
     A tool that just reads, or of which a second call does nothing more, may be called again, if
-    its server says so and is trusted. Otherwise somebody has to decide.
+    its server says so and is trusted. Otherwise a person has to decide.
     """
     if annotations is None or not trusted:
         return "ask"
@@ -60,5 +60,5 @@ def is_refusal(error: Exception) -> bool:
 
 
 def is_session_over(error: Exception) -> bool:
-    """Say whether a server at a URL does not know this connection: it was started anew."""
+    """Whether a server at a URL does not know this connection, because it was restarted."""
     return getattr(error, "code", None) == _INVALID and "Session terminated" in str(error)

@@ -67,12 +67,12 @@ class McpServer:
         name: What messages call it; by default the program or the host.
         prefix: What its tools' names begin with, where two servers have tools of one name.
         only: The tools to offer, by the server's names; None for all of them.
-        env: Environment variables for the command; beside these it gets PATH, HOME and the like.
+        env: Environment variables for the command; besides these it gets PATH, HOME and the like.
         cwd: Where the command runs.
         headers: HTTP headers for the URL; they are never shown.
         trusted: Whether to believe what it says of its tools: that one just reads, or does nothing
             more the second time (``readOnlyHint``, ``idempotentHint``), and so may be called again
-            when nobody knows how a call has ended.
+            when the outcome of a call is unknown.
         start_timeout: Seconds that it may take to start.
         call_timeout: Seconds that a call may take; None for as long as the agent's
             ``tool_timeout`` lets it.
@@ -147,7 +147,7 @@ class McpServer:
         """Start it, or count one user more, and learn its tools.
 
         Raises:
-            ToolServerError: It does not start, or nobody answers.
+            ToolServerError: It does not start, or does not answer.
 
         """
         if self._users == 0:
