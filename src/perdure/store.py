@@ -20,6 +20,7 @@ Errors of a driver are mapped to `perdure.errors` with the driver's error as the
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing
 from contextvars import ContextVar
 from typing import Protocol
 
@@ -332,3 +333,15 @@ async def open_read_only(store: Store) -> None:
     """Open a store to read it, without a trace if it knows how to; else as always."""
     how: Callable[[], Awaitable[None]] = getattr(store, "open_read_only", store.open)
     await how()
+
+
+async def first_record(
+    log: AsyncGenerator[LogChunk, None], matches: Callable[[Record], bool] = lambda _: True
+) -> Record | None:
+    """Return the first record of ``read_log`` that matches, None without one; close the log."""
+    async with aclosing(log):
+        async for chunk in log:
+            for record in chunk.records:
+                if matches(record):
+                    return record
+    return None

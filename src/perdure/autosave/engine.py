@@ -472,7 +472,7 @@ class Autosaver:
         if self._report is None:
             self._report = report_of(self._core, began=began, saved=saved, now=self._clock())
             self._report.log()
-        self._timer.stop()
+        self._timer.wake()
         self._make_room()
         for t in self._registry.sessions:
             _wake(t.take_waiters())

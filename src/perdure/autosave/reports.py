@@ -268,7 +268,9 @@ def report_of(core: Core, *, began: float, saved: int, now: float) -> ShutdownRe
     for t in (*core.registry.unsaved, *core.registry.stuck):
         if t.version > t.durable or t.missing:
             lists.setdefault(_class_of(t), []).append(_unsaved(t, now))
-    sorted_lists = {name: tuple(sorted(ones, key=_key)) for name, ones in lists.items()}
+    sorted_lists = {
+        name: tuple(sorted(ones, key=lambda entry: entry.key)) for name, ones in lists.items()
+    }
     return ShutdownReport(duration=now - began, clean=not sorted_lists, saved=saved, **sorted_lists)
 
 
@@ -293,10 +295,6 @@ def _unsaved(t: Tracked, now: float) -> Unsaved:
         error=None if t.last_error is None else str(t.last_error),
         missing=t.missing,
     )
-
-
-def _key(entry: Unsaved) -> SessionKey:
-    return entry.key
 
 
 def _names(ones: tuple[Unsaved, ...]) -> str:

@@ -496,10 +496,6 @@ class Timer:
         if at < self._alarm:
             self._wake()
 
-    def stop(self) -> None:
-        """Stop sleeping; the task ends."""
-        self._woken.set()
-
     @property
     def alarm(self) -> float:
         """When it will wake next; minus infinity once it was woken and has not run yet."""

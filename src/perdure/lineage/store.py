@@ -34,7 +34,16 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, Origin
 from perdure.records.records import BASE, EPOCH, Record
 from perdure.restore.ladder import judged
-from perdure.store import Batch, Documents, HeldLease, LogChunk, Outcome, Status, Store
+from perdure.store import (
+    Batch,
+    Documents,
+    HeldLease,
+    LogChunk,
+    Outcome,
+    Status,
+    Store,
+    first_record,
+)
 from perdure.stores.delegate import DelegatingStore
 
 
@@ -104,21 +113,12 @@ async def _kept(
         return min(head, durable)  # no other process has taken it since
     last = epoch if is_own else epoch - 1
     log = store.read_log(key, before=min(head, durable) + 1, reverse=True)
-    async with contextlib.aclosing(log):
-        async for chunk in log:
-            for record in chunk.records:
-                if record.epoch <= last:
-                    return record.seq
-    return 0
+    newest = await first_record(log, lambda record: record.epoch <= last)
+    return 0 if newest is None else newest.seq
 
 
 async def _record(store: Store, key: SessionKey, seq: int) -> Record | None:
-    log = store.read_log(key, after=seq - 1, before=seq + 1)
-    async with contextlib.aclosing(log):
-        async for chunk in log:
-            for record in chunk.records:
-                return record
-    return None
+    return await first_record(store.read_log(key, after=seq - 1, before=seq + 1))
 
 
 async def is_begun_by(store: Store, key: SessionKey, *, begun: int, epoch: int, owner: str) -> bool:
@@ -128,13 +128,8 @@ async def is_begun_by(store: Store, key: SessionKey, *, begun: int, epoch: int, 
     """
     if not begun:
         return True
-    log = store.read_log(key, after=begun - 1, limit=1)
-    async with contextlib.aclosing(log):
-        async for chunk in log:
-            for record in chunk.records:
-                is_pruned = record.seq > begun
-                return is_pruned or _is_ours(record, epoch, owner)
-    return True
+    record = await first_record(store.read_log(key, after=begun - 1, limit=1))
+    return record is None or record.seq > begun or _is_ours(record, epoch, owner)
 
 
 def _is_ours(record: Record, epoch: int, owner: str) -> bool:
@@ -216,12 +211,9 @@ class Lineage(DelegatingStore):
 
     async def newest_base(self, key: SessionKey) -> Origin | None:
         """Return the newest origin in a session's own log."""
-        async with contextlib.aclosing(self.inner.read_log(key, reverse=True)) as log:
-            async for chunk in log:
-                for record in chunk.records:
-                    if record.kind == BASE:
-                        return decode(record.payload, Origin)
-        return None
+        log = self.inner.read_log(key, reverse=True)
+        record = await first_record(log, lambda record: record.kind == BASE)
+        return None if record is None else decode(record.payload, Origin)
 
     def rebased(self, key: SessionKey, epoch: int, base: Origin) -> None:
         """Note that a session held here has a new origin in its log."""
@@ -332,10 +324,8 @@ class Lineage(DelegatingStore):
 
     async def has(self, key: SessionKey, seq: int, epoch: int) -> bool:
         """Return whether a session has a record with this number and epoch."""
-        async with contextlib.aclosing(self.read_log(key, after=seq - 1, before=seq + 1)) as log:
-            async for chunk in log:
-                return bool(chunk.records) and chunk.records[0].epoch == epoch
-        return False
+        record = await _record(self, key, seq)
+        return record is not None and record.epoch == epoch
 
     async def _counting(self, key: SessionKey, base: Origin) -> Origin:
         """Return the current origin: a newer one, if the parent's history is not whole."""

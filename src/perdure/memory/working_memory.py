@@ -41,7 +41,7 @@ from perdure.records.keys import SessionKey, require_text
 from perdure.records.records import MEMORY_DROP, MEMORY_SET, Entry, Record
 from perdure.records.types import Registry
 from perdure.records.values import decode_value, encode_value
-from perdure.store import Store
+from perdure.store import Store, first_record
 
 T = TypeVar("T")
 
@@ -298,14 +298,11 @@ class SessionValues:
     async def _from_log(self, entry: MemoryEntry, name: str) -> bytes:
         seq = 0 if entry.seq is UNSET else entry.seq
         log = self._store.read_log(self._key, after=seq - 1, before=seq + 1)
-        async with contextlib.aclosing(log):
-            async for chunk in log:
-                for record in chunk.records:
-                    if record.kind != MEMORY_SET:
-                        continue
-                    data = bytes(decode(record.payload, MemoryEntry).value)
-                    if hash_of(data) == name:
-                        return data
+        record = await first_record(log, lambda record: record.kind == MEMORY_SET)
+        if record is not None:
+            data = bytes(decode(record.payload, MemoryEntry).value)
+            if hash_of(data) == name:
+                return data
         message = (
             f"session {self._key}: the value of memory key {entry.key!r} is lost: neither blob "
             f"{name} nor record {seq} has it; put the blob back from a copy, or set the key again"

@@ -22,7 +22,7 @@ from perdure.records.manifest import Origin
 from perdure.records.records import BASE, EPOCH, Entry, Record
 from perdure.session.fold import fold
 from perdure.session.runtime import exclusive
-from perdure.store import Batch, Status
+from perdure.store import Batch, Status, first_record
 
 if TYPE_CHECKING:
     from perdure.session.base import SessionBase
@@ -196,11 +196,7 @@ class ExclusiveAccess:
 
     async def newest(self, key: SessionKey) -> Record | None:
         """Return the newest record of a session's own log."""
-        async with aclosing(self.store.inner.read_log(key, reverse=True, limit=1)) as log:
-            async for chunk in log:
-                for record in chunk.records:
-                    return record
-        return None
+        return await first_record(self.store.inner.read_log(key, reverse=True, limit=1))
 
     async def head(self, key: SessionKey) -> int:
         """Return a session's durable end; what is unsaved of it here is saved first.

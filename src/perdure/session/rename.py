@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, final
 
 from perdure.errors import (
@@ -22,7 +22,7 @@ from perdure.session.exclusive import (
     Terms,
     require_different,
 )
-from perdure.store import DeadLetter
+from perdure.store import DeadLetter, first_record
 
 if TYPE_CHECKING:
     pass
@@ -91,11 +91,8 @@ class Renamer:
         return base
 
     async def _goes_on(self, key: SessionKey, after: int) -> bool:
-        async with aclosing(self._store.read_log(key, after=after)) as log:
-            async for chunk in log:
-                if any(record.kind not in _QUIET for record in chunk.records):
-                    return True
-        return False
+        log = self._store.read_log(key, after=after)
+        return await first_record(log, lambda record: record.kind not in _QUIET) is not None
 
     async def _forward(self, old: HeldSession, new: SessionKey) -> None:
         """Have what was posted to the old name wait at the new one."""

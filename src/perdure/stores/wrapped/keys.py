@@ -17,7 +17,6 @@ import shlex
 import stat
 import sys
 from collections.abc import Mapping
-from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Self, final
 
@@ -39,7 +38,7 @@ from perdure.records.json import decode
 from perdure.records.keys import KEYRING, SessionKey, keyring_of
 from perdure.records.manifest import KEYS, FoldedDocument, Manifest
 from perdure.records.records import EPOCH
-from perdure.store import HeldLease, Store
+from perdure.store import HeldLease, Store, first_record
 from perdure.stores.wrapped.compressed import Compression
 from perdure.stores.wrapped.transform import Place, describe_place, from_text, to_text
 
@@ -504,11 +503,8 @@ async def require_new(store: Store, key: SessionKey) -> None:
 
 async def holds_records(store: Store, key: SessionKey) -> bool:
     """Return whether a session's log has records other than epoch records."""
-    async with aclosing(store.read_log(key)) as chunks:
-        async for chunk in chunks:
-            if any(record.kind != EPOCH for record in chunk.records):
-                return True
-    return False
+    record = await first_record(store.read_log(key), lambda record: record.kind != EPOCH)
+    return record is not None
 
 
 async def require_encrypted(store: Store) -> None:
