@@ -118,8 +118,8 @@ class Writer:
         self._flights: dict[_InFlightSave, float] = {}
         begin = getattr(type(store), "begin_append", None) if core.batch_max == 1 else None
         self._begin = None if begin is None else partial(begin, store)
-        # With the time when each is given up; all have the same timeout, so they are in order.
-        # Workers whose batch is with the store.
+        # Scopes of workers whose batch is with the store, with the time when each is given up; all
+        # have the same timeout, so they are in order.
         self._scopes: dict[anyio.CancelScope, float] = {}
 
     def launch(self, now: float) -> None:
@@ -187,7 +187,8 @@ class Writer:
         if flight not in self._flights:
             return  # given up: the same records are sent again
         if outcome.status in REFUSALS and self._host.running:
-            # Finding the reason of the refusal takes awaiting: send it again from a task.
+            # The reason of a refusal is read from the log, which must be awaited: send it again
+            # from a task.
             self._host.spawn(self._save_in_task, flight)
             return
         del self._flights[flight]
@@ -346,11 +347,10 @@ class Writer:
         outcomes: list[Outcome],
         now: float,
         took: float,
-        unsettled: Iterator[tuple[Save, Outcome]] | None = None,
+        unsettled: Iterator[tuple[Save, Outcome]],
     ) -> None:
         """Apply the remaining outcomes, and notify the breaker and the engine."""
         self._busy += took
-        unsettled = zip(saves, outcomes, strict=True) if unsettled is None else unsettled
         while not self._settle(unsettled, now, took):
             pass
         self._notify_breaker(outcomes, now)
