@@ -195,7 +195,7 @@ class SessionClosedError(SessionError):
 
 
 class SessionQuarantinedError(SessionError):
-    """The store refuses a record of this session for good; it is held in memory."""
+    """The store refuses a record of this session permanently; it is held in memory."""
 
 
 class StalePlanError(SessionError):

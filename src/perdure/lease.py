@@ -42,7 +42,7 @@ class LeaseOptions(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 0 < self.heartbeat < self.ttl < float("inf"):
             message = (
-                f"lease: heartbeat={self.heartbeat!r} and ttl={self.ttl!r} do not fit: "
+                f"lease: invalid heartbeat={self.heartbeat!r} and ttl={self.ttl!r}: "
                 "choose 0 < heartbeat < ttl, best with several heartbeats in a ttl"
             )
             raise InvalidArgumentError(message, heartbeat=self.heartbeat, ttl=self.ttl)
@@ -196,7 +196,7 @@ async def acquire_lease(
         key: The session.
         me: This owner's id.
         watch: Knows whether the holder is silent. It counts this process's own heartbeats, so
-            they have to be renewed meanwhile.
+            they must be renewed meanwhile.
         on_held: ``handover`` asks the holder and waits, ``raise`` raises at once,
             ``steal`` waits for the lease to expire without asking. A holder that is known to be
             silent is not waited for.

@@ -384,7 +384,7 @@ async def test_after_a_discard_the_state_is_written_whole_again() -> None:
         await session.save()
         store.fail_next(how="permanent", times=5)
         counter.state = {"count": 1}
-        with pytest.raises(Exception, match="for good"):
+        with pytest.raises(Exception, match="permanently"):
             await session.save()
         assert await session.discard_unsaved() == 1
         store.up()

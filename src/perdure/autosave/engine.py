@@ -247,7 +247,7 @@ class Autosaver:
         Raises:
             LeaseLostError: Another process has the session.
             SessionClosedError: The engine stopped before.
-            SessionQuarantinedError: The store refuses a record for good.
+            SessionQuarantinedError: The store refuses a record permanently.
 
         """
         if t.before_capture is not None and t.end is None and not self._core.stopped:

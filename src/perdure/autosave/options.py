@@ -55,8 +55,8 @@ class Autosave(msgspec.Struct, frozen=True, kw_only=True):
             self.debounce, self.max_delay
         ) or not 0 <= self.debounce <= self.max_delay < float("inf"):
             message = (
-                f"autosave: debounce={self.debounce!r} and max_delay={self.max_delay!r} "
-                "do not fit: choose 0 <= debounce <= max_delay"
+                f"autosave: invalid debounce={self.debounce!r} and max_delay={self.max_delay!r}: "
+                "choose 0 <= debounce <= max_delay"
             )
             raise InvalidArgumentError(message, debounce=self.debounce, max_delay=self.max_delay)
         for name in ("max_bytes", "max_records"):
@@ -140,7 +140,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     quarantine_bytes: int = MIB
     """How many bytes a session holds in memory whose records the store refuses permanently."""
     capture_timeout: float = 5.0
-    """How long contributors may take before a save goes on without them."""
+    """How long contributors may take before a save continues without them."""
     exclusive_timeout: float = 60.0
     """How long a fold may keep its session from saving."""
     hibernate_after: float = 300.0
@@ -244,14 +244,14 @@ def autosave_from(
 ) -> Autosave | None:
     """Return the settings of an environment, None for off.
 
-    An empty variable counts as not set. Off is off, whatever the other variables say. *declared*
+    An empty variable counts as not set. Off is off, for any other variables. *declared*
     is what counts where the environment names no preset: what a file says, None for off.
 
     >>> autosave_from({"PERDURE_AUTOSAVE": "server", "PERDURE_AUTOSAVE_DEBOUNCE": "0.5"})
     Autosave(debounce=0.5, max_delay=10.0, on_turn_end=True, max_bytes=1048576, max_records=256)
 
     Raises:
-        ConfigError: A variable has a value that does not fit.
+        ConfigError: A variable has an invalid value.
 
     """
     name = environment.get(PRESET, "")

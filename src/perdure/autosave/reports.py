@@ -198,7 +198,7 @@ class ShutdownReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaul
     spilled: tuple[Unsaved, ...] = ()
     """Kept in a local file, to be replayed."""
     quarantined: tuple[Unsaved, ...] = ()
-    """The store refuses a record for good."""
+    """The store refuses a record permanently."""
     lost: tuple[Unsaved, ...] = ()
     """Another process has the session."""
 
@@ -301,9 +301,3 @@ def _names(ones: tuple[Unsaved, ...]) -> str:
     shown = [f"{entry.key} ({entry.records} records)" for entry in ones[:SHOWN]]
     more = len(ones) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
-
-
-# Stopping autosave: drain, seal, flush, cut, report; never longer than it was given
-#
-# Runs in the host, once, however often it is asked for, so that a caller who is cancelled while it
-# stops leaves nothing half-stopped.

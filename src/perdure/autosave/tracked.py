@@ -403,7 +403,7 @@ def _gone(t: Tracked) -> AcknowledgedRecordsLostError:
 
 def _quarantined(t: Tracked) -> SessionQuarantinedError:
     message = (
-        f"session {t.key}: the store refuses record {t.durable + 1} for good ({t.last_error}); "
+        f"session {t.key}: the store refuses record {t.durable + 1} permanently ({t.last_error}); "
         f"{_unsaved(t)}. Use retry(), fork_unsaved(new_id) or discard_unsaved()"
     )
     error = SessionQuarantinedError(message, key=t.key, seq=t.durable + 1, version=t.version)

@@ -178,7 +178,7 @@ class Lineage(DelegatingStore):
         self._begun.clear()
         await self.inner.aclose()
 
-    # what a session began with
+    # The history that a session began with.
 
     async def base_of(self, key: SessionKey) -> Origin | None:
         """Return what comes before a session's own log; None for most sessions.

@@ -401,8 +401,8 @@ def _ranked(wanted: Sequence[str], texts: Sequence[str], tokens: str) -> list[tu
             )
         except sqlite3.OperationalError as error:
             message = (
-                "this Python's SQLite has no full-text search (FTS5): give the retriever a "
-                "ranking of your own, Retriever(…, rank=…)"
+                "this Python's SQLite has no full-text search (FTS5): give the retriever your "
+                "own ranking, Retriever(…, rank=…)"
             )
             raise ConfigError(message, option="rank") from error
         rows = ((at, spaced(text)) for at, text in enumerate(texts))

@@ -158,7 +158,7 @@ class TypedState(Generic[T]):
             pass
         # Raised outside of the handler, so that no traceback shows the values that it quotes.
         message = (
-            f"the state {self._key!r} does not fit {self._type.__name__}: give the new fields "
+            f"the state {self._key!r} does not match {self._type.__name__}: give the new fields "
             "defaults, or read it with state.get and set it again; it was left as it is"
         )
         raise CorruptRecordError(message, key=self._key, type=self._type.__name__)

@@ -70,8 +70,8 @@ class InboxLimit(msgspec.Struct, frozen=True):
         message = (
             f"the inbox of {key} has no room for a post of {new} items and {added} bytes: "
             f"{waiting} items and {size} bytes wait, the limit is {self.items} items and "
-            f"{self.bytes} bytes; open the session, which takes what waits, or forget it if nobody "
-            "needs it; Limits(inbox_items=…, inbox_bytes=…) of who posts allow more"
+            f"{self.bytes} bytes; open the session, which receives what waits, or forget it if it "
+            "is not needed; Limits(inbox_items=…, inbox_bytes=…) of the poster allow more"
         )
         raise InboxFullError(message, key=str(key), items=waiting, bytes=size)
 
@@ -123,7 +123,7 @@ def decode_dead_letter(key: SessionKey, op_id: str, data: bytes) -> DeadLetter:
     stored = _stored(data)
     if stored is not None and stored.key == key:
         return stored.letter
-    damage = "what the store keeps of the dead letter does not fit its checksum, or its session"
+    damage = "the stored dead letter does not match its checksum, or its session"
     return DeadLetter(PendingItem(op_id, "", data, 0.0, damage), "unknown: it is damaged", 0, 0.0)
 
 

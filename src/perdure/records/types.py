@@ -203,8 +203,8 @@ class Registry:
         cls, tag = registered.cls, registered.tag
         if tag in self._by_tag or cls in self._by_type:
             message = (
-                f"types: {cls.__name__} is there twice, or another type has its tag {tag!r}: "
-                "register each once, with register(cls, tag=…) to tell them apart"
+                f"types: {cls.__name__} is registered twice, or another type has its tag {tag!r}: "
+                "register each once, with register(cls, tag=…) to distinguish them"
             )
             raise InvalidArgumentError(message, option="types", tag=tag)
         shape = shape_of(cls)
@@ -301,7 +301,7 @@ class Registry:
         except Exception as error:  # noqa: BLE001  # the user's own constructors and validators
             reason = f"its type raises {type(error).__name__}"
         # Raised outside of the handler, so that no traceback shows the values that it quotes.
-        message = f"stored data of {tag!r} version {version} does not fit its type: {reason}"
+        message = f"stored data of {tag!r} version {version} does not match its type: {reason}"
         raise CorruptRecordError(message, tag=tag, version=version)
 
     def same(self, left: Any, right: Any) -> bool:

@@ -321,7 +321,7 @@ def _look(node: Any, below: list[Any]) -> bool:
 
 
 class ValueEncoder:
-    """Lower one value to JSON, part by part, with the path at hand for errors."""
+    """Lower one value to JSON, part by part, with the path for errors."""
 
     def __init__(self, types: Types, on_unstorable: OnUnstorable, at: str) -> None:
         self.tags: Tags = {}

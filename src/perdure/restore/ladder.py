@@ -366,8 +366,8 @@ def _report(
         steps.append(RestoreStep("rebuilt", f"the context from {records} records"))
     elif restored.tail_records:
         source = "catch_up"
-        behind = restored.head - since
-        steps.append(RestoreStep("caught up", f"with {behind} records after {since}"))
+        count = restored.head - since
+        steps.append(RestoreStep("caught up", f"with {count} records after {since}"))
     else:
         source = "snapshot"
         steps.append(RestoreStep("read", f"the snapshot as of record {since}"))
