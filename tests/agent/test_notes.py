@@ -9,7 +9,7 @@ import pytest
 
 from perdure import ConfigError, Message
 from perdure.agent import AgentFactory, Features, InContextMemory, ScriptedModel, call
-from perdure.agent.notes import with_notes
+from perdure.agent.requests import with_notes
 from tests.agent.conftest import Configure, World
 from tests.agent.test_permissions import CONTEXT
 

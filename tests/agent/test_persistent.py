@@ -8,7 +8,7 @@ import pytest
 
 from perdure import Autosave, ConfigError
 from perdure.agent import PersistentSession
-from perdure.agent.config import autosave_of, persistence_of
+from perdure.agent.context import autosave_of, persistence_of
 
 FIVE = PersistentSession(autosave_interval=5.0)
 

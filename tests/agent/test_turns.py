@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perdure import SessionError, ToolCall
-from perdure.agent.context import TurnTracker
+from perdure.agent.memory import TurnTracker
 
 
 def running() -> TurnTracker:

@@ -24,7 +24,7 @@ from perdure.agent import (
     call,
     tool,
 )
-from perdure.agent.config import AgentConfig
+from perdure.agent.context import AgentConfig
 from perdure.cli.chat import Conversation
 from tests.cli.conftest import Command
 

@@ -232,7 +232,7 @@ g8  calls:_answered : set compare 1 not answer
 g9  agent:refusal : without bool 2 2
 g10 Permissions.verdict : drop if 1
 g11 Permissions.block : drop call _forget 2
-g12 Attending.deny : drop call save 1
+g12 Agent.deny : drop call save 1
 g13 is_intact : set return 1 True
 g14 WorkerEventDispatcher.dispatch : exit raise 1
 g15 agent:MemoryManager.__init__ : set assign self.builder 1 CompactionSnapshotBuilder()

@@ -14,6 +14,7 @@ from perdure.agent import (
     McpServer,
     Model,
     OpenAIModel,
+    PrewarmContext,
     Usage,
     named_model,
 )
@@ -60,3 +61,8 @@ async def servers() -> None:
             raise
     async with Agent.create("ada", model="openai:m", mcp=[server]):
         pass
+
+
+async def a_model_gets_ready(model: OpenAIModel, context: PrewarmContext) -> None:
+    context.at_stop.append(model.aclose)
+    await model.prewarm(context)

@@ -28,12 +28,11 @@ if TYPE_CHECKING:
         WorkspaceContextInitializationStep as WorkspaceContextInitializationStep,
     )
     from perdure.agent.bootstrap import open_matters as open_matters
-    from perdure.agent.config import AgentConfig as AgentConfig
-    from perdure.agent.config import Features as Features
-    from perdure.agent.config import PersistentSession as PersistentSession
+    from perdure.agent.context import AgentConfig as AgentConfig
     from perdure.agent.context import AgentContext as AgentContext
     from perdure.agent.context import AgentRuntimeState as AgentRuntimeState
-    from perdure.agent.context import TurnTracker as TurnTracker
+    from perdure.agent.context import Features as Features
+    from perdure.agent.context import PersistentSession as PersistentSession
     from perdure.agent.events import AgentEvent as AgentEvent
     from perdure.agent.events import AgentReady as AgentReady
     from perdure.agent.events import AgentStopped as AgentStopped
@@ -78,6 +77,7 @@ if TYPE_CHECKING:
     from perdure.agent.llm import GeminiModel as GeminiModel
     from perdure.agent.llm import Model as Model
     from perdure.agent.llm import OpenAIModel as OpenAIModel
+    from perdure.agent.llm import PrewarmContext as PrewarmContext
     from perdure.agent.llm import ScriptedModel as ScriptedModel
     from perdure.agent.llm import ToolSpec as ToolSpec
     from perdure.agent.llm import Usage as Usage
@@ -85,7 +85,8 @@ if TYPE_CHECKING:
     from perdure.agent.llm import named_model as named_model
     from perdure.agent.mcp import McpServer as McpServer
     from perdure.agent.memory import MemoryManager as MemoryManager
-    from perdure.agent.notes import InContextMemory as InContextMemory
+    from perdure.agent.memory import TurnTracker as TurnTracker
+    from perdure.agent.plugins import InContextMemory as InContextMemory
     from perdure.agent.plugins import PersistentInstructions as PersistentInstructions
     from perdure.agent.plugins import ToolSettings as ToolSettings
     from perdure.agent.requests import LLMRequest as LLMRequest
@@ -146,8 +147,13 @@ _HOMES = {
         "WorkspaceContextInitializationStep",
         "open_matters",
     ),
-    "perdure.agent.config": ("AgentConfig", "Features", "PersistentSession"),
-    "perdure.agent.context": ("AgentContext", "AgentRuntimeState", "TurnTracker"),
+    "perdure.agent.context": (
+        "AgentConfig",
+        "AgentContext",
+        "AgentRuntimeState",
+        "Features",
+        "PersistentSession",
+    ),
     "perdure.agent.events": (
         "AgentEvent",
         "AgentReady",
@@ -193,6 +199,7 @@ _HOMES = {
         "GeminiModel",
         "Model",
         "OpenAIModel",
+        "PrewarmContext",
         "ScriptedModel",
         "ToolSpec",
         "Usage",
@@ -200,10 +207,9 @@ _HOMES = {
         "named_model",
     ),
     "perdure.agent.mcp": ("McpServer",),
-    "perdure.agent.memory": ("MemoryManager",),
-    "perdure.agent.notes": ("InContextMemory",),
+    "perdure.agent.memory": ("TurnTracker", "MemoryManager"),
+    "perdure.agent.plugins": ("InContextMemory", "PersistentInstructions", "ToolSettings"),
     "perdure.agent.tools": ("Permissions", "Tool", "tool"),
-    "perdure.agent.plugins": ("PersistentInstructions", "ToolSettings"),
     "perdure.agent.requests": ("LLMRequest", "LLMRequestAssembler", "render_openai"),
     "perdure.agent.results": ("ResultReference", "reference_of", "resolved"),
     "perdure.agent.runtime": ("AgentRuntime",),

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import anyio
 
 from perdure.agent.bootstrap import unfinished, unknown
-from perdure.agent.config import AgentConfig
-from perdure.agent.context import AgentContext
+from perdure.agent.context import AgentConfig, AgentContext
 from perdure.agent.create import AgentCreation, IfExists, create, merged
-from perdure.agent.declared import Keeping
+from perdure.agent.declared import RESERVED, archives_of, code_dir, home_of
 from perdure.agent.effects import is_intact, is_unknown
 from perdure.agent.events import (
     AgentStopped,
@@ -28,20 +27,24 @@ from perdure.agent.events import (
     UserMessageReceivedEvent,
 )
 from perdure.agent.runtime import AgentRuntime, AgentShutdown
+from perdure.config.locations import check_state_key
 from perdure.errors import InvalidArgumentError, SessionClosedError, SessionError
 from perdure.records.keys import require_name, require_text
 from perdure.records.messages import Message
 from perdure.records.values import encode_value
 
 if TYPE_CHECKING:
-    from perdure.agent.config import Persistence
+    from pathlib import Path
+
+    from perdure.agent.context import Persistence
     from perdure.agent.ledger import Decision
     from perdure.agent.llm.model import Model
     from perdure.agent.mcp.server import McpServer
     from perdure.agent.memory import MemoryManager
-    from perdure.agent.notes import InContextMemory
-    from perdure.agent.plugins import ToolSettings
+    from perdure.agent.plugins import InContextMemory, ToolSettings
     from perdure.agent.tools import Permissions, Tool
+    from perdure.archive.archives import Archives
+    from perdure.config.persistent_config import PersistentConfig
     from perdure.memory.ledger import Approval, Effect
     from perdure.memory.working_memory import MemoryStorage, WorkingMemory
     from perdure.restore.report import RestoreReport
@@ -53,147 +56,11 @@ Ending = TurnEnded | TurnInterrupted | TurnFailed
 """How a turn came to its end."""
 
 
-class Attending:
-    """The part of an agent that deals with what is under way, and with what was left."""
-
-    context: AgentContext
-    runtime: AgentRuntime
-
-    # messages
-
-    @property
-    def unfinished(self) -> tuple[UnfinishedMessage, ...]:
-        """The messages that were posted and not answered, oldest first.
-
-        Those of a turn that failed are among them until the next message is answered. What waits
-        or is answered just now is not.
-        """
-        return unfinished(self.context)
-
-    async def resume(self) -> tuple[Ending, ...]:
-        """Continue everything that is unfinished, ahead of newer messages.
-
-        A turn that had begun continues where it stopped: stored tool results are
-        kept. Returns how each of them ended, as far as the agent came to it.
-
-        Raises:
-            SessionClosedError: The agent does not run.
-
-        """
-        endings: list[Ending] = []
-        for stream in await self.runtime.resume(self.unfinished):
-            endings += [event async for event in stream if isinstance(event, Ending)]
-        return tuple(endings)
-
-    async def dismiss(self, *ids: str) -> int:
-        """Give up on unfinished messages, all of them or those of these ids; return how many.
-
-        What was kept of them stays in the history.
-        """
-        dismissed = [message for message in self.unfinished if not ids or message.id in ids]
-        for message in dismissed:
-            self.context.ledger.drop(message.id)
-        await self.context.session.save()
-        return len(dismissed)
-
-    # approvals
-
-    @property
-    def pending_approvals(self) -> tuple[Approval, ...]:
-        """The tool calls that wait for `approve` or `deny`; they do so over a restart, too."""
-        return tuple(
-            approval for approval in self.context.ledger.approvals if approval.answer is None
-        )
-
-    async def approve(self, call_id: str, *, always: bool = False) -> None:
-        """Let a tool call that waits run; the answer is durable.
-
-        For a turn that is unfinished after a restart, `resume` continues it.
-
-        Args:
-            call_id: The tool call's id.
-            always: Whether the tool may run from now on without asking.
-
-        Raises:
-            SessionError: No such call waits.
-
-        """
-        approval = self.context.ledger.answer(call_id, "approved")
-        if always:
-            self.context.plugins.permissions.approve(approval.tool)
-        await self.context.session.save()
-
-    async def deny(self, call_id: str, why: str | None = None) -> None:
-        """Refuse a tool call that waits; the model gets the reason as its result.
-
-        Raises:
-            InvalidArgumentError: The reason is no text.
-            SessionError: No such call waits.
-
-        """
-        if why is not None:
-            require_text("why", why)
-        self.context.ledger.answer(call_id, "denied", why)
-        await self.context.session.save()
-
-    # effects
-
-    @property
-    def unknown_effects(self) -> tuple[Effect, ...]:
-        """The calls of tools with side effects whose outcome is unknown."""
-        return unknown(self.context)
-
-    async def resolve_effect(self, id: str, decision: Decision, *, result: Any = None) -> None:
-        """Decide on an unknown effect; the decision is durable.
-
-        Args:
-            id: The effect's id, or that of its tool call.
-            decision: "done": the tool has done its work, ``result`` is what came of it.
-                "skip": it has not, or that is unknown, and it shall not. "replay": call it
-                again, with the same idempotency key, when its unfinished turn continues.
-            result: With "done", the result for the model.
-
-        Raises:
-            SessionError: There is no such effect; or it cannot be replayed, since its turn is
-                over, or the model already has the answer that the outcome is unknown.
-            NotStorableError: The result cannot be stored.
-
-        """
-        context, ledger = self.context, self.context.ledger
-        effect = ledger.effect(id)
-        if decision not in {"done", "skip", "replay"}:
-            message = f"resolve_effect: invalid {decision!r}: choose done, skip or replay"
-            raise InvalidArgumentError(message, option="decision")
-        going_on = {context.turn_id, *(open_message.turn for open_message in ledger.messages)}
-        goes_on = not effect.told and effect.turn in going_on
-        if decision == "replay" and not (goes_on and self._can_run(effect)):
-            message = (
-                f"the effect {effect.id} of tool {effect.tool!r} cannot be replayed: its turn is "
-                "over, or does not wait for it, or its tool or arguments are gone; settle it as "
-                "done or skip, and ask anew"
-            )
-            raise SessionError(message, agent=context.agent_id, effect=effect.id)
-        if goes_on or not is_unknown(effect):
-            ledger.decide(effect, decision, encode_value(result)[0])
-        else:
-            ledger.settled(effect, decision)
-        await context.session.save()
-
-    def _can_run(self, effect: Effect) -> bool:
-        if self.context.toolbox.find(effect.tool) is None:
-            return False
-        calls = [call for message in self.context.session.context() for call in message.tool_calls]
-        return all(is_intact(call) for call in calls if call.id == effect.call)
-
-
-# The agent: what people hold, talk to, and stop
-
-
 HURRY: Final = 10.0
 """Seconds to end the turn, and again to keep what there is, where a stop was cancelled."""
 
 
-class Agent(Attending, Keeping):
+class Agent:
     """Answer messages in a session that keeps itself: ``async with agent``.
 
     Made by `Agent.create`, or by an `AgentFactory`; it holds its session, whether it was
@@ -205,6 +72,11 @@ class Agent(Attending, Keeping):
     an ``anyio.from_thread.BlockingPortal``.
     """
 
+    context: AgentContext
+    """Its state, and what its handlers and tools work with."""
+    runtime: AgentRuntime
+    """Its worker."""
+
     def __init__(
         self,
         context: AgentContext,
@@ -214,7 +86,8 @@ class Agent(Attending, Keeping):
         release: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
         self.context = context
-        context.declared.belongs_to(self, Agent)
+        context.declared.code_dir = code_dir(type(self), Agent)
+        context.declared.setup = self.setup
         self.runtime = runtime
         self._leaving = AgentShutdown(context, save=save_on_close, release=release)
 
@@ -476,3 +349,197 @@ class Agent(Attending, Keeping):
         """Make everything durable now."""
         await self.memory.persist_working_context_snapshot()
         await self.context.plugins.memory.flush()
+
+    async def setup(self) -> None:
+        """Get ready: override it. Called when the agent has been restored, before any message."""
+
+    @property
+    def config(self) -> PersistentConfig:
+        """The values that persistence.yaml declares, from the agent's start on.
+
+        Raises:
+            SessionError: The agent was not started.
+
+        """
+        return self.context.declared.config
+
+    @property
+    def home(self) -> Path:
+        """The folder of its files: what `AgentConfig.home` says, else one in the store.
+
+        Raises:
+            ConfigError: The store has no folders, and none was given.
+
+        """
+        return home_of(self.context)
+
+    @property
+    def persist_paths(self) -> tuple[str, ...]:
+        """The folders in its home that persistence.yaml names, from the agent's start on."""
+        declarations = self.context.declared.found
+        return () if declarations is None else declarations.declaration.persist_paths
+
+    @property
+    def archives(self) -> Archives:
+        """Its home, saved with its session and brought back: ``await agent.archives.save()``."""
+        return archives_of(self.context)
+
+    async def save_state(self, key: str, data: Any) -> None:
+        """Keep a value under a key, and return when it is durable.
+
+        Raises:
+            ConfigError: The key is empty, or reserved.
+            NotStorableError: The value cannot be stored.
+
+        """
+        session = self.context.session
+        session.state.set(check_state_key(key, RESERVED), data)
+        await session.save()
+
+    async def load_state(self, key: str, default: Any = None) -> Any:
+        """Return the value under a key, or ``default``.
+
+        Raises:
+            ConfigError: The key is empty, or reserved.
+
+        """
+        return await self.context.session.state.get(check_state_key(key, RESERVED), default)
+
+    async def list_state_keys(self) -> list[str]:
+        """Return the keys that have a value, in order."""
+        keys = await self.context.session.state.keys()
+        return [key for key in keys if key not in RESERVED]
+
+    async def delete_state(self, key: str) -> bool:
+        """Forget a key durably; say whether it was there.
+
+        Raises:
+            ConfigError: The key is empty, or reserved.
+
+        """
+        session = self.context.session
+        if check_state_key(key, RESERVED) not in await session.state.keys():
+            return False
+        session.state.drop(key)
+        await session.save()
+        return True
+
+    @property
+    def unfinished(self) -> tuple[UnfinishedMessage, ...]:
+        """The messages that were posted and not answered, oldest first.
+
+        Those of a turn that failed are among them until the next message is answered. What waits
+        or is answered just now is not.
+        """
+        return unfinished(self.context)
+
+    async def resume(self) -> tuple[Ending, ...]:
+        """Continue everything that is unfinished, ahead of newer messages.
+
+        A turn that had begun continues where it stopped: stored tool results are
+        kept. Returns how each of them ended, as far as the agent came to it.
+
+        Raises:
+            SessionClosedError: The agent does not run.
+
+        """
+        endings: list[Ending] = []
+        for stream in await self.runtime.resume(self.unfinished):
+            endings += [event async for event in stream if isinstance(event, Ending)]
+        return tuple(endings)
+
+    async def dismiss(self, *ids: str) -> int:
+        """Give up on unfinished messages, all of them or those of these ids; return how many.
+
+        What was kept of them stays in the history.
+        """
+        dismissed = [message for message in self.unfinished if not ids or message.id in ids]
+        for message in dismissed:
+            self.context.ledger.drop(message.id)
+        await self.context.session.save()
+        return len(dismissed)
+
+    @property
+    def pending_approvals(self) -> tuple[Approval, ...]:
+        """The tool calls that wait for `approve` or `deny`; they do so over a restart, too."""
+        return tuple(
+            approval for approval in self.context.ledger.approvals if approval.answer is None
+        )
+
+    async def approve(self, call_id: str, *, always: bool = False) -> None:
+        """Let a tool call that waits run; the answer is durable.
+
+        For a turn that is unfinished after a restart, `resume` continues it.
+
+        Args:
+            call_id: The tool call's id.
+            always: Whether the tool may run from now on without asking.
+
+        Raises:
+            SessionError: No such call waits.
+
+        """
+        approval = self.context.ledger.answer(call_id, "approved")
+        if always:
+            self.context.plugins.permissions.approve(approval.tool)
+        await self.context.session.save()
+
+    async def deny(self, call_id: str, why: str | None = None) -> None:
+        """Refuse a tool call that waits; the model gets the reason as its result.
+
+        Raises:
+            InvalidArgumentError: The reason is no text.
+            SessionError: No such call waits.
+
+        """
+        if why is not None:
+            require_text("why", why)
+        self.context.ledger.answer(call_id, "denied", why)
+        await self.context.session.save()
+
+    @property
+    def unknown_effects(self) -> tuple[Effect, ...]:
+        """The calls of tools with side effects whose outcome is unknown."""
+        return unknown(self.context)
+
+    async def resolve_effect(self, id: str, decision: Decision, *, result: Any = None) -> None:
+        """Decide on an unknown effect; the decision is durable.
+
+        Args:
+            id: The effect's id, or that of its tool call.
+            decision: "done": the tool has done its work, ``result`` is what came of it.
+                "skip": it has not, or that is unknown, and it shall not. "replay": call it
+                again, with the same idempotency key, when its unfinished turn continues.
+            result: With "done", the result for the model.
+
+        Raises:
+            SessionError: There is no such effect; or it cannot be replayed, since its turn is
+                over, or the model already has the answer that the outcome is unknown.
+            NotStorableError: The result cannot be stored.
+
+        """
+        context, ledger = self.context, self.context.ledger
+        effect = ledger.effect(id)
+        if decision not in {"done", "skip", "replay"}:
+            message = f"resolve_effect: invalid {decision!r}: choose done, skip or replay"
+            raise InvalidArgumentError(message, option="decision")
+        going_on = {context.turn_id, *(open_message.turn for open_message in ledger.messages)}
+        goes_on = not effect.told and effect.turn in going_on
+        if decision == "replay" and not (goes_on and self._can_run(effect)):
+            message = (
+                f"the effect {effect.id} of tool {effect.tool!r} cannot be replayed: its turn is "
+                "over, or does not wait for it, or its tool or arguments are gone; settle it as "
+                "done or skip, and ask anew"
+            )
+            raise SessionError(message, agent=context.agent_id, effect=effect.id)
+        if goes_on or not is_unknown(effect):
+            ledger.decide(effect, decision, encode_value(result)[0])
+        else:
+            ledger.settled(effect, decision)
+        await context.session.save()
+
+    def _can_run(self, effect: Effect) -> bool:
+        if self.context.toolbox.find(effect.tool) is None:
+            return False
+        calls = [call for message in self.context.session.context() for call in message.tool_calls]
+        return all(is_intact(call) for call in calls if call.id == effect.call)

@@ -2,27 +2,91 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast, final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast, final
 
-from perdure.agent.declared import AgentDeclared
+import msgspec
+
+from perdure.agent.events import AgentEvent
 from perdure.agent.ledger import AgentLedger
-from perdure.errors import ConfigError, SessionError
-from perdure.records.messages import Message, ToolCall
+from perdure.agent.llm.model import Model
+from perdure.agent.llm.named import named_model
+from perdure.agent.mcp.server import McpServer
+from perdure.agent.tools import Tool
+from perdure.autosave.options import INHERIT, Autosave, Inherit
+from perdure.config.discover import Declared
+from perdure.config.persistent_config import PersistentConfig
+from perdure.errors import ConfigError, InvalidArgumentError, SessionError
+from perdure.formats.state import StateStorage
+from perdure.lease import OnHeld
+from perdure.memory.compaction import CompactionPolicy, Summarizer
+from perdure.memory.working_memory import MemoryStorage
+from perdure.records.keys import DEFAULT_SESSION
+from perdure.records.messages import Message, ToolCall, ToolResult
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
+from perdure.store import Store
 
 if TYPE_CHECKING:
-    from perdure.agent.config import AgentConfig
-    from perdure.agent.events import AgentEvent
-    from perdure.agent.llm.model import Model
     from perdure.agent.memory import MemoryManager
     from perdure.agent.plugins import AgentPlugins
     from perdure.agent.queues import InputQueues
     from perdure.agent.requests import LLMRequestAssembler
     from perdure.agent.tools import Toolbox
-    from perdure.memory.working_memory import MemoryStorage, WorkingMemory
+    from perdure.memory.working_memory import WorkingMemory
     from perdure.restore.report import RestoreReport
+    from perdure.session.manager import SessionManager
     from perdure.session.session import Session
+
+
+# Declarations
+
+
+@final
+class AgentDeclared:
+    """Declarations next to an agent's code, and their values; filled by the bootstrap."""
+
+    def __init__(self) -> None:
+        self.sessions: SessionManager | None = None
+        """The manager that keeps the agent's session."""
+        self.found: Declared | None = None
+        """What persistence.yaml says; None before the bootstrap."""
+        self.code_dir: Path | None = None
+        """Where persistence.yaml is looked for, unless `AgentConfig.agent_dir` says where."""
+        self.setup: Callable[[], object] | None = None
+        """The agent's own."""
+        self._config: PersistentConfig | None = None
+
+    @property
+    def config(self) -> PersistentConfig:
+        """The values that it declares.
+
+        Raises:
+            SessionError: The agent was not started.
+
+        """
+        if self._config is None:
+            message = "this agent has no config before it is started: use `async with agent`"
+            raise SessionError(message)
+        return self._config
+
+    @config.setter
+    def config(self, config: PersistentConfig) -> None:
+        self._config = config
+
+    async def flush(self) -> None:
+        """Keep what was set in the config and not awaited."""
+        if self._config is not None:
+            await self._config.flush()
+
+    async def set_up(self) -> None:
+        """Call the agent's own ``setup``."""
+        if self.setup is not None:
+            done = self.setup()
+            if inspect.isawaitable(done):  # one that only reads may be a plain method
+                await done
 
 
 @final
@@ -156,64 +220,261 @@ class AgentContext:
 # answer.
 
 
-@final
-class TurnTracker:
-    """Keep track of one agent's turn.
+# Agent configuration: what an agent consists of, and which of its parts are saved
+
+
+# ``persistent_session``: the short way to say that an agent is kept, and where
+
+
+class PersistentSession(msgspec.Struct, frozen=True, kw_only=True):
+    """How an agent's session is kept.
 
     Args:
-        number: The newest turn's number, 0 before the first.
+        storage: Where: a URL, a path, a store, or a storage of whole states; None for the
+            sessions that the agent is given, or the default store.
+        autosave_interval: The longest time from a change to the start of its save; 0 for
+            no timers. Turns are saved when they end in either case.
+        save_on_close: Whether closing saves what came after the last turn.
+        load_on_create: Whether the agent continues the stored conversation; if not, it
+            begins a new one with its first message, unless ``load_persisted_session`` comes first.
+        memory: Where ``agent.memory_storage`` keeps its entries; None for the session.
+
+    Raises:
+        InvalidArgumentError: A value is invalid.
 
     """
 
-    __slots__ = ("_calls", "_number", "turn_id")
+    storage: str | os.PathLike[str] | Store | StateStorage | None = None
+    autosave_interval: float = 30.0
+    save_on_close: bool = True
+    load_on_create: bool = True
+    memory: MemoryStorage | None = None
 
-    def __init__(self, number: int = 0) -> None:
-        self.turn_id: str = ""
-        """The turn that is running; empty between turns."""
-        self._number = number
-        self._calls: list[ToolCall] = []
+    def __post_init__(self) -> None:
+        if not 0 <= self.autosave_interval < float("inf"):
+            message = (
+                f"persistent_session: invalid autosave_interval={self.autosave_interval!r}: "
+                "give seconds, or 0 for no timers"
+            )
+            raise InvalidArgumentError(message, autosave_interval=self.autosave_interval)
 
-    @property
-    def number(self) -> int:
-        """The newest turn's number; counting continues after a restore."""
-        return self._number
 
-    def begin(self, turn_id: str, number: int) -> None:
-        """A turn has begun."""
-        self.turn_id, self._number = turn_id, number
-        self._calls = []
+Persistence = bool | PersistentSession | None
 
-    def end(self) -> None:
-        """It is over."""
-        self.turn_id = ""
-        self._calls = []
 
-    def asked(self, turn_id: str, calls: Sequence[ToolCall]) -> None:
-        """The model wants tools to be called."""
-        self.check(turn_id)
-        self._calls.extend(calls)
+def persistence_of(given: Persistence, configured: Persistence) -> Persistence:
+    """Return which of two settings counts: an object before True or False, either before None.
 
-    def answered(self, turn_id: str, call_id: str) -> bool:
-        """A result has come; False if no call of this turn waits for it."""
-        self.check(turn_id)
-        for at, call in enumerate(self._calls):
-            if call.id == call_id:
-                del self._calls[at]
-                return True
-        return False
+    Raises:
+        InvalidArgumentError: Both are there, of one kind, and say different things.
 
-    def open_calls(self) -> tuple[ToolCall, ...]:
-        """Return the calls without a result, in their order."""
-        return tuple(self._calls)
+    >>> persistence_of(True, PersistentSession(autosave_interval=5.0)).autosave_interval
+    5.0
+    """
+    if given is None or configured is None:
+        return configured if given is None else given
+    objects = [
+        candidate for candidate in (given, configured) if isinstance(candidate, PersistentSession)
+    ]
+    if len(objects) == 1 and True in (given, configured):
+        return objects[0]
+    if given == configured:
+        return given
+    message = (
+        "persistent_session is given twice, and not the same: "
+        "give it in the config or to create, not both"
+    )
+    raise InvalidArgumentError(message)
 
-    def check(self, turn_id: str) -> None:
-        """Refuse what belongs to a turn that is not the running one.
 
-        Raises:
-            SessionError: It is another turn's.
+def memory_of(
+    persistence: PersistentSession, configured: MemoryStorage | None
+) -> MemoryStorage | None:
+    """Return the storage of memory that counts.
 
-        """
-        if turn_id != self.turn_id:
-            running = repr(self.turn_id) if self.turn_id else "no turn"
-            message = f"this belongs to turn {turn_id!r}, but {running} is running"
-            raise SessionError(message, turn=turn_id, running=self.turn_id)
+    Raises:
+        InvalidArgumentError: There are two.
+
+    """
+    if (
+        persistence.memory is not None
+        and configured is not None
+        and persistence.memory is not configured
+    ):
+        message = (
+            "the storage of memory is given twice: give it in the config or in "
+            "PersistentSession, not both"
+        )
+        raise InvalidArgumentError(message, option="memory_storage")
+    return configured if persistence.memory is None else persistence.memory
+
+
+def autosave_of(persistence: PersistentSession) -> Autosave | None:
+    """Return the timers of a session that is kept so."""
+    interval = persistence.autosave_interval
+    return None if interval == 0 else Autosave(debounce=min(2.0, interval), max_delay=interval)
+
+
+class Features(msgspec.Struct, frozen=True, kw_only=True):
+    """Which parts of an agent are kept with its session.
+
+    What is stored of a part stays stored while the part is off: it comes back when
+    it is on again.
+
+    Args:
+        memory: The working memory: ``agent.working_memory``.
+        in_context_memory: Notes that the model keeps for itself, and sees in each request.
+        persistent_instructions: The agent's ``custom_instructions.md``, after the system
+            prompt. The file is read, and never written.
+        history: The conversation. Without it each run begins with an empty context, and
+            what is said leaves no record.
+        permissions: Which tools were allowed, blocked and approved.
+        persistent_session: Another way to say ``persistent_session=True``; False says nothing.
+
+    """
+
+    memory: bool = True
+    in_context_memory: bool = False
+    persistent_instructions: bool = False
+    history: bool = True
+    permissions: bool = True
+    persistent_session: bool = False
+
+
+# What an agent is made of
+
+
+PromptProcessor = Callable[[str, AgentContext], str | Awaitable[str]]
+InputProcessor = Callable[[Message, AgentContext], Message | Awaitable[Message]]
+ResultProcessor = Callable[[ToolResult, AgentContext], ToolResult | Awaitable[ToolResult]]
+Answer = bool | Literal["always", "ask"]
+Approve = Callable[[ToolCall, AgentContext], Answer | Awaitable[Answer]]
+OnUnfinished = Literal["report", "resume"]
+LifecycleHook = Callable[[AgentEvent, AgentContext], Awaitable[object] | object]
+Setup = Callable[[AgentContext], Awaitable[object] | object]
+Renderer = Callable[[Sequence[Message]], Sequence[Any]]
+
+
+class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent is made of.
+
+    Args:
+        name: What it is called; its id begins with it where none is given.
+        model: Answers: a `Model`, or a name such as "openai:NAME" or "anthropic:NAME".
+        tools: Functions that the model may call.
+        mcp: Servers of more tools: `McpServer`, a command line, or a URL. They are started with
+            the agent, and stopped with it.
+        instructions: The system prompt, before its processors; without any, a restored agent
+            keeps the one that is stored with it.
+        workspace: A place to work in; its ``initialize(context)`` is called first of all, if
+            it has one.
+        system_prompt_processors: Functions of (prompt, context), in order.
+        input_processors: Functions of (message, context), before a message is kept.
+        tool_result_processors: Functions of (result, context), before a result is kept.
+        setup: Called with the context when everything is ready; the agent's own ``setup`` follows.
+        lifecycle_hooks: Functions of (event, context), awaited in order when the agent is ready,
+            when a turn begins and when it has ended, and when the agent stops.
+        agent_dir: The folder of its persistence.yaml and agent.yaml; None for that of its
+            code: of its class's module, or of the program that runs.
+        home: The folder of its files; None for one in the store, where that has folders.
+        archive: Whether the home is archived when the agent stops, and brought back when it
+            starts; None: if persistence.yaml names ``persist_paths``.
+        renderer: What makes of messages what the model takes; None for `Message` objects.
+        summarizer: What sums up old turns; None for quotes of them.
+        compaction: When old turns leave the working context.
+        restore: How the working context is brought back.
+        inbox_size: How many messages may wait; posting more waits.
+        tool_timeout: Seconds that a tool may take; None for as long as it wants.
+        approve: Called with (call, context) before a tool runs that has no decision yet:
+            True for this call, "always" to remember it, "ask" to wait for `Agent.approve`. "ask"
+            instead of a function waits for each such call. None lets such tools run.
+        redact_arguments: Keys whose values are left out of stored tool arguments; the tool
+            itself gets them.
+        max_model_calls: How often the model may be called in one turn.
+        max_inline_bytes: A tool's result that is larger, as JSON, is stored in its own blob;
+            the conversation has a preview and where the rest is. The model is shown all of it
+            as long as that fits the budget of ``compaction``.
+        on_unfinished: What to do when the agent starts about messages that were not answered
+            before it stopped: "report" lists them, for `Agent.resume` to continue; "resume" goes
+            on at once.
+        agent_type: What kind of agent it is; one that was stored as another kind is refused.
+        features: Which of its parts are kept.
+        custom_instructions: The file of its persistent instructions; None for the one in the
+            agent's own folder.
+        settings: What else is noted of its configuration, without credentials.
+        session: Which of the agent's conversations.
+        tenant: Whose it is, where customers share a store.
+        on_held: What to do if another process holds the session.
+        wait: Seconds to wait for another process.
+        autosave: The session's own timers.
+        persistent_session: As for `Agent.create`.
+        memory_storage: Where ``agent.memory_storage`` keeps its entries; None for the session.
+            It is flushed with each save, and not closed.
+
+    Raises:
+        InvalidArgumentError: A value is invalid.
+
+    """
+
+    name: str
+    model: Model | str
+    tools: Sequence[Tool | Callable[..., Any]] = ()
+    mcp: Sequence[McpServer | str] = ()
+    instructions: str = ""
+    workspace: Any = None
+    system_prompt_processors: Sequence[PromptProcessor] = ()
+    input_processors: Sequence[InputProcessor] = ()
+    tool_result_processors: Sequence[ResultProcessor] = ()
+    setup: Setup | None = None
+    lifecycle_hooks: Sequence[LifecycleHook] = ()
+    agent_dir: str | os.PathLike[str] | None = None
+    home: str | os.PathLike[str] | None = None
+    archive: bool | None = None
+    renderer: Renderer | None = None
+    summarizer: Summarizer | None = None
+    compaction: CompactionPolicy = CompactionPolicy()
+    restore: WorkingContextSnapshotBootstrapOptions = WorkingContextSnapshotBootstrapOptions()
+    inbox_size: int = 64
+    tool_timeout: float | None = None
+    approve: Approve | Literal["ask"] | None = None
+    redact_arguments: Sequence[str] = ()
+    max_model_calls: int = 64
+    max_inline_bytes: int = 256 * 1024
+    on_unfinished: OnUnfinished = "report"
+    agent_type: str = "agent"
+    features: Features = Features()
+    custom_instructions: str | os.PathLike[str] | None = None
+    settings: Mapping[str, Any] = {}
+    session: str = DEFAULT_SESSION
+    tenant: str = ""
+    on_held: OnHeld = "handover"
+    wait: float = 10.0
+    autosave: Autosave | Inherit | None = INHERIT
+    persistent_session: Persistence = None
+    memory_storage: MemoryStorage | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("inbox_size", "max_model_calls", "max_inline_bytes"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                message = f"agent: invalid {name}={value!r}: it must be a whole number from 1"
+                raise InvalidArgumentError(message, option=name, value=value)
+        if self.on_unfinished not in {"report", "resume"}:
+            message = f"agent: on_unfinished={self.on_unfinished!r}: choose report or resume"
+            raise InvalidArgumentError(message, option="on_unfinished", value=self.on_unfinished)
+        if not (self.approve is None or self.approve == "ask" or callable(self.approve)):
+            message = f"agent: invalid approve={self.approve!r}: give a function, 'ask' or None"
+            raise InvalidArgumentError(message, option="approve", value=self.approve)
+        if self.tool_timeout is not None and not self.tool_timeout > 0:
+            message = f"agent: invalid tool_timeout={self.tool_timeout!r}: give seconds above 0"
+            raise InvalidArgumentError(message, option="tool_timeout", value=self.tool_timeout)
+        if isinstance(self.model, str):
+            msgspec.structs.force_setattr(self, "model", named_model(self.model))
+        servers = tuple(McpServer.of(server) for server in self.mcp)
+        msgspec.structs.force_setattr(self, "mcp", servers)
+        if not callable(getattr(self.model, "stream", None)):
+            message = (
+                f"agent: a {type(self.model).__name__} is no model: it needs a method "
+                "stream(messages, tools) that yields chunks; or give a name, as 'openai:NAME'"
+            )
+            raise InvalidArgumentError(message, option="model")

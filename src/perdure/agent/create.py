@@ -15,15 +15,16 @@ import msgspec
 
 from perdure._connect import connect
 from perdure._lib.ids import random_id
-from perdure.agent.config import (
+from perdure.agent.context import (
     AgentConfig,
+    AgentContext,
+    AgentRuntimeState,
     Persistence,
     PersistentSession,
     autosave_of,
     memory_of,
     persistence_of,
 )
-from perdure.agent.context import AgentContext, AgentRuntimeState
 from perdure.agent.handlers import set_aside
 from perdure.agent.memory import MemoryManager
 from perdure.agent.plugins import AgentPlugins

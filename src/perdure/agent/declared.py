@@ -7,22 +7,21 @@ starts. Each is durable when the call that wrote it returns, files when they are
 
 from __future__ import annotations
 
-import inspect
 import logging
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Final
 
 import anyio.to_thread
 
 from perdure.archive.archives import Archives
-from perdure.config.discover import Declared, declared_beside, program_dir
-from perdure.config.locations import AgentPlace, SessionPlace, check_state_key
+from perdure.config.discover import declared_beside, program_dir
+from perdure.config.locations import AgentPlace, SessionPlace
 from perdure.config.persistent_config import ConfigPart, PersistentConfig
 from perdure.config.values import DOCUMENT, own, shared
 from perdure.config.variables import initial_values
-from perdure.errors import ConfigError, SessionError
+from perdure.errors import ConfigError
 from perdure.records.keys import DEFAULT_SESSION
 from perdure.session.internals import folder_of, in_background, is_branch
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
     from perdure.agent.context import AgentContext
     from perdure.config.schema import ConfigKey
-    from perdure.session.manager import SessionManager
 
 
 log: logging.Logger = logging.getLogger("perdure.agent")
@@ -85,134 +83,6 @@ async def keep_home(context: AgentContext) -> None:
 
 RESERVED: Final = frozenset({DOCUMENT, "custom_data"})
 """States that are the agent's own."""
-
-
-@final
-class AgentDeclared:
-    """Declarations next to an agent's code, and their values; filled by the bootstrap."""
-
-    def __init__(self) -> None:
-        self.sessions: SessionManager | None = None
-        """The manager that keeps the agent's session."""
-        self.found: Declared | None = None
-        """What persistence.yaml says; None before the bootstrap."""
-        self.code_dir: Path | None = None
-        """Where persistence.yaml is looked for, unless `AgentConfig.agent_dir` says where."""
-        self._agent: Keeping | None = None
-        self._config: PersistentConfig | None = None
-
-    @property
-    def config(self) -> PersistentConfig:
-        """The values that it declares.
-
-        Raises:
-            SessionError: The agent was not started.
-
-        """
-        if self._config is None:
-            message = "this agent has no config before it is started: use `async with agent`"
-            raise SessionError(message)
-        return self._config
-
-    @config.setter
-    def config(self, config: PersistentConfig) -> None:
-        self._config = config
-
-    def belongs_to(self, agent: Keeping, base: type) -> None:
-        """Take note of the agent: of its code's folder, and of its ``setup``."""
-        self.code_dir, self._agent = _code_dir(type(agent), base), agent
-
-    async def flush(self) -> None:
-        """Keep what was set in the config and not awaited."""
-        if self._config is not None:
-            await self._config.flush()
-
-    async def set_up(self) -> None:
-        """Call the agent's own ``setup``."""
-        if self._agent is not None:
-            done: object = self._agent.setup()
-            if inspect.isawaitable(done):  # one that only reads may be a plain method
-                await done
-
-
-class Keeping:
-    """What an agent keeps by name; `perdure.agent.Agent` has these methods."""
-
-    context: AgentContext
-
-    async def setup(self) -> None:
-        """Get ready: override it. Called when the agent has been restored, before any message."""
-
-    @property
-    def config(self) -> PersistentConfig:
-        """The values that persistence.yaml declares, from the agent's start on.
-
-        Raises:
-            SessionError: The agent was not started.
-
-        """
-        return self.context.declared.config
-
-    @property
-    def home(self) -> Path:
-        """The folder of its files: what `AgentConfig.home` says, else one in the store.
-
-        Raises:
-            ConfigError: The store has no folders, and none was given.
-
-        """
-        return home_of(self.context)
-
-    @property
-    def persist_paths(self) -> tuple[str, ...]:
-        """The folders in its home that persistence.yaml names, from the agent's start on."""
-        declarations = self.context.declared.found
-        return () if declarations is None else declarations.declaration.persist_paths
-
-    @property
-    def archives(self) -> Archives:
-        """Its home, saved with its session and brought back: ``await agent.archives.save()``."""
-        return archives_of(self.context)
-
-    async def save_state(self, key: str, data: Any) -> None:
-        """Keep a value under a key, and return when it is durable.
-
-        Raises:
-            ConfigError: The key is empty, or reserved.
-            NotStorableError: The value cannot be stored.
-
-        """
-        session = self.context.session
-        session.state.set(check_state_key(key, RESERVED), data)
-        await session.save()
-
-    async def load_state(self, key: str, default: Any = None) -> Any:
-        """Return the value under a key, or ``default``.
-
-        Raises:
-            ConfigError: The key is empty, or reserved.
-
-        """
-        return await self.context.session.state.get(check_state_key(key, RESERVED), default)
-
-    async def list_state_keys(self) -> list[str]:
-        """Return the keys that have a value, in order."""
-        keys = await self.context.session.state.keys()
-        return [key for key in keys if key not in RESERVED]
-
-    async def delete_state(self, key: str) -> bool:
-        """Forget a key durably; say whether it was there.
-
-        Raises:
-            ConfigError: The key is empty, or reserved.
-
-        """
-        session = self.context.session
-        if check_state_key(key, RESERVED) not in await session.state.keys():
-            return False
-        session.state.drop(key)
-        await session.save()
-        return True
 
 
 def home_of(context: AgentContext) -> Path:
@@ -270,7 +140,7 @@ def _parts(
     return [part for part in parts if part.keys]
 
 
-def _code_dir(cls: type, base: type) -> Path | None:
+def code_dir(cls: type, base: type) -> Path | None:
     """Return the folder of an agent's code: its class's, or the program's for the plain one."""
     if cls is base:
         return program_dir()

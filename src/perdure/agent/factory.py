@@ -10,7 +10,7 @@ import anyio
 from perdure._connect import connect
 from perdure._lib.ids import random_id
 from perdure.agent.agent import Agent
-from perdure.agent.config import AgentConfig
+from perdure.agent.context import AgentConfig
 from perdure.agent.create import IfExists, Release, assemble, close_own, open_session, session_for
 
 if TYPE_CHECKING:

@@ -15,10 +15,26 @@ from perdure.agent.events import (
     CompactionStarted,
 )
 from perdure.agent.memory import MemoryManager
-from perdure.agent.notes import with_notes
 from perdure.agent.results import reference_of, resolved
 from perdure.providers import render
 from perdure.records.messages import Message
+
+# Notes
+
+
+def with_notes(messages: Sequence[Message], text: str) -> tuple[Message, ...]:
+    """Return messages with notes after the system prompt; the result is not stored."""
+    if not text:
+        return tuple(messages)
+    if not messages or messages[0].role != "system":
+        return (Message.system(text), *messages)
+    prompt = messages[0]
+    content: str | list[Any]
+    if isinstance(prompt.content, list):
+        content = [*prompt.content, {"type": "text", "text": text}]
+    else:
+        content = f"{prompt.content or ''}\n\n{text}".lstrip()
+    return (msgspec.structs.replace(prompt, content=content), *messages[1:])
 
 
 class LLMRequest(msgspec.Struct, frozen=True):

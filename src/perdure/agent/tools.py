@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from functools import partial
 from typing import (
+    TYPE_CHECKING,
     Annotated,
     Any,
     Final,
@@ -34,7 +35,6 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure._lib.ids import random_id
-from perdure.agent.context import AgentContext
 from perdure.agent.events import AgentEvent
 from perdure.agent.llm.model import ToolSpec
 from perdure.errors import ConfigError, InvalidArgumentError, SessionError, ToolOutcomeUnknownError
@@ -42,6 +42,9 @@ from perdure.memory.ledger import Policy
 from perdure.records.messages import Message, ToolCall, ToolResult
 from perdure.records.values import OnUnstorable
 from perdure.session.contributors import RestoreContext
+
+if TYPE_CHECKING:
+    from perdure.agent.context import AgentContext
 
 KEY: Final = "idempotency_key"
 """The parameter that gets the call's idempotency key."""
@@ -309,6 +312,8 @@ def _fields(
     except Exception as error:
         message = f"the annotations of tool {name!r} cannot be resolved: {error}"
         raise InvalidArgumentError(message, tool=name) from error
+    from perdure.agent.context import AgentContext
+
     fields: list[Any] = []
     context_name = None
     for parameter in inspect.signature(function).parameters.values():

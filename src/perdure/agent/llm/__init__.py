@@ -2,7 +2,7 @@
 
 from perdure.agent.llm.anthropic import AnthropicModel
 from perdure.agent.llm.gemini import GeminiModel
-from perdure.agent.llm.model import Chunk, Model, ToolSpec, Usage
+from perdure.agent.llm.model import Chunk, Model, PrewarmContext, ToolSpec, Usage
 from perdure.agent.llm.named import named_model
 from perdure.agent.llm.openai import OpenAIModel
 from perdure.agent.llm.scripted import EchoModel, ScriptedModel, call
@@ -14,6 +14,7 @@ __all__ = [
     "GeminiModel",
     "Model",
     "OpenAIModel",
+    "PrewarmContext",
     "ScriptedModel",
     "ToolSpec",
     "Usage",

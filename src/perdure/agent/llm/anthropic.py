@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Final, Literal, final
+from typing import Any, Final, Literal, final
 
 from perdure.agent.llm.assembly import AnthropicAnswer
 from perdure.agent.llm.failures import cut, ended
-from perdure.agent.llm.model import Chunk, ToolSpec, Usage
+from perdure.agent.llm.model import Chunk, PrewarmContext, ToolSpec, Usage
 from perdure.agent.llm.sdk import client_of, events_of, require
 from perdure.errors import InvalidArgumentError
 from perdure.providers import parse, render
 from perdure.records.messages import Message
-
-if TYPE_CHECKING:
-    from perdure.agent.context import AgentContext
-
 
 # Cache breakpoints in a request to Anthropic: pure
 #
@@ -225,7 +221,7 @@ class AnthropicModel:
     def __repr__(self) -> str:
         return f"<AnthropicModel {self._asked!r}>"
 
-    async def prewarm(self, context: AgentContext) -> None:
+    async def prewarm(self, context: PrewarmContext) -> None:
         """Make the client before the first message."""
         await self._sdk.prewarm(context)
 

@@ -6,20 +6,16 @@ import importlib.util
 import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import Any, Final, final
 
 from perdure._lib.loop import on_trio
 from perdure.agent.llm.assembly import GeminiAnswer
 from perdure.agent.llm.failures import Endpoint, cut, failure_of
-from perdure.agent.llm.model import Chunk, ToolSpec, Usage
+from perdure.agent.llm.model import Chunk, PrewarmContext, ToolSpec, Usage
 from perdure.agent.llm.sdk import MAX_RETRIES, TIMEOUT, SdkClient, key_for, require_alone
 from perdure.errors import ConfigError, InvalidArgumentError, MissingExtraError, ModelError
 from perdure.providers import parse, render
 from perdure.records.messages import Message
-
-if TYPE_CHECKING:
-    from perdure.agent.context import AgentContext
-
 
 OFFICIAL: Final = "https://generativelanguage.googleapis.com"
 VARIABLE: Final = "GEMINI_API_KEY"
@@ -99,7 +95,7 @@ class GeminiModel:
     def __repr__(self) -> str:
         return f"<GeminiModel {self._asked!r}>"
 
-    async def prewarm(self, context: AgentContext) -> None:
+    async def prewarm(self, context: PrewarmContext) -> None:
         """Make the client before the first message."""
         _require_asyncio()
         await self._sdk.prewarm(context)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -61,6 +61,13 @@ class Model(Protocol):
 
         """
         ...
+
+
+class PrewarmContext(Protocol):
+    """What a model may use in its ``prewarm(context)``: an `AgentContext` has it."""
+
+    at_stop: list[Callable[[], Awaitable[object]]]
+    """Awaited when the agent has stopped, the last one first."""
 
 
 class ReplyStream:

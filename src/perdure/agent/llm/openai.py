@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Final, Literal, final
+from typing import Any, Final, Literal, final
 from urllib.parse import urlsplit
 
 from perdure.agent.llm.assembly import ChatAnswer, ResponsesAnswer
 from perdure.agent.llm.failures import cut, ended
-from perdure.agent.llm.model import Chunk, ToolSpec, Usage
+from perdure.agent.llm.model import Chunk, PrewarmContext, ToolSpec, Usage
 from perdure.agent.llm.sdk import (
     client_of,
     events_of,
@@ -19,10 +19,6 @@ from perdure.agent.llm.sdk import (
 from perdure.errors import InvalidArgumentError
 from perdure.providers import parse, render
 from perdure.records.messages import Message
-
-if TYPE_CHECKING:
-    from perdure.agent.context import AgentContext
-
 
 OFFICIAL: Final = "https://api.openai.com/v1"
 _REASONS: Final = re.compile(r"(o\d|gpt-[5-9])")
@@ -107,7 +103,7 @@ class OpenAIModel:
     def __repr__(self) -> str:
         return f"<OpenAIModel {self._asked!r}>"
 
-    async def prewarm(self, context: AgentContext) -> None:
+    async def prewarm(self, context: PrewarmContext) -> None:
         """Make the client before the first message."""
         await self._sdk.prewarm(context)
 

@@ -8,7 +8,7 @@ import inspect
 import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import Any, Final, final
 
 import anyio
 import anyio.to_thread
@@ -16,11 +16,8 @@ import msgspec
 
 from perdure._lib.loop import Affinity
 from perdure.agent.llm.failures import Endpoint, failure_of
+from perdure.agent.llm.model import PrewarmContext
 from perdure.errors import ConfigError, InvalidArgumentError, MissingExtraError
-
-if TYPE_CHECKING:
-    from perdure.agent.context import AgentContext
-
 
 # Server-sent events, from the lines of an answer: pure
 
@@ -281,7 +278,7 @@ class SdkClient:
     def _is_home(self) -> bool:
         return self._home is not None and self._home.stray() is None
 
-    async def prewarm(self, context: AgentContext) -> None:
+    async def prewarm(self, context: PrewarmContext) -> None:
         """Make it for an agent; the last agent that stops closes it."""
         self._users += 1
         context.at_stop.append(self._release)
