@@ -82,7 +82,7 @@ _MOST = 10_000
 
 
 class _HeartbeatSeen(msgspec.Struct):
-    """An owner's heartbeat counter; times are those of `OwnerWatch.attended`."""
+    """An owner's heartbeat counter; times are those of `OwnerWatch.counted`."""
 
     beat: int
     since: float
@@ -104,31 +104,31 @@ class OwnerWatch:
         self.clock: Callable[[], float] = clock
         self._ttl = lease.ttl
         self._gap = _GAP * lease.heartbeat
-        self._beaten = clock()
+        self._renewed_at = clock()
         self._counted = 0.0
         self._owners: dict[str, _HeartbeatSeen] = {}
 
-    def attended(self) -> float:
+    def counted(self) -> float:
         """Return the seconds that count so far; call it before each read of a holder."""
-        since = self.clock() - self._beaten
+        since = self.clock() - self._renewed_at
         return self._counted + since if 0 <= since < self._gap else self._counted
 
-    def beaten(self) -> None:
+    def renewed(self) -> None:
         """Note that an own heartbeat has arrived."""
-        self._counted = self.attended()
-        self._beaten = self.clock()
+        self._counted = self.counted()
+        self._renewed_at = self.clock()
 
-    def saw(self, owner: str, beat: int, looked_at: float) -> bool:
+    def note_beat(self, owner: str, beat: int, looked_at: float) -> bool:
         """Note an owner's counter; return whether the owner is silent.
 
         Args:
             owner: Whose counter.
             beat: The counter, read after ``looked_at``.
-            looked_at: What ``attended`` returned before the read.
+            looked_at: What ``counted`` returned before the read.
 
         """
         known = self._owners.get(owner)
-        now = self.attended()
+        now = self.counted()
         if known is None or known.beat != beat:
             if known is None and len(self._owners) >= _MOST:
                 del self._owners[next(iter(self._owners))]
@@ -138,33 +138,35 @@ class OwnerWatch:
         known.looked = now
         return known.silent
 
-    def saw_all(self, beats: Mapping[str, int], looked_at: float) -> None:
+    def note_beats(self, beats: Mapping[str, int], looked_at: float) -> None:
         """Note the counters that a heartbeat returned; forget owners not seen for long."""
         for owner, counter in beats.items():
-            self.saw(owner, counter, looked_at)
-        before = self.attended() - _FORGET * self._ttl
+            self.note_beat(owner, counter, looked_at)
+        before = self.counted() - _FORGET * self._ttl
         forgotten = [owner for owner, known in self._owners.items() if known.looked < before]
         for owner in forgotten:
             del self._owners[owner]
 
 
-async def beat(store: Store, watch: OwnerWatch) -> HeartbeatRequests:
+async def renew_heartbeat(store: Store, watch: OwnerWatch) -> HeartbeatRequests:
     """Renew this owner's heartbeat, and note the counters of other owners."""
-    began = watch.attended()
+    began = watch.counted()
     requests = await store.heartbeat()
-    watch.beaten()
+    watch.renewed()
     if requests.beats is not None:
-        watch.saw_all(requests.beats, began)
+        watch.note_beats(requests.beats, began)
     return requests
 
 
-async def look(store: Store, key: SessionKey, watch: OwnerWatch) -> tuple[LeaseState | None, bool]:
+async def read_holder(
+    store: Store, key: SessionKey, watch: OwnerWatch
+) -> tuple[LeaseState | None, bool]:
     """Return who holds a session, and whether that owner is silent."""
-    began = watch.attended()
+    began = watch.counted()
     holder = await store.holder(key)
     if holder is None:
         return None, False
-    return holder, watch.saw(holder.listed or holder.owner, holder.beat, began)
+    return holder, watch.note_beat(holder.listed or holder.owner, holder.beat, began)
 
 
 # Cancelling is safe at any point: the next open takes over an epoch that was acquired but not used.
@@ -211,7 +213,7 @@ async def acquire_lease(
     start = watch.clock()
     asking = _Asking(store, key)
     while True:
-        holder, silent = await look(store, key, watch)
+        holder, silent = await read_holder(store, key, watch)
         now = watch.clock()
         if _is_due(holder, given) and now - start < COURTESY:
             await asking.pause(given)
@@ -327,5 +329,5 @@ async def while_beating(
 async def _beat(store: Store, watch: OwnerWatch, every: float) -> None:
     while True:
         with contextlib.suppress(StoreError):  # ``act`` reports an outage that lasts
-            await beat(store, watch)
+            await renew_heartbeat(store, watch)
         await anyio.sleep(every)

@@ -43,7 +43,7 @@ async def get(
     watch = OwnerWatch(LeaseOptions(heartbeat=0.9 * ttl, ttl=ttl), clock)
 
     async def holder(key: SessionKey) -> LeaseState | None:
-        watch.beaten()  # as the taker's manager does
+        watch.renewed()  # as the taker's manager does
         return await MemoryStore.holder(store, key)
 
     store.holder = holder  # type: ignore[method-assign]

@@ -135,13 +135,13 @@ class Moved:
         self.watch = OwnerWatch(LeaseOptions(), lambda: self.now)
 
     def look(self, owner: str = "other", beat: int = 1) -> bool:
-        return self.watch.saw(owner, beat, self.watch.attended())
+        return self.watch.note_beat(owner, beat, self.watch.counted())
 
     def run(self, seconds: float) -> None:
         """Beat as a manager does."""
         for _ in range(int(seconds / LeaseOptions().heartbeat)):
             self.now += LeaseOptions().heartbeat
-            self.watch.beaten()
+            self.watch.renewed()
 
 
 async def test_one_late_look_proves_nothing() -> None:
@@ -149,7 +149,7 @@ async def test_one_late_look_proves_nothing() -> None:
     moved.look()
     moved.now += HOUR  # we were stopped
     assert not moved.look()
-    moved.watch.beaten()
+    moved.watch.renewed()
     assert not moved.look()
     moved.run(TTL)
     assert moved.look()
@@ -171,7 +171,7 @@ async def test_a_clock_that_goes_back_counts_for_nothing() -> None:
     moved.look()
     moved.now -= 1.5 * TTL
     assert not moved.look()
-    moved.watch.beaten()
+    moved.watch.renewed()
     moved.run(TTL)
     assert moved.look()
 
@@ -181,7 +181,7 @@ async def test_owners_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatc
     for place in range(50):
         moved.look(f"owner {place}")
     moved.run(3 * TTL)
-    moved.watch.saw_all({"there": 1}, moved.watch.attended())
+    moved.watch.note_beats({"there": 1}, moved.watch.counted())
     assert list(moved.watch._owners) == ["there"]
     monkeypatch.setattr(module, "_MOST", 10)
     for place in range(50):

@@ -125,8 +125,8 @@ def test_a_turn_of_many_legs_leaves_leg_by_leg() -> None:
 def test_a_smaller_room_lets_more_leave() -> None:
     frontier = Frontier(9, MUCH)
     assert leaving(frontier, *blocks(USER, ANSWER), *blocks(USER, ANSWER, turn_id="t2")) == []
-    assert [one.turn_id for one in frontier.squeeze(0.25)] == ["turn_0001"]
-    assert [one.turn_id for one in frontier.squeeze(0.0)] == ["t2"]
+    assert [one.turn_id for one in frontier.shrink(0.25)] == ["turn_0001"]
+    assert [one.turn_id for one in frontier.shrink(0.0)] == ["t2"]
     assert frontier.share == 0.0
 
 

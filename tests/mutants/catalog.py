@@ -117,7 +117,7 @@ as14 Schedule.due_at : take call max 2 1
 as15 Schedule.arm : plus assign slot 1
 as16 Schedule.arm : swap compare 8 <=
 as17 Schedule.flush : drop assign self._due_before 1
-as18 Schedule.urge : drop assign t.retry_at 1
+as18 Schedule.make_urgent : drop assign t.retry_at 1
 as19 Schedule.backoff_cap : never test 1
 as20 Schedule.control : take call min 1 2
 as21 Breaker.failed : swap compare 2 <=
@@ -188,12 +188,12 @@ q11 sqlite:Engine.transaction : set call execute 1 con.execute("BEGIN")
 q12 sqlite:renew_heartbeat : drop call execute 1
 
 lease
-l1 OwnerWatch.saw : halve name self._ttl 1
-l2 OwnerWatch.saw : without bool 1 2
+l1 OwnerWatch.note_beat : halve name self._ttl 1
+l2 OwnerWatch.note_beat : without bool 1 2
 l3 may_take : without bool 2 2
 l4 acquire_lease : set compare 6 now - start > wait + 5
 l5 acquire_lease : never if 1
-l6 to_take : set assign new 1 iter(items)
+l6 new_posts : set assign new 1 iter(items)
 
 restore
 r1  snapshot_of : set compare 2 snapshot.agent_id != key.agent

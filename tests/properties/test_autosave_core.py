@@ -101,7 +101,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(n=session)
     def end_turn(self, n: int) -> None:
-        self.core.schedule.hasten(self.sessions[n], self.now)
+        self.core.schedule.make_due(self.sessions[n], self.now)
 
     @rule(n=session)
     def save(self, n: int) -> None:
@@ -110,7 +110,7 @@ class CoreMachine(RuleBasedStateMachine):
             waiter = Waiter(t.version, lambda: None)
             waiters = t.waiters = t.waiters or Waiters()
             self.waiters.append((n, waiter, waiters.add(waiter), waiters))
-            self.core.schedule.urge(t, t.version, self.now)
+            self.core.schedule.make_urgent(t, t.version, self.now)
 
     @precondition(lambda self: self.waiters)
     @rule(data=st.data())

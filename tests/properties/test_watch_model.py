@@ -41,7 +41,7 @@ def _told(chance: random.Random) -> int:
     time = [0.0]
     watch = OwnerWatch(LeaseOptions(heartbeat=HEARTBEAT, ttl=TTL), lambda: time[0])
     state, asked, silent = State(), 0.0, 0
-    watch.saw("owner", state.known, watch.attended())
+    watch.note_beat("owner", state.known, watch.counted())
     for _ in range(120):
         what, after = chance.choice([*next_steps(state, Rules())])
         match what:
@@ -50,13 +50,13 @@ def _told(chance: random.Random) -> int:
             case "the clock jumps":
                 time[0] += 100
             case "watcher beats":
-                watch.beaten()
+                watch.renewed()
             case "watcher asks":
-                asked = watch.attended()
+                asked = watch.counted()
             case "sees it move" | "sees it stand still":
                 assert state.look is not None
                 assert state.look.value is not None
-                found = watch.saw("owner", state.look.value, asked)
+                found = watch.note_beat("owner", state.look.value, asked)
                 assert found == after.silent, what
                 silent += found
             case _:

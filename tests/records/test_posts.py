@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.records.posts import key_of, op_ids, to_take
+from perdure.records.posts import key_of, new_posts, op_ids
 from perdure.store import PendingItem
 
 KEYS = st.text(min_size=1, max_size=8)
@@ -36,10 +36,10 @@ def test_what_is_taken_is_passed_over_and_the_rest_keeps_its_order(
     posts: list[tuple[str, int]],
 ) -> None:
     items = [item(op_id) for key, count in posts for op_id in op_ids(key, count)]
-    assert [[one.op_id for one in post] for post in to_take(items, ())] == [
+    assert [[one.op_id for one in post] for post in new_posts(items, ())] == [
         list(op_ids(key, count)) for key, count in posts
     ]
     taken = {one.op_id for one in items[::2]}
-    left = [one for post in to_take(items, taken) for one in post]
+    left = [one for post in new_posts(items, taken) for one in post]
     assert left == items[1::2]
-    assert list(to_take(items, {one.op_id for one in items})) == []
+    assert list(new_posts(items, {one.op_id for one in items})) == []

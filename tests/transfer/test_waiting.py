@@ -154,7 +154,7 @@ async def test_nobody_takes_a_session_over_that_is_being_copied() -> None:
         async def attend() -> None:
             while True:
                 await anyio.sleep(1)
-                watch.beaten()
+                watch.renewed()
 
         async with anyio.create_task_group() as attending:
             attending.start_soon(attend)

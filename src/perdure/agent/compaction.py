@@ -178,7 +178,7 @@ class LogCompaction:
     ) -> list[TurnBlock]:
         """Drop what does not fit next to the running turn, then the beginning of that turn."""
         share = sum(block.share for block in running)
-        for block in frontier.squeeze(room - share):
+        for block in frontier.shrink(room - share):
             await episodes.add(block)
         if share <= room or len(running) < 2:
             return running

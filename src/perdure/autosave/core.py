@@ -376,7 +376,7 @@ class Core:
         captured = t.durable if t.inflight is None else t.inflight
         size = t.pending_bytes - t.captured_bytes
         if size >= o.max_bytes or t.version - captured >= o.max_records:
-            self.schedule.hasten(t, now)
+            self.schedule.make_due(t, now)
 
     def open_group(self, t: Tracked) -> None:
         """Hold back what is appended from now on until the group is closed."""
@@ -464,7 +464,7 @@ class Core:
         t.preparing = False
         t.prepared = True
         # It was due before they were asked: what they appended starts no new debounce.
-        self.schedule.hasten(t, now)
+        self.schedule.make_due(t, now)
 
     def hold(self, t: Tracked) -> None:
         """Begin no save of a session until it is released; one in flight continues."""
@@ -596,7 +596,7 @@ class Core:
         )
         if half < count:
             t.narrow = half
-            self.schedule.hasten(t, now)
+            self.schedule.make_due(t, now)
             return []
         self._leave(t, State.QUARANTINED)
         # The first record was refused: nothing after it can be in the log.
@@ -642,7 +642,7 @@ class Core:
             if t.first_at is not None:
                 self.registry.unsaved[t] = None
         t.retry_at = 0.0
-        self.schedule.hasten(t, now)
+        self.schedule.make_due(t, now)
 
     def discard(self, t: Tracked) -> int:
         """Drop a stuck session's unsaved records; return how many. It leaves quarantine."""

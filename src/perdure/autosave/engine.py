@@ -79,8 +79,8 @@ class Autosaver:
         self._append = core.append
         self._idle = IdleWheel(engine.hibernate_after)
         self._reporter = Reporter(core.registry.events, on_event)
-        self._contributors = StateCapture(core, host, clock, attend=self._attend)
-        self._jobs = BackgroundJobs(core, host, clock, attend=self._attend)
+        self._contributors = StateCapture(core, host, clock, serve_due=self._serve_due)
+        self._jobs = BackgroundJobs(core, host, clock, serve_due=self._serve_due)
         self._writer = Writer(
             core,
             store,
@@ -166,7 +166,7 @@ class Autosaver:
     def tune(self, autosave: Autosave | None, t: Tracked | None = None) -> None:
         """Change the setting of one session, or of all that have none of their own."""
         self._core.tune(autosave, t)
-        self._attend()
+        self._serve_due()
 
     def touch(self, t: Tracked) -> None:
         """Note that a session was used: it is not idle."""
@@ -192,7 +192,7 @@ class Autosaver:
         """
         version = self._append(t, entries, self._clock())
         if self._schedule.nudged:
-            self._attend()
+            self._serve_due()
         return version
 
     def open_group(self, t: Tracked) -> None:
@@ -202,13 +202,13 @@ class Autosaver:
     def close_group(self, t: Tracked) -> None:
         """End the group that ``open_group`` began."""
         self._core.close_group(t, self._clock())
-        self._attend()
+        self._serve_due()
 
     def turn_ended(self, t: Tracked) -> None:
         """Save now, if the session saves at the end of a turn."""
         if t.options is None or t.options.on_turn_end:
-            self._schedule.hasten(t, self._clock())
-            self._attend()
+            self._schedule.make_due(t, self._clock())
+            self._serve_due()
 
     async def room(self, t: Tracked) -> None:
         """Wait while too much is unsaved; then let one append of the session through.
@@ -257,9 +257,9 @@ class Autosaver:
         if t.durable < version:
             self._check(t)
             now = self._clock()
-            self._schedule.urge(t, version, now)
+            self._schedule.make_urgent(t, version, now)
             if t.before_capture is not None or not self._writer.begin(now):
-                self._attend()
+                self._serve_due()
             await self._durable(t, version)
         return t.durable
 
@@ -310,7 +310,7 @@ class Autosaver:
 
     def _flush(self) -> None:
         self._schedule.flush(self._registry.unsaved, self._clock())
-        self._attend()
+        self._serve_due()
 
     # Jobs, and what to do about stuck sessions.
 
@@ -338,7 +338,7 @@ class Autosaver:
     def retry(self, t: Tracked) -> None:
         """Send a session's records again now: out of quarantine, or before its back-off ends."""
         self._core.retry(t, self._clock())
-        self._attend()
+        self._serve_due()
 
     def discard(self, t: Tracked) -> int:
         """Forget the unsaved records of a quarantined or lost session; return how many.
@@ -413,7 +413,7 @@ class Autosaver:
         now = self._clock()
         self._schedule.drain(self._registry.unsaved, now)
         self._core.breaker.hurry(now)
-        self._timer.attend()
+        self._timer.serve_due()
 
     def seal(self, t: Tracked | None = None) -> None:
         """Accept no more records, for one session or for all; contributors still may append."""
@@ -445,7 +445,7 @@ class Autosaver:
                 return self._report
             began = self._clock()
             self.begin_drain()
-            self._timer.attend()  # if the loop is ending, its task was cancelled like all others
+            self._timer.serve_due()  # if the loop is ending, its task was cancelled like all others
             self.seal()
             before = list(self._registry.unsaved)
             with anyio.move_on_after(deadline) as self._flushing:
@@ -480,11 +480,11 @@ class Autosaver:
 
     # What keeps it running.
 
-    def _attend(self) -> None:
+    def _serve_due(self) -> None:
         """Start a worker for what has become due, or wake the timer."""
         if not self._core.stopped:
             self._watchdog.arm()
-            self._start(self._timer.attend)
+            self._start(self._timer.serve_due)
 
     def _watch(self, until: float) -> None:
         """Have the timer check what is due at this time at the latest."""
@@ -511,7 +511,7 @@ class Autosaver:
         self._reporter.deliver()
         self._make_room()
         if self._host.running:
-            self._attend()
+            self._serve_due()
 
 
 def _wake(waiters: Iterable[Waiter]) -> None:

@@ -40,7 +40,7 @@ class BackgroundJobs:
         core: Holds sessions back.
         host: Where jobs run.
         clock: The loop's.
-        attend: Called when a session may have become ready.
+        serve_due: Called when a session may have become ready.
 
     """
 
@@ -50,12 +50,12 @@ class BackgroundJobs:
         host: Host,
         clock: Callable[[], float],
         *,
-        attend: Callable[[], None],
+        serve_due: Callable[[], None],
     ) -> None:
         self._core = core
         self._host = host
         self._clock = clock
-        self._attend = attend
+        self._serve_due = serve_due
         self._turn = anyio.Lock()
         self._waiting = 0
         self._credit = BURST
@@ -126,7 +126,7 @@ class BackgroundJobs:
         finally:
             self._core.release(t, self._clock())
             self.freed(t)
-            self._attend()
+            self._serve_due()
 
     async def _bounded(self, t: Tracked, job: Callable[[], Awaitable[T]]) -> T | None:
         timeout, began = self._core.engine.exclusive_timeout, self._clock()
@@ -170,7 +170,7 @@ class StateCapture:
         core: Notified when a session's contributors have been asked.
         host: Where they run.
         clock: The loop's.
-        attend: Called when a session may have become ready.
+        serve_due: Called when a session may have become ready.
 
     """
 
@@ -180,12 +180,12 @@ class StateCapture:
         host: Host,
         clock: Callable[[], float],
         *,
-        attend: Callable[[], None],
+        serve_due: Callable[[], None],
     ) -> None:
         self._core = core
         self._host = host
         self._clock = clock
-        self._attend = attend
+        self._serve_due = serve_due
         self._queue: deque[Tracked] = deque()
         # Tasks that ask, or are about to.
         self._runners: set[object] = set()
@@ -281,7 +281,7 @@ class StateCapture:
                     await self.capture(t)
                 finally:
                     self._core.prepared(t, self._clock())
-                    self._attend()
+                    self._serve_due()
         finally:
             self._gone(runner)
 

@@ -281,13 +281,13 @@ class Schedule:
             due = min(due, first + o.max_delay * t.earliness)
         return max(due, t.retry_at)
 
-    def hasten(self, t: Tracked, now: float) -> None:
+    def make_due(self, t: Tracked, now: float) -> None:
         """Make changes that no save has captured due now."""
         if t.first_at is not None:
             t.hurry = True
             self.arm(t, now)
 
-    def urge(self, t: Tracked, version: int, now: float) -> None:
+    def make_urgent(self, t: Tracked, version: int, now: float) -> None:
         """Make a version due now because a caller waits for it, without back-off."""
         known = t.urgent_to > t.durable
         t.urgent_to = max(t.urgent_to, version)

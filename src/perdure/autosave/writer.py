@@ -476,15 +476,15 @@ class Timer:
         # When it will wake next; minus infinity while it is awake.
         self._alarm = float("inf")
         self._woken = anyio.Event()
-        # Whether `attend` was called since the last wake-up.
-        self._attended = False
+        # Whether `serve_due` was called since the last wake-up.
+        self._was_used = False
         self._blocked = False
         self._controlled_at = clock()
 
-    def attend(self) -> None:
+    def serve_due(self) -> None:
         """Start a worker for what is due, and wake the timer for what is due before its alarm."""
         self._schedule.nudged = False
-        self._attended = True
+        self._was_used = True
         now = self._clock()
         if len(self._schedule.ready):
             self._writer.launch(now)
@@ -547,10 +547,10 @@ class Timer:
         self._schedule.nudged = False
         now = self._clock()
         due = at = max(self._next_at(now), now)
-        if self._attended and self._ticking:
+        if self._was_used and self._ticking:
             # Waking again soon is cheaper than being woken for each change meanwhile.
             at = min(at, now + SLOT)
-        self._attended = False
+        self._was_used = False
         self._alarm = at
         self._woken = anyio.Event()
         with anyio.CancelScope(deadline=at if self._ticking else _moved(at, now)):

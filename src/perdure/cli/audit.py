@@ -20,7 +20,7 @@ from perdure.records.manifest import Origin
 from perdure.records.messages import decode_message
 from perdure.records.records import EPOCH, MESSAGE_KINDS, MISSING, Record
 from perdure.records.types import Registry
-from perdure.restore.ladder import judged
+from perdure.restore.ladder import validated
 from perdure.session.point_in_time import base_documents
 from perdure.session.rebuild import WholeLog, differences
 from perdure.store import BlobSweep, Document, Documents, LeaseState, Store
@@ -193,7 +193,7 @@ async def _beginning(store: Lineage, seen: Audit) -> tuple[Origin, Mapping[str, 
 
 async def _documents(store: Store, seen: Audit) -> Documents | None:
     try:
-        documents = judged(await store.read_documents(seen.key, None), seen.key)
+        documents = validated(await store.read_documents(seen.key, None), seen.key)
     except UnsupportedVersionError as error:
         seen.findings.append(CheckFinding(what="document", detail=str(error)))
         return None

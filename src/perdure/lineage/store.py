@@ -33,7 +33,7 @@ from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, Origin
 from perdure.records.records import BASE, EPOCH, Record
-from perdure.restore.ladder import judged
+from perdure.restore.ladder import validated
 from perdure.store import (
     Batch,
     Documents,
@@ -65,7 +65,9 @@ async def explain_refusal(store: Store, batch: Batch, outcome: Outcome, begun: i
     """
     durable = batch.first - 1
     try:
-        last_kept = await _kept(store, batch.key, epoch=batch.epoch, begun=begun, durable=durable)
+        last_kept = await _last_kept(
+            store, batch.key, epoch=batch.epoch, begun=begun, durable=durable
+        )
     except StoreUnavailableError as error:
         return Outcome(Status.IN_DOUBT, error)  # sent again, and checked then
     except PerdureError:
@@ -94,7 +96,7 @@ def records_lost(key: SessionKey, *, durable: int, kept: int) -> AcknowledgedRec
     return AcknowledgedRecordsLostError(message, key=str(key), durable=durable, kept=kept)
 
 
-async def _kept(
+async def _last_kept(
     store: Store, key: SessionKey, *, epoch: int, begun: int, durable: int
 ) -> int | None:
     """Return the last acknowledged record that a store still has; None if it has them all."""
@@ -193,9 +195,9 @@ class Lineage(DelegatingStore):
         if session is not None:
             return session.base
         have = await self.inner.read_documents(key, ())
-        return await self._based(key, have)
+        return await self._origin_of(key, have)
 
-    async def _based(self, key: SessionKey, have: Documents) -> Origin | None:
+    async def _origin_of(self, key: SessionKey, have: Documents) -> Origin | None:
         if have.manifest is not None:
             return have.manifest.base
         async with contextlib.aclosing(self.inner.read_log(key, limit=64)) as log:
@@ -311,7 +313,7 @@ class Lineage(DelegatingStore):
     ) -> AsyncGenerator[LogChunk, None]:
         """Read the history before the session's own log, wherever it is now."""
         upto = base.at + 1 if before is None else min(before, base.at + 1)
-        base = await self._counting(key, base)
+        base = await self._current_origin(key, base)
         if base.kept:
             log = history.read(self.inner, key, base, after, upto, reverse=reverse)
         elif base.parent is not None:
@@ -327,7 +329,7 @@ class Lineage(DelegatingStore):
         record = await _record(self, key, seq)
         return record is not None and record.epoch == epoch
 
-    async def _counting(self, key: SessionKey, base: Origin) -> Origin:
+    async def _current_origin(self, key: SessionKey, base: Origin) -> Origin:
         """Return the current origin: a newer one, if the parent's history is not whole."""
         if base.parent is None:
             return base
@@ -374,7 +376,7 @@ class Lineage(DelegatingStore):
         if have.manifest is None and key in self._plain:
             return have
         session = self._held.get(key)
-        base = session.base if session is not None else await self._based(key, have)
+        base = session.base if session is not None else await self._origin_of(key, have)
         if base is None:
             return have
         if have.manifest is None:
@@ -386,7 +388,7 @@ class Lineage(DelegatingStore):
     async def _with_older(self, key: SessionKey, base: Origin, have: Documents) -> Documents:
         """Replace damaged documents of a pruned session by older ones: its log cannot rebuild
         them."""
-        have = judged(have, key)
+        have = validated(have, key)
         if not have.damaged:
             return have
         old = await history.folded(self.inner, key, base, have.damaged)
@@ -398,7 +400,7 @@ class Lineage(DelegatingStore):
         session = self._held.get(key)
         if session is not None and session.inherited is not None:
             return _only(session.inherited, names)
-        base = await self._counting(key, base)
+        base = await self._current_origin(key, base)
         documents = await self.documents_at(key, base, names)
         return history.inherit(documents, key, base)
 
@@ -417,7 +419,7 @@ class Lineage(DelegatingStore):
     ) -> Documents:
         """Return the documents of a session that are as of a record up to *seq*, if any are."""
         base = await self.base_of(key)
-        have = history.up_to(judged(await self.read_documents(key, names), key), seq)
+        have = history.up_to(validated(await self.read_documents(key, names), key), seq)
         if have.manifest is not None:
             return (
                 await self._with_older(key, base, have) if base is not None and base.cut else have
@@ -478,7 +480,7 @@ class Lineage(DelegatingStore):
 
     async def _hold(self, key: SessionKey, epoch: int) -> _HeldSession | None:
         have = await self.inner.read_documents(key, ())
-        base = await self._based(key, have)
+        base = await self._origin_of(key, have)
         if base is None:
             return None
         session = _HeldSession(epoch, base)

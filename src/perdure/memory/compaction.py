@@ -338,7 +338,7 @@ class Frontier:
                 return
             yield from self._leave(leaving)
 
-    def squeeze(self, room: float) -> Iterator[TurnBlock]:
+    def shrink(self, room: float) -> Iterator[TurnBlock]:
         """Reduce the room; return the blocks that no longer stay."""
         self.room = min(self.room, room)
         return self.add(())

@@ -187,7 +187,9 @@ def key_of(op_id: str) -> str:
     return op_id.rpartition("/")[0] or op_id
 
 
-def to_take(items: Sequence[PendingItem], received: Collection[str]) -> Iterator[list[PendingItem]]:
+def new_posts(
+    items: Sequence[PendingItem], received: Collection[str]
+) -> Iterator[list[PendingItem]]:
     """Yield the items that are not in the log yet, oldest first, one post at a time."""
     new = (item for item in items if item.op_id not in received)
     for _, post in groupby(new, lambda item: key_of(item.op_id)):

@@ -219,7 +219,7 @@ class WorkingContextSnapshotBootstrapper:
         if changed:
             steps.append(RestoreStep("system prompt", options.system_prompt_policy))
         mended = repair(target, options.dangling_calls)
-        steps.extend(mending_steps(mended))
+        steps.extend(repair_steps(mended))
         # A hash that was never stored is stored with the first context that is written.
         await self._apply(memory, current, target, mended, prompt)
         return Bootstrapped(source, tuple(steps), prompt)
@@ -299,7 +299,7 @@ def _with_prompt(messages: Sequence[Message], prompt: str | None) -> tuple[Messa
     return (*((Message.system(prompt),) if prompt else ()), *others)
 
 
-def mending_steps(mended: Repair) -> list[RestoreStep]:
+def repair_steps(mended: Repair) -> list[RestoreStep]:
     """Return the steps of a repair."""
     counts = {
         "closed": (mended.closed, "tool calls as interrupted"),

@@ -62,7 +62,7 @@ class _Schema(msgspec.Struct):
     schema_version: int
 
 
-def judged(
+def validated(
     have: Documents, key: SessionKey, *, known: Mapping[str, str | None] | None = None
 ) -> Documents:
     """Return the documents, with unusable ones among the damaged.
@@ -228,7 +228,7 @@ async def restore(
     require_plain(documents.manifest, key)
     snapshot = _snapshot(documents, key)
     problem = snapshot if isinstance(snapshot, str) else None
-    documents = judged(documents, key, known={SNAPSHOT: problem})  # it is large: validated once
+    documents = validated(documents, key, known={SNAPSHOT: problem})  # it is large: validated once
     if strict:
         _require_sound(documents, key)
     steps = [lost_step(name, documents.why.get(name)) for name in documents.damaged]

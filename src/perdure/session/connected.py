@@ -20,7 +20,7 @@ from perdure.autosave.engine import Autosaver
 from perdure.autosave.events import Event
 from perdure.autosave.options import Autosave, EngineOptions, Shutdown
 from perdure.autosave.reports import NAMED, Health
-from perdure.lease import LeaseOptions, beat
+from perdure.lease import LeaseOptions, renew_heartbeat
 from perdure.records.types import Registry
 from perdure.session.hooks import EventName, Hooks
 from perdure.session.inbox import Inbox
@@ -104,7 +104,7 @@ class ManagerParts:
             try:
                 if not failed:  # else that long has been waited
                     await store.news(self.runtime.lease.heartbeat)
-                requests = await beat(store, self.runtime.watch)
+                requests = await renew_heartbeat(store, self.runtime.watch)
             except BaseException as error:
                 # Without heartbeats every lease is lost; a driver may cancel its own call, too.
                 if was_cancelled(error) or exit_in(error) is not None:

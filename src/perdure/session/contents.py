@@ -54,7 +54,7 @@ from perdure.records.records import (
 )
 from perdure.records.types import KIND_PREFIX, Registry
 from perdure.records.values import encode_value, redact
-from perdure.restore.ladder import KEPT_FOR_LATER, RestoredSession, judged
+from perdure.restore.ladder import KEPT_FOR_LATER, RestoredSession, validated
 from perdure.restore.report import RestoreReport
 from perdure.session.point_in_time import context_at
 from perdure.store import Store
@@ -248,7 +248,7 @@ class Contents:
         """Return a document, and the records on top of it; nothing is awaited in between."""
         self._catch_up()
         for _ in range(MOST_FOLDS):
-            documents = judged(await self._store.read_documents(self.key, {name}), self.key)
+            documents = validated(await self._store.read_documents(self.key, {name}), self.key)
             document = documents.found.get(name)
             as_of = 0 if document is None else document.as_of_seq
             lost = name in documents.damaged

@@ -42,7 +42,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import FoldedDocument, Manifest
 from perdure.records.messages import decode_message
 from perdure.records.records import Record
-from perdure.restore.ladder import judged, keep_evidence, snapshot_of
+from perdure.restore.ladder import keep_evidence, snapshot_of, validated
 from perdure.session.options import Limits
 from perdure.store import Document, Store
 
@@ -118,7 +118,7 @@ async def fold(
         StoreError: The store could not read or write; nothing has changed.
 
     """
-    have = judged(await store.read_documents(key, {SESSION, SNAPSHOT}), key)
+    have = validated(await store.read_documents(key, {SESSION, SNAPSHOT}), key)
     before = have.manifest
     if before is not None and before.as_of_seq >= upto:
         return None
@@ -135,7 +135,7 @@ async def fold(
     if before is not None and not _describes_agent(old.get(SESSION)):
         wanted |= _OF_AGENT & before.documents.keys()
     if wanted:
-        more = judged(await store.read_documents(key, wanted), key)
+        more = validated(await store.read_documents(key, wanted), key)
         await keep_evidence(store, key, more)
         old.update(more.found)
         if more.damaged and since:

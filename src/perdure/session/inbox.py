@@ -36,7 +36,7 @@ from perdure.errors import (
 from perdure.memory.documents import TAKEN_IDS, InboxTakenPayload
 from perdure.records.json import encode
 from perdure.records.keys import SessionKey
-from perdure.records.posts import checked_key, key_of, op_ids, to_take
+from perdure.records.posts import checked_key, key_of, new_posts, op_ids
 from perdure.records.records import TAKEN, Entry
 from perdure.session.contents import check_readable, check_sizes, entry_of
 from perdure.session.hooks import SessionPosted
@@ -372,7 +372,7 @@ class Inbox:
         received = session._contents.taken
         done = [item.op_id for item in items if item.op_id in received]
         keys: list[str] = []
-        for post in to_take(items, received):
+        for post in new_posts(items, received):
             ops = [item.op_id for item in post]
             reason = self._refusal(session, post)
             if reason is not None:

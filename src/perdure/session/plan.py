@@ -21,9 +21,9 @@ from perdure.restore.bootstrapper import (
     Bootstrapped,
     WorkingContextSnapshotBootstrapOptions,
     WorkingContextSnapshotBootstrapper,
-    mending_steps,
+    repair_steps,
 )
-from perdure.restore.ladder import judged, restore
+from perdure.restore.ladder import restore, validated
 from perdure.restore.rebuild import context_entry, prompt_sha256, raw_part, repair, system_prompt_of
 from perdure.restore.report import RestorePlan, planned_documents, stripped_for
 from perdure.restore.serializer import WorkingContextSnapshotSerializer
@@ -67,7 +67,7 @@ async def plan_of(
     as_agent = options is not None or system_prompt is not None
     options = options or WorkingContextSnapshotBootstrapOptions()
     restored = await restore(store, key, context_bytes=context_bytes, strict=options.strict)
-    have = judged(await store.read_documents(key, None), key)
+    have = validated(await store.read_documents(key, None), key)
     tail = await _tail(store, key, have)
     memory = _Noting(store, registry, SessionView(store, registry, restored))
     if as_agent:
@@ -105,7 +105,7 @@ async def _mended(memory: _Noting, source: Source) -> Bootstrapped:
             mended.messages, system_prompt=None, reason="restore"
         )
     prompt = system_prompt_of(mended.messages)
-    return Bootstrapped(source, tuple(mending_steps(mended)), prompt)
+    return Bootstrapped(source, tuple(repair_steps(mended)), prompt)
 
 
 async def _tail(store: Store, key: SessionKey, have: Documents) -> list[Record]:

@@ -26,7 +26,7 @@ from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
 from perdure.records.records import Record
-from perdure.restore.ladder import judged, keep_evidence, require_plain
+from perdure.restore.ladder import keep_evidence, require_plain, validated
 from perdure.session.exclusive import Terms
 from perdure.session.fold import FoldInput, manifest_of, put_blobs
 from perdure.session.options import Limits
@@ -94,7 +94,7 @@ async def rebuild(
     """
     store = followed(store)
     began = (await base_documents(store, key)).found
-    have = judged(await store.read_documents(key, None), key)
+    have = validated(await store.read_documents(key, None), key)
     require_plain(have.manifest, key)
     stored = have.found.get(SNAPSHOT)
     context_bytes = context_bytes_of(None if stored is None else stored.data)
@@ -285,7 +285,7 @@ async def _compared(
 ) -> tuple[int, list[DocumentDifference]]:
     """Return how many records there are, and what of the documents does not follow from them."""
     store = access.store
-    documents = judged(await store.read_documents(key, None), key)
+    documents = validated(await store.read_documents(key, None), key)
     records: list[Record] = []
     async with contextlib.aclosing(store.read_log(key)) as log:
         async for chunk in log:

@@ -188,7 +188,7 @@ class _Run:
             self._dirty_since = now
         core.append(t, (Entry(MESSAGE, bytes(change.size)),), now)
         if change.ends_turn and t.options is not None and t.options.on_turn_end:
-            core.schedule.hasten(t, now)
+            core.schedule.make_due(t, now)
         self._begin(now)
 
     def _until(self, end: float) -> None:

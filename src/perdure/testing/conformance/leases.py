@@ -314,7 +314,7 @@ class _Attentive:
         self._watch = watch
 
     def __getattr__(self, name: str) -> Any:
-        self._watch.beaten()
+        self._watch.renewed()
         return getattr(self._store, name)
 
 
