@@ -10,7 +10,7 @@ import time
 import anyio
 import pytest
 
-from perdure._lib.threads import Threads
+from perdure._lib.loop import Threads
 
 LONG = 60.0
 
@@ -47,7 +47,7 @@ async def test_a_call_brings_its_error_back() -> None:
 async def test_a_prompt_thread_has_begun_when_start_returns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("perdure._lib.threads._HAND_OVER", LONG)
+    monkeypatch.setattr("perdure._lib.loop._HAND_OVER", LONG)
     threads = Threads(1, name="prompt", prompt=True)
     await threads.run(abs, -1)  # its thread is there now
     go_on, done = threading.Event(), threads.new_event()

@@ -29,7 +29,7 @@ def test_files_are_saved_listed_and_restored(command: Command, store: Path, home
     )
     saved = command("archive", "save", "ada", "--path", ".config/", "--label", "draft", *at)
     assert saved.status == 0
-    assert "passed over: .bashrc: hidden" in saved.out
+    assert "skipped: .bashrc: hidden" in saved.out
     assert "saved: 2 files, 2 B, 1 B of them stored now" in saved.out
     again = command("archive", "save", "ada", "--path", ".config/", *at, "--json").json
     assert (again["new"], again["stored_bytes"]) == (False, 0)
@@ -37,7 +37,7 @@ def test_files_are_saved_listed_and_restored(command: Command, store: Path, home
     make(home, {"data/a.txt": "2", "data/b.txt": "2"})
     done = command("archive", "restore", "ada", "--archive", "draft", *at)
     assert "data replaced" in done.out
-    assert "what was there before lies in" in done.out
+    assert "the replaced files are in" in done.out
     assert look(home) == before
     assert "nothing was changed" in command("archive", "restore", "ada", *at).out
     listed = command("archive", "list", "ada", *at, "--json").json
@@ -50,7 +50,7 @@ def test_names_of_any_bytes_are_shown(command: Command, store: Path, home: Path)
     at = ("--store", str(store))
     odd = Path(os.fsdecode(os.fsencode(home) + b"/.\xff"))
     odd.write_text("x")
-    assert r"passed over: .\udcff: hidden" in command("archive", "save", "ada", *at).out
+    assert r"skipped: .\udcff: hidden" in command("archive", "save", "ada", *at).out
     saved = command("archive", "save", "ada", *at, "--json").json
     assert r".\udcff" in [one["path"] for one in saved["skipped"]]
     odd.rename(odd.with_name(odd.name[1:]))

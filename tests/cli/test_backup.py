@@ -23,7 +23,7 @@ def test_a_lost_store_comes_back(command: Command, store: Path, tmp_path: Path) 
     assert (again["written"], again["there"], again["verified"]["problems"]) == (0, 4, {})
     command("forget", "eve", "--tenant", "acme", "--store", str(store))
     left = command("restore-backup", target, str(store))
-    assert "eve: was forgotten since the backup, and stays so" in left.out
+    assert "eve: was forgotten since the backup, and stays forgotten" in left.out
     assert command("backup", str(store), target, "--json").json["forgotten"] == 1
     shutil.rmtree(store)
     ran = command("restore-backup", target, str(store), "--json")

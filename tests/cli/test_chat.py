@@ -35,7 +35,7 @@ def test_a_conversation_goes_on_after_a_restart(say) -> None:
     assert "chat is new" in ran.out
     assert "You said 'My name is Ada'. I will remember it." in ran.out
     ran = say("What did I say?")
-    assert "chat goes on after turn 1" in ran.out
+    assert "chat continues after turn 1" in ran.out
     assert "before that, 'My name is Ada'. I know 2 things you said." in ran.out
 
 

@@ -68,7 +68,7 @@ def test_one_may_leave_with_the_question_open(say) -> None:
 
 def test_a_command_that_does_not_exist_is_no_message(say) -> None:
     ran = say("/resum", "/resume", "/dismiss", "/etc/hosts is a file")
-    assert "there is no /resum: /resume goes on with what is open" in ran.out
+    assert "there is no /resum: /resume continues what is open" in ran.out
     assert "nothing is open" in ran.out
     assert "You said '/etc/hosts is a file'." in ran.out
     assert "'/resum'" not in ran.out
@@ -87,7 +87,7 @@ def test_an_approval_that_nobody_has_answered_is_asked_for_after_a_restart(say) 
     ran = say("/resume", "y")
     assert "not answered, begun in turn_0001: count one two" in ran.out
     assert 'waits for your approval: count_words {"text":"one two"}' in ran.out
-    assert "(/resume goes on with that" in ran.out
+    assert "(/resume continues" in ran.out
     assert "Those were 2 words." in ran.out
     assert "waits" not in say().out
 

@@ -57,7 +57,7 @@ def test_a_damaged_document_is_found_and_repaired(name: str, command: Command, s
     ran = command("check", "--store", str(store))
     assert ran.status == 1
     assert f"ada: PROBLEM: document: {name} is lost, or not what its manifest says" in ran.out
-    assert "`perdure check --repair` would mend 1 sessions" in ran.out
+    assert "`perdure check --repair` would repair 1 sessions" in ran.out
     ran = command("check", "--repair", "--store", str(store))
     assert ran.status == 0, ran
     assert "ada: repaired" in ran.out
@@ -140,7 +140,7 @@ def test_damage_in_the_log_is_a_problem_that_nothing_mends(command: Command, sto
         assert "ada: PROBLEM: log: " in ran.out
         assert "is damaged at byte" in ran.out
         assert re.search(r"up to record [23] it is sound", ran.out)
-        assert "--repair` would mend" not in ran.out
+        assert "--repair` would repair" not in ran.out
     assert {name: data for name, data in tree(store).items() if "/log/" in name} == {
         name: data for name, data in before.items() if "/log/" in name
     }
@@ -216,8 +216,8 @@ def test_a_sound_log_has_no_problems() -> None:
 @pytest.mark.parametrize(
     ("records", "said"),
     [
-        ([SOUND[0], SOUND[3]], "record 4 stands where record 2 belongs"),
-        ([*SOUND, record(5, 1)], "record 5 is of epoch 1, behind one of epoch 2"),
+        ([SOUND[0], SOUND[3]], "record 4 is where record 2 belongs"),
+        ([*SOUND, record(5, 1)], "record 5 is of epoch 1, after one of epoch 2"),
         ([SOUND[0], record(2, 2)], "epoch 2 begins at record 2 without an epoch record"),
         ([SOUND[0], record(2, 1, end=False)], "the last group, at record 2, has no end"),
         (

@@ -143,7 +143,7 @@ def test_what_somebody_holds_is_left_alone(agent: Path, command: Command) -> Non
     finally:
         holder.communicate(b"")
     assert ran.status == 1
-    assert "gus-1: somebody holds it: left alone" in ran.out
+    assert "gus-1: another process holds it: left alone" in ran.out
     assert command("config", "apply", file).status == 0
 
 

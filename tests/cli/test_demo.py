@@ -10,17 +10,18 @@ import pytest
 
 import perdure
 from perdure import Message, Shutdown
-from perdure.cli.demo.stage import (
+from perdure.cli.demo.run import (
     STORE,
+    Ack,
     DemoPlan,
     DemoRun,
     LoggedAgent,
     Report,
+    digest,
     lost,
     read_logs,
     turns_in,
 )
-from perdure.cli.demo.wire import Ack, digest
 from tests.cli.conftest import Command
 
 pytestmark = pytest.mark.deep

@@ -83,7 +83,7 @@ def test_a_session_whose_manifest_is_damaged_is_listed_as_that_and_told_once(
     assert listed.status == 0
     row = next(line for line in listed.out.splitlines() if line.startswith("ada"))
     assert row.split()[2] == "?"
-    assert "`perdure check --repair` makes it anew" in listed.out
+    assert "`perdure check --repair` rebuilds it" in listed.out
     found = command("ls", "--store", url, "--json").json["sessions"]
     assert next(one["damaged"] for one in found if one["agent"] == "ada") is True
     assert command("check", "--repair", "--store", url).status == 0

@@ -65,10 +65,10 @@ def test_a_damaged_index_is_found_and_mended(command: Command, database: Path) -
     assert ran.status == 1
     assert "PROBLEM: file: row" in ran.out
     assert "missing from index log_by_place" in ran.out
-    assert "`perdure check --repair` makes the indexes anew" in ran.out
+    assert "`perdure check --repair` rebuilds the indexes" in ran.out
     mended = command("check", "--repair", "--store", url)
     assert mended.status == 0
-    assert "the indexes were made anew from their tables (REINDEX)" in mended.out
+    assert "the indexes were rebuilt from their tables (REINDEX)" in mended.out
     again = command("check", "--store", url, "--json").json
     assert (again["problems"], again["file"]["problems"]) == (0, [])
     for id in IDS:
@@ -97,7 +97,7 @@ def test_damage_that_no_index_mends_is_told_with_the_way_out(
     ran = command("check", "--repair", "--store", url)
     assert ran.status == 1
     assert (
-        "REINDEX does not mend this. 2 of 3 sessions can be read in whole; not so: bob" in ran.out
+        "REINDEX does not repair this. 2 of 3 sessions can be read in whole; not so: bob" in ran.out
     )
     assert "bob: PROBLEM: log: " in ran.out
     for id in ("ada", "eve"):  # as it says

@@ -34,7 +34,7 @@ def test_fork_copy_and_rename(command: Command, store: Path) -> None:
     at = ("--store", str(store))
     ran = command("fork", "ada", "fork", *at)
     assert ran.status == 0, ran.err
-    assert ran.out.startswith("fork goes on behind record ")
+    assert ran.out.startswith("fork continues after record ")
     assert said(store, "fork") == said(store, "ada")
     go_on(store, "ada", "more")
     answer = command("copy", "ada", "copy", "--json", *at).json

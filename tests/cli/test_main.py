@@ -77,9 +77,9 @@ def test_a_call_that_does_not_fit_is_one_line_and_status_2(
     ("tokens", "said"),
     [
         (["sho", "ada"], 'Unknown command "sho". Did you mean "show"?; see perdure --help'),
-        (["--store", "x", "ls"], "options stand behind the command: perdure COMMAND --store"),
+        (["--store", "x", "ls"], "options come after the command: perdure COMMAND --store"),
         (["ls", "a", "b", "c"], "'b c' is more than the command takes; see perdure ls --help"),
-        (["prune"], "say what may go: give --keep-turns, --keep-days or --older-than"),
+        (["prune"], "say what to prune: give --keep-turns, --keep-days or --older-than"),
         (["ls", "--store", "ftp://x"], "use a path, or one of file:, memory:, sqlite:, redis:"),
     ],
     ids=["misspelled", "option first", "too many", "no retention", "unknown store"],

@@ -90,7 +90,7 @@ def test_blobs_that_nothing_reaches_are_told_and_removed(command: Command, full:
     before = anyio.run(there)
     anyio.run(put)
     store = ("--store", str(full))
-    assert "no session reaches 1 of" in command("check", *store).out
+    assert "no session references 1 of" in command("check", *store).out
     kept = command("check", "--gc", *store, "--json").json
     assert kept["blobs"][0]["swept"] == {"quarantined": 0, "removed": 0, "bytes": 0}
     first = command("check", "--gc", "--grace", "0", *store, "--json").json

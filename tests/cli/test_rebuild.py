@@ -30,7 +30,7 @@ def test_a_dry_run_says_what_is_wrong_and_changes_nothing(command: Command, stor
     assert answer["rebuilt"] == []
     assert document.read_text() == "damaged"
     out = command("rebuild", "ada", "--dry-run", "--store", str(store)).out
-    assert out.endswith("1 of its documents would be mended; nothing was changed\n")
+    assert out.endswith("1 of its documents would be rebuilt; nothing was changed\n")
 
 
 def test_a_rebuilt_session_opens_and_goes_on(command: Command, store: Path) -> None:

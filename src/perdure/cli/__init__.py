@@ -2,8 +2,7 @@
 
 An extra, ``perdure[cli]``. Every command answers with an exit status: 0 for done, 1 for a failure
 (one line on stderr: what, where, the cure), 2 for invalid arguments. With ``--json`` stdout
-holds one JSON value and nothing else. Nothing here knows what the library does not offer to
-everybody.
+holds one JSON value and nothing else. Commands use only what the library offers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``python -m perdure.cli``: the command, wherever the script is not on the path."""
+"""``python -m perdure.cli``: the command, when its script is not on the path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How commands reach a store: only one that is there, and without touching what it holds."""
+"""Access of the commands to a store: it must exist, and is opened to read unless they write."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import perdure
 from perdure.autosave.options import Shutdown
+from perdure.cli.output import SessionOption
 from perdure.errors import (
     ConfigError,
     CorruptRecordError,
@@ -17,16 +18,17 @@ from perdure.errors import (
 from perdure.records.keys import SessionKey, keyring_of
 from perdure.session.manager import SessionManager
 from perdure.session.options import require_no_backup
+from perdure.session.session import SessionView
 from perdure.store import LeaseState, Store, open_read_only
 from perdure.stores.delegate import DelegatingStore
 from perdure.stores.wrapped.encrypted import EncryptedStore
 
 
 def existing(url: str | None) -> Store:
-    """Return the store of a URL, not open yet; one that would have to be made is refused.
+    """Return the store of a URL, not open yet.
 
     Raises:
-        StoreUnavailableError: Nobody has made this store yet.
+        StoreUnavailableError: The store does not exist yet.
 
     """
     store = perdure.store_for(url)
@@ -42,7 +44,7 @@ def existing(url: str | None) -> Store:
 
 @asynccontextmanager
 async def opened(url: str | None, *, write: bool = False) -> AsyncGenerator[Store, None]:
-    """Open a store that is there, only to read it unless told, and close it in the end."""
+    """Open an existing store, read-only unless *write*, and close it afterwards."""
     store = existing(url)
     await (store.open() if write else open_read_only(store))
     try:
@@ -55,9 +57,9 @@ async def opened(url: str | None, *, write: bool = False) -> AsyncGenerator[Stor
 
 @asynccontextmanager
 async def managed(store: Store, *, write: bool = False) -> AsyncGenerator[SessionManager, None]:
-    """Connect a manager for a command, only to read unless told.
+    """Connect a manager for a command, read-only unless *write*.
 
-    It saves when it is told to, and Ctrl-C ends it.
+    It has no autosave and no signal handlers: commands save explicitly, and Ctrl-C ends them.
     """
     manager = perdure.connect(
         store, autosave=None, shutdown=Shutdown(signals=False), read_only=not write
@@ -71,12 +73,12 @@ async def managed(store: Store, *, write: bool = False) -> AsyncGenerator[Sessio
 
 
 async def require_key(store: Store) -> None:
-    """Refuse an encrypted store that is looked at without its key.
+    """Refuse to read an encrypted store without its key.
 
     Its blobs would count as garbage, and its keys as documents that no log accounts for.
 
     Raises:
-        ConfigError: It is one.
+        ConfigError: The store is encrypted, and was opened without a key.
 
     """
     if any(isinstance(layer, EncryptedStore) for layer in layers(store)):
@@ -101,7 +103,7 @@ async def _tenants(store: Store) -> list[str]:
 
 
 def layers(store: Store) -> Iterator[Store]:
-    """Give a store, and those that it is wrapped around."""
+    """Yield a store and the stores that it wraps, outermost first."""
     inner: Store | None = store
     while inner is not None:
         yield inner
@@ -111,17 +113,17 @@ def layers(store: Store) -> Iterator[Store]:
 
 
 async def found_keys(store: Store) -> list[SessionKey] | None:
-    """List all sessions past damage that keeps the listing from them; None where nobody can."""
+    """List the sessions that are readable although the listing is damaged; None if unsupported."""
     for layer in layers(store):
-        look = getattr(layer, "readable_keys", None)
-        if look is not None:
-            keys: list[SessionKey] = await look()
+        readable_keys = getattr(layer, "readable_keys", None)
+        if readable_keys is not None:
+            keys: list[SessionKey] = await readable_keys()
             return keys
     return None
 
 
 async def is_there(store: Store, key: SessionKey) -> bool:
-    """Say whether there is such a session, damaged or not."""
+    """Return whether the session exists, damaged or not."""
     try:
         return await store.head(key) > 0
     except CorruptRecordError:
@@ -129,13 +131,26 @@ async def is_there(store: Store, key: SessionKey) -> bool:
 
 
 def no_session(key: object, store: Store) -> SessionNotFoundError:
-    """Return the error for an id that nobody has used."""
+    """Return the error for a session that does not exist."""
     message = f"there is no session {key} in {store.location}: `perdure ls` lists what is there"
     return SessionNotFoundError(message, key=str(key))
 
 
+async def load_view(sessions: SessionManager, id: str, where: SessionOption) -> SessionView:
+    """Load a session's view, without a lease.
+
+    Raises:
+        SessionNotFoundError: The session does not exist.
+
+    """
+    view = await sessions.load(id, session=where.session, tenant=where.tenant)
+    if view is None:
+        raise no_session(where.key(id), existing(where.store))
+    return view
+
+
 def holder_of(holder: LeaseState | None) -> str:
-    """Say in words who may write a session."""
+    """Describe who holds a session's lease."""
     if holder is None or holder.released:
         return "nobody"
     who = f"process {holder.pid} on {holder.host}" if holder.pid else f"owner {holder.owner}"

@@ -1,4 +1,4 @@
-"""The commands, and how each of them ends: with a status, and without a traceback."""
+"""The command table, and the mapping of results and errors to exit statuses and messages."""
 
 from __future__ import annotations
 
@@ -15,22 +15,20 @@ from perdure.cli.archive import archive
 from perdure.cli.backup import backup, migrate, restore_backup
 from perdure.cli.chat import chat
 from perdure.cli.check import check, rebuild
-from perdure.cli.checkpoints import checkpoints, diff, rollback
+from perdure.cli.checkpoints import checkpoints, diff, replay, rollback
 from perdure.cli.config import config
 from perdure.cli.demo import demo
 from perdure.cli.doctor import doctor
 from perdure.cli.export import export, import_
-from perdure.cli.forget import forget, prune
 from perdure.cli.inbox import inbox
 from perdure.cli.output import fail, print_line
-from perdure.cli.replay import replay
-from perdure.cli.sessions import copy, fork, ls, rename, show
+from perdure.cli.sessions import copy, forget, fork, ls, prune, rename, show
 from perdure.cli.tune import tune
 from perdure.errors import ConfigError, InvalidArgumentError, PerdureError
 
 FAILED = 1
 INTERRUPTED = 130
-"""What a shell says of a command that Ctrl-C ended."""
+"""The exit status that shells report for a command ended by Ctrl-C."""
 
 COMMANDS: tuple[Callable[..., int], ...] = (
     *(demo, chat, ls, show, check, rebuild, inbox),
@@ -41,7 +39,7 @@ COMMANDS: tuple[Callable[..., int], ...] = (
 
 
 def _shown_default(value: object) -> str | None:
-    """Return what the help says of a default: nothing where it is "no"."""
+    """Return a default as the help shows it; None for "off" or empty, which is not shown."""
     return None if value in (None, False, "", ()) else str(value)
 
 
@@ -62,11 +60,11 @@ def run(tokens: Sequence[str]) -> int:
     try:
         status = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        message = f"{_misfit(error, tokens)}; see perdure {_command(tokens)}--help"
-        return _told(error, message, USAGE, tokens)
+        message = f"{_usage_problem(error, tokens)}; see perdure {_command(tokens)}--help"
+        return _report_error(error, message, USAGE, tokens)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # whoever read our answer has read enough
+    except BrokenPipeError:  # the reader of stdout has closed it, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:
@@ -78,18 +76,18 @@ def run(tokens: Sequence[str]) -> int:
 
 def _prepare_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # whoever started us has closed it
+        if getattr(sys, name) is None:  # the parent process has closed it
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may not know a letter
+    if isinstance(sys.stdout, io.TextIOWrapper):  # the terminal's encoding may lack a character
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def _misfit(error: CycloptsError, tokens: Sequence[str]) -> str:
-    """Return why a call does not fit, without a full stop."""
+def _usage_problem(error: CycloptsError, tokens: Sequence[str]) -> str:
+    """Return why the arguments are invalid, without a full stop."""
     if isinstance(error, UnusedCliTokensError):
         return f"{' '.join(error.unused_tokens or ())!r} is more than the command takes"
     if isinstance(error, UnknownCommandError) and tokens[0].startswith("-"):
-        return f"options stand behind the command: perdure COMMAND {tokens[0]}"
+        return f"options come after the command: perdure COMMAND {tokens[0]}"
     return str(error).partition(" Available commands")[0].rstrip(".")
 
 
@@ -103,16 +101,16 @@ def _failed(error: Exception, tokens: Sequence[str]) -> int:
         error = error.exceptions[0]
     if isinstance(error, PerdureError):
         status = USAGE if type(error) in {ConfigError, InvalidArgumentError} else FAILED
-        return _told(error, str(error), status, tokens)
+        return _report_error(error, str(error), status, tokens)
     if isinstance(error, OSError) and error.filename is not None:
         message = f"{os.fsdecode(error.filename)}: {error.strerror}"
-        return _told(error, message, FAILED, tokens)
+        return _report_error(error, message, FAILED, tokens)
     message = f"{type(error).__name__}: {error}; run it again with --debug to see where"
-    return _told(error, message, FAILED, tokens)
+    return _report_error(error, message, FAILED, tokens)
 
 
-def _told(error: Exception, message: str, status: int, tokens: Sequence[str]) -> int:
-    """Say why a command failed: to people, and with ``--json`` to programs."""
+def _report_error(error: Exception, message: str, status: int, tokens: Sequence[str]) -> int:
+    """Print why a command failed, with ``--json`` also as JSON, and return *status*."""
     fail(message)
     if "--json" in tokens:
         value = {"type": type(error).__name__, "message": message, "status": status}

@@ -1,4 +1,4 @@
-"""``perdure archive``: an agent's files, saved with its session, brought back, or as a file."""
+"""``perdure archive``: archives of an agent's home, saved with its session, restored, exported."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Annotated, Any, Literal
 import anyio
 import msgspec
 from cyclopts import Parameter
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import DownloadColumn, TimeRemainingColumn
 
 from perdure.archive import ArchiveProgress, ArchiveRestored, Archives, ArchiveSaved
-from perdure.cli.access import existing, managed, no_session
+from perdure.cli.access import existing, load_view, managed, no_session
 from perdure.cli.output import (
     SessionOption,
     ago,
     print_json,
     print_table,
-    progress_console,
+    progress_bar,
     say,
     size,
 )
@@ -47,22 +47,23 @@ def archive(
     force: bool = False,
     where: SessionOption = SessionOption(),  # noqa: B008  # frozen
 ) -> int:
-    """Save the files of an agent's home with its session, list what there is, or restore it.
+    """Save the files of an agent's home with its session, list its archives, or restore one.
 
-    save: an archive of the home, durable and read back; what has not changed is not stored again.
-    restore: the home as it was, all of it or nothing changed; what it replaces is kept beside it.
+    save: archive the home durably and verify it by reading it back; unchanged files are not stored
+    again. restore: bring the home back, completely or not at all; what it replaces is kept next to
+    the home.
 
     Args:
         action: What to do.
         id: The agent's id.
         home: The home folder. Default: the agent's own, in a file store.
-        path: A folder in it that is kept even if it is hidden; may be repeated.
+        path: A folder in it to keep even if it is hidden; may be repeated.
         config: A persistence.yaml, for its persist_paths.
-        only: Save these paths alone, not all that is visible.
-        label: A name for what is saved, to restore it by.
-        archive: Which one to restore: its id or its label. Default: the newest.
+        only: Save only these paths, not everything that is visible.
+        label: A label for the archive, to restore it by.
+        archive: Which archive to restore: its id or its label. Default: the newest.
         to: With save, also write it into this new file: .tar.zst, .tar.gz or .tar.
-        from_: With restore, take it from such a file, which need not be trusted.
+        from_: With restore, read it from such a file, which need not be trusted.
         force: Restore over files that were never saved.
 
     """
@@ -99,9 +100,7 @@ async def _archives(
     async with managed(store, write=write) as sessions:
         session, tenant = key.session, key.tenant
         if not write:
-            view = await sessions.load(id, session=session, tenant=tenant)
-            if view is None:
-                raise no_session(key, store)
+            view = await load_view(sessions, id, where)
             yield Archives(view, home, paths=paths, whole=whole_folders)
             return
         if not await sessions.exists(id, session=session, tenant=tenant):
@@ -142,7 +141,7 @@ async def _save(archive_made: Any, label: str, to: Path | None, where: SessionOp
         print_json({**msgspec.to_builtins(saved), "file_bytes": written})
         return 0
     for path in saved.skipped:
-        say(f"passed over: {path.path}: {path.why}")
+        say(f"skipped: {path.path}: {path.why}")
     for name in saved.changing:
         say(f"changed while it was read: {name}")
     whole_folders = f"{saved.archive.files} files, {size(saved.archive.bytes)}"
@@ -178,18 +177,11 @@ def _say_restored(done: ArchiveRestored, home: str | None, source: Path | None) 
         return
     say(f"{home} is now as {what} has it: {', '.join(done.replaced) or 'nothing'} replaced")
     if done.kept:
-        say(f"what was there before lies in {done.kept}, until the next save or restore")
+        say(f"the replaced files are in {done.kept}, until the next save or restore")
 
 
 @contextmanager
 def _bar(what: str) -> Iterator[Callable[[ArchiveProgress], None]]:
-    """Show how far it is, where somebody looks."""
-    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    console = progress_console()
-    with Progress(*columns, console=console, transient=True, disable=console.quiet) as bar:
-        task = bar.add_task(what, total=None)
-
-        def show(progress: ArchiveProgress) -> None:
-            bar.update(task, completed=progress.bytes, total=progress.total_bytes)
-
-        yield show
+    """Show the progress in bytes, on a terminal."""
+    with progress_bar(what, DownloadColumn(), TimeRemainingColumn()) as update:
+        yield lambda progress: update(progress.bytes, progress.total_bytes)

@@ -1,4 +1,9 @@
-"""What a look at a session finds: values only."""
+"""Audits: what is wrong with a session, with a store's file, and which blobs are garbage.
+
+Reads only, without a lease, also while another process writes: the documents are read first and
+compared with a fold of the log up to the record that they are as of. The log is the truth: damage
+in it is reported and never repaired. Everything else can be rebuilt from it.
+"""
 
 from __future__ import annotations
 
@@ -29,23 +34,18 @@ from perdure.stores.file.layout import QUARANTINE, lease_epoch, manifest_epoch, 
 from perdure.transfer import receipts
 from perdure.transfer.bundle_files import names_of
 
-# What a look at a session finds, and what kills and damage have left in a file store. Reads only
-
 
 class CheckFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is wrong with a session, or worth knowing."""
+    """A problem of a session, or a note about it."""
 
     what: str
     """log, document, key, lease, leftover, or dead letters."""
     detail: str
     cure: str = ""
     problem: bool = True
-    """False for what is worth knowing and in order."""
+    """False for a note: worth knowing, and in order."""
     repairable: bool = False
-    """Whether rebuilding the documents mends it."""
-
-
-# What kills and damage have left in a file store. Reads only
+    """Whether rebuilding the documents repairs it."""
 
 
 def readable_to(error: CorruptRecordError) -> int:
@@ -66,7 +66,7 @@ class _Numbered(msgspec.Struct):
 
 
 def leftovers(store: Store, key: SessionKey) -> list[CheckFinding]:
-    """Return what lies in a session's folder and no longer counts; a file store's only."""
+    """Return notes on unused files in a session's folder; none unless it is a file store."""
     if not isinstance(store, FileStore):
         return []
     folder = Path(store.location).joinpath(*session_path(key))
@@ -93,7 +93,7 @@ def _quarantined(folder: Path) -> Iterator[CheckFinding]:
         return
     total = sum((folder / name).lstat().st_size for name in names)
     detail = f"{len(names)} files ({size(total)}) in {folder}, kept as evidence of damage"
-    cure = "look at them, and remove the folder when you need it no more"
+    cure = "inspect them, and remove the folder when you no longer need it"
     yield CheckFinding(what="leftover", detail=detail, cure=cure, problem=False)
 
 
@@ -104,19 +104,12 @@ def _names(folder: Path) -> list[str]:
         return []
 
 
-# Whether a session is sound: its log, and what was folded from it
-#
-# Reads only, without a lease, also beside a writer: the documents are read first and compared with
-# a fold of the log up to the record that they are as of. The log is the truth: damage in it is
-# reported and never mended. Everything else can be made again from it.
-
-
-REBUILD = "a rebuild from the log makes it anew"
+REBUILD = "a rebuild from the log replaces it"
 ACCEPT = "compare it with a copy; `perdure check --repair` accepts the log as it is"
 
 
 class Audit(msgspec.Struct, kw_only=True):
-    """What the look at one session has shown."""
+    """The audit of one session."""
 
     key: SessionKey
     records: int = 0
@@ -125,19 +118,19 @@ class Audit(msgspec.Struct, kw_only=True):
 
     @property
     def problems(self) -> list[CheckFinding]:
-        """What is wrong."""
+        """The findings that are problems."""
         return [finding for finding in self.findings if finding.problem]
 
     @property
     def repairable(self) -> bool:
-        """Whether there are problems, and a rebuild mends all of them."""
+        """Whether there are problems, and a rebuild repairs all of them."""
         return bool(self.problems) and all(problem.repairable for problem in self.problems)
 
 
 async def audit(store: Store, key: SessionKey) -> Audit:
-    """Look at a session in whole: every record, every document, and who holds it."""
+    """Check a whole session: every record, every document, and its lease."""
     lease_state = Audit(key=key)
-    store = lineage = followed(store)  # a fork's log goes on behind its parent's
+    store = lineage = followed(store)  # a fork's log continues its parent's
     documents = await _documents(store, lease_state)
     tail = "" if documents is None else documents.unproven_tail
     records = await _records(store, lease_state)
@@ -146,7 +139,7 @@ async def audit(store: Store, key: SessionKey) -> Audit:
     lost = [record for record in records if record.kind == MISSING]
     lease_state.findings += _missing_notes(lost)
     if lost:
-        documents = None  # they may know what the log does not
+        documents = None  # they may contain what the log has lost
     if documents is not None and not any(problem.what == "log" for problem in lease_state.problems):
         log = WholeLog(key, records, began)
         problems = await anyio.to_thread.run_sync(lambda: list(_document_problems(log, documents)))
@@ -166,7 +159,7 @@ async def incomplete(store: Store, key: SessionKey) -> str:
 
 
 def _missing_notes(records: list[Record]) -> list[CheckFinding]:
-    """Say what a salvaged session lacks."""
+    """Return notes on the records that a salvaged session lacks."""
     notes: list[CheckFinding] = []
     for record in records:
         lost = msgspec.json.decode(record.payload, type=_MissingRange)
@@ -182,7 +175,7 @@ class _MissingRange(msgspec.Struct):
 
 
 async def _beginning(store: Lineage, seen: Audit) -> tuple[Origin, Mapping[str, Document]]:
-    """Return what comes before a session's own log, and the documents that it began with."""
+    """Return the origin of a session's own log, and the documents that it began with."""
     try:
         base = await store.base_of(seen.key) or Origin()
         return base, (await base_documents(store, seen.key)).found
@@ -217,7 +210,9 @@ async def _records(store: Store, seen: Audit) -> list[Record]:
         readable = f"; up to record {upto} it is sound" if upto else ""
         seen.findings.append(CheckFinding(what="log", detail=f"{error}{readable}"))
     if not settled:
-        detail = "somebody is taking the session over: the newest records may be missing here"
+        detail = (
+            "another process is taking the session over: the newest records may be missing here"
+        )
         seen.findings.append(CheckFinding(what="lease", detail=detail, problem=False))
     seen.records = len(records)
     return records
@@ -235,14 +230,14 @@ def _order_problems(records: list[Record], base: Origin) -> Iterator[str]:
     epoch = 0
     for seq, record in enumerate(records, base.cut + 1):
         if record.seq != seq:
-            yield f"record {record.seq} stands where record {seq} belongs"
+            yield f"record {record.seq} is where record {seq} belongs"
             return
         if seq <= base.at:
             continue  # another session wrote it, in an epoch of its own
         if seq == base.cut + 1 > 1:
             epoch = record.epoch  # its epoch record was pruned
         if record.epoch < epoch:
-            yield f"record {seq} is of epoch {record.epoch}, behind one of epoch {epoch}"
+            yield f"record {seq} is of epoch {record.epoch}, after one of epoch {epoch}"
         elif record.epoch > epoch and record.kind != EPOCH:
             yield f"epoch {record.epoch} begins at record {seq} without an epoch record"
         epoch = record.epoch
@@ -282,7 +277,7 @@ def _lease_notes(holder: LeaseState | None) -> Iterator[CheckFinding]:
         return
     if holder.alive is False:
         detail = f"process {holder.pid} on {holder.host} ended without releasing epoch"
-        cure = "nothing to do: whoever opens it next takes it over"
+        cure = "nothing to do: the next open takes it over"
         yield CheckFinding(
             what="lease", detail=f"{detail} {holder.epoch}", cure=cure, problem=False
         )
@@ -291,26 +286,27 @@ def _lease_notes(holder: LeaseState | None) -> Iterator[CheckFinding]:
         yield CheckFinding(what="lease", detail=detail, problem=False)
 
 
-# Blobs that nothing reaches: counted by every whole check, removed when told to
+# Garbage blobs. A newly put blob may not be named by a record yet, so only blobs older than a grace
+# period are set aside, and they are removed one grace period later.
 
 
 class Garbage(msgspec.Struct, kw_only=True):
-    """What of a tenant's blobs nothing reaches."""
+    """Counts of a tenant's blobs, and of those that no session references."""
 
     tenant: str
     blobs: int = 0
-    """All that can be read."""
+    """All readable blobs."""
     receipts: int = 0
-    """Those by which a migration finds out what an earlier one did: they stay."""
+    """Receipts, by which a migration sees what an earlier run did: they are kept."""
     unreachable: int = 0
     unknown: str | None = None
-    """Why it cannot be told: a session cannot be read, and may need any of them."""
+    """Why nothing was counted: a session cannot be read, and may need any of the blobs."""
     swept: BlobSweep | None = None
-    """What was done about it."""
+    """The result of the sweep."""
 
 
 async def garbage(store: Store, tenant: str, keys: list[SessionKey]) -> tuple[Garbage, set[str]]:
-    """Look for blobs that none of a tenant's sessions, which are *keys*, reaches."""
+    """Count the blobs that none of a tenant's sessions *keys* references; return those that are."""
     reached: set[str] = set()
     try:
         names_there = set(await store.blob_names(tenant))
@@ -335,35 +331,33 @@ async def garbage(store: Store, tenant: str, keys: list[SessionKey]) -> tuple[Ga
 
 
 async def collect(store: Store, garbage_found: Garbage, reached: set[str], grace: float) -> None:
-    """Set aside what nothing reaches, and remove what was set aside long enough ago."""
+    """Set unreferenced blobs aside, and remove those set aside more than *grace* seconds ago."""
     if garbage_found.unknown is None:
         garbage_found.swept = await store.sweep(garbage_found.tenant, reached, grace)
 
 
-# The file that a store keeps everything in: whether it is sound, and what is readable if not
-#
-# Of stores that can tell, which is SQLite's. The sessions are looked at one by one all the same.
+# The integrity of a SQLite store's file. Sessions are audited one by one all the same.
 
 
-TOLD = 5
-"""Problems of the file that are told one by one."""
+MAX_SHOWN = 5
+"""Problems of the file that are printed one by one."""
 
 
 class Integrity(msgspec.Struct, kw_only=True):
-    """What a look at the file as a whole has shown."""
+    """The integrity of a store's database file."""
 
     problems: list[str]
-    """What SQLite's integrity_check says."""
+    """What SQLite's integrity_check reports."""
     reindexed: bool = False
-    """Whether its indexes were made anew."""
+    """Whether its indexes were rebuilt."""
     left: list[str]
-    """What is wrong with it now."""
+    """The problems that remain."""
 
 
-async def mended(store: Store) -> list[str] | None:
-    """Make the indexes of a store's file anew if that mends anything; the store is not open.
+async def reindexed(store: Store) -> list[str] | None:
+    """Rebuild the indexes of a store's database file if it has problems; the store is not open.
 
-    Returns what was wrong; None for a store that has no such file.
+    Returns the problems found before; None for a store without such a file.
     """
     layer: Any
     for layer in layers(store):
@@ -379,12 +373,12 @@ async def mended(store: Store) -> list[str] | None:
     return None
 
 
-async def examined(store: Store, before: list[str] | None = None) -> Integrity | None:
-    """Look at a store's file, behind a repair that has seen other problems before."""
+async def integrity_of(store: Store, before: list[str] | None = None) -> Integrity | None:
+    """Check a store's database file; *before* are the problems that a repair has found."""
     for layer in layers(store):
-        look = getattr(layer, "integrity_problems", None)
-        if look is not None:
-            remaining: list[str] = await look()
+        check = getattr(layer, "integrity_problems", None)
+        if check is not None:
+            remaining: list[str] = await check()
             findings = remaining if before is None else before
             return Integrity(
                 problems=findings, reindexed=len(remaining) < len(findings), left=remaining
@@ -395,18 +389,18 @@ async def examined(store: Store, before: list[str] | None = None) -> Integrity |
 def print_integrity(
     integrity: Integrity, location: str, audits: Sequence[Audit], *, repair: bool
 ) -> None:
-    """Say what is wrong with the file, what was done about it, and the way out."""
-    for line in (integrity.left or integrity.problems)[:TOLD]:
-        say(f"{location}: {'PROBLEM' if integrity.left else 'mended'}: file: {line}")
-    if len(integrity.left) > TOLD:
-        say(f"{location}: and {len(integrity.left) - TOLD} more problems of the file")
+    """Print the problems of the file, what was repaired, and how to recover."""
+    for line in (integrity.left or integrity.problems)[:MAX_SHOWN]:
+        say(f"{location}: {'PROBLEM' if integrity.left else 'repaired'}: file: {line}")
+    if len(integrity.left) > MAX_SHOWN:
+        say(f"{location}: and {len(integrity.left) - MAX_SHOWN} more problems of the file")
     if integrity.reindexed:
-        say(f"{location}: the indexes were made anew from their tables (REINDEX)")
+        say(f"{location}: the indexes were rebuilt from their tables (REINDEX)")
     if not integrity.left:
         return
     if not repair:
         say(
-            f"{location}: `perdure check --repair` makes the indexes anew; damage elsewhere in the "
+            f"{location}: `perdure check --repair` rebuilds the indexes; damage elsewhere in the "
             "file stays"
         )
         return
@@ -414,7 +408,7 @@ def print_integrity(
     count = f"{len(audits) - len(damaged)} of {len(audits)} sessions can be read in whole"
     lost = f"; not so: {', '.join(damaged)}" if damaged else ""
     say(
-        f"{location}: REINDEX does not mend this. {count}{lost}. Restore the file from a copy; or "
-        "take the sound ones over into a new store, by `perdure export ID --layout bundle --out "
+        f"{location}: REINDEX does not repair this. {count}{lost}. Restore the file from a copy; "
+        "or copy the sound ones into a new store, with `perdure export ID --layout bundle --out "
         "FILE` and `perdure import FILE`"
     )

@@ -1,20 +1,20 @@
-"""``perdure backup`` and ``perdure restore-backup``: all sessions of a store, kept elsewhere."""
+"""``perdure backup``, ``restore-backup`` and ``migrate``: copies of all sessions of a store."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Annotated, TypeVar
 
 import anyio
 import msgspec
 from cyclopts import Parameter
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
+from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
 import perdure
 from perdure.cli.access import existing, require_key
-from perdure.cli.output import Answer, print_json, progress_console, say, size
+from perdure.cli.output import Answer, print_json, progress_bar, say, size
 from perdure.errors import StoreUnavailableError
 from perdure.store import Store, open_read_only
 from perdure.transfer.backup_view import RestoreSummary, VerifyReport, verify_backup
@@ -36,10 +36,10 @@ def backup(
     wait: float = 10.0,
     answer: Answer = Answer(),  # noqa: B008  # frozen
 ) -> int:
-    """Back up all sessions of a store; each further run adds what has come since.
+    """Back up all sessions of a store; each further run adds what is new.
 
-    The store is only read, without a lease, also while a program writes to it. May be killed and
-    repeated. What the store has deleted or pruned goes from the backup, too. Exits with 1
+    The store is only read, without a lease, also while a program writes to it. You can kill and
+    repeat it. What the store has deleted or pruned is removed from the backup, too. Exits with 1
     if a session could not be backed up, and says why.
 
     Args:
@@ -53,24 +53,13 @@ def backup(
 
 
 async def _backup(source: str, target: str, verify: bool, wait: float, answer: Answer) -> int:  # noqa: FBT001  # passed by position
-    source_store, target_store = existing(source), perdure.store_for(target)
-    await open_read_only(source_store)
-    try:
-        await require_key(source_store)
-        await target_store.open()
-        try:
-            done = await _with_bar(
-                "backing up", partial(write_backup, source_store, target_store, wait=wait)
-            )
-            report = (
-                await _with_bar("verifying", partial(verify_backup, target_store))
-                if verify
-                else None
-            )
-        finally:
-            await target_store.aclose()
-    finally:
-        await source_store.aclose()
+    async with _opened_pair(source, target) as (source_store, target_store):
+        done = await _with_bar(
+            "backing up", partial(write_backup, source_store, target_store, wait=wait)
+        )
+        report = (
+            await _with_bar("verifying", partial(verify_backup, target_store)) if verify else None
+        )
     if answer.json:
         facts = {"verified": report, **msgspec.to_builtins(done)}
         print_json({"source": source_store.location, "target": target_store.location, **facts})
@@ -90,7 +79,7 @@ def restore_backup(
     """Restore the sessions of a backup into a store that has lost them, and verify each.
 
     A session that is newer than the backup stays as it is; one that was forgotten stays
-    forgotten. Both are named. May be killed and repeated. Exits with 1 if a session of the
+    forgotten. Both are listed. You can kill and repeat it. Exits with 1 if a session of the
     backup, other than a forgotten one, is not in the store afterwards.
 
     Args:
@@ -106,17 +95,8 @@ restore_backup.__name__ = "restore-backup"  # what the command is called
 
 
 async def _restore(backup: str, store: str, wait: float, answer: Answer) -> int:
-    backup_store, target = existing(backup), perdure.store_for(store)
-    await open_read_only(backup_store)
-    try:
-        await require_key(backup_store)
-        await target.open()
-        try:
-            done = await _with_bar("restoring", partial(read_back, backup_store, target, wait=wait))
-        finally:
-            await target.aclose()
-    finally:
-        await backup_store.aclose()
+    async with _opened_pair(backup, store) as (backup_store, target):
+        done = await _with_bar("restoring", partial(read_back, backup_store, target, wait=wait))
     if answer.json:
         facts = msgspec.to_builtins(done)
         print_json({"source": backup_store.location, "target": target.location, **facts})
@@ -125,14 +105,34 @@ async def _restore(backup: str, store: str, wait: float, answer: Answer) -> int:
     return 1 if done.failed else 0
 
 
+@asynccontextmanager
+async def _opened_pair(
+    source: str, target: str, *, live: bool = False
+) -> AsyncGenerator[tuple[Store, Store], None]:
+    """Open the store to read from and the store to write to, and close both.
+
+    A *live* source takes part in the locking of its writers where it can.
+    """
+    source_store, target_store = existing(source), perdure.store_for(target)
+    async with AsyncExitStack() as stack:
+        try:
+            await (source_store.open() if live else open_read_only(source_store))
+        except StoreUnavailableError:  # it may be on a disk that is mounted read-only
+            if not live:
+                raise
+            await open_read_only(source_store)
+        stack.push_async_callback(source_store.aclose)
+        await require_key(source_store)
+        await target_store.open()
+        stack.push_async_callback(target_store.aclose)
+        yield source_store, target_store
+
+
 async def _with_bar(what: str, act: Callable[..., Awaitable[T]]) -> T:
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn())
-    console = progress_console()
-    with Bar(*columns, console=console, transient=True, disable=console.quiet) as bar:
-        task = bar.add_task(what, total=None)
+    with progress_bar(what, MofNCompleteColumn(), TimeRemainingColumn()) as update:
 
         def show(progress: MigrationProgress) -> None:
-            bar.update(task, completed=progress.done, total=progress.total)
+            update(progress.done, progress.total)
 
         return await act(progress=show)
 
@@ -157,7 +157,7 @@ def _print_restored(done: RestoreSummary, target: str) -> None:
     for key, reason in done.failed.items():
         say(f"{key}: NOT RESTORED: {reason}")
     for key in done.forgotten:
-        say(f"{key}: was forgotten since the backup, and stays so")
+        say(f"{key}: was forgotten since the backup, and stays forgotten")
     say(
         f"{done.written} of {done.sessions} sessions restored into {target} and verified, "
         f"{done.there} were there already: {done.records} records, {done.blobs} blobs"
@@ -166,9 +166,6 @@ def _print_restored(done: RestoreSummary, target: str) -> None:
         say(f"{done.posted} posts wait for their sessions again")
     if done.dead_letters:
         say(f"{done.dead_letters} dead letters came back")
-
-
-# ``perdure migrate``: every session of a store into another one
 
 
 def migrate(
@@ -182,14 +179,14 @@ def migrate(
 ) -> int:
     """Copy every session from one store into another, and verify each.
 
-    The source stays as it is, and a program may go on writing to it. May be killed and repeated:
-    each run brings what has come since. Before you start at the target, stop the program and
-    run it a last time. Exits with 1 if a session could not be copied, and says why.
+    The source stays as it is, and a program may continue to write to it. You can kill and repeat
+    it: each run copies what is new. Before you start your program on the target, stop it and run
+    this a last time. Exits with 1 if a session could not be copied, and says why.
 
     Args:
         source: The store to copy from: a path or a URL.
         target: The store to copy into.
-        tenant: Whose sessions. Default: everybody's.
+        tenant: Only this tenant's sessions. Default: all.
         wait: Seconds to wait for a process that holds a session.
 
     """
@@ -199,48 +196,26 @@ def migrate(
 async def _migrate(
     source: str, target: str, tenant: str | None, wait: float, answer: Answer
 ) -> int:
-    source_store, target_store = existing(source), perdure.store_for(target)
-    try:
-        await source_store.open()
-    except StoreUnavailableError:  # it may lie on a disk that is mounted read-only
-        await open_read_only(source_store)
-    try:
-        await require_key(source_store)
-        await target_store.open()
-        try:
-            await require_key(target_store)
-            done = await _copy_with_bar(source_store, target_store, tenant, wait)
-        finally:
-            await target_store.aclose()
-    finally:
-        await source_store.aclose()
+    tenants = None if tenant is None else [tenant]
+    async with _opened_pair(source, target, live=True) as (source_store, target_store):
+        await require_key(target_store)
+        done = await _with_bar(
+            "copying", partial(move, source_store, target_store, tenants=tenants, wait=wait)
+        )
     if answer.json:
         facts = msgspec.to_builtins(done)
         print_json({"source": source_store.location, "target": target_store.location, **facts})
     else:
-        _print(done, target_store.location)
+        _print_migrated(done, target_store.location)
     return 1 if done.failed else 0
 
 
-async def _copy_with_bar(store: Store, target: Store, tenant: str | None, wait: float) -> Migration:
-    columns = (TextColumn("copying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = progress_console()
-    with Bar(*columns, console=console, transient=True, disable=console.quiet) as bar:
-        task = bar.add_task("copying", total=None)
-
-        def show(progress: MigrationProgress) -> None:
-            bar.update(task, completed=progress.done, total=progress.total)
-
-        tenants = None if tenant is None else [tenant]
-        return await move(store, target, tenants=tenants, wait=wait, progress=show)
-
-
-def _print(done: Migration, target: str) -> None:
+def _print_migrated(done: Migration, target: str) -> None:
     for key, reason in done.failed.items():
         say(f"{key}: NOT COPIED: {reason}")
     say(
         f"{done.copied + done.continued} of {done.sessions} sessions copied to {target} and "
-        f"verified, {done.continued} of them behind what was there; {done.there} were there "
+        f"verified, {done.continued} of them after what was there; {done.there} were there "
         f"already: {done.records} records, {size(done.bytes)}"
     )
     if done.deleted:

@@ -1,7 +1,7 @@
-"""Lines of standard input, for a command that must be able to end while it waits for one.
+"""``perdure chat``: a durable conversation, on a terminal or over lines of JSON.
 
-A thread of its own reads them, as a daemon and past Python's buffer: neither a thread that
-waits for a terminal nor a lock that it holds can keep the process from ending.
+Each line is a turn; Ctrl-C interrupts a turn first, and then leaves. A call that needs approval
+waits durably: a user who leaves without answering is asked again next time.
 """
 
 from __future__ import annotations
@@ -43,14 +43,15 @@ from perdure.errors import ConfigError
 from perdure.memory.ledger import Approval, Effect
 from perdure.records.messages import Message, ToolCall
 
-# Lines of standard input, for a command that must be able to end while it waits for one
-
-
 CHUNK = 4096
 
 
 class InputLines:
-    """Standard input, line by line; from the event loop that made it."""
+    """Lines of standard input, for the event loop that made it.
+
+    A daemon thread reads them past Python's buffer: neither a thread that waits for a terminal nor
+    a lock that it holds can keep the process from ending.
+    """
 
     def __init__(self) -> None:
         self._send, self._lines = anyio.create_memory_object_stream[str](inf)
@@ -58,20 +59,20 @@ class InputLines:
         threading.Thread(target=self._read, args=(token,), daemon=True).start()
 
     async def next(self) -> str | None:
-        """Return the next line, without its end; None when there is none any more."""
+        """Return the next line, without its end; None at the end of the input."""
         try:
             return await self._lines.receive()
         except anyio.EndOfStream:
             return None
 
     def close(self) -> None:
-        """Wait for no more lines."""
+        """Stop waiting for lines."""
         self._lines.close()
         self._send.close()
 
     def _read(self, token: EventLoopToken) -> None:
         descriptor, partial = sys.stdin.fileno(), b""
-        # The loop, or the reader, may be gone by the time that a line comes.
+        # The loop, or the receiver, may have ended before a line comes.
         with contextlib.suppress(RuntimeError, anyio.BrokenResourceError, OSError):
             while data := os.read(descriptor, CHUNK):
                 *lines, partial = (partial + data).split(b"\n")
@@ -86,16 +87,16 @@ class InputLines:
         anyio.from_thread.run_sync(self._send.send_nowait, text, token=token)
 
 
-# What an agent has begun and not ended, on a terminal: told when it comes back, and asked about
+# Open work of an agent: unanswered messages, calls with an unknown effect, pending approvals
 
 
 LINE_WIDTH: Final = 100
 LEAVE: Final = frozenset({"/quit", "/exit", "/q"})
-HINT: Final = "/resume goes on with that, /dismiss gives up on it; or say something else"
+HINT: Final = "/resume continues, /dismiss gives up on it; or say something else"
 
 
 def as_text(agent: Agent) -> Iterator[str]:
-    """Give a line for each thing that is open."""
+    """Yield a line for each open item."""
     for unfinished in agent.unfinished:
         begun = f", begun in {unfinished.turn_id}" if unfinished.attempts else ""
         reason = f", failed with {unfinished.error}" if unfinished.error else ""
@@ -107,7 +108,7 @@ def as_text(agent: Agent) -> Iterator[str]:
 
 
 def as_json(agent: Agent) -> Iterator[dict[str, Any]]:
-    """Give a value for each thing that is open."""
+    """Yield a JSON value for each open item."""
     for unfinished in agent.unfinished:
         yield {
             "unfinished": unfinished.id,
@@ -124,7 +125,7 @@ def as_json(agent: Agent) -> Iterator[dict[str, Any]]:
 
 
 def shown_arguments(call: ToolCall) -> str:
-    """Return a call's arguments, not too long."""
+    """Return a call's arguments as text, clipped."""
     given = call.arguments
     text = given if isinstance(given, str) else msgspec.json.encode(given, enc_hook=str).decode()
     return clip(text, LINE_WIDTH)
@@ -140,10 +141,10 @@ def _call_of(agent: Agent, effect: Effect | Approval) -> str:
 
 @final
 class Questions:
-    """Ask about calls, and hand the answers to the agent.
+    """Asks the user about calls, and passes the answers to the agent.
 
     Args:
-        agent: Runs already.
+        agent: A running agent.
         lines: Where answers come from.
         json: Whether a question is a line of JSON.
 
@@ -158,7 +159,7 @@ class Questions:
         """Whether the input has ended instead of an answer: what was asked stays open."""
 
     def withdraw(self) -> None:
-        """Wait for no answer any more: the turn was interrupted."""
+        """Stop waiting for an answer: the turn was interrupted."""
         if self._scope is not None:
             self._scope.cancel()
 
@@ -175,13 +176,13 @@ class Questions:
             await self._agent.approve(call.id, always=answer == "a")
 
     async def effect(self, effect: Effect) -> None:
-        """Ask what became of a call of which nobody knows."""
-        goes_on = effect.turn == self._agent.context.turn_id and not effect.told
-        again = ", call it [a]gain" if goes_on else ""
+        """Ask whether a call with an unknown effect was done."""
+        is_current = effect.turn == self._agent.context.turn_id and not effect.told
+        again = ", call it [a]gain" if is_current else ""
         answer = await self._asked(
-            f"[{effect.tool}] may have done its work, nobody knows: it [d]id, [s]kip it{again}: ",
+            f"[{effect.tool}] may have done its work, or not: it [d]id, [s]kip it{again}: ",
             {"resolve": effect.id, "tool": effect.tool, "call": effect.call},
-            ("d", "s", "a") if goes_on else ("d", "s"),
+            ("d", "s", "a") if is_current else ("d", "s"),
         )
         if answer is not None:
             await self._agent.resolve_effect(effect.id, _DECISIONS[answer], result=_DONE)
@@ -211,27 +212,24 @@ _DECISIONS: Final[dict[str, Literal["done", "skip", "replay"]]] = {
     "a": "replay",
 }
 _WORDS: Final = frozenset({"yes", "no", "always", "again", "did", "done", "skip"})
-_DONE: Final = "somebody has looked: it was done"
-
-
-# A conversation on a terminal: a turn a line, told as it comes; Ctrl-C interrupts a turn first
+_DONE: Final = "checked by the user: it was done"
 
 
 RESUME, DISMISS = "/resume", "/dismiss"
-HELP = "/resume goes on with what is open, /dismiss gives up on it, /quit leaves"
+HELP = "/resume continues what is open, /dismiss gives up on it, /quit leaves"
 COMMAND = re.compile(r"/\w+")
 WIDTH = 100
 SILENCE = 3.0
-"""Seconds without a word from the model until that is said."""
+"""Seconds without any event from the model before a note is printed."""
 
 
 @final
 class Conversation:
-    """A conversation with one agent, until somebody leaves.
+    """A conversation with one agent, until the user leaves.
 
     Args:
-        agent: Runs already.
-        json: Whether each turn is a line of JSON, and nothing else is said.
+        agent: A running agent.
+        json: Whether to print a line of JSON for each turn, and nothing else.
 
     """
 
@@ -251,15 +249,15 @@ class Conversation:
         questions = self._questions = Questions(self._agent, lines, json=self._json)
         async with anyio.create_task_group() as group:
             group.start_soon(self._watch, group.cancel_scope)
-            self._tell_what_is_open()
+            self._print_open_items()
             while not questions.is_over and (text := await self._next(lines)) is not None:
                 self._pressed = False
-                await self._said(text, questions)
+                await self._handle_line(text, questions)
             group.cancel_scope.cancel()
         if questions.is_over:  # the turn waits for an answer that does not come now
             await self._agent.stop(finish=False)
 
-    def _tell_what_is_open(self) -> None:
+    def _print_open_items(self) -> None:
         if self._json:
             for value in as_json(self._agent):
                 print_line(value)
@@ -270,8 +268,8 @@ class Conversation:
         if lines:
             say(f"({HINT})")
 
-    async def _said(self, text: str, questions: Questions) -> None:
-        """Do what a line says: a command, or else a message."""
+    async def _handle_line(self, text: str, questions: Questions) -> None:
+        """Act on a line: a command, or else a message."""
         agent = self._agent
         if text == DISMISS:
             self._note(f"given up: {await agent.dismiss()}")
@@ -292,7 +290,7 @@ class Conversation:
             say(f"({text})")
 
     async def _watch(self, scope: anyio.CancelScope) -> None:
-        """Let the first Ctrl-C interrupt the turn, and the next one end it all."""
+        """Interrupt the turn on the first Ctrl-C, and end the conversation on the next."""
         try:
             receiver = anyio.open_signal_receiver(signal.SIGINT)
             with receiver as pressed:
@@ -308,7 +306,7 @@ class Conversation:
             return
 
     async def _next(self, lines: InputLines) -> str | None:
-        """Return the next line that says something; None at the end."""
+        """Return the next line that is not empty; None at the end."""
         while True:
             if not self._json and sys.stdin.isatty():
                 write("> ")
@@ -321,26 +319,26 @@ class Conversation:
     async def _turn(self, events: AsyncIterable[AgentEvent], questions: Questions) -> None:
         async with anyio.create_task_group() as group:
             self._heard = False
-            group.start_soon(self._tell_silence)
+            group.start_soon(self._note_silence)
             try:
                 await self._follow(events, questions)
             finally:
                 group.cancel_scope.cancel()
 
-    async def _tell_silence(self) -> None:
-        """Say that a model has not answered yet: its client asks again by itself after an error."""
+    async def _note_silence(self) -> None:
+        """Note that the model has not answered yet: its client retries by itself after an error."""
         await anyio.sleep(SILENCE)
         if not self._heard:
             note(f"no answer for {SILENCE:.0f} s: waiting for the model; Ctrl-C gives up")
 
     async def _follow(self, events: AsyncIterable[AgentEvent], questions: Questions) -> None:
-        tell = self._as_line if self._json else self._as_text
+        show = self._as_line if self._json else self._as_text
         async for event in events:
             self._heard = self._heard or not isinstance(event, TurnStarted)
             self.answered += isinstance(event, TurnEnded)
             self.failed += isinstance(event, TurnFailed)
-            tell(event)
-            if self._pressed:  # the turn is being interrupted: nothing of it is asked any more
+            show(event)
+            if self._pressed:  # the turn is being interrupted: ask nothing about it any more
                 continue
             if isinstance(event, ApprovalRequested):
                 await questions.approval(event.call)
@@ -375,9 +373,6 @@ class Conversation:
                 pass
 
 
-# ``perdure chat``: a conversation that goes on after a restart, with a model or without one
-
-
 def chat(
     *,
     id: str = "chat",
@@ -388,23 +383,23 @@ def chat(
     ask: bool = False,
     where: StoreOption = StoreOption(),  # noqa: B008  # frozen
 ) -> int:
-    """Talk to an agent that remembers: quit, kill it, come back, and it goes on.
+    """Talk to an agent that remembers: quit, kill it, come back, and it continues.
 
-    Without --model it follows a script, and needs no key. Reads a line a turn from standard input;
+    Without --model it follows a script, and needs no key. Each line of standard input is a turn;
     /quit or the end of the input leaves. Ctrl-C interrupts an answer, and leaves when there is
     none. An answer is durable when the next prompt appears. With --json each turn is one line.
     Exits with 1 if turns failed, and none was answered.
 
-    What was not answered before it stopped is told first: /resume goes on with it, /dismiss gives
-    up on it. Whoever is asked something, such as whether a tool may run, answers with a letter.
+    Work that was open when it stopped is shown first: /resume continues it, /dismiss gives up on
+    it. Answer a question, such as whether a tool may run, with a letter.
 
     Args:
-        id: Which conversation.
+        id: The conversation's id.
         model: openai:NAME, openai-responses:NAME, anthropic:NAME or gemini:NAME. The key comes
             from OPENAI_API_KEY, ANTHROPIC_API_KEY or GEMINI_API_KEY.
-        base_url: Where the model is, if not at its provider: any server that speaks the same API.
-        mcp: The command or URL of an MCP server whose tools it may call; may be given again.
-        instructions: What the model is told first.
+        base_url: The URL of another server with the same API, instead of the provider's.
+        mcp: The command or URL of an MCP server whose tools it may call; may be repeated.
+        instructions: The system prompt.
         ask: Ask before each tool runs: y, n, or a for always.
 
     """
@@ -431,9 +426,9 @@ async def _chat(id: str, config: AgentConfig, where: StoreOption) -> bool:
 
 def _greet(id: str, turns: int, report: str) -> None:
     if turns:
-        say(f"{id} goes on after turn {turns} ({report})")
+        say(f"{id} continues after turn {turns} ({report})")
     else:
-        say(f"{id} is new; say something, /quit leaves. Run it again to go on")
+        say(f"{id} is new; say something, /quit leaves. Run it again to continue")
 
 
 def config(
@@ -442,7 +437,7 @@ def config(
     mcp: Sequence[str] = (),
     instructions: str = "",
 ) -> AgentConfig:
-    """Return the agent that one talks to: with a model, or the one that follows a script.
+    """Return the configuration of the agent: with a model, or with a script.
 
     Raises:
         ConfigError: An option is invalid, or there is no key.

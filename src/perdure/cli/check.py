@@ -1,4 +1,4 @@
-"""``perdure check``: look at every session in whole, and say what is wrong and what mends it."""
+"""``perdure check`` and ``perdure rebuild``: find damage, and repair what the log can restore."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import anyio
 import msgspec
 from cyclopts import Parameter, validators
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import MofNCompleteColumn
 
 from perdure.cli.access import existing, found_keys, is_there, layers, managed, no_session, opened
 from perdure.cli.audit import (
@@ -17,13 +17,13 @@ from perdure.cli.audit import (
     Garbage,
     audit,
     collect,
-    examined,
     garbage,
+    integrity_of,
     leftovers,
-    mended,
     print_integrity,
+    reindexed,
 )
-from perdure.cli.output import SessionOption, print_json, progress_console, say, size
+from perdure.cli.output import SessionOption, print_json, progress_bar, say, size
 from perdure.errors import ConfigError, CorruptRecordError, PerdureError
 from perdure.records.keys import SessionKey, require_filters
 from perdure.store import SessionInfo, Store
@@ -43,18 +43,18 @@ def check(
 ) -> int:
     """Check sessions: the log, the documents against a fresh fold of it, leases, leftovers.
 
-    Changes nothing, unless told to, and says what it would do; exits with 1 if a problem is
-    left. The log is never mended: it is the truth, and what is damaged in it comes back
-    from a copy only.
+    Without --repair or --gc it changes nothing, and says what they would do. Exits with 1 if a
+    problem remains. The log is never repaired: it is the truth, and only a copy can restore what
+    is damaged in it.
 
     Args:
         id: The agent's id. Default: every session of the store, or of the tenant.
         repair: Rebuild the documents of sessions whose log is sound and whose documents are not,
-            and what `ls` lists and chooses by; and a SQLite database's indexes. Accept the log of
-            an encrypted session that may be incomplete.
-        gc: Set aside the blobs that no session reaches, and remove those that were set aside
+            the index that `ls` lists and filters by, and a SQLite database's indexes. Accept the
+            log of an encrypted session that may be incomplete.
+        gc: Set aside the blobs that no session references, and remove those that were set aside
             a grace period ago.
-        grace: Hours that a blob has to be old for that.
+        grace: The grace period: the minimum age of such a blob, in hours.
 
     """
     if gc and id is not None:
@@ -64,11 +64,11 @@ def check(
 
 async def _check(id: str | None, *, repair: bool, grace: float | None, where: SessionOption) -> int:
     index = RebuiltIndex()
-    before = await mended(existing(where.store)) if repair else None
+    before = await reindexed(existing(where.store)) if repair else None
     async with opened(where.store, write=repair or grace is not None) as store:
         if repair and id is None:
             index.entries = await rebuilt_directory(store)
-        file = await examined(store, before)
+        file = await integrity_of(store, before)
         audits, blobs = await _seen(store, id, grace, where)
         location = store.location
     repaired: list[RepairAction] = []
@@ -93,7 +93,7 @@ async def _check(id: str | None, *, repair: bool, grace: float | None, where: Se
 async def _seen(
     store: Store, id: str | None, grace: float | None, where: SessionOption
 ) -> tuple[list[Audit], list[Garbage]]:
-    """Look at one session, or at all of them and at the blobs."""
+    """Audit one session, or all of them and the blobs."""
     if id is not None:
         key = where.key(id)
         if not await is_there(store, key):
@@ -124,7 +124,7 @@ def _print_blobs(garbage: Garbage) -> None:
             " for when it runs again"
         )
     if garbage.unknown is not None:
-        say(f"blobs{whose}: none was looked at: {garbage.unknown}")
+        say(f"blobs{whose}: not counted: {garbage.unknown}")
     elif garbage.swept is not None:
         swept = garbage.swept
         say(
@@ -133,13 +133,13 @@ def _print_blobs(garbage: Garbage) -> None:
         )
     elif garbage.unreachable:
         say(
-            f"blobs{whose}: no session reaches {garbage.unreachable} of {garbage.blobs}; "
+            f"blobs{whose}: no session references {garbage.unreachable} of {garbage.blobs}; "
             "`perdure check --gc` would set them aside"
         )
 
 
 async def _listed(store: Store, tenant: str) -> tuple[list[str], list[SessionKey]]:
-    """Return the tenants and their sessions; past damage, those that can be found."""
+    """Return the tenants and their sessions; if the listing is damaged, those that are readable."""
     try:
         tenants = [tenant] if tenant else await store.tenants()
         return tenants, [key for listed in tenants for key in await _keys(store, listed)]
@@ -167,22 +167,19 @@ async def _keys(store: Store, tenant: str) -> list[SessionKey]:
 async def _audit_all(store: Store, keys: list[SessionKey]) -> list[Audit]:
     audits: list[Audit] = []
     refused: list[ConfigError] = []
-    columns = (TextColumn("checking"), BarColumn(), MofNCompleteColumn())
-    console = progress_console()
-    with Progress(*columns, console=console, transient=True, disable=console.quiet) as progress:
-        task = progress.add_task("checking", total=len(keys))
-        for key in keys:
+    with progress_bar("checking", MofNCompleteColumn(), total=len(keys)) as update:
+        for done, key in enumerate(keys, 1):
             try:
                 audit = await _audit(store, key)
-            except ConfigError as error:  # its key is gone, or another one than the others'
+            except ConfigError as error:  # its key is missing, or differs from the others'
                 refused.append(error)
                 audit = Audit(key=key, findings=[CheckFinding(what="key", detail=str(error))])
             audit.findings += leftovers(store, key)
             audit.findings += await _dead_letters(store, key)
             audits.append(audit)
-            progress.advance(task)
+            update(done, len(keys))
     if refused and len(refused) == len(keys):
-        raise refused[0]  # it is the key that was given
+        raise refused[0]  # the key that was given is wrong
     return audits
 
 
@@ -208,26 +205,26 @@ async def _dead_letters(store: Store, key: SessionKey) -> list[CheckFinding]:
 
 
 class RepairAction(msgspec.Struct, frozen=True):
-    """What became of a repair."""
+    """The result of repairing one session."""
 
     key: SessionKey
     left: tuple[CheckFinding, ...] = ()
-    """Problems that are still there."""
+    """The problems that remain."""
     error: str | None = None
     """Why it was not repaired."""
 
 
 class RebuiltIndex(msgspec.Struct):
-    """What was made anew of what a listing shows."""
+    """What a repair rebuilt of the index that a listing reads."""
 
     folded: int = 0
-    """Sessions of which nothing was folded, so that a listing knew no more than their ids."""
+    """Sessions that had no documents, so that a listing had only their ids."""
     entries: int | None = None
-    """Sessions that the store's own directory has now; None for a store that keeps none."""
+    """Sessions in the store's rebuilt directory; None for a store that keeps none."""
 
 
 async def rebuilt_directory(store: Store) -> int | None:
-    """Make a store's directory anew, if it keeps one beside the sessions; also a wrapped one's."""
+    """Rebuild a store's directory, if it or a store that it wraps keeps one; return its size."""
     for layer in layers(store):
         rebuild = getattr(layer, "rebuild_directory", None)
         if rebuild is not None:
@@ -242,13 +239,13 @@ def _is_unlisted(seen: Audit) -> bool:
 
 def _print_index(index: RebuiltIndex) -> None:
     if index.entries is not None:
-        say(f"index: the directory was made anew: {index.entries} sessions")
+        say(f"index: the directory was rebuilt: {index.entries} sessions")
     if index.folded:
-        say(f"index: {index.folded} sessions folded, of which a listing knew only the ids")
+        say(f"index: {index.folded} sessions folded, of which a listing had only the ids")
 
 
 async def _repair(where: SessionOption, audited: Audit) -> RepairAction:
-    """Rebuild one session's documents, and look at it again."""
+    """Rebuild one session's documents, and audit it again."""
     try:
         async with managed(existing(where.store), write=True) as sessions:
             key = audited.key
@@ -317,7 +314,7 @@ def _print(
         f"{report['problems'] or 'no'} problem{'s' if report['problems'] != 1 else ''}"
     )
     if report["repairable"] and not repair:
-        say(f"`perdure check --repair` would mend {report['repairable']} sessions")
+        say(f"`perdure check --repair` would repair {report['repairable']} sessions")
 
 
 def _line(key: SessionKey, finding: CheckFinding) -> str:
@@ -332,9 +329,6 @@ def _became_of(repair: RepairAction) -> str:
     return f"repaired, {len(repair.left)} problems left" if repair.left else "repaired"
 
 
-# ``perdure rebuild``: a session's documents made anew from its log
-
-
 def rebuild(
     id: Annotated[str, Parameter(name="ID")],
     /,
@@ -344,12 +338,12 @@ def rebuild(
 ) -> int:
     """Rebuild a session's documents from its log.
 
-    The documents are caches: this loses nothing, and mends whatever became of them. It takes the
-    session's lease, so it waits for nobody and fails while the session is in use.
+    The documents are caches: this loses nothing, and repairs any damage to them. It takes the
+    session's lease without waiting, so it fails while the session is in use.
 
     Args:
         id: The agent's id.
-        dry_run: Only say what is wrong with the documents.
+        dry_run: Only show what is wrong with the documents.
 
     """
     return anyio.run(partial(_rebuild, id, dry_run=dry_run, where=where))
@@ -390,7 +384,7 @@ def _print_rebuilt(key: SessionKey, answer: dict[str, Any], *, dry_run: bool) ->
     for detail in answer["wrong"]:
         say(f"{key}: {detail}")
     if dry_run:
-        say(f"{key}: {len(answer['wrong'])} of its documents would be mended; nothing was changed")
+        say(f"{key}: {len(answer['wrong'])} of its documents would be rebuilt; nothing was changed")
     else:
         names = ", ".join(answer["rebuilt"])
         say(f"{key}: rebuilt {names} from {answer['records']} records")

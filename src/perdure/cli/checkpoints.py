@@ -1,22 +1,26 @@
-"""``perdure checkpoints``, ``diff`` and ``rollback``: labelled points of a session."""
+"""``perdure checkpoints``, ``diff``, ``rollback`` and ``replay``: a session's past, in points."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Final, Protocol
 
 import anyio
 import msgspec
 from cyclopts import Parameter
 
+from perdure._lib.files import NewFile
 from perdure.checkpoints.diff import Difference
+from perdure.checkpoints.replay import ReplayReport, TimelineRow
+from perdure.checkpoints.replay_session import replay_files
+from perdure.checkpoints.report_html import page, shown
 from perdure.checkpoints.verify import Verification
-from perdure.cli.access import existing, managed, no_session
+from perdure.cli.access import existing, load_view, managed
 from perdure.cli.output import SessionOption, clip, print_json, print_table, say
-from perdure.errors import CheckpointNotFoundError
+from perdure.errors import CheckpointNotFoundError, ConfigError
 from perdure.records.checkpoints import CapturedState, Checkpoint
 from perdure.session.manager import SessionManager
-from perdure.session.session import SessionView
 
 Id = Annotated[str, Parameter(name="ID")]
 PREVIEW = 60
@@ -31,16 +35,15 @@ def checkpoints(
     keep: int | None = None,
     where: SessionOption = SessionOption(),  # noqa: B008  # frozen
 ) -> int:
-    """List a session's checkpoints; make one, let old ones go, or verify all of them.
+    """List a session's checkpoints; create one, prune old ones, or verify all of them.
 
-    Without --create and --keep it only reads, and is in nobody's way.
+    Without --create and --keep it only reads, and takes no lease.
 
     Args:
         id: The agent's id.
-        verify: Look through chain, log and states for what was changed or lost; exit with 1 if
-            anything was.
-        create: Make a checkpoint of the session, with this label, first.
-        keep: Let all but so many of the newest go, first.
+        verify: Check chain, log and states for changes and losses; exit with 1 if there are any.
+        create: First create a checkpoint of the session, with this label.
+        keep: First prune all but so many of the newest.
 
     """
     return anyio.run(partial(_checkpoints, id, create, keep, verify=verify, where=where))
@@ -53,7 +56,7 @@ async def _checkpoints(
     async with managed(store, write=create is not None or keep is not None) as sessions:
         if create is not None or keep is not None:
             await _change(sessions, id, create, keep, where)
-        view = await _view(sessions, id, where)
+        view = await load_view(sessions, id, where)
         checkpoints = await view.checkpoints.states()
         verified = await view.checkpoints.verify() if verify else None
     if where.json:
@@ -64,7 +67,7 @@ async def _checkpoints(
             }
         )
     else:
-        _print(checkpoints, verified)
+        _print_checkpoints(checkpoints, verified)
     return 0 if verified is None or verified.ok else 1
 
 
@@ -79,23 +82,16 @@ async def _change(
             await session.checkpoints.prune(keep=keep)
 
 
-async def _view(sessions: SessionManager, id: str, where: SessionOption) -> SessionView:
-    view = await sessions.load(id, session=where.session, tenant=where.tenant)
-    if view is None:
-        raise no_session(where.key(id), existing(where.store))
-    return view
-
-
 async def checkpoint_of(
     sessions: SessionManager, id: str, number: int, where: SessionOption
 ) -> Checkpoint:
     """Return a session's checkpoint.
 
     Raises:
-        CheckpointNotFoundError: There is none of this id.
+        CheckpointNotFoundError: The session has no checkpoint with this number.
 
     """
-    view = await _view(sessions, id, where)
+    view = await load_view(sessions, id, where)
     checkpoint = await view.checkpoints.get(number)
     if checkpoint is None:
         message = f"session {view.key} has no checkpoint {number}: `perdure checkpoints {id}`"
@@ -109,7 +105,7 @@ def _fields(checkpoint: Checkpoint) -> dict[str, Any]:
     return fields
 
 
-def _print(checkpoints: list[Checkpoint], verified: Verification | None) -> None:
+def _print_checkpoints(checkpoints: list[Checkpoint], verified: Verification | None) -> None:
     if checkpoints:
         rows = (
             (
@@ -155,8 +151,8 @@ def diff(
 
     Args:
         id: The agent's id.
-        a: The number of the checkpoint to begin with.
-        b: The number of the other one.
+        a: The number of the first checkpoint.
+        b: The number of the second checkpoint.
 
     """
     anyio.run(_diff, id, a, b, where)
@@ -165,7 +161,7 @@ def diff(
 
 async def _diff(id: str, a: int, b: int, where: SessionOption) -> None:
     async with managed(existing(where.store)) as sessions:
-        view = await _view(sessions, id, where)
+        view = await load_view(sessions, id, where)
         differences: Difference = await view.checkpoints.diff(a, b)
     if where.json:
         print_json(differences)
@@ -191,9 +187,9 @@ def rollback(
     *,
     where: SessionOption = SessionOption(),  # noqa: B008  # frozen
 ) -> int:
-    """Take a session back to a checkpoint, as a new entry: nothing is erased.
+    """Roll a session back to a checkpoint, as a new entry: nothing is erased.
 
-    Context, memory and states become what they were. Killed anywhere, all of it is done, or
+    Context, memory and states become what they were. If it is killed, all of it is done, or
     nothing.
 
     Args:
@@ -216,6 +212,164 @@ async def _rollback(id: str, number: int, where: SessionOption) -> None:
         )
         return
     say(f"{id} is what it was at checkpoint {number} ({done.to.label})")
-    say(f"that is checkpoint {done.checkpoint.id} now; go back to an earlier one to undo it")
+    say(f"that is checkpoint {done.checkpoint.id} now; roll back to an earlier one to undo it")
     if done.state is not None:
-        say("the state that was given then is for its owner to apply: --json shows it")
+        say("the checkpoint's explicit state is for your program to apply: --json shows it")
+
+
+SHOWN: Final = 1000
+"""Rows of the page for people."""
+PART: Final = 1024 * 1024
+
+
+def replay(
+    id: Annotated[str | None, Parameter(name="ID")] = None,
+    /,
+    *,
+    since: int | None = None,
+    files: Path | None = None,
+    report: Path | None = None,
+    where: SessionOption = SessionOption(),  # noqa: B008  # frozen
+) -> int:
+    """Replay a session's events in a dry run: is anything missing, what was decided and used.
+
+    No action is repeated and nothing is changed. Exits with 1 if an event is missing, moved or
+    changed, or a checkpoint differs from what was recorded.
+
+    Args:
+        id: The agent's id.
+        since: A checkpoint's id, to begin after it.
+        files: A folder with events.jsonl and checkpoints.jsonl, instead of a session.
+        report: A new file for the whole report: .html for people, .json for programs.
+
+    """
+    if (id is None) == (files is None):
+        raise ConfigError("name a session, or a folder with --files: one of the two")
+    if files is not None and since is not None:
+        raise ConfigError("--since counts checkpoints of a session: it does not go with --files")
+    return anyio.run(partial(_replay, id, since, files, report, where))
+
+
+async def _replay(
+    id: str | None, since: int | None, files: Path | None, report: Path | None, where: SessionOption
+) -> int:
+    sink = _sink_for(report)
+    try:
+        if files is not None:
+            replay_report = await replay_files(files, on_row=sink.row)
+        else:
+            replay_report = await _of_session(id or "", since, sink, where)
+        sink.publish(replay_report)
+    finally:
+        sink.close()
+    if where.json:
+        print_json({**msgspec.to_builtins(replay_report), "ok": replay_report.ok})
+    else:
+        _print_replay(replay_report, report)
+    return 0 if replay_report.ok else 1
+
+
+async def _of_session(
+    id: str, since: int | None, sink: _Sink, where: SessionOption
+) -> ReplayReport:
+    async with managed(existing(where.store)) as sessions:
+        view = await load_view(sessions, id, where)
+        return await view.events.replay(since=since, on_row=sink.row)
+
+
+def _print_replay(report: ReplayReport, written: Path | None) -> None:
+    say(
+        f"{report.source}: {report.events:,} events of {report.turns:,} turns, "
+        f"{report.decisions:,} decisions, {report.snapshots:,} checkpoints compared"
+    )
+    if report.capabilities:
+        rows = (
+            (name, *(str(getattr(use, problem)) for problem in use.__struct_fields__))
+            for name, use in report.capabilities.items()
+        )
+        columns = ("capability", "requested", "granted", "denied", "used", "failed")
+        print_table(columns, rows, right=" ".join(columns[1:]))
+    for problem in report.problems:
+        say(f"problem: {problem}")
+    if report.problem_count > len(report.problems):
+        say(f"and {report.problem_count - len(report.problems):,} more problems")
+    if report.ok:
+        say("nothing is missing, moved or changed")
+    if written is not None:
+        say(f"report written to {written}")
+
+
+class _Sink(Protocol):
+    """A writer of a report."""
+
+    def row(self, row: TimelineRow) -> None: ...
+
+    def publish(self, report: ReplayReport) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _sink_for(report: Path | None) -> _Sink:
+    if report is None:
+        return _Nowhere()
+    if report.suffix == ".json":
+        return _Json(report)
+    if report.suffix in {".html", ".htm"}:
+        return _Page(report)
+    raise ConfigError(f"--report {report}: the name ends in .html or .json", report=str(report))
+
+
+class _Nowhere:
+    def row(self, row: TimelineRow) -> None:
+        """Only the counts are asked for."""
+
+    def publish(self, report: ReplayReport) -> None:
+        """There is no report."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class _Json:
+    """A JSON report, written row by row: it may be larger than memory."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = NewFile(path)
+        self._before = b'{"rows":[\n'
+
+    def row(self, row: TimelineRow) -> None:
+        if self._file.add(self._before + msgspec.json.encode(row)) >= PART:
+            self._file.write()
+        self._before = b",\n"
+
+    def publish(self, report: ReplayReport) -> None:
+        begun = self._before if self._before != b",\n" else b""
+        summary = {**msgspec.to_builtins(report), "ok": report.ok}
+        end = b'\n],"summary":' + msgspec.json.encode(summary) + b"}\n"
+        self._file.add(begun + end)
+        self._file.publish()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _Page:
+    """An HTML report: the first rows, and the number of the others."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = NewFile(path)
+        self._rows: list[TimelineRow] = []
+        self._more = 0
+
+    def row(self, row: TimelineRow) -> None:
+        if len(self._rows) < SHOWN:
+            self._rows.append(shown(row))
+        else:
+            self._more += 1
+
+    def publish(self, report: ReplayReport) -> None:
+        self._file.add(page(report, self._rows, self._more).encode())
+        self._file.publish()
+
+    def close(self) -> None:
+        self._file.close()

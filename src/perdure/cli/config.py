@@ -1,4 +1,4 @@
-"""``perdure config``: persistence.yaml, checked, and brought to what is stored."""
+"""``perdure config``: check a persistence.yaml, and apply it to stored sessions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from cyclopts import Parameter
 import perdure
 from perdure.autosave.options import Shutdown
 from perdure.cli.access import existing
-from perdure.cli.forget import say_pruned
 from perdure.cli.output import StoreOption, print_json, say
+from perdure.cli.sessions import say_pruned
 from perdure.config.apply import ConfigReport, apply_to_folder, apply_to_store
 from perdure.config.discover import FILE, Declared, declared_at, url_of
 from perdure.config.locations import FolderPlace, state_folder
@@ -37,15 +37,15 @@ def config(
     folder: Path | None = None,
     where: StoreOption = StoreOption(),  # noqa: B008  # frozen
 ) -> int:
-    """Check a persistence.yaml, or bring what is stored to what it declares.
+    """Check a persistence.yaml, or apply what it declares to stored sessions.
 
-    check: everything that does not fit, with line and column. plan: what apply would change: keys
-    added, put aside, brought back; what the retention lets go. apply: do it. schema: print the
-    JSON Schema for editors.
+    check: report every mistake, with line and column. plan: show what apply would change: keys
+    added, set aside, brought back; history that the retention removes. apply: do it. schema: print
+    the JSON Schema for editors.
 
     Args:
-        id: Of this agent; default: all that have values.
-        tenant: Whose they are, where customers share a store.
+        id: Only this agent; default: all that have values.
+        tenant: The tenant, in a store that several tenants share.
         folder: A folder of state, as AGENT_STATE_DIR names one, instead of a store.
 
     """
@@ -113,7 +113,7 @@ async def _apply(
 
 
 def _manager(store: str | None, file: Path, declared: Declared) -> SessionManager:
-    """Return a manager of the store that the file is for; one that is not there is refused."""
+    """Return a manager of the store that the file configures; refuse one that does not exist."""
     url = store or os.environ.get("PERDURE_URL") or url_of(declared, os.environ)
     existing(None if url is None else url.removeprefix("encrypted+"))
     return perdure.connect(url, config=file, autosave=None, shutdown=Shutdown(signals=False))
@@ -131,7 +131,7 @@ def _print(report: ConfigReport) -> None:
             if keys:
                 say(f"{change.place}: {would}{what}: {', '.join(keys)}")
     for key in report.held:
-        say(f"{key}: somebody holds it: left alone")
+        say(f"{key}: another process holds it: left alone")
     for key in report.damaged:
         say(f"{key}: cannot be read: left alone; `perdure check` says why")
     if report.pruned is not None:

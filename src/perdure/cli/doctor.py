@@ -1,4 +1,9 @@
-"""What the doctor says of what it saw: values in, one diagnosis out, no look at anything."""
+"""``perdure doctor``: check that this machine, the store and the settings can keep sessions.
+
+It writes one probe session, reads it back and removes it, and writes one unnamed file to check the
+clock and the locks. It changes nothing else, and makes no store. The functions ``of_…`` only judge:
+measured values in, one diagnosis out.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +47,7 @@ RELEASED = datetime.datetime(2025, 1, 1, tzinfo=datetime.UTC).timestamp()
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     what: str
     level: Literal["ok", "warning", "problem"]
@@ -51,7 +56,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
 
 def of_settings(environment: Mapping[str, str]) -> Diagnosis:
-    """Judge the variables that stand in for arguments."""
+    """Judge the environment variables that replace arguments."""
     try:
         autosave = autosave_from(environment)
     except ConfigError as error:
@@ -70,7 +75,7 @@ _WEAKER = {
     "fsync every second": "a crash of the server may cost the last second",
     "written, synced by the system": "a crash of its machine may cost half a minute",
     "memory, with snapshots": "a crash of the server costs what came after its last snapshot",
-    "unknown": "the server does not tell how it is set up",
+    "unknown": "the server does not report how it is set up",
 }
 
 
@@ -79,12 +84,12 @@ def of_durability(durability: str) -> Diagnosis:
     if durability == "memory":
         cure = "use a file store where anything must outlive the process"
         return Diagnosis("durability", "warning", "kept in memory only", cure)
-    if durability in _WEAKER:
-        cure = "see docs/stores.md for how a server is set up to sync each save"
-        return Diagnosis("durability", "warning", f"{durability}: {_WEAKER[durability]}", cure)
+    weakness = _WEAKER.get(durability)
     if durability.startswith("unsafe: "):
-        cure = "see docs/stores.md for how a server is set up to sync each save"
-        verdict = f"{durability}: a crash of the server may cost what it had acknowledged"
+        weakness = "a crash of the server may cost what it had acknowledged"
+    if weakness is not None:
+        cure = "see docs/stores.md for how to set up a server to sync each save"
+        verdict = f"{durability}: {weakness}"
         return Diagnosis("durability", "warning", verdict, cure)
     verdict = "each save is synced to the disk" if durability == "fsync" else durability
     return Diagnosis("durability", "ok", verdict)
@@ -116,7 +121,7 @@ def of_mode(path: str, mode: int, *, mine: bool) -> Diagnosis:
 
 
 def of_network(kind: str | None) -> Diagnosis:
-    """Judge the file system that a store lies on."""
+    """Judge the file system that a store is on."""
     if kind is None:
         return Diagnosis("file system", "ok", "local")
     cure = "keep the store on a local disk, or use a server store"
@@ -124,8 +129,8 @@ def of_network(kind: str | None) -> Diagnosis:
     return Diagnosis("file system", "warning", verdict, cure)
 
 
-def of_locks(locks_work: bool | None) -> Diagnosis:  # noqa: FBT001  # what try_lock said
-    """Judge whether files can be locked, which tells dead processes from living ones."""
+def of_locks(locks_work: bool | None) -> Diagnosis:  # noqa: FBT001  # the result of try_lock
+    """Judge whether files can be locked, which shows whether a process is alive."""
     if locks_work:
         return Diagnosis("locks", "ok", "files can be locked")
     cure = "keep the store on a file system with locks for fast takeovers"
@@ -184,15 +189,9 @@ def _date(at: float) -> str:
     return datetime.datetime.fromtimestamp(at, datetime.UTC).date().isoformat()
 
 
-# ``perdure doctor``: whether this machine can keep sessions the way it is set up
-#
-# It writes one probe session through the whole road, reads it back and removes it, and one unnamed
-# file to look at the clock and the locks. It touches nothing else, and makes no store.
-
-
 GRACE_VARIABLE = "PERDURE_GRACE_PERIOD"
 PROBE = "perdure-doctor"
-"""The probe session's agent; one id for all probes, so that what stays of them does not grow."""
+"""The probe session's agent; one id for all probes, so that leftovers do not accumulate."""
 PATIENCE = 10.0
 """Seconds for the probe session."""
 PACKAGES = ("anyio", "msgspec", "aiofiles", "trio")
@@ -205,7 +204,7 @@ def doctor(
     deadline: float | None = None,
     where: StoreOption = StoreOption(),  # noqa: B008  # frozen
 ) -> int:
-    """Examine the store, this machine and the settings, and say what to mend.
+    """Check the store, this machine and the settings, and say what to fix.
 
     Saves a probe session, reads it back and removes it. Exits with 1 if there is a problem.
 
@@ -257,19 +256,19 @@ def _version(name: str) -> str:
 
 
 class _Place(NamedTuple):
-    """Where to try things out."""
+    """The store that the checks run on."""
 
     store: Store
     folder: Path | None
     """The folder of a file store."""
-    said: Diagnosis
+    diagnosis: Diagnosis
 
 
 async def _examine(url: str | None) -> list[Diagnosis]:
     try:
         with _place(url) as place:
-            diagnoses = [place.said, *await _probe(place.store)]
-            return diagnoses if place.folder is None else [*diagnoses, *_look_at(place.folder)]
+            diagnoses = [place.diagnosis, *await _probe(place.store)]
+            return diagnoses if place.folder is None else [*diagnoses, *_check_folder(place.folder)]
     except PerdureError as error:
         return [Diagnosis("store", "problem", str(error))]
     except OSError as error:
@@ -280,7 +279,7 @@ async def _examine(url: str | None) -> list[Diagnosis]:
 
 @contextmanager
 def _place(url: str | None) -> Iterator[_Place]:
-    """Yield the store; for one that nobody has made yet, one beside it that is removed again."""
+    """Yield the store; if it does not exist yet, a temporary one next to where it would be."""
     store = perdure.store_for(url)
     if not isinstance(store, FileStore):
         yield _Place(store, None, Diagnosis("store", "ok", store.location))
@@ -299,7 +298,7 @@ def _place(url: str | None) -> Iterator[_Place]:
 
 
 async def _probe(store: Store) -> list[Diagnosis]:
-    """Take a session down the whole road and back.
+    """Save a probe session, read it back and delete it.
 
     Raises:
         PerdureError: The store cannot be opened.
@@ -339,7 +338,7 @@ async def _round_trip(store: Store, sessions: SessionManager) -> Diagnosis:
 
 
 async def _write_and_read(store: Store, session: Session) -> bool:
-    """Save something that nobody can have written before, and see whether it is there."""
+    """Save a random token, and return whether it is read back from the log."""
     token = secrets.token_hex(16)
     seq = session.append(Message.user(token))
     await session.save()
@@ -348,7 +347,7 @@ async def _write_and_read(store: Store, session: Session) -> bool:
     return [record.seq for record in records if token.encode() in record.payload] == [seq]
 
 
-def _look_at(folder: Path) -> Iterator[Diagnosis]:
+def _check_folder(folder: Path) -> Iterator[Diagnosis]:
     yield from _modes(folder)
     by, folders = synced_by()
     yield of_syncs(by, folders=folders)
@@ -366,7 +365,7 @@ def _look_at(folder: Path) -> Iterator[Diagnosis]:
 
 
 def _modes(folder: Path) -> Iterator[Diagnosis]:
-    """Judge the store's folders: each that is not well, or one line for all."""
+    """Judge the modes of the store's folders: each that is not ok, or one line for all."""
     if sys.platform == "win32":
         return
     folders = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]

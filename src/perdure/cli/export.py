@@ -1,4 +1,4 @@
-"""``perdure export`` and ``perdure import``: whole agents out of a store, and into one."""
+"""``perdure export`` and ``perdure import``: a whole session out of a store, and into one."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def export(
     salvage: bool = False,
     where: SessionOption = SessionOption(),  # noqa: B008  # frozen
 ) -> int:
-    """Export a session: everything that it is, its history included.
+    """Export a whole session, its history included.
 
-    Reads without a lease, so it is in nobody's way; it shows what is durable.
+    Reads without a lease, also while the session is in use; it exports what is durable.
 
     Args:
         id: The agent's id.
@@ -64,8 +64,8 @@ def export(
             documents and the blobs, as lines of JSON, which is the same out of every store.
         out: The file, or with --layout files the folder, to write; new, or an empty folder.
             Default: the standard output.
-        plain: Only what the format has a place for, without the log that lets an import
-            lose nothing.
+        plain: Only what the format has a place for, without the log that makes an import
+            lossless.
         salvage: Of a damaged session, write what can still be read as a bundle, and say what is
             missing.
 
@@ -117,7 +117,7 @@ async def _export(
 
 
 async def _warn_of_cut(store: Store, key: SessionKey) -> str:
-    """Say what a copy does not carry: that records may be missing at the log's end."""
+    """Warn that records may be missing at the log's end: the copy does not show it."""
     if warning := await incomplete(store, key):
         note(warning)
     return warning
@@ -177,7 +177,7 @@ def _print_salvage(salvage: Salvage, out: Path) -> None:
         )
         say(f"{salvage.key}: MISSING: {which}: {run.why}")
     for name in salvage.lost_documents:
-        say(f"{salvage.key}: MISSING: document {name}: made anew from what is left of the log")
+        say(f"{salvage.key}: MISSING: document {name}: rebuilt from the readable part of the log")
     for name in salvage.lost_blobs:
         say(f"{salvage.key}: MISSING: blob {name}")
     if salvage.lost_dead_letters:
@@ -215,16 +215,16 @@ def import_(
     id: str | None = None,
     where: SessionOption = SessionOption(),  # noqa: B008  # frozen
 ) -> int:
-    """Import a session from a file or a folder that was exported, or that others have written.
+    """Import a session from a file or a folder of perdure or of another program.
 
-    All of it is there afterwards, or nothing; only events.jsonl is taken in by parts, so after a
-    kill, remove the session and import again. What was not as it should be is said: older
-    formats are migrated, wrong counts mended, damaged files left out and kept in quarantine/.
+    All of it is imported, or nothing; only events.jsonl is imported in parts, so after a kill,
+    remove the session and import again. Every correction is reported: older formats are migrated,
+    wrong counts fixed, damaged files left out and kept in quarantine/.
 
     Args:
         path: A file with one JSON value, a bundle, or a folder with session.json, memory.json,
-            plugins/*.json, raw_traces.jsonl and what lies beside it, or with events.jsonl.
-        id: The agent's id. Default: the one that it had; events alone have none.
+            plugins/*.json, raw_traces.jsonl and its other files, or with events.jsonl.
+        id: The agent's id. Default: the exported one; events alone have none.
 
     """
     return anyio.run(partial(_import, path, id=id, where=where))
@@ -284,18 +284,18 @@ async def _import_bundle(path: Path, *, id: str | None, where: SessionOption) ->
     await store.open()
     try:
         await require_key(store)
-        landed = await read_bundle(store, path, key=named)
+        imported = await read_bundle(store, path, key=named)
     finally:
         await store.aclose()
     if where.json:
-        print_json({"location": store.location, **msgspec.to_builtins(landed)})
+        print_json({"location": store.location, **msgspec.to_builtins(imported)})
     else:
-        say(f"{landed.key}: {landed.records} records written into {store.location}")
+        say(f"{imported.key}: {imported.records} records written into {store.location}")
     return 0
 
 
 async def _read(path: Path) -> tuple[MigratedState, StateMemories | None]:
-    """Read a state, and in a folder what lies beside it."""
+    """Read a state, and from a folder its traces and memories."""
     place = anyio.Path(path)
     if not await place.is_dir():
         return await _read_file(place) if await place.exists() else MigratedState(None), None

@@ -1,4 +1,4 @@
-"""``perdure inbox``: what was posted and could not be delivered; look at it, retry it, drop it."""
+"""``perdure inbox``: list the dead letters of a store, retry or drop them."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def inbox(
 ) -> int:
     """Show the dead letters: posts that could not be delivered and were set aside.
 
-    Without an id, the sessions that have some; with one, its letters; with keys, what is in
-    them. They stay until they are retried or dropped, or until their session is deleted.
+    Without an id, it lists the sessions that have some; with one, its letters; with keys, their
+    contents. They stay until they are retried or dropped, or until their session is deleted.
 
     Args:
         id: The agent's id.
         keys: The keys of the posts.
-        retry: Post the letters of these keys again, behind what waits.
-        drop: Remove the letters of these keys for good.
+        retry: Post the letters of these keys again, after what waits.
+        drop: Remove the letters of these keys permanently.
         all: Retry or drop all letters of the session.
 
     """

@@ -1,20 +1,22 @@
-"""What commands print: JSON for programs, tables and text for people.
+"""Output of the commands: JSON for programs, tables and text for people; and their shared options.
 
-Stored text is printed as text: never as markup, and with its control characters shown
-instead of sent, so that what somebody stored cannot steer the terminal of whoever looks.
+Stored text is printed as text: never as markup, and with its control characters escaped, so that
+stored data cannot control the reader's terminal.
 """
 
 from __future__ import annotations
 
 import datetime
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from cyclopts import Parameter
 from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -31,7 +33,7 @@ def stderr() -> Console:
 
 
 def progress_console() -> Console:
-    """Return the console for a progress bar, which prints nothing where nobody looks.
+    """Return the console for a progress bar; it prints nothing if stderr is no terminal.
 
     Before rich 14.3 a disabled bar still ends with an empty line.
     """
@@ -40,8 +42,20 @@ def progress_console() -> Console:
     return console
 
 
+@contextmanager
+def progress_bar(
+    what: str, *columns: ProgressColumn, total: int | None = None
+) -> Iterator[Callable[[int, int | None], None]]:
+    """Show a progress bar on a terminal; yield what updates it: done, and the total."""
+    console = progress_console()
+    shown = (TextColumn(what), BarColumn(), *columns)
+    with Progress(*shown, console=console, transient=True, disable=console.quiet) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
 def stdout() -> Console:
-    """Return the console for answers; nothing is wrapped where a program reads."""
+    """Return the console for answers; it wraps no lines if stdout is no terminal."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else WIDE, soft_wrap=True)
 
 
@@ -57,9 +71,10 @@ def write(text: str) -> None:
 
 
 def write_json(data: bytes) -> None:
-    """Print JSON at once, as UTF-8 whatever the terminal's encoding is.
+    """Print JSON at once, always as UTF-8, independently of the terminal's encoding.
 
-    What would steer a terminal is escaped, as JSON allows: a program reads the same text.
+    Characters that would control a terminal are escaped, as JSON allows: programs read the same
+    text.
     """
     sys.stdout.flush()
     sys.stdout.buffer.write(visible_json(data) + b"\n")
@@ -73,7 +88,7 @@ def fail(message: str) -> None:
 
 
 def note(message: str) -> None:
-    """Say on stderr how it goes."""
+    """Print a note on stderr."""
     print(f"perdure: {visible(message)}", file=sys.stderr, flush=True)
 
 
@@ -83,14 +98,14 @@ def print_json(value: Any) -> None:
 
 
 def print_line(value: Any) -> None:
-    """Print one JSON value in one line, for a command that answers in several."""
+    """Print one JSON value in one line, for a command that prints several."""
     write_json(_json(value))
 
 
 def _json(value: Any) -> bytes:
     try:
         return msgspec.json.encode(value, enc_hook=str)
-    except UnicodeEncodeError:  # the name of a file, which may have any bytes
+    except UnicodeEncodeError:  # a file's name may hold any bytes
         return msgspec.json.encode(_as_text(msgspec.to_builtins(value, enc_hook=str)))
 
 
@@ -188,7 +203,7 @@ class SessionOption(StoreOption):
     session: str = DEFAULT_SESSION
     """Which of the agent's sessions."""
     tenant: str = ""
-    """Whose it is, where customers share a store."""
+    """The tenant, in a store that several tenants share."""
 
     def key(self, id: str) -> SessionKey:
         """Return the session's key."""

@@ -1,9 +1,15 @@
-"""``perdure ls`` and ``perdure show``: what is in a store. Both only read."""
+"""``perdure ls``, ``show``, ``fork``, ``copy``, ``rename``, ``forget`` and ``prune``.
+
+The commands on the sessions of a store: list and show only read; the others change sessions.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Annotated, Any, cast
 
@@ -11,7 +17,15 @@ import anyio
 import msgspec
 from cyclopts import Parameter, validators
 
-from perdure.cli.access import existing, holder_of, managed, no_session, opened
+from perdure.cli.access import (
+    existing,
+    holder_of,
+    load_view,
+    managed,
+    no_session,
+    opened,
+    require_key,
+)
 from perdure.cli.audit import incomplete
 from perdure.cli.checkpoints import checkpoint_of
 from perdure.cli.output import (
@@ -34,16 +48,20 @@ from perdure.records.manifest import Manifest
 from perdure.records.messages import Message
 from perdure.records.records import Record
 from perdure.session.contents import HistoryItem
+from perdure.session.delete import ForgetReport
 from perdure.session.fork import Fork
 from perdure.session.manager import SessionManager
+from perdure.session.prune import PruneReport
+from perdure.session.retention import Retention
 from perdure.session.session import SessionView
 from perdure.store import LeaseState, SessionInfo, Store
+from perdure.transfer.backups import follow_deletions, require_backup
 
 _PLANNED = (
     *("source", "head", "documents", "steps", "records_read", "target", "stripped"),
     *("replaces", "settled", "is_sound"),
 )
-"""What is said of a plan as JSON: not the messages."""
+"""The fields of a plan that are shown as JSON: all but the messages."""
 
 PAGE = 500
 PREVIEW = 96
@@ -64,18 +82,17 @@ def ls(
 ) -> int:
     """List the sessions of a store, in the order of their ids.
 
-    The counts are those of a session's last fold, and so are owners and tags; `show` reads the
-    log as well.
+    Counts, owners and tags are as of a session's last fold; `show` reads the log as well.
 
     Args:
         prefix: Only agents whose id begins with this.
         owner: Only sessions of this owner.
         tag: Only sessions with this tag.
-        tenant: Whose sessions, where customers share a store.
-        after: Begin behind this agent's session: the last one of the page before.
+        tenant: The tenant, in a store that several tenants share.
+        after: Start after this agent's session: the last one of the previous page.
         after_session: Which of its sessions that was.
-        limit: How many to list at most.
-        waiting: List those for which a post waits instead, opened or not yet.
+        limit: The maximum number to list.
+        waiting: List the sessions for which a post waits instead, opened before or not.
 
     """
     filters = {"tenant": tenant, "owner": owner, "tag": tag, "prefix": prefix}
@@ -101,8 +118,8 @@ async def _ls(
         damaged = sum(info.damaged for info in sessions)
         if damaged:
             say(
-                f"what was folded of {damaged} of them is damaged: `perdure check --repair` makes "
-                "it anew from the log"
+                f"what was folded of {damaged} of them is damaged: `perdure check --repair` "
+                "rebuilds it from the log"
             )
 
 
@@ -126,7 +143,7 @@ async def _ls_waiting(
 ) -> None:
     require_filters(**filters)
     if filters["owner"] is not None or filters["tag"] is not None:
-        message = "--waiting goes without --owner and --tag: what nobody has opened has neither"
+        message = "--waiting goes without --owner and --tag: a session never opened has neither"
         raise ConfigError(message, option="waiting")
     async with opened(where.store) as store:
         keys = [key for key in await store.waiting() if _fits(key, filters, after)]
@@ -144,8 +161,8 @@ async def _ls_waiting(
 
 
 def _fits(key: SessionKey, filters: dict[str, Any], after: SessionKey | None) -> bool:
-    behind = after is None or key > after
-    return behind and key.tenant == filters["tenant"] and key.agent.startswith(filters["prefix"])
+    is_after = after is None or key > after
+    return is_after and key.tenant == filters["tenant"] and key.agent.startswith(filters["prefix"])
 
 
 def _row(info: SessionInfo, now: float) -> tuple[str, ...]:
@@ -172,15 +189,15 @@ def show(
     limit: Annotated[int | None, Parameter(validator=validators.Number(gte=0))] = None,
     where: SessionOption = SessionOption(),  # noqa: B008  # frozen
 ) -> int:
-    """Show a session: what it is, and its newest messages, its log, or how it would come back.
+    """Show a session: its facts and newest messages, its log, or its restore plan.
 
-    Reads without a lease, so it is in nobody's way and works while the session is in use.
+    Reads without a lease, also while the session is in use.
 
     Args:
         id: The agent's id.
         log: Show the log's records instead of the messages.
-        restore_plan: Show what opening it would use, repair, strip and make anew, and why.
-        target: With --restore-plan, the provider that the context is meant for: openai,
+        restore_plan: Show what opening it would use, repair, strip and rebuild, and why.
+        target: With --restore-plan, the provider that the context is for: openai,
             openai-responses, anthropic or gemini.
         limit: How many of the newest messages or records. Default: 20 messages, all records.
 
@@ -214,11 +231,9 @@ async def _show_plan(id: str, *, target: str | None, where: SessionOption) -> No
 
 
 async def _show(id: str, *, log: bool, limit: int | None, where: SessionOption) -> None:
-    store, key = followed(existing(where.store)), where.key(id)
+    store = followed(existing(where.store))
     async with managed(store) as sessions:
-        view = await sessions.load(key.agent, session=key.session, tenant=key.tenant)
-        if view is None:
-            raise no_session(key, store)
+        view = await load_view(sessions, id, where)
         described = await _describe(store, view)
         if log:
             await _show_log(store, view, described, limit, json=where.json)
@@ -228,7 +243,7 @@ async def _show(id: str, *, log: bool, limit: int | None, where: SessionOption) 
 
 
 class SessionDescription(msgspec.Struct, kw_only=True):
-    """What `show` says about a session, whatever follows."""
+    """The facts that `show` prints about a session first."""
 
     location: str
     agent: str
@@ -247,7 +262,7 @@ class SessionDescription(msgspec.Struct, kw_only=True):
     epoch: int
     restored: str
     incomplete: str
-    """Why records may be missing at its end; empty where nothing says so."""
+    """Why records may be missing at its end; empty if none are."""
     documents: dict[str, int]
     """Sizes by name."""
     memory: list[str]
@@ -393,16 +408,16 @@ def fork(
     new_session: str | None = None,
     where: SessionOption = SessionOption(),  # noqa: B008  # frozen
 ) -> int:
-    """Fork a session: a new one begins with its history, and both go on.
+    """Fork a session: a new one begins with its history, and both continue.
 
-    Writes one short record, however long the history is, and takes no lease on it.
+    Writes one short record, however long the history is, and takes no lease on the parent.
 
     Args:
         id: The agent's id.
         new_id: The id of the fork.
-        at: Where it goes on: the number of the last record that both have, or the id of a turn.
+        at: Where it continues: the number of the last record that both have, or the id of a turn.
             Default: the end.
-        at_checkpoint: Where it goes on: the number of a checkpoint.
+        at_checkpoint: Where it continues: the number of a checkpoint.
         new_session: The fork's session; default: as --session.
 
     """
@@ -425,7 +440,7 @@ def fork(
             tenant=where.tenant,
         )
 
-    return anyio.run(partial(_do, act, where, "goes on behind record {at} of {parent}"))
+    return anyio.run(partial(_do, act, where, "continues after record {at} of {parent}"))
 
 
 def copy(
@@ -436,7 +451,7 @@ def copy(
     new_session: str | None = None,
     where: SessionOption = SessionOption(),  # noqa: B008  # frozen
 ) -> int:
-    """Copy a session, its history included: the copy does not need the other one.
+    """Copy a session, its history included: the copy does not need the original.
 
     Args:
         id: The agent's id.
@@ -463,7 +478,7 @@ def rename(
 ) -> int:
     """Give a session another id.
 
-    Killed anywhere, one of the ids opens with everything: run it again, and it finishes.
+    If it is killed, one of the two ids opens with everything: run it again, and it finishes.
 
     Args:
         id: The agent's id.
@@ -493,3 +508,164 @@ async def _do(act: Any, where: SessionOption, text: str) -> int:
 def _parts(done: Fork) -> dict[str, Any]:
     parent = {"agent": done.parent.agent, "session": done.parent.session}
     return {"tenant": done.key.tenant, "parent": parent, "at": done.at}
+
+
+_AGE = re.compile(r"(\d+(?:\.\d+)?)(d|h|w)?")
+_DAYS = {"h": 1 / 24, "d": 1.0, "w": 7.0, None: 1.0}
+
+
+def forget(
+    id: Annotated[str | None, Parameter(name="ID")] = None,
+    /,
+    *,
+    session: str | None = None,
+    owner: str | None = None,
+    tag: str | None = None,
+    tenant: str = "",
+    dry_run: bool = False,
+    backup: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+    where: StoreOption = StoreOption(),  # noqa: B008  # frozen
+) -> int:
+    """Forget sessions: logs, documents, quarantine, posts, and blobs that only they reference.
+
+    What forks of them still reference stays, and is listed. This cannot be undone. A backup forgets
+    them with its next run; with --backup at once, so that a lost store does not bring them back.
+
+    Args:
+        id: Only sessions of this agent.
+        session: Only this one of its sessions; default: all.
+        owner: Only sessions of this owner.
+        tag: Only sessions with this tag.
+        tenant: The tenant, in a store that several tenants share.
+        dry_run: Only show what would be removed.
+        backup: A backup of the store, which forgets at once what the store has forgotten, now and
+            before; may be repeated.
+
+    """
+    chosen = {"id": id, "session": session, "owner": owner, "tag": tag, "tenant": tenant}
+    return anyio.run(partial(_forget, chosen, where, backup, dry_run=dry_run))
+
+
+async def _forget(
+    chosen: dict[str, Any], where: StoreOption, backups: Sequence[str], *, dry_run: bool
+) -> int:
+    async with AsyncExitStack() as stack:
+        retained = [
+            await _backup(stack, url) for url in backups
+        ]  # a wrong one: before anything goes
+        async with managed(existing(where.store), write=not dry_run) as sessions:
+            report = await sessions.forget(**chosen, dry_run=dry_run)
+        removed: dict[str, list[SessionKey]] = {}
+        if not dry_run and retained:
+            async with opened(where.store) as store:
+                for target in retained:
+                    removed[target.location] = await follow_deletions(store, target)
+    if where.json:
+        print_json({**msgspec.to_builtins(report), "backups": msgspec.to_builtins(removed)})
+    else:
+        _print_forgotten(report)
+        for place, keys in removed.items():
+            say(
+                f"{len(keys)} sessions removed from the backup in {place}, which will not bring "
+                "them back"
+            )
+    return 0
+
+
+async def _backup(stack: AsyncExitStack, url: str) -> Store:
+    target = existing(url)
+    await target.open()
+    stack.push_async_callback(target.aclose)
+    await require_key(target)
+    await require_backup(target)
+    return target
+
+
+def _print_forgotten(report: ForgetReport) -> None:
+    for key in report.sessions:
+        say(f"{key}: {'would be forgotten' if report.dry_run else 'forgotten'}")
+    for retained in report.kept:
+        say(f"{retained.of}: kept: {retained.what}: {retained.why}")
+    parts = f"{report.records} records, {report.documents} documents, {report.blobs} blobs"
+    what = f"{len(report.sessions)} sessions with {parts} ({size(report.bytes)})"
+    say(f"{what} in {', '.join(report.places)}{'; nothing was removed' * report.dry_run}")
+
+
+def prune(
+    *,
+    id: str | None = None,
+    session: str | None = None,
+    tenant: str = "",
+    keep_turns: int | None = None,
+    keep_days: float | None = None,
+    older_than: str | None = None,
+    dry_run: bool = False,
+    where: StoreOption = StoreOption(),  # noqa: B008  # frozen
+) -> int:
+    """Prune old history, and forget sessions that were not used for long.
+
+    Context, memory and states of a session stay as they are. With both --keep options, a turn
+    stays if either keeps it. Sessions that another process holds are left alone.
+
+    Args:
+        id: Only this agent; default: all.
+        session: Only this one of its sessions; default: all.
+        tenant: The tenant, in a store that several tenants share.
+        keep_turns: Keep this many of the newest turns of each session.
+        keep_days: Keep turns that ended within this many days.
+        older_than: Forget sessions that were not used for this long, such as 90d, 12h or 8w.
+        dry_run: Only show what would be removed.
+
+    """
+    if keep_turns is None and keep_days is None and older_than is None:
+        raise ConfigError("say what to prune: give --keep-turns, --keep-days or --older-than")
+    expire = None if older_than is None else _days(older_than)
+    retention = Retention(keep_turns=keep_turns, keep_days=keep_days, expire_days=expire)
+    chosen = {"id": id, "session": session, "tenant": tenant}
+    return anyio.run(partial(_prune, retention, chosen, where, dry_run=dry_run))
+
+
+def _days(age: str) -> float:
+    match = _AGE.fullmatch(age)
+    if match is None:
+        message = f"invalid --older-than {age!r}: give days, hours or weeks, as 90d, 12h, 8w"
+        raise ConfigError(message, option="older-than", value=age)
+    return float(match[1]) * _DAYS[match[2]]
+
+
+async def _prune(
+    retention: Retention, chosen: dict[str, Any], where: StoreOption, *, dry_run: bool
+) -> int:
+    async with managed(existing(where.store), write=not dry_run) as sessions:
+        report = await sessions.prune(retention, **chosen, dry_run=dry_run)
+    if where.json:
+        print_json(msgspec.to_builtins(report))
+    else:
+        _print_pruned(report)
+    return 0
+
+
+def _print_pruned(report: PruneReport) -> None:
+    say_pruned(report)
+    say(
+        f"{len(report.pruned)} sessions pruned, {len(report.expired)} forgotten"
+        f"{'; nothing was removed' * report.dry_run}"
+    )
+
+
+def say_pruned(report: PruneReport) -> None:
+    """Print what was removed, or would be, and what was left alone."""
+    would = "would be " * report.dry_run
+    for key in report.expired:
+        say(f"{key}: {would}forgotten: long unused")
+    for session in report.pruned:
+        freed = f", {size(session.bytes)} freed" if session.bytes else ""
+        say(
+            f"{session.key}: {would}pruned: {session.turns} turns up to record {session.cut}{freed}"
+        )
+    for retained in report.kept_for:
+        say(f"{retained.key}: keeps more for checkpoint {retained.checkpoint}: prune that first")
+    for key in report.held:
+        say(f"{key}: another process holds it: left alone")
+    for key in report.damaged:
+        say(f"{key}: cannot be read: left alone; `perdure check` says why")

@@ -26,7 +26,7 @@ from perdure.tuning import (
 from perdure.tuning.observed import made_up, observed
 
 FEW = 20
-"""With fewer changes in a store, there is nothing to tell a setting by."""
+"""The minimum number of changes in a store to choose a setting by."""
 
 
 def tune(
@@ -45,20 +45,20 @@ def tune(
 
     Measures how many saves the store can take, in sessions of a tenant of their own that are
     deleted again; reads from the log when its sessions changed; replays that with several
-    settings; and recommends one, with what it costs and what it risks. Changes no setting. The
-    measuring loads the store for some seconds. Exits with 1 if no setting fits, or if too little
-    has changed in the store to tell.
+    settings; and recommends one, with its cost and its risk. Changes no setting. Measuring loads
+    the store for some seconds. Exits with 1 if no setting fits, or if too little has changed in
+    the store.
 
     Args:
         sessions: How many sessions will be active at once.
-        max_loss: Seconds of work that a crash may cost at the most: then the setting that saves
-            least often within it is recommended. Default: no limit, and the safest one.
+        max_loss: Seconds of work that a crash may cost at most: recommends the setting that saves
+            least often within it. Default: no limit, and the safest setting.
         shutdown: Seconds in which everything has to be saved when the process is stopped.
         price: What a million saves cost, in any currency: for S3 about 5 dollars.
         budget: What the saves may cost in a month, in the same currency. Default: no limit.
-        imagine: Take made-up agents, whatever the store holds, if anything.
-        seconds: For how long to measure, about.
-        plot: Write a picture of the settings to this file, as SVG.
+        imagine: Use a made-up workload instead of the store's.
+        seconds: How long to measure, roughly.
+        plot: Write a chart of the settings to this file, as SVG.
 
     """
     for name, value, least in (

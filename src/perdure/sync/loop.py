@@ -5,7 +5,7 @@ on while user code blocks, and any thread may call. A wait that an exception end
 is given up like a cancelled task's: what was asked for is told so, and what it must not
 interrupt goes on. Nobody waits for ever: when the loop ends, every wait ends with an error.
 
-The thread is a daemon: whether it may end is decided by ``perdure.sync.process_exit``.
+The thread is a daemon: whether it may end is decided by ``perdure.sync.manager``.
 """
 
 from __future__ import annotations

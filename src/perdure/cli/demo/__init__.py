@@ -3,7 +3,7 @@
 A server process of its own holds the sessions; clients talk to it over loopback TCP and get
 an acknowledgement only for what is durable. The server is killed, a second one restores
 the sessions and is stopped by SIGTERM; after each end the parent reads the logs and compares
-them with the acknowledgements. Nothing is asked of a network, and no model is asked at all.
+them with the acknowledgements. It uses neither a network nor a model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rich.text import Text
 
 import perdure
 from perdure._lib.ids import random_id
-from perdure.cli.demo.stage import STORE, DemoPlan, DemoRun, Report
+from perdure.cli.demo.run import STORE, DemoPlan, DemoRun, Report
 from perdure.cli.output import Answer, print_json, print_table, say, stderr
 from perdure.errors import ConfigError
 from perdure.stores.memory import MemoryStore
@@ -44,12 +44,12 @@ def demo(
 ) -> int:
     """See it work: agents talk, their server is killed and restored, nothing is lost.
 
-    Exits with 1 if a turn that was acknowledged is not there afterwards. The sessions stay where
-    they are, to look into: in the folder, or in the store under a tenant of their own.
+    Exits with 1 if an acknowledged turn is missing afterwards. The sessions are kept for you to
+    inspect: in the folder, or in the store under a tenant of their own.
 
     Args:
         dir: A folder for it, new or empty. Default: ./perdure-demo, or the next free number.
-        store: A path or a URL, to see it on that store. Default: files in the folder.
+        store: A path or a URL, to run it on that store. Default: files in the folder.
         agents: How many agents talk at once.
         before: Turns of each agent, on average, before the kill.
         after: Turns of each agent, on average, between the restore and SIGTERM.
@@ -115,7 +115,7 @@ async def _run(plan: DemoPlan, *, quiet: bool) -> Report:
 
 
 class Screen:
-    """What one sees while it runs: the steps so far, and the counts."""
+    """The live display of a run: the steps so far, and the counts."""
 
     def __init__(self) -> None:
         self.course: DemoRun | None = None

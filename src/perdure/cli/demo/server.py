@@ -1,7 +1,9 @@
-"""The demo's agents: what their scripted model says, and the tools that it calls.
+"""The demo's server: ``PERDURE_URL=STORE python -m perdure.cli.demo.server TENANT``.
 
-The answers follow from the conversation alone: how many questions the model has seen, what the last
-one was about, and what the tools said. So an agent that had lost its memory would be heard.
+An ordinary server: a manager, an agent for each id, connections that ask. It acknowledges a turn
+when the agent reports its end, which is after the save. SIGTERM has its default action, so the
+manager drains and ends the process by the signal. The scripted answers follow from the conversation
+alone, so that an agent that has lost its memory is noticed.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ from perdure.agent import Agent, AgentConfig, AgentFactory
 from perdure.agent.events import Segment, TurnEnded
 from perdure.agent.llm import ScriptedModel, call
 from perdure.agent.llm.scripted import ScriptedReply
-from perdure.cli.demo.stage import CountingStore
-from perdure.cli.demo.wire import (
+from perdure.cli.demo.run import (
     Ack,
     Ask,
+    CountingStore,
     ServerReady,
     ServerStopped,
     StreamedText,
@@ -89,13 +91,6 @@ def config(tenant: str = "") -> AgentConfig:
         instructions="You know the archive of a small town by the sea.",
         tenant=tenant,
     )
-
-
-# The demo's server: ``PERDURE_URL=STORE python -m perdure.cli.demo.server TENANT``
-#
-# A server as anybody would write one: a manager, an agent for each id, connections that ask. It
-# acknowledges a turn when the agent says that it has ended, which is after the save. At SIGTERM
-# the default action stands, so the manager drains and ends the process by the signal.
 
 
 LINE = 64 * 1024
@@ -192,8 +187,8 @@ def _last_turn(messages: list[Message]) -> list[Message]:
     return messages[begin:]
 
 
-def tell(value: msgspec.Struct) -> None:
-    """Tell the parent."""
+def report_to_parent(value: msgspec.Struct) -> None:
+    """Write a value to stdout, for the parent."""
     sys.stdout.buffer.write(encode_line(value))
     sys.stdout.buffer.flush()
 
@@ -210,13 +205,13 @@ async def main(tenant: str) -> None:
             times = await server.restore()
             listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0)
             async with listener:
-                tell(ServerReady(listener.extra(SocketAttribute.local_port), times))  # noqa: S610  # no SQL
+                report_to_parent(ServerReady(listener.extra(SocketAttribute.local_port), times))  # noqa: S610  # no SQL
                 await listener.serve(server.serve)
         finally:
             # Leaving the manager's block would do the same; this way the report can be
             # shown. It lets the turns under way come to their end, and saves.
             report = await sessions.aclose()
-            tell(ServerStopped(msgspec.to_builtins(report), store.written))
+            report_to_parent(ServerStopped(msgspec.to_builtins(report), store.written))
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ import msgspec
 
 from perdure._lib.files import Folder, store_errors
 from perdure._lib.files import open_private as open_root
+from perdure._lib.loop import ThreadCall, Threads
 from perdure._lib.platform import network_file_system, open_files_limit
-from perdure._lib.threads import ThreadCall, Threads
 from perdure.errors import ConfigError, SessionError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest

@@ -15,7 +15,7 @@ import anyio.to_thread
 import msgspec
 
 from perdure._lib.ids import first_beat
-from perdure._lib.threads import Threads
+from perdure._lib.loop import Threads
 from perdure.errors import LeaseLostError, PerdureError, StoreUnavailableError
 from perdure.store import Batch, HeartbeatRequests, Outcome, Status
 from perdure.stores.objects import bucket as probing

@@ -17,7 +17,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, final
 import anyio
 
 from perdure._lib.backoff import backoff
-from perdure._lib.threads import Threads
+from perdure._lib.loop import Threads
 from perdure.errors import PerdureError, StoreUnavailableError
 from perdure.store import Batch, Outcome, Status
 from perdure.stores.postgres import leases, log

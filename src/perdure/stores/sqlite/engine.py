@@ -17,8 +17,8 @@ import msgspec
 
 from perdure._lib.files import Folder
 from perdure._lib.locks import Presence, PresenceReader
+from perdure._lib.loop import Threads
 from perdure._lib.platform import host_name
-from perdure._lib.threads import Threads
 from perdure.errors import (
     ConfigError,
     CorruptRecordError,

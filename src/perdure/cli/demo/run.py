@@ -1,11 +1,14 @@
-"""The demo's course: serve, kill, restore, go on, stop; and the proof after each of the two ends.
+"""A run of the demo: serve, kill, restore, continue, stop; and the comparison with the logs.
 
-Everything waits for counts, nothing for times, so a slow machine only takes longer; one
-generous deadline over all of it turns a hang into an error with the server's own words.
+The run waits for counts, never for times, so a slow machine only takes longer; one generous
+deadline turns a hang into an error that quotes the server. Clients and server exchange one JSON
+value a line over loopback TCP; the server acknowledges a turn only after it is durable, and reports
+on stdout when it is ready and how it stopped.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import sys
@@ -17,18 +20,203 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import anyio
 import anyio.abc
 import msgspec
+from anyio.abc import SocketStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 import perdure
 from perdure.autosave.options import Shutdown
-from perdure.cli.demo.clients import Clients
-from perdure.cli.demo.wire import Ack, BytesWritten, ServerReady, ServerStopped, digest
 from perdure.errors import StoreError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
-from perdure.records.messages import Message
+from perdure.records.messages import Message, encode_message
 from perdure.records.records import MESSAGE_KINDS
 from perdure.store import Batch, Outcome, Store
+
+
+class BytesWritten(msgspec.Struct, frozen=True):
+    """Bytes that a server has handed to its store."""
+
+    log: int = 0
+    documents: int = 0
+
+    def __add__(self, other: BytesWritten) -> BytesWritten:
+        return BytesWritten(self.log + other.log, self.documents + other.documents)
+
+
+class Ask(msgspec.Struct, frozen=True, tag="ask"):
+    """A client's turn."""
+
+    agent: str
+    turn: int
+    text: str
+    """Different for every turn, so that the log can be searched for it."""
+
+
+class StreamedText(msgspec.Struct, frozen=True, tag="piece"):
+    """A piece of the answer, as it is streamed."""
+
+    text: str
+
+
+class Ack(msgspec.Struct, frozen=True, tag="ack"):
+    """The turn is durable: sent after the save, never before."""
+
+    agent: str
+    turn: int
+    text: str
+    """What was asked."""
+    sha256: str
+    """Of the turn's messages: question, tool calls, results, answer."""
+    answer: str
+    written: BytesWritten = BytesWritten()
+    """By the server so far."""
+
+
+class ServerReady(msgspec.Struct, frozen=True, tag="ready"):
+    """The server takes connections."""
+
+    port: int
+    restore_ms: list[float] = []
+    """How long each session took to come back."""
+
+
+class ServerStopped(msgspec.Struct, frozen=True, tag="stopped"):
+    """The server's report after SIGTERM."""
+
+    report: dict[str, Any]
+    """The ShutdownReport."""
+    written: BytesWritten = BytesWritten()
+
+
+def encode_line(value: msgspec.Struct) -> bytes:
+    """Return a value's line."""
+    return msgspec.json.encode(value) + b"\n"
+
+
+def digest(messages: Iterable[Message]) -> str:
+    """Return the SHA-256 of a turn's messages, as they are stored."""
+    total = hashlib.sha256()
+    for message in messages:
+        total.update(encode_message(message).payload + b"\n")
+    return total.hexdigest()
+
+
+GONE = (OSError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
+WORDS = ("the harbor", "the old mill", "the night train", "the lighthouse", "the market hall")
+
+
+class Clients:
+    """All clients, and what they were promised."""
+
+    def __init__(self, agents: list[str]) -> None:
+        self.agents = agents
+        self.acks: list[Ack] = []
+        """In the order in which they came."""
+        self.asked: int = 0
+        self.talking: set[tuple[str, int]] = set()
+        """Turns that were asked and are not acknowledged."""
+        self.pieces: int = 0
+        """Pieces of answers that have come."""
+        self.refused: list[tuple[str, int]] = []
+        """Answers that differ from what was acknowledged: a fault of the demo's server."""
+        self._port: int | None = None
+        self._connected: set[str] = set()
+        self._changed = anyio.Event()
+        self._closing = False
+
+    # for the stage
+
+    def connect_to(self, port: int | None) -> None:
+        """Say where the server is; None: nowhere."""
+        self._port = port
+        self._tell()
+
+    def finish(self) -> None:
+        """Ask no more."""
+        self._closing = True
+        self._port = None
+        self._tell()
+
+    async def acknowledged(self, count: int) -> None:
+        """Wait until this many turns are acknowledged in all."""
+        while len(self.acks) < count:
+            await self._changed.wait()
+
+    async def parted(self) -> None:
+        """Wait until every client has read what was under way to it, and knows of the end."""
+        while self._connected:
+            await self._changed.wait()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    # one client
+
+    async def converse(self, agent: str) -> None:
+        """Talk to an agent until the end, through every restart of the server."""
+        turn, again = 0, False
+        while (port := await self._server()) is not None:
+            self._connected.add(agent)
+            try:
+                async with await anyio.connect_tcp("127.0.0.1", port) as stream:
+                    lines = AnswerLines(stream)
+                    while not self._closing:
+                        await self._turn(lines, agent, turn + 1, again=again)
+                        turn, again = turn + 1, False
+            except GONE:
+                again = (agent, turn + 1) in self.talking
+            self._connected.discard(agent)
+            self._tell()
+            await self._gone(port)
+
+    async def _server(self) -> int | None:
+        while self._port is None and not self._closing:
+            await self._changed.wait()
+        return None if self._closing else self._port
+
+    async def _gone(self, port: int) -> None:
+        """Wait until the stage, too, knows that this server is gone."""
+        while self._port == port and not self._closing:
+            await self._changed.wait()
+
+    async def _turn(self, lines: AnswerLines, agent: str, turn: int, *, again: bool) -> None:
+        about = WORDS[turn % len(WORDS)]
+        question = "asked again" if again else "asked"
+        text = f"Question {turn}, {question} of {agent}: what do you know about {about}?"
+        self.asked += 1
+        self.talking.add((agent, turn))
+        await lines.send(Ask(agent, turn, text))
+        reply_text = ""
+        while isinstance(answer := await lines.receive(), StreamedText):
+            self.pieces += 1
+            reply_text += answer.text
+        if answer.answer != reply_text or answer.text != text:
+            self.refused.append((agent, turn))
+        self.talking.discard((agent, turn))
+        self.acks.append(answer)
+        self._tell()
+
+
+class AnswerLines:
+    """A connection, line by line."""
+
+    def __init__(self, stream: SocketStream) -> None:
+        self._stream = stream
+        self._buffer = bytearray()
+
+    async def send(self, value: Ask) -> None:
+        """Send one value."""
+        await self._stream.send(encode_line(value))
+
+    async def receive(self) -> StreamedText | Ack:
+        """Return the next value."""
+        while (end := self._buffer.find(b"\n")) < 0:
+            self._buffer += await self._stream.receive()
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        return msgspec.json.decode(line, type=StreamedText | Ack)
+
 
 # The proof: is every acknowledged turn in the log, once, with the very messages acknowledged?
 
@@ -102,8 +290,6 @@ async def read_logs(store: str, agents: Iterable[str], tenant: str = "") -> dict
 
 def size_of(message: Message) -> int:
     """Return a message's bytes as they are stored."""
-    from perdure.records.messages import encode_message
-
     return len(encode_message(message).payload)
 
 
@@ -111,7 +297,7 @@ def size_of(message: Message) -> int:
 
 
 class CountingStore:
-    """Count what the log and the documents of a store are given; everything else passes by."""
+    """A store wrapper that counts the bytes written to logs and documents."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -141,7 +327,7 @@ class CountingStore:
 
     @property
     def written(self) -> BytesWritten:
-        """Both, as they are told to the parent."""
+        """Both counts, as they are reported to the parent."""
         return BytesWritten(self.log, self.documents)
 
     def store(self) -> Store:
