@@ -1,8 +1,8 @@
 """Every error that perdure raises, in one tree.
 
-Each class's docstring is its default message; the facts (which session, which
-option, which file) are attributes; a driver's own error is the ``__cause__``.
-Messages name what, where and the cure. They hold ids and sizes, never content.
+Each class's docstring is its default message; ``facts`` holds the facts (which session, which
+option, which file); a driver's own error is the ``__cause__``. Messages say what failed, where,
+and how to fix it. They contain ids and sizes, never content.
 
     PerdureError
     ├── ConfigError
@@ -87,12 +87,12 @@ __all__ = [
 
 
 class PerdureError(Exception):
-    """perdure could not do what was asked."""
+    """perdure could not complete the request."""
 
     def __init__(self, message: str | None = None, **facts: object) -> None:
         super().__init__(message or inspect.cleandoc(type(self).__doc__ or ""))
         self.facts = facts
-        """What the message is about, by name: ids, sizes, paths; never content."""
+        """The facts of the message, by name: ids, sizes, paths; never content."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -119,19 +119,19 @@ class UnknownConfigKeyError(ConfigError, KeyError):
 
 
 class StoreError(PerdureError):
-    """The store could not do what was asked."""
+    """The store could not complete the request."""
 
 
 class StoreUnavailableError(StoreError):
-    """The store cannot be reached or written right now; nothing that it holds is lost."""
+    """The store cannot be reached or written right now; nothing stored is lost."""
 
 
 class AcknowledgedRecordsLostError(StoreError):
-    """The store no longer has records that it had acknowledged: it went back in time."""
+    """The store no longer has records that it acknowledged: it was set back to an older state."""
 
 
 class InboxFullError(StoreError):
-    """What waits for a session fills its inbox: nothing was posted."""
+    """The session's inbox is full: nothing was posted."""
 
 
 class NotStorableError(StoreError):
@@ -143,11 +143,11 @@ class TooLargeError(NotStorableError):
 
 
 class FormatError(PerdureError):
-    """Stored bytes are not what their place calls for."""
+    """Stored data does not have the expected format."""
 
 
 class CorruptRecordError(FormatError):
-    """Stored data is damaged; it was left where it is."""
+    """Stored data is damaged; it was left unchanged."""
 
 
 class UnsupportedVersionError(FormatError):
@@ -155,7 +155,7 @@ class UnsupportedVersionError(FormatError):
 
 
 class LeaseError(PerdureError):
-    """The right to write a session is not to be had."""
+    """The lease of a session cannot be acquired."""
 
 
 class LeaseHeldError(LeaseError):
@@ -167,7 +167,7 @@ class LeaseLostError(LeaseError):
 
 
 class SessionError(PerdureError):
-    """A session cannot do what was asked."""
+    """The session cannot complete the request."""
 
 
 class CheckpointNotFoundError(SessionError, LookupError):
@@ -183,7 +183,7 @@ class HistoryPrunedError(SessionError):
 
 
 class SessionNotFoundError(SessionError):
-    """There is no session of this id."""
+    """There is no session with this id."""
 
 
 class SessionAlreadyActiveError(SessionError):
@@ -215,7 +215,7 @@ class ReplayError(PerdureError):
 
 
 class ReplayDivergedError(ReplayError):
-    """A replay gave a different result from the recorded one."""
+    """A replay gave a different result than the recorded one."""
 
 
 class ModelError(PerdureError):
@@ -223,15 +223,15 @@ class ModelError(PerdureError):
 
 
 class ContextOverflowError(ModelError):
-    """What the model was asked with is longer than its window."""
+    """The request is longer than the model's context window."""
 
 
 class ModelUnavailableError(ModelError):
-    """The model cannot answer right now; the same may be asked again."""
+    """The model cannot answer right now; the request can be repeated."""
 
 
 class ToolServerError(PerdureError):
-    """A server of tools could not be started, reached, or talked to."""
+    """A tool server could not be started, reached, or used."""
 
 
 class ToolOutcomeUnknownError(ToolServerError):

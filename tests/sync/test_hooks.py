@@ -94,8 +94,8 @@ def test_a_hook_that_fails_is_logged_and_the_next_is_called(
 ) -> None:
     told: list[int] = []
     hooks = HookThread("test hooks", pytest.fail)
-    hooks.tell(lambda facts: 1 / 0, None)
-    hooks.tell(told.append, 2)
+    hooks.schedule(lambda facts: 1 / 0, None)
+    hooks.schedule(told.append, 2)
     hooks.finish(30)
     assert told == [2]
     assert "a hook failed" in caplog.text

@@ -1,12 +1,12 @@
-"""How long to wait before trying again: exponential, with full jitter.
+"""Back-off before a retry: exponential, with full jitter.
 
-Decisions only: the caller brings the randomness, a number from 0 up to 1.
+Pure: the caller supplies the randomness, a number from 0 up to 1.
 """
 
 from __future__ import annotations
 
 _MOST_DOUBLINGS = 30
-"""Beyond this the ceiling has long been reached, and powers would only grow."""
+"""Limits the power; the cap is reached long before."""
 
 
 def backoff(attempt: int, *, base: float, cap: float, chance: float) -> float:

@@ -1,4 +1,13 @@
-"""Files below one folder, written so that they last, and the errors of those that are not."""
+"""Durable files below one folder, private folders, and the operating system's errors as perdure's.
+
+A `Folder` is an open directory where the platform has them, so that a swapped link cannot redirect
+a call; elsewhere it is a path. Every name is one step, no step follows a symbolic link, files are
+made 0600 and folders 0700 independently of the umask. Everything blocks, and is meant to run in a
+thread, except `read_part`, which reads large files by the event loop's own means.
+
+Durable means: the bytes were synced before the name appeared, and the name was synced before the
+call returned.
+"""
 
 from __future__ import annotations
 
@@ -21,33 +30,22 @@ from perdure._lib.logs import LogOnce
 from perdure._lib.platform import sync_data, sync_file, sync_folder
 from perdure.errors import ConfigError, PerdureError, StoreUnavailableError
 
-# Files below one folder, written so that they last
-#
-# A `Folder` is a place to work in: an open directory where the platform has them, so that nobody
-# can swap a link under our feet; a path elsewhere. Every name is one step, no step follows a
-# symbolic link, files are made 0600 and folders 0700 whatever the umask.
-# Everything here blocks, and is meant for one hop into a thread, but `read_part`: large files are
-# streamed by the event loop's own means.
-# Durable means: the bytes were synced before the name appeared, and the name was synced before the
-# call returned.
-
-
 CHUNK = 256 * 1024
 
 _DIR_FDS = os.name == "posix"
 _MOVES_OPEN = os.name == "posix"
-"""Whether a file that somebody has open can be removed and replaced; not so on Windows."""
+"""Whether an open file can be removed and replaced; not so on Windows."""
 _TRIES, _PAUSE = 40, 0.005
 _PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _DIRECTORY = os.O_RDONLY | _PLAIN | getattr(os, "O_DIRECTORY", 0)
-_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)  # a pipe that lies there keeps nobody waiting
+_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)  # a pipe there does not block the open
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 TEMPORARY = ".tmp"
 
 
 class LinkFoundError(OSError):
-    """A symbolic link stands where a folder or file of ours should be."""
+    """A symbolic link is where a folder or file of the store should be."""
 
 
 class OthersWriteError(OSError):
@@ -60,7 +58,7 @@ class OthersWriteError(OSError):
 
 @contextlib.contextmanager
 def skip_unreadable() -> Iterator[None]:
-    """Skip what cannot be read or is not ours; but a folder that others can write to is told."""
+    """Skip what cannot be read or belongs to others; still raise OthersWriteError."""
     try:
         yield
     except OthersWriteError:
@@ -101,7 +99,7 @@ class Folder:
         """Close it. Closing twice is fine."""
         fd = self._fd
         if fd is not None and fd >= 0:
-            self._fd = -1  # whoever uses it now is refused, and not led elsewhere
+            self._fd = -1  # later calls fail instead of reaching a reused descriptor
             os.close(fd)
 
     def _at(self, name: str) -> str:
@@ -186,7 +184,7 @@ class Folder:
         return step
 
     def is_link(self, name: str) -> bool:
-        """Say whether *name* is a symbolic link."""
+        """Return whether *name* is a symbolic link."""
         status = self.stat(name)
         return status is not None and stat.S_ISLNK(status.st_mode)
 
@@ -215,7 +213,7 @@ class Folder:
             return None
 
     def has(self, name: str) -> bool:
-        """Say whether *name* is there. What keeps it from being seen raises: that is no absence."""
+        """Return whether *name* exists; raise if that cannot be determined."""
         return self.stat(name) is not None
 
     def open(self, name: str, flags: int = os.O_RDONLY) -> int:
@@ -262,9 +260,9 @@ class Folder:
         return name
 
     def replace(self, name: str, data: bytes, *, durable: bool = True) -> None:
-        """Give *name* new contents in one step; whoever reads sees the old or the new.
+        """Replace the contents of *name* atomically: a reader sees the old or the new.
 
-        The folder's entry is not synced: call `sync` behind the last of several.
+        The folder's entry is not synced: call `sync` after the last of several.
         """
         temporary = self.write_temporary(data, durable=durable)
         try:
@@ -274,15 +272,15 @@ class Folder:
             raise
 
     def publish(self, name: str, data: bytes) -> bool:
-        """Make *name* durable with these contents, unless it is there: then return False.
+        """Make *name* durable with these contents; return False if it exists.
 
-        Of several who try, exactly one succeeds, and no reader sees it half.
+        Of several concurrent callers exactly one succeeds, and no reader sees a part of it.
         """
         temporary = self.write_temporary(data)
         try:
             os.link(self._at(temporary), self._at(name), src_dir_fd=self._fd, dst_dir_fd=self._fd)
         except (FileExistsError, FileNotFoundError):
-            return False  # somebody else has it, or was so far ahead as to tidy up
+            return False  # another caller has published it, or has already removed temporaries
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
@@ -293,7 +291,7 @@ class Folder:
         return True
 
     def _publish_without_links(self, name: str, data: bytes) -> bool:
-        """Do it by O_EXCL, on file systems without links: one wins, but a cut may leave it torn."""
+        """Publish by O_EXCL, on file systems without links: a crash may leave the file torn."""
         try:
             fd = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         except FileExistsError:
@@ -307,7 +305,7 @@ class Folder:
         return True
 
     def link(self, name: str, new: str) -> bool:
-        """Give a file a second name, unless that is there: then return False."""
+        """Give a file a second name; return False if that exists."""
         try:
             os.link(self._at(name), self._at(new), src_dir_fd=self._fd, dst_dir_fd=self._fd)
         except FileExistsError:
@@ -321,15 +319,15 @@ class Folder:
         return True
 
     def rename(self, name: str, new: str, to: Folder | None = None) -> None:
-        """Move a file over whatever has the new name."""
+        """Rename a file, replacing a file of the new name."""
         to = to or self
         old, target = self._at(name), to._at(new)  # noqa: SLF001  # another of our own kind
-        _patiently(lambda: os.replace(old, target, src_dir_fd=self._fd, dst_dir_fd=to._fd))  # noqa: SLF001
+        _with_retries(lambda: os.replace(old, target, src_dir_fd=self._fd, dst_dir_fd=to._fd))  # noqa: SLF001
 
     def remove(self, name: str) -> bool:
-        """Remove a file; say whether it was there."""
+        """Remove a file; return whether it existed."""
         try:
-            _patiently(lambda: os.unlink(self._at(name), dir_fd=self._fd))
+            _with_retries(lambda: os.unlink(self._at(name), dir_fd=self._fd))
         except FileNotFoundError:
             return False
         return True
@@ -337,8 +335,8 @@ class Folder:
     def remove_held(self, name: str, fd: int) -> None:
         """Remove a file that *fd* holds locked, and close *fd* in any case.
 
-        Nobody gets the lock of a file that is going. Where an open file cannot be removed,
-        somebody may open it first, and then keeps it.
+        No other process can lock a file that is being removed. Where an open file cannot be
+        removed, another process may open it first, and then keeps it.
         """
         if not _MOVES_OPEN:
             os.close(fd)
@@ -351,7 +349,7 @@ class Folder:
             os.close(fd)
 
     def remove_folder(self, name: str) -> bool:
-        """Remove a folder if it is empty; say whether it is gone."""
+        """Remove a folder if it is empty; return whether it no longer exists."""
         try:
             os.rmdir(self._at(name), dir_fd=self._fd)
         except FileNotFoundError:
@@ -363,7 +361,7 @@ class Folder:
         return True
 
     def remove_temporary(self) -> None:
-        """Remove what killed writers left behind; only for whoever alone writes here."""
+        """Remove the temporary files of killed writers; only for the folder's single writer."""
         for name in self.names():
             if name.startswith(".") and name.endswith(TEMPORARY):
                 try:
@@ -381,8 +379,8 @@ class Folder:
             os.utime(place, (modified, modified))
 
 
-def _patiently(act: Callable[[], None]) -> None:
-    """Do what fails on Windows while a reader has a file open, which is but for a moment."""
+def _with_retries(act: Callable[[], None]) -> None:
+    """Retry what fails on Windows while a reader has the file open, which is brief."""
     for _ in range(0 if _MOVES_OPEN else _TRIES):
         try:
             return act()
@@ -392,7 +390,7 @@ def _patiently(act: Callable[[], None]) -> None:
 
 
 def write_all(fd: int, data: bytes) -> int:
-    """Write all of *data*; a partial write goes on where it stopped."""
+    """Write all of *data*, continuing after partial writes; return its size."""
     done = os.write(fd, data)
     if done < len(data):
         remaining = memoryview(data)
@@ -405,8 +403,8 @@ async def read_part(opener: Callable[[str, int], int], start: int, stop: int) ->
     """Return a part of a large file, read in pieces by the event loop's own file objects.
 
     aiofiles on asyncio, trio's files on trio. The file is open only during the call, so
-    that a reader who is dropped between two parts leaves nothing behind. A part is read
-    to its end even when it is cancelled: a read that is left alone would race the close.
+    that a reader abandoned between two parts leaks nothing. A part is read to its end even
+    when it is cancelled: an abandoned read would race the close.
     """
     pieces: list[bytes] = []
     with anyio.CancelScope(shield=True):
@@ -435,7 +433,7 @@ async def _opened(opener: Callable[[str, int], int]) -> AsyncIterator[Any]:
             yield file
 
 
-# The operating system's errors in perdure's words: what, where, and how to mend it
+# The operating system's errors as perdure's: what failed, where, and how to fix it
 
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -461,11 +459,11 @@ _AT_OPEN = {
     errno.EDQUOT: "the quota is used up: free some room",
 }
 _READABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
-"""What keeps a store from being opened to write, and may well let it be read."""
+"""Errors that prevent opening a store to write, but may allow reading it."""
 
 
 def store_error(error: OSError, doing: str, place: str) -> PerdureError:
-    """Return what to raise for *error*, met while *doing* something to *where*."""
+    """Return the error to raise for *error*, which occurred while *doing* something to *place*."""
     path = error.filename if isinstance(error.filename, str) else place
     if isinstance(error, LinkFoundError):
         message = (
@@ -474,7 +472,7 @@ def store_error(error: OSError, doing: str, place: str) -> PerdureError:
         )
         return ConfigError(message, path=path)
     if isinstance(error, OthersWriteError):
-        # It can happen to a store in use: what waits to be saved is saved once it is cured.
+        # It can happen to a store in use: unsaved changes are saved once it is fixed.
         message = (
             f"cannot {doing} {place}: {path} can be written by others (mode {error.mode:04o}), "
             f"{_WHY}: chmod -R go-w {path}, and run perdure check"
@@ -493,19 +491,16 @@ def store_error(error: OSError, doing: str, place: str) -> PerdureError:
 
 @contextlib.contextmanager
 def store_errors(doing: str, place: str) -> Iterator[None]:
-    """Raise the operating system's errors as perdure's, with themselves as the cause."""
+    """Raise the operating system's errors as perdure's, with the original as the cause."""
     try:
         yield
     except OSError as error:
         raise store_error(error, doing, place) from error
 
 
-# A file that nobody sees before it is whole, and that replaces none. All of it blocks
-
-
 @final
 class NewFile:
-    """A file under a name of its own, until it is published."""
+    """A new file that appears under its name only when complete, and never replaces one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -517,13 +512,13 @@ class NewFile:
         self._fd = self._folder.open(self._temporary, flags)
 
     def add(self, data: bytes) -> int:
-        """Take something in, and return how much waits to be written."""
+        """Buffer bytes, and return how many are buffered."""
         self._parts.append(data)
         self._waiting += len(data)
         return self._waiting
 
     def write(self) -> None:
-        """Write what waits."""
+        """Write the buffered bytes."""
         data, self._parts = b"".join(self._parts), []
         self._waiting = 0
         self._size += write_all(self._fd, data)
@@ -544,7 +539,7 @@ class NewFile:
         return self._size
 
     def close(self) -> None:
-        """Close it; what was not published is gone."""
+        """Close it; discard it unless it was published."""
         os.close(self._fd)
         self._folder.remove(self._temporary)
         self._folder.close()
@@ -560,12 +555,12 @@ _foreign = LogOnce()
 
 
 def open_private(path: str, *, parents: bool = False, make: bool = True) -> Folder:
-    """Open a folder of perdure's own, made if only it is missing and ``make`` says so.
+    """Open a private folder, and with ``make`` create it if only its last component is missing.
 
-    Each folder that is entered from it has to be private too.
+    Each folder that is entered from it must be private too.
 
     Raises:
-        ConfigError: It is no folder, or others can write to it.
+        ConfigError: It is not a folder, or others can write to it.
         StoreUnavailableError: Its parent is missing, or it cannot be made or opened.
 
     """
@@ -633,7 +628,7 @@ def _require_others_cannot_write(status: os.stat_result, path: str) -> None:
 
 
 def _require_private_step(status: os.stat_result, path: str, trusted: int) -> int:
-    """Return whom a folder belongs to that lies in one of *trusted*'s.
+    """Return the owner of a folder inside a folder of *trusted*.
 
     Raises:
         OthersWriteError: Others can write to it.
@@ -646,7 +641,7 @@ def _require_private_step(status: os.stat_result, path: str, trusted: int) -> in
 
 
 def _warn_of_owner(owner: int, path: str) -> None:
-    """Warn once of a folder that another user may change; root may change everything anyway."""
+    """Warn once of a folder that another user can change; root can change everything anyway."""
     user = os.geteuid()
     if owner not in {0, user} and _foreign.first((path, owner)):
         _log.warning(

@@ -1,12 +1,12 @@
 """A task group of the library's own, so that no cancel scope stays open across user code.
 
-The group lives in a task that belongs to the library. Whoever asks for something may be
-cancelled in any way, a native ``Task.cancel()`` included, and only the waiting ends:
-what runs here goes on. So a host may be started in one task and closed in another.
+The group is in a task that belongs to the library. A caller may be cancelled in any way, a native
+``Task.cancel()`` included, and only its wait ends: what runs here continues. So a host may be
+started in one task and closed in another.
 
-* An exception in a spawned task ends that task only; it is logged and given to ``on_error``.
-* One that is meant to end the program (KeyboardInterrupt, SystemExit) ends that task only,
-  too, and is given to ``on_exit``: the other tasks are what saves before the end.
+* An exception in a spawned task ends that task only; it is logged and passed to ``on_error``.
+* One that ends the program (KeyboardInterrupt, SystemExit) ends that task only, too, and is passed
+  to ``on_exit``: the other tasks save before the program ends.
 * If the loop ends while the host is open (``asyncio.run`` cancels every task, trio its
   system tasks), ``on_teardown`` is awaited first, then the host ends without noise.
 * ``spawn`` may be called from a task of the loop or from a bare callback of it
@@ -45,7 +45,7 @@ class HostClosedError(SessionClosedError):
 
 
 class _Call(Generic[T]):
-    """What a caller waits for: a value, or an error."""
+    """The pending result of a call: a value, or an error."""
 
     __slots__ = ("abandoned", "done", "error", "value")
 
@@ -57,7 +57,7 @@ class _Call(Generic[T]):
 
 
 class _Task:
-    """What is to run, until it has taken its first step."""
+    """A spawned function, until its first step."""
 
     __slots__ = ("args", "coroutine", "fn")
 
@@ -68,20 +68,19 @@ class _Task:
 
     def drop(self) -> None:
         if self.coroutine is not None:
-            self.coroutine.close()  # or Python tells that it was never awaited
+            self.coroutine.close()  # or Python warns that it was never awaited
 
 
 @final
 class Host:
-    """Run background tasks independently of whoever asks for them.
+    """A runner of background tasks, independent of their callers.
 
     Args:
-        on_error: Called with an exception that ended a task and that nobody waits for.
-        on_teardown: Awaited when the loop ends under the host.
+        on_error: Called with an exception that ended a task without a waiting caller.
+        on_teardown: Awaited when the loop ends while the host is open.
 
     Attributes:
-        on_exit: Called with what is meant to end the program; by default, and with `interrupt`,
-            it ends the program.
+        on_exit: Called with an exception that ends the program; by default, `interrupt`.
 
     """
 
@@ -192,22 +191,22 @@ class Host:
         return call.value
 
     def leave(self, error: Exit) -> None:
-        """Take an exception that ended user code in here, and is meant to end the program."""
+        """Pass on an exception of user code that ends the program."""
         self.on_exit(error)
 
     def interrupt(self, error: Exit) -> bool:
-        """Have the program end, which brings our end, in order; False if the error is not raised.
+        """End the program in order, this host included; return False if the error is not raised.
 
         On trio the main task gets a KeyboardInterrupt in its place.
         """
         return self._interrupt(error, lambda: not self._torn_down)
 
     def at_end(self, call: Callable[[], object]) -> None:
-        """Have something called when the host has ended, for whatever reason."""
+        """Register a callback for the host's end, for any reason."""
         self._at_end.append(call)
 
     async def aclose(self) -> None:
-        """Cancel what still runs and wait for its end; from any task but the host's own."""
+        """Cancel the running tasks and wait for their end; from any task but the host's own."""
         self._stop = True
         self._wake.set()
         if self._task is not None:
@@ -226,7 +225,7 @@ class Host:
             self._group = None
             self._started.set()
             self._ended.set()
-            self._let_down()
+            self._fail_unstarted()
             for call in self._at_end:
                 try:
                     call()
@@ -256,7 +255,7 @@ class Host:
                 group.cancel_scope.cancel()
 
     async def _serve(self) -> None:
-        """Start what callbacks ask for, and what saves at the end of the loop."""
+        """Start the tasks that callbacks ask for, and the teardown at the end of the loop."""
         if self._torn_down:
             await self._start_again()
         while not self._is_over():
@@ -294,8 +293,8 @@ class Host:
             self._wake.set()
 
     async def _start_again(self) -> None:
-        """Start what was cancelled before its first step, of which it knows nothing."""
-        # What callbacks have asked for was not begun, so it was not cancelled.
+        """Start the tasks again that were cancelled before their first step."""
+        # Tasks that callbacks have asked for were not started, so they were not cancelled.
         before = [number for number in self._unstarted if number not in self._asked]
         await cancel_shielded_checkpoint()
         for number in before:
@@ -304,8 +303,8 @@ class Host:
                 task.drop()
                 self.spawn(task.fn, *task.args)
 
-    def _let_down(self) -> None:
-        """Tell those who wait for what was never begun."""
+    def _fail_unstarted(self) -> None:
+        """Fail the calls that were never started."""
         for task in self._unstarted.values():
             task.drop()
             if task.fn == self._answer:
@@ -342,7 +341,7 @@ class Host:
         args: tuple[Any, ...],
         stays: tuple[task_scope.TaskScope, ...],
     ) -> None:
-        task_scope.stays.set(stays)  # whoever waits for this is still in the middle of that
+        task_scope.stays.set(stays)  # the caller waits inside these scopes
         try:
             call.value = await fn(*args)
         except Exception as error:  # noqa: BLE001  # the caller's, or reported
@@ -357,7 +356,7 @@ class Host:
 
     def _report(self, error: BaseException) -> None:
         if isinstance(error, HostClosedError):
-            return  # that the tasks end is known to whoever ends them
+            return  # the one who closes the host knows that its tasks end
         log.error("background task failed", exc_info=error)
         if self.on_error is not None and isinstance(error, Exception):
             try:
@@ -388,7 +387,7 @@ class Host:
 
 
 def _task_finder() -> Callable[[], bool]:
-    """Return what says whether a task of the running loop is running, not a bare callback."""
+    """Return a function that returns whether a task runs now, not a bare callback."""
     if on_trio():
         return lambda: True  # trio runs callbacks in a task of its own
     import asyncio
@@ -398,7 +397,7 @@ def _task_finder() -> Callable[[], bool]:
 
 
 def _uncancel() -> None:
-    """Take note that the cancellation was received, or later scopes would misread it."""
+    """Acknowledge the cancellation, or later scopes would misread it."""
     if on_trio():
         return
     import asyncio

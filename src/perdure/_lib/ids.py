@@ -1,4 +1,4 @@
-"""Ids that nobody can guess: for owners, temporary files and whatever needs a new name."""
+"""Unguessable random ids, for owners, temporary files and other new names."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ def random_id(size: int = 15) -> str:
 
 
 def first_beat() -> int:
-    """Return where a heartbeat's counter begins: where no earlier one of that owner's was."""
+    """Return a random start for a heartbeat's counter, so that it repeats no earlier value."""
     return secrets.randbits(40) + 1

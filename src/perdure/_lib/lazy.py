@@ -16,7 +16,7 @@ def lazy(
     Args:
         package: Its name.
         home_of: The module of each public name.
-        others: Public names that are there already.
+        others: Public names that the package defines itself.
 
     """
 

@@ -1,4 +1,7 @@
-"""Files that a process holds locked while it lives: they tell live processes from dead ones."""
+"""Locked files: a process holds them while it lives, so that others see at once whether it does.
+
+A lock ends with its process, however that ends; a forked child releases its copy. All calls block.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +16,17 @@ from typing import final
 from perdure._lib.files import Folder
 from perdure._lib.platform import boot_id, try_lock
 
-# Files that a process holds locked while it lives: they tell the dead from the living at once
-#
-# The lock ends with the process, however it ends; a forked child lets go of it. Blocking.
-
-
 _TRIES = 50
 _TO_ASK = os.O_RDONLY if os.name == "posix" else os.O_RDWR
-"""On a file system that is read-only too, where locks need no right to write."""
+"""Also on a read-only file system, where locks need no write permission."""
 
 
 @final
 class LockedFile:
-    """A file of this process's, from here to `remove`.
+    """A file that this process holds locked until `remove`.
 
     Raises:
-        BlockingIOError: Somebody else holds it.
+        BlockingIOError: Another process holds it.
 
     """
 
@@ -39,7 +37,7 @@ class LockedFile:
         _held.add(self)
 
     def _take(self) -> int:
-        for _ in range(_TRIES):  # who asks for it holds the lock for a moment
+        for _ in range(_TRIES):  # a process that checks it holds the lock briefly
             fd = self._folder.open(self._name, os.O_RDWR | os.O_CREAT)
             if try_lock(fd) is not False:
                 status = self._folder.stat(self._name)
@@ -49,24 +47,24 @@ class LockedFile:
         raise BlockingIOError
 
     def remove(self) -> bool:
-        """Let go of it, its name first; say whether it was held."""
+        """Remove its name, then release it; return whether it was held."""
         _held.discard(self)
         fd, self._fd = self._fd, None
         if fd is None:
             return False
-        with contextlib.suppress(OSError):  # what stays is swept
+        with contextlib.suppress(OSError):  # a leftover is swept later
             self._folder.remove_held(self._name, fd)
         return True
 
     def let_go(self) -> None:
-        """Let go of it and leave it there, for somebody else to sweep."""
+        """Release it and leave the file, for another process to sweep."""
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
 
 
 def is_held(folder: Folder, name: str) -> bool | None:
-    """Say whether a living process holds a file; None where that cannot be told."""
+    """Return whether a live process holds a file; None if unknown."""
     try:
         fd = folder.open(name, _TO_ASK)
     except FileNotFoundError:
@@ -74,7 +72,7 @@ def is_held(folder: Folder, name: str) -> bool | None:
     except PermissionError:
         return None
     try:
-        # Shared, so that two who ask at once do not take each other for its holder.
+        # Shared, so that two concurrent checks do not take each other for the holder.
         free = try_lock(fd, shared=True)
     finally:
         os.close(fd)
@@ -82,11 +80,11 @@ def is_held(folder: Folder, name: str) -> bool | None:
 
 
 def unheld(folder: Folder, names: Iterable[str]) -> Iterator[str]:
-    """Give those files that no living process holds, and remove each when its turn is over."""
+    """Yield the files that no live process holds, and remove each after it was processed."""
     for name in names:
-        with contextlib.suppress(FileNotFoundError):  # somebody else sweeps as well
+        with contextlib.suppress(FileNotFoundError):  # another process sweeps as well
             fd = folder.open(name, os.O_RDWR)
-            # Held while its name goes: a new one of that name finds out and retries.
+            # Locked until its name is removed: a new owner of that name notices and retries.
             if try_lock(fd) is not True:
                 os.close(fd)
                 continue
@@ -110,9 +108,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-# A locked file for each process that is here: it tells the dead from the living at once
-#
-# The lock ends with the process, however it ends; a forked child lets go of it. Blocking.
+# Presence in a folder: a locked file for each process
 
 
 _LOCK = ".lock"
@@ -121,10 +117,10 @@ _BELL = ".bell"
 
 @final
 class Presence:
-    """Be present in a folder under a name, as long as this object is not closed.
+    """The presence of this process in a folder under a name, until it is closed.
 
     Raises:
-        BlockingIOError: Somebody else is present under that name.
+        BlockingIOError: Another process is present under that name.
 
     """
 
@@ -134,28 +130,28 @@ class Presence:
         self._held = LockedFile(folder, _file_of(name))
 
     def close(self) -> None:
-        """Leave. Closing twice is fine."""
+        """End the presence. Closing twice is fine."""
         if self._held.remove():
             self._folder.close()
 
     def is_present(self, name: str) -> bool | None:
-        """Say whether somebody of that name is present; None where it cannot be told."""
+        """Return whether a process is present under that name; None if unknown."""
         return name == self._name or is_held(self._folder, _file_of(name))
 
     def notify(self, name: str) -> None:
-        """Tell somebody who is present that there is something to look at."""
+        """Notify a present process that there is something new."""
         if self._folder.has(_file_of(name)):
             bell = _bell_of(_file_of(name))
             os.close(self._folder.open(bell, os.O_WRONLY | os.O_CREAT))
             self._folder.touch(bell, time.time())
 
     def notified(self) -> int:
-        """Return a number that changes when somebody rings."""
+        """Return a number that changes with each notification."""
         count = self._folder.stat(_bell_of(_file_of(self._name)))
         return count.st_mtime_ns if count is not None else 0
 
     def sweep(self) -> None:
-        """Remove the files of those who have gone without leaving."""
+        """Remove the files of processes that ended without closing."""
         own_name = _file_of(self._name)
         names = self._folder.names()
         for file in names:
@@ -168,7 +164,7 @@ class Presence:
 
 @final
 class PresenceReader:
-    """A look at who is present in a folder, by somebody who is not; None where there is none."""
+    """A reader of the presences in a folder, without one of its own; *folder* may be missing."""
 
     def __init__(self, folder: Folder | None) -> None:
         self._folder = folder
@@ -179,14 +175,14 @@ class PresenceReader:
             self._folder.close()
 
     def is_present(self, name: str) -> bool | None:
-        """Say whether somebody of that name is present; None where it cannot be told."""
+        """Return whether a process is present under that name; None if unknown."""
         return None if self._folder is None else is_held(self._folder, _file_of(name))
 
     def notify(self, name: str) -> None:
-        """Do nothing: who only looks has nothing to tell."""
+        """Do nothing: a reader sends no notifications."""
 
     def notified(self) -> int:
-        """Return 0: nobody rings for who is not present."""
+        """Return 0: a reader receives no notifications."""
         return 0
 
 
@@ -198,25 +194,24 @@ def _bell_of(file: str) -> str:
     return file.removesuffix(_LOCK) + _BELL
 
 
-# Which process this is, told so that others on the machine can see that it has ended
+# Process identity
 #
-# A process is named by the machine's boot, its namespace of process ids, its id and when it began:
-# ids are used again, and each container counts its own. Where any of it is unknown, nothing is
-# claimed.
+# A process is named by the machine's boot id, its pid namespace, its pid and its start time: pids
+# are reused, and each container counts its own. Where any of these is unknown, nothing is claimed.
 
 
 _BEGAN = 19
-"""Where a process's start stands in ``/proc/<pid>/stat``, behind its name."""
+"""The index of a process's start time in ``/proc/<pid>/stat``, after its name."""
 
 
 def this_process() -> str:
-    """Return a name for this process that no other ever has; "" where there is none."""
+    """Return a name for this process that no other process ever has; "" if unknown."""
     boot, space, began = boot_id(), _namespace(), _began(os.getpid())
     return f"{boot} {space} {os.getpid()} {began}" if boot and space and began else ""
 
 
 def has_ended(process: str) -> bool:
-    """Say whether a process has ended for certain; False also where that cannot be told."""
+    """Return whether a process has certainly ended; False also if unknown."""
     parts = process.split(" ")
     if len(parts) != 4 or parts[:2] != [boot_id(), _namespace()] or not parts[2].isdigit():
         return False
@@ -232,7 +227,7 @@ def _namespace() -> str:
 
 
 def _began(pid: int) -> str | None:
-    """Return when a process began, "" if there is none, None if it cannot be told."""
+    """Return the start time of a process, "" if there is no such process, None if unknown."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[_BEGAN].decode()

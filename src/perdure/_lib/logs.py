@@ -35,18 +35,18 @@ def log_failure(
 
 @final
 class LogOnce:
-    """What was told already, as far as it can be remembered. From any thread."""
+    """A memory of what was logged, of limited size; for any thread."""
 
     def __init__(self) -> None:
-        self._told: dict[Hashable, None] = {}
+        self._logged: dict[Hashable, None] = {}
 
     def first(self, what: Hashable) -> bool:
-        """Say whether this is the first time."""
-        if what in self._told:
+        """Return whether this is the first time."""
+        if what in self._logged:
             return False
-        if len(self._told) >= _MOST:
-            self._told.clear()
-        self._told[what] = None
+        if len(self._logged) >= _MOST:
+            self._logged.clear()
+        self._logged[what] = None
         return True
 
 

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     import asyncio
 
 
-# The running event loop's clock and its timers, as plain functions
+# Clock and timers
 #
-# The clock is looked up once and then called for each record, so it has to be cheap. It is the one
-# that the loop's own timers and cancel scopes use, virtual clocks of tests included.
+# The clock is looked up once and then called for each record, so it must be cheap. It is the clock
+# of the loop's own timers and cancel scopes, virtual clocks of tests included.
 
 
 def loop_clock() -> Callable[[], float]:
-    """Return the clock of the event loop that runs now: seconds that only grow.
+    """Return the running event loop's monotonic clock, in seconds.
 
     Raises:
         RuntimeError: No event loop is running here.
@@ -48,24 +48,24 @@ def loop_clock() -> Callable[[], float]:
     import time
 
     loop = asyncio.get_running_loop()
-    # The standard loops only pass on to time.monotonic: spare the step in between.
+    # The standard loops only call time.monotonic: call it directly.
     if type(loop).time is asyncio.BaseEventLoop.time:
         return time.monotonic
     return loop.time
 
 
 def on_trio() -> bool:
-    """Say whether trio runs this."""
+    """Return whether trio runs this."""
     trio = sys.modules.get("trio")
     return trio is not None and trio.lowlevel.in_trio_run()
 
 
 def loop_timer() -> Callable[[float, Callable[[], None]], Callable[[], None]]:
-    """Return what has the event loop that runs now call a function after so many seconds.
+    """Return a function that schedules a call on the running event loop after some seconds.
 
-    No task of anybody's is needed for it on asyncio. What it returns takes the call back.
-    The function must not raise. It sees no context variables of whoever asks for it: a timer that
-    goes on would keep them alive.
+    That function returns the timer's cancel function. On asyncio it needs no task. The scheduled
+    call must not raise. It runs without the caller's context variables, which a pending timer would
+    keep alive.
 
     Raises:
         RuntimeError: No event loop is running here.
@@ -94,27 +94,27 @@ def _later_on_trio(seconds: float, call: Callable[[], None]) -> Callable[[], Non
     return scope.cancel
 
 
-# A bell: was_set once, heard by the one who waits for it
+# One-shot events
 #
-# What ``anyio.Event`` is for everything else, for where every save needs several of them: one
-# waiter, and the running event loop is looked up once for all bells, not once for each.
+# A cheaper ``anyio.Event``, since every save needs several: one waiter, and the running event loop
+# is looked up once for all events.
 
 
 class OneShotEvent(Protocol):
-    """Wait, or let the one who waits go on. Ring it on the event loop that it is for."""
+    """An event for one waiter, set once, on the event loop that it was made for."""
 
     was_set: bool
 
     def set(self) -> None:
-        """Let the one who waits, or will wait, go on."""
+        """Resume the waiter, present or future."""
 
     def wait(self) -> Awaitable[None]:
-        """Wait for the bell; at most one may."""
+        """Wait until it is set; one waiter at most."""
         ...
 
 
 def event_maker() -> Callable[[], OneShotEvent]:
-    """Return what makes bells for the running event loop.
+    """Return a factory of one-shot events for the running event loop.
 
     Raises:
         RuntimeError: No event loop is running here.
@@ -130,7 +130,7 @@ def event_maker() -> Callable[[], OneShotEvent]:
 
 
 def soon_maker() -> Callable[..., object]:
-    """Return what calls a function, with arguments, in the next step of the running event loop.
+    """Return a function that schedules a call in the next step of the running event loop.
 
     The function must not raise.
 
@@ -156,7 +156,7 @@ class _OnAsyncio:
 
     def set(self) -> None:
         self.was_set = True
-        if not self._future.done():  # it is, if the one who waited was cancelled
+        if not self._future.done():  # it is, if the waiter was cancelled
             self._future.set_result(None)
 
     def wait(self) -> Awaitable[None]:
@@ -181,10 +181,9 @@ class _OnTrio:
         return self._event.wait()
 
 
-# Where an object belongs: one event loop, one thread, one process
+# Affinity to one event loop, one thread, one process
 #
-# Cheap enough for every call: a thread id, a fork counter and the running loop are compared,
-# nothing is looked up by name.
+# Cheap enough for every call: it compares a thread id, a fork counter and the running loop.
 
 
 Stray = Literal["fork", "thread", "loop"]
@@ -202,7 +201,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Affinity:
-    """Remember the loop, thread and process that made this; ask ``stray`` before use."""
+    """The loop, thread and process that made an object; check ``stray`` before use."""
 
     __slots__ = ("_forks", "_thread", "loop", "running")
 
@@ -212,11 +211,11 @@ class Affinity:
         self.running: Callable[[], object] = _running_loop()
         """Returns the loop that the caller runs in, None in a forked child."""
         self.loop: object = self.running()
-        """Where this was made: who is at home if ``running() is loop``, most cheaply asked."""
+        """The loop that made this; ``running() is loop`` is the cheapest check."""
 
     def stray(self) -> Stray | None:
-        """Return how the caller is elsewhere, None when it is at home."""
-        # No two threads run the same loop: who runs it is in its thread.
+        """Return what differs for the caller: process, thread or loop; None if nothing does."""
+        # No two threads run the same loop, so the same loop means the same thread.
         if self.running() is self.loop is not None and self._forks == _forks:
             return None
         if self._forks != _forks:
@@ -244,9 +243,6 @@ def _running_loop() -> Callable[[], object]:
     return _get_running_loop
 
 
-# What is said to whoever uses a store that is not open in this process
-
-
 def unopened(place: str, *, elsewhere: bool) -> StoreUnavailableError:
     """Return the error for a store that was not opened, or in another process *elsewhere*."""
     message = (
@@ -265,7 +261,7 @@ _HAND_OVER: Final = 1e-3
 
 
 class ThreadCall(Generic[T]):
-    """A call, and what came of it."""
+    """A call and its result."""
 
     __slots__ = ("_args", "_begun", "_function", "_then", "_threads", "error", "value")
 
@@ -285,27 +281,27 @@ class ThreadCall(Generic[T]):
         self._begun: threading.Lock | None = None
 
     def hand_over(self, jobs: _Jobs) -> None:
-        """Put it among the jobs, and wait until a thread has begun with it."""
+        """Queue it, and wait until a thread has started it."""
         self._begun = begun = threading.Lock()
         begun.acquire()
         jobs.put(self)
         begun.acquire(timeout=_HAND_OVER)
 
     def run(self) -> None:
-        """Make the call, and tell the event loop."""
+        """Make the call, and notify the event loop."""
         if self._begun is not None:
             self._begun.release()
         try:
             self.value = self._function(*self._args)
-        except Exception as error:  # noqa: BLE001  # raised where somebody waits for it
+        except Exception as error:  # noqa: BLE001  # raised in the waiter
             self.error = error
         except BaseException as error:  # noqa: BLE001  # a thread of ours does not end by it
             self.error = RuntimeError(f"the call ended by {error!r}")
-        with contextlib.suppress(RuntimeError):  # the event loop has ended: nobody waits
+        with contextlib.suppress(RuntimeError):  # the event loop has ended: there is no waiter
             self._threads.post(self._finish)
 
     def refuse(self) -> None:
-        """Make no call: the threads were closed."""
+        """Fail the call: the threads were closed."""
         self.error = RuntimeError("these threads were closed")
         self._threads.post(self._finish)
 
@@ -320,12 +316,18 @@ _Jobs = SimpleQueue["ThreadCall[Any] | None"]
 
 @final
 class Threads:
-    """At most ``most`` threads, begun when they are needed. Made on a running event loop.
+    """At most ``most`` threads, started when needed, that take blocking calls for one event loop.
+
+    A cheaper ``anyio.to_thread.run_sync`` for the call that a user waits for on every save: no
+    limiter, no checkpoint before it, no copy of the context. Made on a running event loop.
+    Cancelling a caller abandons its call, which continues to its end in its thread. The threads
+    keep no process alive: a call that the end of the process cuts off is like one that a crash
+    cuts off.
 
     Args:
-        most: How many.
-        name: Theirs.
-        prompt: Give the interpreter to a thread that is free as soon as it has a call.
+        most: The maximum number of threads.
+        name: The prefix of their names.
+        prompt: Give the interpreter to an idle thread as soon as it has a call.
             While the event loop has other things to do, a thread gets it only after
             CPython's switch interval, which is 5 ms: longer than a commit.
 
@@ -352,7 +354,7 @@ class Threads:
         return call.value
 
     async def done(self, function: Callable[[*Ts], T], *args: *Ts) -> ThreadCall[T]:
-        """Call ``function(*args)`` in a thread, and return what came of it."""
+        """Call ``function(*args)`` in a thread, and return the finished call."""
         done = self.new_event()
         call = self.start(function, *args, then=lambda _: done.set())
         await done.wait()
@@ -383,9 +385,9 @@ class Threads:
         return call
 
     def close(self) -> None:
-        """Let the threads end when they have done what was asked of them.
+        """End the threads after the calls that are queued.
 
-        What is asked of them from here on ends with a RuntimeError.
+        Later calls end with a RuntimeError.
         """
         self._end()
 
@@ -393,7 +395,7 @@ class Threads:
 def _work(jobs: _Jobs) -> None:
     while (call := jobs.get()) is not None:
         call.run()
-        del call  # a thread that waits keeps nobody's result alive
+        del call  # a waiting thread must not keep a result alive
 
 
 def _end(jobs: _Jobs, most: int) -> None:
@@ -402,7 +404,7 @@ def _end(jobs: _Jobs, most: int) -> None:
 
 
 def _post_to_loop() -> Callable[[Callable[[], object]], object]:
-    """Return what runs a function soon on the running event loop, from any thread."""
+    """Return a function that schedules a call on the running event loop, from any thread."""
     trio = sys.modules.get("trio")
     if trio is not None and trio.lowlevel.in_trio_run():
         return trio.lowlevel.current_trio_token().run_sync_soon  # type: ignore[no-any-return]  # trio may be missing

@@ -1,8 +1,7 @@
-"""What operating systems do differently: locks, syncs, and where a folder lies.
+"""Platform differences: file locks, syncs, and the types of file systems.
 
-Each function has one meaning everywhere; a platform that cannot do it says so by its
-result and never by being silently weaker. Imports of platform modules may fail, here
-only.
+Each function has one meaning everywhere; where a platform lacks it, the result says so, and
+nothing is silently weaker. Only here may the import of a platform's module fail.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ msvcrt = _optional("msvcrt")
 
 
 def try_lock(fd: int, *, shared: bool = False) -> bool | None:
-    """Lock a file against other opens of it, at once or not at all.
+    """Try to lock a file against other opens of it, without waiting.
 
     The lock ends with the descriptor, or the process. Returns None where files cannot be
-    locked. Windows knows no shared locks: there, two who ask at once hinder each other.
+    locked. Windows has no shared locks: there, two concurrent checks exclude each other.
     """
     try:
         if fcntl is not None:
@@ -85,7 +84,7 @@ def sync_data(fd: int) -> None:
 
 
 def sync_folder(fd: int | None) -> None:
-    """Make a folder's entries durable, where that is a thing to do."""
+    """Make a folder's entries durable, where the platform supports it."""
     if fd is None:
         return
     try:
@@ -104,14 +103,14 @@ def synced_by() -> tuple[str, bool]:
 
 
 def drop_cache(fd: int) -> None:
-    """Forget what memory holds of a file, so that the next read sees the disk's own bytes."""
+    """Drop a file from the page cache, so that the next read comes from the disk."""
     if hasattr(os, "posix_fadvise"):
-        with contextlib.suppress(OSError):  # advice: where it is not taken, nothing is lost
+        with contextlib.suppress(OSError):  # only advice
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def boot_id() -> str:
-    """Return what is the same for all processes since this machine started; "" if unknown."""
+    """Return the id of this machine's current boot; "" if unknown."""
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
     return ""
@@ -125,9 +124,9 @@ def host_name() -> str:
 
 
 def network_file_system(path: str) -> str | None:
-    """Return the type of the network file system that *path* lies on, None for a local one.
+    """Return the type of the network file system that *path* is on, None for a local one.
 
-    Also None where it cannot be told, which is everywhere but on Linux.
+    Also None if unknown, which is everywhere except on Linux.
     """
     try:
         with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
@@ -138,7 +137,7 @@ def network_file_system(path: str) -> str | None:
 
 
 def network_type_of(path: str, mounts: list[tuple[str, str]]) -> str | None:
-    """Return the type of the mount that *path* lies on, if it is one of a network's.
+    """Return the type of the mount that *path* is on, if it is a network file system.
 
     >>> network_type_of("/home/me/agents", [("/", "ext4"), ("/home", "nfs4")])
     'nfs4'

@@ -14,40 +14,41 @@ from functools import partial
 from types import FrameType
 from typing import Any, Protocol, final
 
-# SIGTERM for all who watch it in this process: one handler, which tells each of them
+# SIGTERM: one handler, which notifies every watch of this process
 #
-# Several managers, in several threads and event loops, may come and go in any order; the handler
-# that was there before is put back when the last of them has left. What others put on top of ours
-# stays, and what was below is called. A forked child inherits nothing.
-# * Over somebody else's handler the watches are told to drain, and that handler runs. * Over the
-# default action they are also told to end the program. Whoever comes to the end last ends the
-# process, with the signal's own status. Another SIGTERM changes nothing until the time is over
-# that the first one gave; after that it ends the process at once. * A watch whose event loop does
-# not run any more cannot do anything: where there is no other, the signal has its default action.
-# Handlers are installed by the main thread alone. A watch from another thread is told what the
-# main thread's handler hears.
+# Several managers, in several threads and event loops, may join and leave in any order; when the
+# last one leaves, the previous handler is restored. A handler installed over ours stays, and the
+# handler below ours is called. A forked child inherits nothing.
+# * Over another handler, the watches drain, and that handler runs.
+# * Over the default action, they also end the program. The last watch to finish ends the process,
+#   with the signal's own status. A second SIGTERM changes nothing until the first one's time is
+#   over; after that it ends the process at once.
+# * A watch whose event loop has stopped cannot do anything: if there is no other, the signal has
+#   its default action.
+# Only the main thread installs handlers. A watch from another thread is notified by the main
+# thread's handler.
 
 
 class Watch(Protocol):
-    """Who is told of SIGTERM. All of it is called in the signal handler but the attributes."""
+    """A receiver of SIGTERM. The signal handler calls its methods."""
 
     patience: float
-    """Seconds that coming to an end may take."""
+    """Seconds that finishing may take."""
     received: bool
     """Whether SIGTERM has come over the default action; set by the handler."""
     finished: bool
-    """Whether nobody has to wait for it any more."""
+    """Whether it has finished, so that the process need not wait for it."""
 
     def drain(self) -> bool:
-        """Have everything saved as it comes; False if the event loop does not run any more."""
+        """Begin to save every change as it comes; False if the event loop has stopped."""
         ...
 
     def end(self) -> BaseException | None:
-        """Have the program end; return what is to be raised in the main thread, if anything."""
+        """Begin to end the program; return what to raise in the main thread, if anything."""
         ...
 
     def rescue(self) -> None:
-        """Keep now what can be kept: the process ends, and the event loop does not run."""
+        """Save what can be saved now: the process ends, and the event loop does not run."""
 
 
 _watches: dict[Watch, None] = {}
@@ -57,7 +58,7 @@ _ending = False
 
 
 def join(watch: Watch) -> None:
-    """Tell a watch of SIGTERM from here on; never in a notebook, whose kernel needs it."""
+    """Notify a watch of SIGTERM from now on; never in a notebook, whose kernel needs it."""
     if "ipykernel" in sys.modules:
         return
     if _in_main_thread():
@@ -70,19 +71,19 @@ def join(watch: Watch) -> None:
 
 
 def leave(watch: Watch) -> None:
-    """Tell a watch no more; after the last one, put back what was there before."""
+    """Stop notifying a watch; after the last one, restore the previous handler."""
     _watches.pop(watch, None)
     if not _watches and _in_main_thread() and time_left() <= 0:
         _put_back()
 
 
 def time_left() -> float:
-    """Return for how long those who were told of SIGTERM may still go on."""
+    """Return how many seconds the notified watches still have."""
     return _until - time.monotonic()
 
 
 def waited_for() -> list[Watch]:
-    """Return those who were told to end, and have not come to their end."""
+    """Return the watches that were notified and have not finished."""
     return [watch for watch in tuple(_watches) if watch.received and not watch.finished]
 
 
@@ -97,7 +98,7 @@ def end_process() -> None:
 
 @final
 class _Handler:
-    """The handler, over whatever was there before."""
+    """The signal handler, which remembers the previous one."""
 
     def __init__(self, previous: Any) -> None:
         self.previous = previous
@@ -114,7 +115,7 @@ class _Handler:
 
 
 def _end(running: list[Watch]) -> None:
-    """Do what takes the place of the default action."""
+    """Do what replaces the default action."""
     global _until  # noqa: PLW0603  # one signal handler a process
     news = [watch for watch in running if not watch.received]
     if news:
@@ -143,9 +144,9 @@ def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-# A forked child has the handler, and nobody to tell: it gets back what was there before. A signal
-# that comes earlier would be forgotten with whatever Python handlers had not seen yet, so none
-# is let in around the fork.
+# A forked child has the handler, but no watches: it restores the previous handler. A signal that
+# arrived before that would be lost with the signals that Python had not handled yet, so SIGTERM is
+# blocked around the fork.
 
 _masks = threading.local()
 
@@ -176,15 +177,14 @@ if hasattr(os, "register_at_fork"):
     )
 
 
-# The exceptions that end a program, raised where nobody may raise them
+# Exceptions that end the program, raised by user code in a task of the library
 #
-# User code that the library calls, a hook for example, may raise KeyboardInterrupt, or SystemExit
-# by ``sys.exit``. In a task of the library it would end the tasks that save, on trio the whole run
-# without a word to the main task. So it is taken there, and goes to the program as one would
-# expect of the loop:
-# * asyncio: it leaves the loop from a callback, as Ctrl-C does. ``asyncio.run`` raises it, after
-# it has cancelled every task, and each manager has saved. * trio: the main task is interrupted as
-# by Ctrl-C; whoever closes the manager raises the exception itself.
+# A hook, for example, may raise KeyboardInterrupt, or SystemExit by ``sys.exit``. In a task of the
+# library it would end the tasks that save; on trio it would end the whole run without notice to the
+# main task. So it is caught there, and passed to the program as the loop would:
+# * asyncio: it leaves the loop from a callback, as Ctrl-C does. ``asyncio.run`` raises it after it
+#   has cancelled every task and each manager has saved.
+# * trio: the main task is interrupted as by Ctrl-C; closing the manager raises the exception.
 
 
 log: logging.Logger = logging.getLogger("perdure")
@@ -196,7 +196,7 @@ _leaving: weakref.WeakSet[object] = weakref.WeakSet()
 
 
 def exit_in(error: BaseException) -> Exit | None:
-    """Return the exception that is meant to end the program, alone or in a group of others."""
+    """Return the exception that ends the program, alone or in a group of others."""
     if isinstance(error, KeyboardInterrupt | SystemExit):
         return error
     if isinstance(error, BaseExceptionGroup):
@@ -206,9 +206,9 @@ def exit_in(error: BaseException) -> Exit | None:
 
 
 def interrupter() -> Callable[[Exit, Callable[[], bool]], bool]:
-    """Return what ends the program that runs this loop, if that is still wanted when it can.
+    """Return a function that ends the program that runs this loop, if it is still wanted then.
 
-    It returns False if the program is not told the exception itself.
+    It returns False if the program does not get the exception itself.
 
     Raises:
         RuntimeError: No event loop is running here.
@@ -223,7 +223,7 @@ def interrupter() -> Callable[[Exit, Callable[[], bool]], bool]:
 
     def interrupt(error: Exit, is_wanted: Callable[[], bool]) -> bool:
         if loop in _leaving:
-            _tell(error)
+            _log_exit(error)
         else:
             _leaving.add(loop)
             loop.call_soon_threadsafe(at_once, error, is_wanted)
@@ -233,7 +233,7 @@ def interrupter() -> Callable[[Exit, Callable[[], bool]], bool]:
         _leaving.discard(loop)
         if is_wanted():
             raise error
-        _tell(error)
+        _log_exit(error)
 
     return interrupt
 
@@ -246,9 +246,9 @@ def _interrupt_main(
         # In a task of trio's own: where we are now, its handler may raise at once.
         soon(signal.raise_signal, signal.SIGINT)
     else:
-        _tell(error)
+        _log_exit(error)
     return False
 
 
-def _tell(error: Exit) -> None:
+def _log_exit(error: Exit) -> None:
     log.error("a hook has ended the program, which ends already", exc_info=error)

@@ -1,7 +1,7 @@
-"""What a task is in the middle of, and with it every task that it has started meanwhile.
+"""The scopes that a task is inside of, inherited by the tasks that it starts there.
 
-So that what can never be waited for is refused at once: whoever is inside waits for the end
-of something that itself waits for them. `Host.call` carries it along into the background.
+They detect deadlocks at once: a task inside a scope must not wait for something that waits for the
+scope's end. `Host.call` passes them on to the background task.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final, final
 
 @final
 class TaskScope:
-    """One stay in the middle of something; it keeps nothing in memory once it is over."""
+    """One scope that a task is inside of; it references nothing once it has ended."""
 
     __slots__ = ("of",)
 
@@ -20,7 +20,7 @@ class TaskScope:
         self.of: object = of
 
     def leave(self) -> None:
-        """End it, also for tasks that run on."""
+        """End it, also for tasks that continue to run."""
         self.of = None
         stays.set(tuple([stay for stay in stays.get() if stay.of is not None]))
 
@@ -29,17 +29,17 @@ stays: Final[ContextVar[tuple[TaskScope, ...]]] = ContextVar("perdure_stays", de
 
 
 def enter(of: object) -> TaskScope:
-    """Begin a stay of this task, and of every task that it starts from now on."""
+    """Enter a scope with this task, and with every task that it starts from now on."""
     stay = TaskScope(of)
     stays.set((*stays.get(), stay))
     return stay
 
 
 def is_within(of: object) -> bool:
-    """Whether this task is in the middle of something, or was started there and it goes on."""
+    """Return whether this task is inside the scope of an object, or was started there."""
     return any(stay.of is of for stay in stays.get())
 
 
 def is_within_any(kind: type) -> bool:
-    """Whether this task is in the middle of something of a type."""
+    """Return whether this task is inside the scope of any object of a type."""
     return any(type(stay.of) is kind for stay in stays.get())

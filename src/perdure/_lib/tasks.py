@@ -1,4 +1,4 @@
-"""Tasks: waiting through a cancellation, who waits for whom, what one is in the middle of."""
+"""Tasks: waiting through a cancellation, detecting who waits for whom, running several at once."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ import anyio
 
 from perdure._lib.loop import on_trio
 
-# Cancellation: waiting through one, and telling one's own from somebody else's
-
 
 def was_cancelled(error: BaseException) -> bool:
-    """Whether an exception says that this very task is cancelled.
+    """Return whether an exception means that this very task is cancelled.
 
-    On asyncio user code may bring one from elsewhere, by awaiting a task that was cancelled: that
-    is a failure as any other.
+    On asyncio user code may raise another task's cancellation, by awaiting it: that is a failure
+    like any other.
     """
     if on_trio():
         from trio import Cancelled
@@ -30,7 +28,7 @@ def was_cancelled(error: BaseException) -> bool:
 
 
 async def wait_through(done: anyio.Event) -> None:
-    """Wait for an event that is sure to come, cancellation or not; then be cancelled."""
+    """Wait for an event that is sure to come, even if cancelled; then raise the cancellation."""
     cancelled: BaseException | None = None
     with anyio.CancelScope(shield=True):
         while not done.is_set():
@@ -44,13 +42,12 @@ async def wait_through(done: anyio.Event) -> None:
 
 # Whether one task waits for another to end, as far as the event loop can tell
 #
-# On trio that is exact: who opened the nursery waits at its end. On asyncio tasks may run on
-# without anybody, so it is asked which futures cannot be done before the other task is, and
-# whether the one waits for any of them at this moment. Only what is cancelled together counts: the
-# task itself, ``wait_for``, a task group, a ``gather`` none of whose others can fail first.
-# Who waits through ``shield`` or ``wait`` may give up at any time and leave the other behind: that
-# is told apart, as what only seems so. What goes another way round, such as an event that the
-# other would set, nobody can know.
+# On trio that is exact: the task that opened the nursery waits at its end. On asyncio a task may
+# run without a waiter, so this finds the futures that cannot be done before the other task, and
+# whether the first waits for any of them now. Only what is cancelled together counts: the task
+# itself, ``wait_for``, a task group, a ``gather`` none of whose others can fail first. A task that
+# waits through ``shield`` or ``wait`` may give up at any time: that is reported separately, as a
+# seeming wait. Indirect waits, such as for an event that the other task would set, are unknowable.
 
 
 _MOST = 1000
@@ -59,7 +56,7 @@ _MOST = 1000
 
 @final
 class CurrentTask:
-    """The task that makes it."""
+    """The task that creates this object."""
 
     __slots__ = ("_nurseried", "task")
 
@@ -75,11 +72,11 @@ class CurrentTask:
         self.task = asyncio.current_task()
 
     def waits_for(self, other: CurrentTask, stuck: Collection[CurrentTask] = ()) -> bool:
-        """Whether it cannot go on before another has ended, or was cancelled.
+        """Return whether it cannot continue before another has ended, or was cancelled.
 
         Args:
             other: The other task.
-            stuck: Those that can neither end nor fail as long as it does not go on.
+            stuck: Tasks that can neither end nor fail before it continues.
 
         """
         if self._nurseried:
@@ -88,7 +85,7 @@ class CurrentTask:
         return _on_asyncio(self.task, other.task, lambda cb, of: _certain(cb, of, tasks))
 
     def seems_to_wait_for(self, other: CurrentTask) -> bool:
-        """Whether it waits for another, but may stop to at any time."""
+        """Return whether it waits for another, but may stop waiting at any time."""
         return not self._nurseried and _on_asyncio(self.task, other.task, _possible)
 
 
@@ -103,7 +100,7 @@ def _in_nursery(waiter: Any, task: Any) -> bool:
 
 
 def _on_asyncio(waiter: Any, other: Any, behind: Callable[[Any, Any], Iterator[Any]]) -> bool:
-    """Whether a task waits for a future that comes, step by step, behind another task's end."""
+    """Return whether a task waits for a future that depends, step by step, on another's end."""
     from asyncio import isfuture
 
     wanted = getattr(waiter, "_fut_waiter", None)
@@ -137,7 +134,7 @@ def _certain(callback: Any, of: Any, stuck: list[Any]) -> Iterator[Any]:
 
 
 def _possible(callback: Any, of: Any) -> Iterator[Any]:
-    """Find what the end of a future may complete: whatever one of its callbacks holds."""
+    """Find what the end of a future may complete: anything that one of its callbacks holds."""
     owner, cells = getattr(callback, "__self__", None), _cells(callback)
     if isinstance(callback, partial):
         yield from callback.args
@@ -160,7 +157,7 @@ def _end_of(group: Any) -> Any:
 
 
 def _all_stuck(future: Any, but: Any, stuck: list[Any]) -> bool:
-    """Whether all that a ``gather`` still waits for is stuck, but one that is known to be."""
+    """Return whether all that a ``gather`` still waits for, except *but*, is stuck."""
     children = [child for child in getattr(future, "_children", ()) if child is not but]
     return all(child.done() or _is_stuck(child, stuck) for child in children)
 
@@ -182,7 +179,7 @@ def _name(of: Any) -> tuple[object, object]:
 
 
 def _cells(function: Any) -> dict[str, Any]:
-    """Return what a function has taken from around it."""
+    """Return the values of a function's closure by name."""
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())
     cells: dict[str, Any] = {}
     for name, cell in zip(names, getattr(function, "__closure__", None) or (), strict=False):
@@ -193,15 +190,12 @@ def _cells(function: Any) -> dict[str, Any]:
     return cells
 
 
-# Several things at a time, where most of each is waiting
-
-
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 async def all_of(items: Sequence[T], act: Callable[[T], Awaitable[R]]) -> list[R]:
-    """Do something with all items at once, and return what came of each, in their order."""
+    """Act on all items concurrently, and return the results in their order."""
     if len(items) == 1:
         return [await act(items[0])]
     results: dict[int, R] = {}
@@ -218,9 +212,9 @@ async def all_of(items: Sequence[T], act: Callable[[T], Awaitable[R]]) -> list[R
 async def each(
     items: Collection[T], act: Callable[[T], Awaitable[None]], *, at_once: int = 8
 ) -> None:
-    """Do something with each item, some at a time; raise what the first failure raised.
+    """Act on each item, some at a time; raise the first failure.
 
-    After a failure nothing more is begun, and what was begun is waited for.
+    After a failure no further item is started, and the started ones are waited for.
     """
     failed: list[Exception] = []
     remaining = iter(items)

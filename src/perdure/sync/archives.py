@@ -26,7 +26,7 @@ class Archives:
         paths: ``persist_paths``: folders in it, among them hidden ones that are to be kept.
         whole: Whether everything visible is archived; else only these paths.
         limits: How large an archive may be.
-        wait: Seconds to wait for somebody else who saves or restores the same home.
+        wait: Seconds to wait for another process that saves or restores the same home.
 
     Raises:
         ConfigError: A path is absolute, or leaves the home folder.
@@ -92,7 +92,7 @@ class Archives:
         return self._loop.call(lambda: self._archives.resume(progress=progress))
 
     def verify(self, name: str | None = None) -> Archive:
-        """Read all of an archive, and say which it was. As `perdure.archive.Archives.verify`."""
+        """Read all of an archive, and return which it was. As `perdure.archive.Archives.verify`."""
         return self._loop.call(lambda: self._archives.verify(name))
 
     def write(self, path: str | os.PathLike[str], name: str | None = None) -> int:

@@ -1,4 +1,4 @@
-"""State that others own, in blocking style: contributors with plain methods, or async ones.
+"""Contributors in blocking style: owners of further state, with plain methods or async ones.
 
 Plain methods are called in threads of their own, so they may take their time and use the
 blocking API; a save waits for them, as long as ``EngineOptions(capture_timeout=…)`` allows. A
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Contributor(Protocol):
-    """Whoever owns state that is kept with a session.
+    """An owner of state that is kept with a session.
 
     A contributor whose state changes its form raises ``version``, and has a method
     ``migrate(state, from_version)``, which returns the state in the form of
@@ -31,7 +31,7 @@ class Contributor(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name: its state lies in ``plugins/<name>.json``."""
+        """Its name: its state is in ``plugins/<name>.json``."""
         ...
 
     @property
@@ -44,13 +44,13 @@ class Contributor(Protocol):
         ...
 
     def restore(self, state: Any, context: RestoreContext) -> None:
-        """Take over a stored state; called once, and only if there is one."""
+        """Restore a stored state; called once, and only if there is one."""
         ...
 
 
 @final
 class Attachment:
-    """A contributor's place at a session; made by `Session.attach`."""
+    """An attached contributor; made by `Session.attach`."""
 
     def __init__(self, loop: LoopThread, inner: contributors.Attachment) -> None:
         self._loop = loop
@@ -61,24 +61,24 @@ class Attachment:
 
     @property
     def contributor(self) -> Contributor | AsyncContributor:
-        """Who was attached."""
+        """The contributor that was attached."""
         inner = self._inner.contributor
         return inner.contributor if isinstance(inner, ContributorAdapter) else inner
 
     def changed(self) -> None:
-        """Say that the state has changed: it is asked for soon, though nothing is appended.
+        """Report that the state has changed: it is captured soon, even if nothing is appended.
 
-        Not needed for what changes within a turn, or before a save that somebody asks for.
+        Not needed for changes within a turn, or before an explicit save.
         """
         self._loop.do(self._inner.changed)
 
     def detach(self) -> None:
-        """Ask no more. What is stored stays; what was not captured is not."""
+        """Stop capturing. The stored state stays; changes since the last capture are not saved."""
         self._loop.do(self._inner.detach)
 
 
 class ContributorAdapter:
-    """A blocking contributor as the session knows it."""
+    """An async contributor that wraps a blocking one."""
 
     def __init__(self, contributor: Contributor) -> None:
         self.contributor: Contributor = contributor
@@ -109,8 +109,8 @@ class ContributorAdapter:
         return await to_thread.run_sync(self._step, state, from_version)
 
 
-def relayed(session: Session, contributor: Contributor | AsyncContributor) -> AsyncContributor:
-    """Return a contributor as the session is to know it: the same each time."""
+def as_async(session: Session, contributor: Contributor | AsyncContributor) -> AsyncContributor:
+    """Return a contributor as an async one: the same object each time."""
     if inspect.iscoroutinefunction(contributor.capture):
         return cast("AsyncContributor", contributor)
     attached = session._contributors._attached.values() if session._contributors else ()

@@ -1,11 +1,11 @@
-"""A loop in a thread of its own, and how other threads ask it for something.
+"""An event loop in a thread of its own, calls into it from other threads, and a thread for hooks.
 
-Whatever belongs to a manager lives in this thread; user threads only wait. So autosave goes
-on while user code blocks, and any thread may call. A wait that an exception ends (Ctrl-C)
-is given up like a cancelled task's: what was asked for is told so, and what it must not
-interrupt goes on. Nobody waits for ever: when the loop ends, every wait ends with an error.
+Everything that belongs to a manager runs in the loop's thread; user threads only wait. So autosave
+continues while user code blocks, and any thread may call. If an exception such as Ctrl-C ends a
+wait, the call is cancelled like a task; work that must not be interrupted continues. No wait is
+endless: when the loop ends, every wait ends with an error.
 
-The thread is a daemon: whether it may end is decided by ``perdure.sync.manager``.
+The thread is a daemon: ``perdure.sync.manager`` decides whether it may end.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ T = TypeVar("T")
 
 
 _SLICE = 0.1 if sys.platform == "win32" else None
-"""Where Ctrl-C does not end a wait for a lock, it is noticed between two short ones."""
+"""Where Ctrl-C does not end a wait for a lock, waits are short, to notice it in between."""
 
 
 class _Call(Generic[T]):
-    """What a thread waits for. All but the future belongs to the loop's thread."""
+    """A pending call. All but the future belongs to the loop's thread."""
 
     __slots__ = ("abandoned", "future", "scope")
 
@@ -57,10 +57,10 @@ class _Call(Generic[T]):
 
 @final
 class LoopThread:
-    """Run an event loop in a thread until ``stop``."""
+    """An event loop that runs in a thread until ``stop``."""
 
     tasks: TaskGroup
-    """Where tasks run that must not end with a call; for the loop's own thread."""
+    """For tasks that outlive a call; used by the loop's own thread only."""
 
     def __init__(self, name: str) -> None:
         self._home = Affinity()
@@ -75,22 +75,22 @@ class LoopThread:
 
     @property
     def forked(self) -> bool:
-        """Whether this is a child of the process that has the thread."""
+        """Whether this process is a forked child, without the thread."""
         return self._home.stray() == "fork"
 
     @property
     def usable(self) -> bool:
-        """Whether there is a loop to ask, and this is not its own thread."""
+        """Whether the loop runs, and this is not its own thread."""
         current_process = self._thread is threading.current_thread()
         return not (self.forked or self._ended or current_process)
 
     def call(self, make: Callable[[], Awaitable[T]]) -> T:
-        """Await ``make()`` in the loop; a wait that an exception ends cancels it."""
+        """Await ``make()`` in the loop; an exception that ends the wait cancels it."""
         call: _Call[T] = _Call()
         return self._wait(call, lambda: self.tasks.start_soon(self._answer, call, make))
 
     def do(self, act: Callable[[], T]) -> T:
-        """Call ``act()`` in the loop; it is done even if the wait is ended."""
+        """Call ``act()`` in the loop; it runs even if an exception ends the wait."""
         call: _Call[T] = _Call()
         return self._wait(call, lambda: _settle(call.future, act))
 
@@ -105,7 +105,7 @@ class LoopThread:
         return act()
 
     def post(self, act: Callable[[], object]) -> bool:
-        """Have ``act()`` called in the loop, without waiting; False if that has ended."""
+        """Schedule ``act()`` in the loop, without waiting; return False if the loop has ended."""
         try:
             self._loop.call_soon_threadsafe(act, context=self._context.copy())
         except RuntimeError:  # closed
@@ -122,7 +122,7 @@ class LoopThread:
         self._calls.add(call)
         try:
             self.post(begin)
-            if self._ended:  # perhaps after its thread had looked through the calls
+            if self._ended:  # perhaps after its thread has failed the pending calls
                 _fail(call.future, closed())
             while not wait((call.future,), _SLICE).done:
                 pass
@@ -165,7 +165,7 @@ class LoopThread:
         import asyncio
 
         self._loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
-        # Not the callers' contexts: what they hold would stay alive in here.
+        # Not the callers' contexts: their values would stay alive here.
         self._context = contextvars.copy_context()
         self._stop = anyio.Event()
         async with anyio.create_task_group() as self.tasks:
@@ -174,7 +174,7 @@ class LoopThread:
             self.tasks.cancel_scope.cancel()
 
     def stop(self) -> None:
-        """End the loop, whatever still runs in it, and every wait for it."""
+        """End the loop, the tasks that still run in it, and every wait for it."""
         self._ended = True
         for call in tuple(self._calls):
             _fail(call.future, closed())
@@ -202,7 +202,7 @@ def closed() -> SessionClosedError:
 def _settle(future: Future[T], act: Callable[[], T]) -> None:
     try:
         value = act()
-    except BaseException as error:  # noqa: BLE001  # the caller's, who would wait for ever
+    except BaseException as error:  # noqa: BLE001  # passed on: the caller would wait forever
         _fail(future, error)
     else:
         _succeed(future, value)
@@ -218,47 +218,44 @@ def _fail(future: Future[Any], error: BaseException) -> None:
         future.set_exception(error)
 
 
-# Hooks of blocking code: called in a thread of their own, in the order of the events
-#
-# A hook may take its time and may use the blocking API; the loop never waits for it, except for
-# ``before_save``. When the manager has closed, what has happened until then is still told.
-
-
 log: logging.Logger = logging.getLogger("perdure")
 
 
 @final
 class HookThread:
-    """Call functions one after another; the thread starts with the first of them.
+    """A thread that calls hooks of blocking code, in the order of the events.
 
-    What is meant to end the program (``sys.exit`` in a hook) goes to ``on_exit``.
+    A hook may block and may use the blocking API; the loop never waits for it, except for
+    ``before_save``. The thread starts with the first hook. After the manager has closed, the hooks
+    of earlier events are still called. An exception that ends the program (``sys.exit`` in a hook)
+    goes to ``on_exit``.
     """
 
     def __init__(self, name: str, on_exit: Callable[[BaseException], object]) -> None:
         self._name = name
         self._on_exit = on_exit
-        self._told: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._pending: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def tell(self, hook: Callable[[Any], object], facts: object) -> None:
-        """Have ``hook(facts)`` called; from the loop's thread."""
+    def schedule(self, hook: Callable[[Any], object], facts: object) -> None:
+        """Schedule ``hook(facts)``; from the loop's thread."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
             self._thread.start()
-        self._told.put(lambda: hook(facts))
+        self._pending.put(lambda: hook(facts))
 
     def finish(self, timeout: float) -> None:
-        """Wait until everything was told; a hook that closes its own manager does not wait."""
-        self._told.put(None)
+        """Wait until every hook was called; a hook that closes its own manager does not wait."""
+        self._pending.put(None)
         if self._thread not in {None, threading.current_thread()}:
             assert self._thread is not None
             self._thread.join(timeout)
 
     def _work(self) -> None:
-        while (tell := self._told.get()) is not None:
+        while (call := self._pending.get()) is not None:
             try:
-                tell()
+                call()
             except (KeyboardInterrupt, SystemExit) as error:
-                self._on_exit(error)  # it would end this thread without a word
+                self._on_exit(error)  # it would silently end this thread
             except BaseException:  # it would end this thread, and no hook would be called again
                 log.exception("a hook failed")

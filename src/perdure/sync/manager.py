@@ -77,7 +77,7 @@ def save_at_exit(manager: SessionManager) -> None:
             register(_at_exit)
         except RuntimeError:
             _main_has_ended = True
-    # In the main thread this is an exit handler, behind which nobody waits any more.
+    # In the main thread this is an exit handler, after which no thread is waited for.
     if _main_has_ended and threading.current_thread() is not threading.main_thread():
         _watch([manager])
 
@@ -88,7 +88,7 @@ def forget_at_exit(manager: SessionManager) -> None:
 
 
 def _watch(managers: list[SessionManager]) -> None:
-    # No daemon, whoever makes it: the process has to wait.
+    # Never a daemon: the process must wait for it.
     threading.Thread(target=_when_they_end, args=(managers,), name=THREAD, daemon=False).start()
 
 
@@ -146,9 +146,9 @@ def _guarded(act: Callable[[SessionManager], object], manager: SessionManager) -
         log.exception("saving at the end of the process failed")
 
 
-# SIGTERM in a blocking program: begin the drain, and leave the exit to whoever owns it
+# SIGTERM in a blocking program
 #
-# Over somebody else's handler the drain begins, and that handler runs. Over the default action the
+# Over another handler the drain begins, and that handler runs. Over the default action the
 # main thread gets a SystemExit, as Ctrl-C gives it a KeyboardInterrupt: blocks are left, the
 # manager closes, and leaving its ``with`` ends the process with the signal's own status. A manager
 # that another thread has connected is closed.
@@ -189,12 +189,12 @@ class TermWatch:
         signals.join(self)
 
     def uninstall(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self.finished = True
         signals.leave(self)
 
     def end_process(self) -> NoReturn:
-        """End the process when all managers have closed that were told to, or time is over."""
+        """End the process when all notified managers have closed, or their time is over."""
         while signals.waited_for() and signals.time_left() > 0:
             time.sleep(_STEP)
         signals.end_process()
@@ -207,7 +207,7 @@ class TermWatch:
         return self._drain()
 
     def end(self) -> SystemExit | None:
-        """Have the blocks be left, or close without them."""
+        """Raise SystemExit to leave the blocks, or close without that."""
         if not self._in_main:
             self._close()
         if self.leaving or not self._in_main:
@@ -394,7 +394,7 @@ class SessionManager:
         session: str = DEFAULT_SESSION,
         tenant: str = "",
     ) -> PostReceipt:
-        """Leave items for a session, durably, whoever has it; it need not exist yet.
+        """Post items to a session, durably, whichever process holds it; it need not exist yet.
 
         As `perdure.SessionManager.post`.
         """
@@ -419,7 +419,7 @@ class SessionManager:
         session: str = DEFAULT_SESSION,
         tenant: str = "",
     ) -> int:
-        """Post dead letters again, behind what waits by now; return how many items that were.
+        """Post dead letters again, after the waiting items; return how many there were.
 
         As `perdure.SessionManager.retry_dead_letters`.
         """
@@ -435,7 +435,7 @@ class SessionManager:
         session: str = DEFAULT_SESSION,
         tenant: str = "",
     ) -> int:
-        """Remove dead letters for good; return how many items that were.
+        """Remove dead letters permanently; return how many there were.
 
         As `perdure.SessionManager.drop_dead_letters`.
         """
@@ -494,10 +494,10 @@ class SessionManager:
         async def ask(inner: session.Session) -> None:
             await to_thread.run_sync(hook, self._share(inner), abandon_on_cancel=True)
 
-        def tell(facts: object) -> None:
-            self._hooks.tell(hook, facts)
+        def schedule(facts: object) -> None:
+            self._hooks.schedule(hook, facts)
 
-        relay = ask if event == "before_save" else tell
+        relay = ask if event == "before_save" else schedule
         off = self._loop.do(lambda: self._inner.on(event, relay))
         return lambda: self._loop.do(off)
 
@@ -527,7 +527,7 @@ class SessionManager:
         self._loop.do(lambda: self._inner.tune(autosave))
 
     def drain(self) -> None:
-        """Begin to stop: open no more sessions, save every change as it comes; turns go on.
+        """Begin to stop: open no more sessions, save every change as it comes; turns continue.
 
         As `perdure.SessionManager.drain`.
         """
@@ -569,7 +569,7 @@ class SessionManager:
     async def _close(self, deadline: float | None) -> None:
         try:
             self._report.set_result(await self._inner.aclose(deadline))
-        except Exception as error:  # noqa: BLE001  # whoever closes gets it
+        except Exception as error:  # noqa: BLE001  # raised by close
             self._report.set_exception(error)
         finally:
             self._loop.stop()
@@ -596,7 +596,7 @@ class SessionManager:
         new_session: str | None = None,
         tenant: str = "",
     ) -> Fork:
-        """Begin a session with another one's history; both go on, each for itself.
+        """Fork a session: a new one begins with its history, and both continue independently.
 
         As `perdure.SessionManager.fork`.
         """
@@ -636,7 +636,7 @@ class SessionManager:
         on_held: OnHeld = "handover",
         wait: float = 10.0,
     ) -> Fork:
-        """Give a session another id; whoever has it open here has to open it anew.
+        """Give a session another id; if it is open in this process, open it again.
 
         As `perdure.SessionManager.rename`.
         """
@@ -737,7 +737,7 @@ class SessionManager:
         session: str = DEFAULT_SESSION,
         tenant: str = "",
     ) -> RestorePlan:
-        """Say what opening a session would use, repair, strip and make anew, and why.
+        """Return what opening a session would use, repair, strip and rebuild, and why.
 
         As `perdure.SessionManager.plan_restore`.
         """
@@ -762,7 +762,7 @@ class SessionManager:
         on_held: OnHeld = "raise",
         wait: float = 0.0,
     ) -> RebuildReport:
-        """Make a session's working context, and all else that is folded, anew from its log.
+        """Rebuild a session's working context, and all its other documents, from its log.
 
         As `perdure.SessionManager.rebuild_working_context`.
         """

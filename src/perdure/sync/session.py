@@ -20,7 +20,7 @@ from perdure.sync.checkpoints import (
     KernelEventReader,
     KernelEventStream,
 )
-from perdure.sync.contributors import Attachment, Contributor, relayed
+from perdure.sync.contributors import Attachment, Contributor, as_async
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from perdure.sync.loop import LoopThread
 
 
-# A turn in blocking style: its whole life is one task of the loop, whatever thread waits
+# A turn in blocking style: one task of the loop runs it from start to end, for any waiting thread
 
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ class Turn:
 
     @property
     def id(self) -> str:
-        """The given id, or ``turn_0001`` and so on; numbers go on after a restore."""
+        """The given id, or ``turn_0001`` and so on; numbering continues after a restore."""
         return self._inner.id
 
     @property
@@ -84,7 +84,7 @@ class Turn:
 
     @property
     def resumed(self) -> bool:
-        """Whether it goes on from an interrupted attempt, ``messages`` being what that has."""
+        """Whether it continues an interrupted attempt, whose messages are ``messages``."""
         return self._inner.resumed
 
     @property
@@ -116,8 +116,8 @@ class Turn:
         try:
             self._loop.call(lambda: self._life.leave((exc_type, exc, traceback)))
         except BaseException as error:
-            if not isinstance(error, Exception):  # Ctrl-C, perhaps before it was told
-                self._loop.post(lambda: self._life.tell((exc_type, exc, traceback)))
+            if not isinstance(error, Exception):  # Ctrl-C, perhaps before the exit was sent
+                self._loop.post(lambda: self._life.request_exit((exc_type, exc, traceback)))
             raise
 
     def emit(self, item: T, send: Callable[[T], object]) -> None:
@@ -128,7 +128,7 @@ class Turn:
             send: Called with it, in this thread.
 
         Raises:
-            LeaseLostError: Somebody else has the session: nothing was sent.
+            LeaseLostError: Another process has the session: nothing was sent.
             SessionQuarantinedError: The store refuses a record: nothing was sent.
 
         """
@@ -149,7 +149,7 @@ class TurnThread:
 
 
 class _TurnTask:
-    """A turn's task: it enters the turn, waits to be told, and leaves it."""
+    """A turn's task: it enters the turn, waits for the end of the block, and leaves it."""
 
     def __init__(self, inner: turn.Turn) -> None:
         self._inner = inner
@@ -176,26 +176,26 @@ class _TurnTask:
     async def _exit(self, exit_error: _Error) -> None:
         try:
             await self._inner.__aexit__(*exit_error)
-        except Exception as error:  # noqa: BLE001  # for whoever leaves
+        except Exception as error:  # noqa: BLE001  # raised when the block is left
             self._error = error
         finally:
             self._left.set()
 
     async def leave(self, error: _Error) -> None:
         """Leave the turn; cancelling this ends the wait only."""
-        self.tell(error)
+        self.request_exit(error)
         await self._left.wait()
         if self._error is not None:
             raise self._error
 
-    def tell(self, error: _Error) -> None:
-        """Have the turn left, if nobody has told it to leave."""
+    def request_exit(self, error: _Error) -> None:
+        """Make the task leave the turn, unless it already does."""
         if not self._leave.is_set():
             self._told = error
             self._leave.set()
 
     def give_up(self) -> None:
-        """Interrupt the turn: nobody knows that it has begun."""
+        """Interrupt the turn: its caller has not received it."""
         self._given_up = True
         if self._scope is not None:
             self._scope.cancel()
@@ -431,8 +431,8 @@ class LostSession:
 class Session(Rendered):
     """One conversation and its state: ``with sessions.open("my-assistant") as session``.
 
-    As `perdure.Session`, blocking. Whoever opens the same id shares the object, in whichever
-    thread; leaving ``with`` only lets go of it, and autosave goes on.
+    As `perdure.Session`, blocking. Opening the same id again shares the object, in any thread;
+    leaving ``with`` only releases it, and autosave continues.
     """
 
     def __init__(self, loop: LoopThread, inner: session.Session) -> None:
@@ -562,12 +562,12 @@ class Session(Rendered):
         )
 
     def attach(self, contributor: Contributor | AsyncContributor) -> Attachment:
-        """Keep the state of somebody else with this session: a plugin's, a tool's.
+        """Keep further state with this session: a plugin's, a tool's.
 
         As `perdure.Session.attach`. Plain methods of a contributor are called in a thread of
         their own, async ones in the manager's loop.
         """
-        attached = self._loop.call(lambda: self._inner.attach(relayed(self._inner, contributor)))
+        attached = self._loop.call(lambda: self._inner.attach(as_async(self._inner, contributor)))
         return Attachment(self._loop, attached)
 
     def turn(self, id: str | None = None, *, resume: bool = False) -> Turn:
@@ -658,7 +658,7 @@ class Session(Rendered):
 
 @final
 class SessionView(Rendered):
-    """What ``SessionManager.load`` returns: read-only, as of ``seq``, in nobody's way."""
+    """A read-only view of a session, as of ``seq``, without a lease: from `SessionManager.load`."""
 
     def __init__(self, loop: LoopThread, inner: view.SessionView) -> None:
         self._loop = loop
