@@ -27,9 +27,8 @@ from perdure.checkpoints.audit_files import (
     replay_folder,
 )
 from perdure.checkpoints.chain import sealed
-from perdure.checkpoints.replay import Replay, ReplayItem, ReplayReport, TimelineRow
+from perdure.checkpoints.replay import Replay, ReplayItem, ReplayReport, TimelineRow, page
 from perdure.checkpoints.replay_session import replay_files
-from perdure.checkpoints.report_html import page
 from perdure.errors import ConfigError, ReplayDivergedError, ReplayError
 from perdure.records.checkpoints import ExplicitState, KernelEvent
 from perdure.records.records import CHECKPOINT, EVENT, Entry

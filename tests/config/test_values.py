@@ -6,8 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.config.schema import ConfigKey
-from perdure.config.values import StoredValues, begun, changed, plan, saved_in, written
+from perdure.config.schema import ConfigKey, StoredValues, begun, changed, plan, saved_in, written
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 RAW = st.sampled_from([b"1", b'"x"', b"null", b'{"a":[1]}']).map(msgspec.Raw)

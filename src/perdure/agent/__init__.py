@@ -17,6 +17,7 @@ from perdure._lib.lazy import lazy
 
 if TYPE_CHECKING:
     from perdure.agent.agent import Agent as Agent
+    from perdure.agent.agent import AgentFactory as AgentFactory
     from perdure.agent.bootstrap import BootstrapStep as BootstrapStep
     from perdure.agent.bootstrap import McpServerPrewarmingStep as McpServerPrewarmingStep
     from perdure.agent.bootstrap import OpenMatters as OpenMatters
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
     from perdure.agent.events import TurnUnfinished as TurnUnfinished
     from perdure.agent.events import UnfinishedMessage as UnfinishedMessage
     from perdure.agent.events import UserMessageReceivedEvent as UserMessageReceivedEvent
-    from perdure.agent.factory import AgentFactory as AgentFactory
     from perdure.agent.handlers import BootstrapEventHandler as BootstrapEventHandler
     from perdure.agent.handlers import Handler as Handler
     from perdure.agent.handlers import (
@@ -137,7 +137,7 @@ if TYPE_CHECKING:
     from perdure.restore import WorkingContextSnapshotStore as WorkingContextSnapshotStore
 
 _HOMES = {
-    "perdure.agent.agent": ("Agent",),
+    "perdure.agent.agent": ("Agent", "AgentFactory"),
     "perdure.agent.bootstrap": (
         "BootstrapStep",
         "McpServerPrewarmingStep",
@@ -182,7 +182,6 @@ _HOMES = {
         "UnfinishedMessage",
         "UserMessageReceivedEvent",
     ),
-    "perdure.agent.factory": ("AgentFactory",),
     "perdure.agent.handlers": (
         "BootstrapEventHandler",
         "Handler",
@@ -207,7 +206,7 @@ _HOMES = {
         "named_model",
     ),
     "perdure.agent.mcp": ("McpServer",),
-    "perdure.agent.memory": ("TurnTracker", "MemoryManager"),
+    "perdure.agent.memory": ("MemoryManager", "TurnTracker"),
     "perdure.agent.plugins": ("InContextMemory", "PersistentInstructions", "ToolSettings"),
     "perdure.agent.tools": ("Permissions", "Tool", "tool"),
     "perdure.agent.requests": ("LLMRequest", "LLMRequestAssembler", "render_openai"),

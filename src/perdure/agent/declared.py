@@ -19,7 +19,7 @@ from perdure.archive.archives import Archives
 from perdure.config.discover import declared_beside, program_dir
 from perdure.config.locations import AgentPlace, SessionPlace
 from perdure.config.persistent_config import ConfigPart, PersistentConfig
-from perdure.config.values import DOCUMENT, own, shared
+from perdure.config.schema import DOCUMENT, own, shared
 from perdure.config.variables import initial_values
 from perdure.errors import ConfigError
 from perdure.records.keys import DEFAULT_SESSION

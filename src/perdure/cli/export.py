@@ -21,9 +21,8 @@ from perdure.cli.output import SessionOption, note, print_json, say, size, write
 from perdure.errors import ConfigError, CorruptRecordError, SessionNotFoundError
 from perdure.formats import MigratedState, read_folder, read_state, write_folder, write_state
 from perdure.formats.migrations import Finding
-from perdure.formats.native_log import log_in
 from perdure.formats.state import FullAgentState
-from perdure.formats.to_records import StateMemories
+from perdure.formats.to_records import StateMemories, log_in
 from perdure.records.keys import SessionKey
 from perdure.session.export import (
     Imported,

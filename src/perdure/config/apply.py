@@ -12,8 +12,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perdure.config.locations import FolderPlace, SessionPlace
-from perdure.config.schema import ConfigKey, Declaration
-from perdure.config.values import DOCUMENT, ConfigPlan, StoredValues, begun, own, plan, saved_in
+from perdure.config.schema import (
+    DOCUMENT,
+    ConfigKey,
+    ConfigPlan,
+    Declaration,
+    StoredValues,
+    begun,
+    own,
+    plan,
+    saved_in,
+)
 from perdure.errors import FormatError, LeaseHeldError
 from perdure.records.keys import DEFAULT_SESSION
 from perdure.session.prune import PruneReport

@@ -19,7 +19,7 @@ import msgspec
 
 from perdure._lib.files import Folder
 from perdure._lib.platform import try_lock
-from perdure.config.values import DOCUMENT, StoredValues, saved_in, written
+from perdure.config.schema import DOCUMENT, StoredValues, saved_in, written
 from perdure.errors import (
     ConfigError,
     CorruptRecordError,

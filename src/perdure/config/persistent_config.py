@@ -15,8 +15,7 @@ import anyio.to_thread
 
 from perdure.config.discover import Declared, declared_at, declared_beside, program_dir
 from perdure.config.locations import FolderPlace, Location, state_folder
-from perdure.config.schema import ConfigKey
-from perdure.config.values import StoredValues, begun, changed
+from perdure.config.schema import ConfigKey, StoredValues, begun, changed
 from perdure.config.variables import initial_values
 from perdure.errors import (
     ConfigError,

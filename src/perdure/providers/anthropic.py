@@ -31,7 +31,6 @@ from perdure.providers.context_fit import (
     function_name,
     result_text,
 )
-from perdure.providers.history import Entry, PlainHistory, content_in, misfit, role_in, text_in
 from perdure.providers.issued import (
     Issued,
     IssuedPart,
@@ -57,7 +56,19 @@ from perdure.providers.parts import (
     shown,
     words_of,
 )
-from perdure.providers.replies import as_dict, check_role, issuer_of, listed, not_a_reply
+from perdure.providers.replies import (
+    Entry,
+    PlainHistory,
+    as_dict,
+    check_role,
+    content_in,
+    issuer_of,
+    listed,
+    misfit,
+    not_a_reply,
+    role_in,
+    text_in,
+)
 from perdure.providers.tool_pairs import Exchange
 from perdure.records.messages import Extra, Message, ToolCall, ToolResult
 

@@ -10,9 +10,9 @@ import msgspec
 
 from perdure.errors import InvalidArgumentError
 from perdure.providers.context_fit import ContextTarget, Format, ReasoningPolicy, RenderedContext
-from perdure.providers.history import PlainHistory, entries_of
 from perdure.providers.issued import Issuer, stamp_of
 from perdure.providers.parts import Unknown, plain, read_part
+from perdure.providers.replies import PlainHistory, entries_of
 from perdure.providers.tool_pairs import Exchange, paired
 from perdure.records.messages import Message
 

@@ -27,7 +27,6 @@ from perdure.providers.context_fit import (
     json_value,
     system_texts,
 )
-from perdure.providers.history import Entry, PlainHistory, misfit, objects_in, role_in, text_in
 from perdure.providers.issued import (
     Issued,
     IssuedPart,
@@ -42,7 +41,18 @@ from perdure.providers.issued import (
     stamped,
 )
 from perdure.providers.parts import Media, Part, Text, Unknown, note, parts_of, words_of
-from perdure.providers.replies import as_dict, check_role, issuer_of, not_a_reply
+from perdure.providers.replies import (
+    Entry,
+    PlainHistory,
+    as_dict,
+    check_role,
+    issuer_of,
+    misfit,
+    not_a_reply,
+    objects_in,
+    role_in,
+    text_in,
+)
 from perdure.providers.tool_pairs import Exchange
 from perdure.records.messages import Extra, Message, ToolCall, ToolResult
 

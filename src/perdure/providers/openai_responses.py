@@ -23,15 +23,6 @@ from perdure.providers.context_fit import (
     sent_arguments,
     text_of,
 )
-from perdure.providers.history import (
-    Entry,
-    PlainHistory,
-    content_in,
-    misfit,
-    role_in,
-    text_in,
-    written_call,
-)
 from perdure.providers.issued import (
     Issued,
     IssuedPart,
@@ -59,13 +50,20 @@ from perdure.providers.parts import (
     words_of,
 )
 from perdure.providers.replies import (
+    Entry,
+    PlainHistory,
     arguments,
     as_dict,
     check_role,
+    content_in,
     issuer_of,
     listed,
+    misfit,
     not_a_reply,
     plain_text,
+    role_in,
+    text_in,
+    written_call,
 )
 from perdure.providers.tool_pairs import Exchange
 from perdure.records.messages import Extra, Message, ToolCall, ToolResult

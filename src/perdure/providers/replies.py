@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
 from typing import Any, Final
 
 import msgspec
 
 from perdure.errors import FormatError
-from perdure.providers.context_fit import clean, read_json
-from perdure.providers.issued import Issuer, stamp_of, stamped
-from perdure.records.messages import Extra, Message
+from perdure.providers.context_fit import STYLE, RenderedContext, clean, read_json, style_of
+from perdure.providers.issued import Issuer, raw, stamp_of, stamped
+from perdure.records.messages import CALL_FIELDS, Extra, Message, ToolCall
 
 _CALLS: Final = {
     "system": "session.append(Message.system(text))",
@@ -175,3 +177,194 @@ def _extra(first: Message, second: Message) -> Extra:
     if (left.provider, left.format, left.model) != (right.provider, right.format, right.model):
         return extra
     return stamped(msgspec.structs.replace(left, items=(*left.items, *right.items)), extra)
+
+
+# Another program's history, as plain values that say where they stand
+
+
+Entry = dict[str, Any]
+
+_LISTS: Final = {
+    "openai": ("messages",),
+    "openai-responses": ("input",),
+    "anthropic": ("messages",),
+    "gemini": ("contents",),
+}
+"""The name of the conversation in a request."""
+_INSTRUCTIONS: Final = {
+    "openai": (),
+    "openai-responses": ("instructions",),
+    "anthropic": ("system",),
+    "gemini": ("systemInstruction", "system_instruction"),
+}
+"""The names of the instructions in a request."""
+
+
+class PlainHistory:
+    """A history as plain values."""
+
+    __slots__ = ("entries", "system")
+
+    def __init__(self, entries: list[Any], system: Any) -> None:
+        self.entries: list[Any] = entries
+        self.system: Any = system
+        """The instructions, where they came beside the conversation; None for none."""
+
+
+def entries_of(history: object, format: str) -> PlainHistory:
+    """Return a history, or the conversation of a whole request, as plain values.
+
+    Raises:
+        FormatError: It is none, or holds what is neither JSON nor an SDK's object.
+
+    """
+    system: Any = None
+    if isinstance(history, RenderedContext):
+        history = history.request
+    if isinstance(history, Mapping):
+        names = _LISTS[format]
+        entries_found = next(
+            (history[name] for name in names if history.get(name) is not None), None
+        )
+        if entries_found is None:
+            wanted = f"a list of messages, or a request with {names[0]!r}"
+            raise misfit(format, "history", f"is a dict without {names[0]!r}", f"give {wanted}")
+        for name in _INSTRUCTIONS[format]:
+            system = history.get(name) if system is None else system
+        history = [entries_found] if isinstance(entries_found, str) else entries_found
+    if isinstance(history, (str, bytes)) or not isinstance(history, Iterable):
+        is_a = f"is a {type(history).__name__}"
+        raise misfit(format, "history", is_a, "give the list of messages that a request has")
+    entries = [_entry(entry, format, f"history[{at}]") for at, entry in enumerate(history)]
+    return PlainHistory(entries, None if system is None else _plain(system, format, "system"))
+
+
+def _entry(value: object, format: str, path: str) -> Any:
+    if isinstance(value, Message):
+        cure = "append what is a Message already with session.append(*messages)"
+        raise misfit(format, path, "is a Message of perdure's", cure)
+    plain = _plain(value, format, path)
+    if isinstance(plain, dict):
+        return plain
+    if isinstance(plain, str) and format in {"gemini", "openai-responses"}:
+        return plain
+    raise misfit(format, path, f"is a {type(value).__name__}", "give each message as a dict")
+
+
+def _plain(value: object, format: str, path: str) -> Any:
+    """Return what a dict, or an object of an SDK, holds."""
+    value = _leaf(value)
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    dump = getattr(value, "model_dump", None)
+    if dump is not None:
+        value = dump(by_alias=True, exclude_unset=True, warnings=False)
+    if isinstance(value, Mapping):
+        odd = next((name for name in value if not isinstance(name, str)), "")
+        if odd != "":
+            raise misfit(format, path, f"has the key {odd!r}", "give text as keys")
+        return {clean(name): _plain(item, format, f"{path}.{name}") for name, item in value.items()}
+    if isinstance(value, Iterable):
+        return [_plain(item, format, f"{path}[{at}]") for at, item in enumerate(value)]
+    is_a = f"is a {type(value).__name__}, which is no JSON"
+    raise misfit(format, path, is_a, "give text, numbers, lists and dicts, or the SDK's objects")
+
+
+def _leaf(value: object) -> object:
+    if isinstance(value, Enum):
+        value = value.value
+    if isinstance(value, str):
+        return clean(value)
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
+
+
+def misfit(format: str, path: str, reason: str, cure: str) -> FormatError:
+    """Return the error for what does not fit into a history."""
+    message = f"invalid history in the format {format!r}: {path} {reason}; {cure}"
+    index = path.partition("[")[2].partition("]")[0]
+    field = path.partition("].")[2]
+    return FormatError(
+        message, format=format, index=int(index) if index else None, field=field or None
+    )
+
+
+def role_in(format: str, entry: Mapping[str, Any], path: str, roles: Sequence[str]) -> str:
+    """Return the role of a message, one of those that its provider knows."""
+    role = entry.get("role")
+    if role in roles:
+        return str(role)
+    reason = f"is {role!r}" if "role" in entry else "is missing"
+    other = _other_format(format, entry)
+    cure = f"give one of {', '.join(map(repr, roles))}"
+    raise misfit(format, f"{path}.role", reason, f"{cure}, or say {other!r}" if other else cure)
+
+
+def _other_format(format: str, entry: Mapping[str, Any]) -> str | None:
+    """Return the format that a message looks like, if that is another one."""
+    if "parts" in entry:
+        other = "gemini"
+    elif "call_id" in entry or "encrypted_content" in entry:
+        other = "openai-responses"
+    elif entry.get("role") in {"developer", "tool", "function"}:
+        other = "openai"
+    else:
+        return None
+    return None if other == format else other
+
+
+def content_in(format: str, entry: Mapping[str, Any], path: str, *, may_lack: bool = False) -> Any:
+    """Return a message's content: text, or a list of parts."""
+    content = entry.get("content")
+    if isinstance(content, str) or (content is None and may_lack):
+        return content
+    if content is None:
+        raise misfit(format, f"{path}.content", "is missing", "give text, or a list of parts")
+    return objects_in(format, entry, "content", path)
+
+
+def objects_in(format: str, owner: Mapping[str, Any], name: str, path: str) -> list[Entry]:
+    """Return the objects of a list; none if it is not there."""
+    objects = owner.get(name)
+    if objects is None:
+        return []
+    if not isinstance(objects, list):
+        is_a = f"is a {type(objects).__name__}"
+        raise misfit(format, f"{path}.{name}", is_a, "give a list of objects")
+    for at, item in enumerate(objects):
+        if not isinstance(item, dict):
+            is_a = f"is a {type(item).__name__}"
+            raise misfit(format, f"{path}.{name}[{at}]", is_a, "give an object, as the API has it")
+        if not isinstance(item.get("type", ""), str):
+            reason = f"is {item['type']!r}"
+            raise misfit(format, f"{path}.{name}[{at}].type", reason, "give the type as text")
+    return objects
+
+
+def text_in(format: str, owner: Mapping[str, Any], name: str, path: str) -> str:
+    """Return a field that has to be text."""
+    text = owner.get(name)
+    if isinstance(text, str) and (text or name not in {"id", "call_id", "tool_call_id", "name"}):
+        return text
+    reason = "is missing" if text is None else f"is {text!r}"
+    raise misfit(format, f"{path}.{name}", reason, "give the text that the provider had there")
+
+
+def require_apart(format: str, extra: Extra, path: str) -> None:
+    """Refuse an extra field of a call that could not be distinguished from its own fields."""
+    for name in extra:
+        if name in CALL_FIELDS:
+            cure = "leave it out, or write it where the provider has it"
+            raise misfit(format, f"{path}.{name}", "stands beside the function", cure)
+
+
+def written_call(call_id: str, name: str, text: Any, extra: Extra | None = None) -> ToolCall:
+    """Return a call with its arguments, to be written to the letter as they were."""
+    value = arguments(text)
+    more: Extra = {} if extra is None else extra
+    if not isinstance(text, str) or isinstance(value, str):
+        return ToolCall(call_id, name, value, more)
+    try:
+        style = style_of(text, value)
+    except ValueError:
+        return ToolCall(call_id, name, text, more)
+    return ToolCall(call_id, name, value, more if style is None else {**more, STYLE: raw(style)})

@@ -26,14 +26,15 @@ from perdure.errors import (
 from perdure.formats.from_records import state_of
 from perdure.formats.json_folder import guarded
 from perdure.formats.migrations import Finding
-from perdure.formats.native_log import log_in, with_log
 from perdure.formats.state import FullAgentState
 from perdure.formats.to_records import (
     NewLog,
     StateMemories,
     agrees,
+    log_in,
     unfold,
     with_history,
+    with_log,
     with_memories,
 )
 from perdure.formats.trace_files import Memories, has_memories, read_memories, write_memories

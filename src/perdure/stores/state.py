@@ -47,9 +47,8 @@ from perdure.errors import (
     StoreUnavailableError,
 )
 from perdure.formats.from_records import state_of
-from perdure.formats.native_log import log_in, with_log
 from perdure.formats.state import FullAgentState, StateStorage
-from perdure.formats.to_records import unfold
+from perdure.formats.to_records import log_in, unfold, with_log
 from perdure.records.json import decoder_of
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest

@@ -12,7 +12,8 @@ from perdure.errors import CorruptRecordError, FormatError, PerdureError, Unsupp
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE, Entry, Record
 from perdure.store import Batch, HeldLease, PendingItem, Status
-from perdure.stores.objects import commits, layout
+from perdure.stores.objects import layout
+from perdure.stores.objects import layout as commits
 from perdure.stores.s3 import S3Store
 from perdure.testing.conformance._kit import manifest_of, take
 from tests.stores.s3.conftest import OpenS3

@@ -22,8 +22,8 @@ from perdure.store import SessionInfo
 from perdure.stores.objects import head as heads
 from perdure.stores.objects import inbox, layout, leases, reader
 from perdure.stores.objects.bucket import Bucket
-from perdure.stores.objects.commits import GONE
 from perdure.stores.objects.head import SessionHead
+from perdure.stores.objects.layout import GONE
 from perdure.stores.objects.log import ObjectLogWriter, lease_lost
 from perdure.stores.objects.tenants import add_to_directory
 

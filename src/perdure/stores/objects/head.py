@@ -16,7 +16,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import FORMAT as MANIFEST_FORMAT
 from perdure.records.manifest import Manifest
 from perdure.records.records import open_sealed, seal
-from perdure.stores.objects.commits import damage_error
+from perdure.stores.objects.layout import damage_error
 
 T = TypeVar("T")
 

@@ -28,11 +28,12 @@ from perdure.errors import LeaseHeldError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, Entry
 from perdure.store import LeaseState
-from perdure.stores.objects import commits, layout, reader, tenants
 from perdure.stores.objects import head as heads
+from perdure.stores.objects import layout, reader, tenants
+from perdure.stores.objects import layout as commits
 from perdure.stores.objects.bucket import Bucket
-from perdure.stores.objects.commits import Header
 from perdure.stores.objects.head import SessionHead
+from perdure.stores.objects.layout import Header
 from perdure.stores.objects.log import ObjectLogWriter
 
 _OWNERS = 1000

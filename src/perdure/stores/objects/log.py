@@ -43,11 +43,12 @@ from perdure.errors import (
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, Entry, Position
 from perdure.store import Batch, Outcome, Status
-from perdure.stores.objects import commits, layout, reader
-from perdure.stores.objects import commits as framing
+from perdure.stores.objects import layout, reader
+from perdure.stores.objects import layout as commits
+from perdure.stores.objects import layout as framing
 from perdure.stores.objects.bucket import Bucket, ListedObject
-from perdure.stores.objects.commits import Commit
 from perdure.stores.objects.head import MergedSegment, ReadMark, SessionHead
+from perdure.stores.objects.layout import Commit
 
 MAX_RECORD_BYTES = 16 * 1024 * 1024
 _MAX_FIRSTS = 1024

@@ -18,9 +18,9 @@ from perdure.records.manifest import FORMAT, Manifest, matched
 from perdure.records.records import open_sealed
 from perdure.store import BlobSweep, Documents, SessionInfo
 from perdure.stores.redis.connection import RedisCall, RedisLink, Script, script
-from perdure.stores.redis.entries import damage_error
 from perdure.stores.redis.layout import (
     KeyNames,
+    damage_error,
     key_of_member,
     key_of_name,
     member_of,

@@ -27,8 +27,7 @@ from perdure.errors import LeaseHeldError, PerdureError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.store import HeartbeatRequests, HeldLease, LeaseState
 from perdure.stores.redis.connection import RedisCall, RedisLink, script
-from perdure.stores.redis.entries import damage_error
-from perdure.stores.redis.layout import KeyNames, encode_key, member_of
+from perdure.stores.redis.layout import KeyNames, damage_error, encode_key, member_of
 
 _OWNER_TTL = 7 * 24 * 3600
 """Seconds that an owner is remembered after its last heartbeat."""

@@ -29,7 +29,9 @@ from perdure.records.manifest import Manifest
 from perdure.records.records import Record
 from perdure.store import Batch, BlobSweep, LogChunk, Outcome, Status, Store, past_damage
 from perdure.stores.redis.connection import RedisCall, RedisLink, script
-from perdure.stores.redis.entries import (
+from perdure.stores.redis.errors import error_meaning, outcome_of
+from perdure.stores.redis.layout import (
+    KeyNames,
     LogState,
     damage_error,
     gap_error,
@@ -39,8 +41,6 @@ from perdure.stores.redis.entries import (
     refusal_reason,
     span_of,
 )
-from perdure.stores.redis.errors import error_meaning, outcome_of
-from perdure.stores.redis.layout import KeyNames
 
 log: logging.Logger = logging.getLogger("perdure")
 
