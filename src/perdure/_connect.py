@@ -59,16 +59,16 @@ def connect(
         autosave: When sessions save themselves; None switches the timers off, and turns,
             ``save`` and closing still save. Not given: the variables ``PERDURE_AUTOSAVE…``,
             else the defaults of `Autosave`.
-        lease: How the right to write is kept.
+        lease: How the lease of a session is acquired and kept.
         shutdown: How it stops.
         limits: How large things may become.
         types: The application's own types that may be stored.
-        engine: Knobs that few people need.
+        engine: Settings for rare needs.
         config: A persistence.yaml, for what neither arguments nor the environment say: its
             ``store``, ``autosave`` and ``encryption``. It is read at once.
-        read_only: Only read: sessions are listed and loaded, and whatever would write is a
-            SessionError. A folder or a database is then neither made nor written to, so it may
-            lie on a disk that is full or mounted read-only.
+        read_only: Only read: sessions are listed and loaded, and every call that would write raises
+            a SessionError. A folder or a database is then neither made nor written to, so it may
+            be on a disk that is full or mounted read-only.
 
     Raises:
         ConfigError: The URL, an option, or the file is invalid.

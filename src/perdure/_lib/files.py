@@ -656,7 +656,7 @@ def _warn_of_owner(owner: int, path: str) -> None:
         )
 
 
-# Being told that something was put into a folder, without looking again and again
+# Notification of new entries in a folder, without polling
 
 
 _MOVED_TO = 0x80
@@ -666,13 +666,13 @@ _MUCH = 65536
 
 @final
 class FolderWatch:
-    """What becomes readable when an entry is moved into a folder, as `Folder.replace` does."""
+    """A watch that is notified when an entry is moved into a folder, as by `Folder.replace`."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
     async def wait(self) -> None:
-        """Return when there is something new since `drain`, or when the watch was closed.
+        """Wait for a notification since the last `drain`, or for the end of the watch.
 
         One task at a time: a second one gets ``anyio.BusyResourceError``.
         """
@@ -683,7 +683,7 @@ class FolderWatch:
                 return
 
     def drain(self) -> None:
-        """Forget what was told so far: call it before one looks."""
+        """Discard the notifications so far: call it before you list the folder."""
         try:
             while os.read(self._fd, _MUCH):
                 pass
@@ -705,7 +705,7 @@ class FolderWatch:
 
 
 def watch_folder(path: str) -> FolderWatch | None:
-    """Watch a folder, None where nobody tells."""
+    """Watch a folder; return None where the platform has no notifications."""
     if sys.platform != "linux":  # pragma: no cover  # one has to look there
         return None
     try:

@@ -134,7 +134,7 @@ class Host:
             self._task = task = asyncio.get_running_loop().create_task(
                 self._main(), name="perdure host"
             )
-            # What ends it is logged there, and nobody awaits it.
+            # The error that ends it is logged there, and the task is never awaited.
             task.add_done_callback(lambda task: task.cancelled() or task.exception())
         await self._started.wait()
 
@@ -274,7 +274,7 @@ class Host:
 
     async def _start_asked(self) -> None:
         self._wake = anyio.Event()
-        while self._asked:  # taken out behind: a Ctrl-C between the two must not lose one
+        while self._asked:  # removed after its start: a Ctrl-C in between must not lose one
             self._start_soon(self._asked[0])
             self._asked.popleft()
         if not self._is_over() and (self._teardown or not self._torn_down):

@@ -1,4 +1,7 @@
-"""Log lines that say once what is wrong: one line for an outage, one for each damaged thing."""
+"""Log lines without repetition, and text from anywhere made safe to show.
+
+An outage is logged in one line, and each damaged item once. Control characters are escaped.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,10 @@ def log_failure(
     *,
     extra: Mapping[str, object] | None = None,
 ) -> None:
-    """Log what has failed, and why.
+    """Log a failure and its cause.
 
-    A store that cannot be reached says in its own message all that there is to know: one line, and
-    the traceback for those who debug. Whatever else it is comes with its traceback.
+    The message of a StoreUnavailableError says everything: it is logged in one line, and its
+    traceback at debug level. Any other error is logged with its traceback.
     """
     if isinstance(error, StoreUnavailableError):
         log.log(level, "%s: %s", message, error, extra=extra)
@@ -50,7 +53,7 @@ class LogOnce:
         return True
 
 
-# Text that may come from anywhere, shown to people: as text, whatever stands in it
+# Text from any source, shown safely
 
 
 LONGEST = 200
@@ -61,7 +64,7 @@ _HIDDEN_IN_JSON = re.compile(rf"[{_TURNING}]")
 
 
 def visible(text: str) -> str:
-    r"""Return text with its control characters shown, and what turns or is no text at all.
+    r"""Return text with control characters, direction marks and lone surrogates escaped.
 
     >>> visible("a\x1b[2Jb"), visible("\udcff")
     ('a\\x1b[2Jb', '\\udcff')

@@ -99,7 +99,7 @@ def _in_nursery(waiter: Any, task: Any) -> bool:
     return False
 
 
-def _on_asyncio(waiter: Any, other: Any, behind: Callable[[Any, Any], Iterator[Any]]) -> bool:
+def _on_asyncio(waiter: Any, other: Any, dependents: Callable[[Any, Any], Iterator[Any]]) -> bool:
     """Return whether a task waits for a future that depends, step by step, on another's end."""
     from asyncio import isfuture
 
@@ -111,7 +111,7 @@ def _on_asyncio(waiter: Any, other: Any, behind: Callable[[Any, Any], Iterator[A
         if future is wanted:
             return not future.done()
         for callback, _ in getattr(future, "_callbacks", None) or ():
-            for task in behind(callback, future):
+            for task in dependents(callback, future):
                 if isfuture(task) and id(task) not in visited and len(waiters) < _MOST:
                     visited.add(id(task))
                     waiters.append(task)

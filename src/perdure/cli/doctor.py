@@ -292,8 +292,8 @@ def _place(url: str | None) -> Iterator[_Place]:
         return
     verdict = f"there is no store at {folder} yet: the first connect makes it"
     cure = f"if that surprises you, look at --store, {' and '.join(NAMED_BY)}"
-    with tempfile.TemporaryDirectory(prefix=".perdure-doctor-", dir=parent) as beside:
-        trial = Path(beside) / "store"
+    with tempfile.TemporaryDirectory(prefix=".perdure-doctor-", dir=parent) as temporary:
+        trial = Path(temporary) / "store"
         yield _Place(FileStore(trial), trial, Diagnosis("store", "warning", verdict, cure))
 
 

@@ -102,7 +102,7 @@ async def _export(
         write_json(_pretty(state))
         return 0
     if layout == "files":
-        names = [*await write_folder(out, state), *await _export_beside(id, out, where)]
+        names = [*await write_folder(out, state), *await _export_further_files(id, out, where)]
     else:
         await anyio.to_thread.run_sync(_publish, out, _pretty(state) + b"\n")
         names = [out.name]
@@ -122,7 +122,7 @@ async def _warn_of_cut(store: Store, key: SessionKey) -> str:
     return warning
 
 
-async def _export_beside(id: str, out: Path, where: SessionOption) -> list[str]:
+async def _export_further_files(id: str, out: Path, where: SessionOption) -> list[str]:
     """Write traces and memories, events and checkpoints; return the files' names."""
     async with managed(existing(where.store)) as sessions:
         view = await sessions.load(id, session=where.session, tenant=where.tenant)
@@ -235,7 +235,7 @@ import_.__name__ = "import"  # what the command is called, and no name for a fun
 async def _import(path: Path, *, id: str | None, where: SessionOption) -> int:
     if await is_bundle(path):
         return await _import_bundle(path, id=id, where=where)
-    read, beside = await _read(path)
+    read, memories = await _read(path)
     pair = await anyio.to_thread.run_sync(has_pair, path)
     if pair and read == MigratedState(None):
         read = MigratedState(FullAgentState(agent_id=_named(id, path)))
@@ -251,7 +251,7 @@ async def _import(path: Path, *, id: str | None, where: SessionOption) -> int:
         await anyio.to_thread.run_sync(check_pair, path)
     async with managed(store, write=True) as sessions:
         done = await import_with(
-            sessions, read.state, beside, id=id, session=where.session, tenant=where.tenant
+            sessions, read.state, memories, id=id, session=where.session, tenant=where.tenant
         )
         if pair:
             async with sessions.open(
@@ -299,10 +299,10 @@ async def _read(path: Path) -> tuple[MigratedState, StateMemories | None]:
     if not await place.is_dir():
         return await _read_file(place) if await place.exists() else MigratedState(None), None
     read = await read_folder(path)
-    beside = await memories_in(path, read.state)
-    if read.state is None and beside is not None:
-        read = MigratedState(FullAgentState(agent_id=beside.agent_id))
-    return read, beside
+    memories = await memories_in(path, read.state)
+    if read.state is None and memories is not None:
+        read = MigratedState(FullAgentState(agent_id=memories.agent_id))
+    return read, memories
 
 
 async def _read_file(path: anyio.Path) -> MigratedState:

@@ -53,7 +53,7 @@ def tune(
         sessions: How many sessions will be active at once.
         max_loss: Seconds of work that a crash may cost at most: recommends the setting that saves
             least often within it. Default: no limit, and the safest setting.
-        shutdown: Seconds in which everything has to be saved when the process is stopped.
+        shutdown: Seconds in which everything must be saved when the process is stopped.
         price: What a million saves cost, in any currency: for S3 about 5 dollars.
         budget: What the saves may cost in a month, in the same currency. Default: no limit.
         imagine: Use a made-up workload instead of the store's.

@@ -1,10 +1,10 @@
-"""What people use in tests of their own: sessions that crash and come back, faults, a clock.
+"""Tools for your own tests: sessions that crash and are restored, injected faults, a manual clock.
 
-`Sandbox` is the center; `perdure.testing.plugin` makes pytest fixtures of it, which come
-with ``pytest_plugins = ["perdure.testing.plugin"]`` in a conftest and never by themselves.
-`perdure.testing.conformance` is the suite for those who write a store.
+Start with `Sandbox`; `perdure.testing.plugin` provides pytest fixtures for it, which you enable
+with ``pytest_plugins = ["perdure.testing.plugin"]`` in a conftest. `perdure.testing.conformance` is
+the test suite for authors of stores.
 
-Names resolve when they are first used: pytest comes in with the plugin and the suite only.
+Names resolve when they are first used: only the plugin and the suite import pytest.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A store around a store that fails where a test wants it to.
+"""Fault-injecting wrappers of a real store: `FaultyStore` by counting, `SwitchedStore` on demand.
 
-The inner store is a real one and keeps its promises; the wrapper decides which call
-fails and how, by counting, so that a run can be repeated. Wrap again for a second fault:
+The inner store is a real one and keeps its promises; the wrapper decides which call fails and how.
+`FaultyStore` counts calls, so that a run can be repeated. Wrap again for a second fault:
 
     FaultyStore(FaultyStore(store, fail_on="head", nth=2), fail_on="append_many", how="hang")
 
@@ -70,12 +70,12 @@ _STATUS = {
 
 
 class Crash(BaseException):
-    """The process is to be taken for killed: whoever catches this may only open anew."""
+    """A simulated kill of the process: after catching it, a test may only open a new manager."""
 
 
 @final
 class FaultyStore:
-    """Pass every call on to a store, but fail some.
+    """A store wrapper that forwards every call, but fails some.
 
     Args:
         store: The store that does the work.
@@ -191,7 +191,7 @@ class FaultyStore:
         limit: int | None = None,
         reverse: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
-        """Read; a fault comes before the first chunk, or with ``…_applied`` behind the last."""
+        """Read; a fault comes before the first chunk, or with ``…_applied`` after the last."""
         due = self._is_due("read_log")
         if due and self._how == "hang":
             await anyio.sleep_forever()
@@ -309,10 +309,8 @@ class FaultyStore:
         await self._call("scrub", self._store.scrub)
 
 
-# A store around a store that a test takes down, brings up, and lets fail at will
-#
-# `FaultyStore` says before a run which calls will fail, by counting; this one is told while the
-# run goes on. What a failing call does is `FaultyStore`'s business in both cases.
+# A switched store: `FaultyStore` decides before a run which calls fail, by counting; this one is
+# switched during the run. `FaultyStore` implements the failing call in both cases.
 
 
 _METHODS = {name for name, value in vars(Store).items() if name[0] != "_" and callable(value)}
@@ -320,18 +318,18 @@ _METHODS = {name for name, value in vars(Store).items() if name[0] != "_" and ca
 
 @final
 class Faults:
-    """Which calls fail next; several stores, one after the other, may share it."""
+    """The planned failures; several stores may share them."""
 
     def __init__(self) -> None:
         self.is_down: bool = False
         self._planned: list[tuple[str | None, How]] = []
 
     def plan(self, method: str | None, how: How, times: int) -> None:
-        """Let the next calls of a method fail, or of any for None."""
+        """Plan failures of the next calls of a method, or of any method for None."""
         self._planned += [(method, how)] * times
 
     def forget(self) -> None:
-        """Let nothing fail any more."""
+        """Cancel all planned failures."""
         self.is_down = False
         self._planned.clear()
 
@@ -341,17 +339,17 @@ class Faults:
             if planned in (None, method):
                 del self._planned[place]
                 return how
-        # Closing takes nobody else: a store that is down can still be given up.
+        # Closing needs no server: a store that is down can still be closed.
         return "transient" if self.is_down and method != "aclose" else None
 
 
 @final
 class SwitchedStore:
-    """Pass every call on to a store, unless the test has switched it off.
+    """A store wrapper that forwards every call, unless the test has switched it off.
 
     Args:
         store: The store that does the work.
-        faults: What fails; stores that share it go down together.
+        faults: The planned failures; stores that share them go down together.
 
     Example:
         >>> from perdure.stores.memory import MemoryStore
@@ -374,11 +372,11 @@ class SwitchedStore:
         return self._faults.is_down
 
     def down(self) -> None:
-        """Fail every call from now on, as a store that cannot be reached."""
+        """Fail every call from now on, like a store that cannot be reached."""
         self._faults.is_down = True
 
     def up(self) -> None:
-        """Work again, and forget the failures that were still to come."""
+        """Work again, and cancel the planned failures."""
         self._faults.forget()
 
     def fail_next(
@@ -387,14 +385,14 @@ class SwitchedStore:
         """Let the next calls fail.
 
         Args:
-            method: Of which method; None for the next calls of all.
-            how: As of `FaultyStore`: ``transient`` may be tried again, ``permanent`` never
-                works, ``in_doubt_applied`` had its effect but does not say so, …
-            times: How many.
+            method: The method that fails; None for the next calls of any method.
+            how: As for `FaultyStore`: ``transient`` can be retried, ``permanent`` never
+                works, ``in_doubt_applied`` takes effect but reports a failure, …
+            times: How many calls fail.
 
         Raises:
             InvalidArgumentError: A store has no such method, cannot fail in that way while its
-                process runs, or that is no number of calls.
+                process runs, or ``times`` is less than 1.
 
         """
         if method is not None and method not in _METHODS:

@@ -1,4 +1,4 @@
-"""A pytest plugin with sessions to test with; it loads where somebody asks for it.
+"""A pytest plugin with fixtures for sessions; it loads only on request.
 
 In a conftest: ``pytest_plugins = ["perdure.testing.plugin"]``, or ``-p perdure.testing.plugin``.
 Its fixtures work in async tests that anyio's plugin runs, on each of its loops, and in those
@@ -48,7 +48,7 @@ class MakeModel(Protocol):
     """The type of `perdure_scripted_model`."""
 
     def __call__(self, *script: ScriptedReply | Answer, chunk_chars: int = 16) -> ScriptedModel:
-        """Return a model that answers by a script, or without one repeats what it is told."""
+        """Return a model that answers by a script, or without one repeats its input."""
         ...
 
 
@@ -63,7 +63,7 @@ def perdure_options() -> SandboxOptions:
 
 @pytest.fixture
 def perdure_clock() -> ManualClock:
-    """Autosave's time: it stands still until ``await perdure_clock.advance(seconds)``."""
+    """Autosave's clock: it advances only by ``await perdure_clock.advance(seconds)``."""
     from perdure.testing.sandbox import ManualClock
 
     return ManualClock()
@@ -78,7 +78,7 @@ def perdure_sandbox(request: pytest.FixtureRequest) -> Sandbox:
 
 @pytest.fixture
 def perdure_sessions(perdure_sandbox: Sandbox) -> SessionManager:
-    """A connected manager; saves at once, or by `perdure_clock` if the test asks for that."""
+    """A connected manager; saves at once, or by `perdure_clock` if the test uses it."""
     return perdure_sandbox.sessions
 
 
@@ -130,7 +130,7 @@ async def _perdure_sandbox_on_anyio(
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Add the fixtures for pytest-asyncio, where that is at work."""
+    """Add the fixtures for pytest-asyncio, if it is active."""
     if _with_asyncio(config):
         from perdure.testing import _asyncio_fixtures
 
@@ -138,7 +138,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _fixture_for(request: pytest.FixtureRequest) -> str:
-    """Return the fixture that lives in the loop of the test."""
+    """Return the fixture that runs in the test's own loop."""
     if _with_asyncio(request.config):
         from perdure.testing import _asyncio_fixtures
 

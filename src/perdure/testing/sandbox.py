@@ -1,4 +1,4 @@
-"""A sandbox for tests: a store that can fail, a process that can crash, and a clock that waits."""
+"""A sandbox for tests: a store that can fail, a process that can crash, a clock that tests move."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def assert_saved(*sessions: Session) -> None:
     """Assert that everything appended to these sessions is durable.
 
     Raises:
-        AssertionError: Something is not; it says which session, how many records, and why.
+        AssertionError: Some records are not; it names the session, their number, and the reason.
 
     """
     unsaved = [_unsaved(session) for session in sessions if not _is_saved(session)]
@@ -34,16 +34,16 @@ def assert_saved(*sessions: Session) -> None:
 
 
 async def wait_saved(*sessions: Session, timeout: float = 5.0) -> None:  # noqa: ASYNC109  # no scope is left to the test
-    """Wait until autosave has made everything in these sessions durable; hurry nothing.
+    """Wait until autosave has made everything in these sessions durable, without forcing a save.
 
     Args:
-        sessions: Which.
+        sessions: The sessions.
         timeout: Seconds after which it gives up, by the loop's own clock.
 
     Raises:
         AssertionError: It is not durable in time.
-        LeaseLostError: Somebody else has taken a session over.
-        SessionQuarantinedError: The store refuses a record for good.
+        LeaseLostError: Another process has taken a session over.
+        SessionQuarantinedError: The store permanently refuses a record.
         SessionClosedError: The manager stopped before.
 
     """
@@ -68,7 +68,7 @@ def _unsaved(session: Session) -> str:
     )
 
 
-# Autosave's time in the hands of a test: it stands still, and moves when the test says so
+# A clock for autosave that advances only when the test moves it
 
 
 @final
@@ -95,14 +95,14 @@ class ManualClock:
         return f"<ManualClock {self._now:g} s>"
 
     def drive(self, catch_up: Callable[[], Awaitable[float]]) -> None:
-        """Await ``catch_up`` each time that the clock was moved; a manager asks for this."""
+        """Await ``catch_up`` each time that the clock was moved; called by a manager."""
         self._driven.append(catch_up)
 
     async def advance(self, seconds: float) -> None:
-        """Let time pass, and return when autosave has done what was due by then.
+        """Advance the time, and return when autosave has done what was due by then.
 
-        Everything happens in its order and at its time: with the store down, ten seconds are
-        as many attempts as they would be.
+        Everything happens in order and at its own time: with the store down, ten seconds give as
+        many attempts as ten real ones.
 
         Raises:
             InvalidArgumentError: The time is negative.
@@ -114,10 +114,10 @@ class ManualClock:
         end = self._now + seconds
         while (due := await self._catch_up()) <= end:
             self._now = max(self._now, due)
-        self._now = max(self._now, end)  # somebody else may have gone further
+        self._now = max(self._now, end)  # another task may have advanced it further
 
     async def _catch_up(self) -> float:
-        """Let everybody do what is due now, and return when there is more to do."""
+        """Let every manager do what is due now, and return when more is due."""
         return min([await catch_up() for catch_up in tuple(self._driven)], default=float("inf"))
 
 
@@ -133,7 +133,7 @@ LONGEST_BACKOFF: Final = 60.0
 
 
 class SandboxOptions(TypedDict, total=False):
-    """What a sandbox gives to its managers, by the names of ``perdure.connect``."""
+    """Options for a sandbox's managers, named as in ``perdure.connect``."""
 
     autosave: Autosave | None
     lease: LeaseOptions
@@ -160,10 +160,10 @@ class Sandbox:
     saves itself at once, with ``Autosave.write_through()``. No signal is watched.
 
     Args:
-        clock: Autosave's time, which stands still until the test moves it.
+        clock: Autosave's clock, which advances only when the test moves it.
         store: Makes the store of each manager, for tests on another than the memory store;
-            all of them have to lead to the same data, each as an owner of its own.
-        options: What else the managers are given.
+            all of them must open the same data, each as an owner of its own.
+        options: Further options for the managers.
 
     Example:
         async with Sandbox() as sandbox:
@@ -203,7 +203,7 @@ class Sandbox:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close the manager with a store that works; what is unsaved then is the test's affair."""
+        """Close the manager with a working store; unsaved changes are not an error here."""
         if self._sessions is None:
             return
         self._faults.forget()

@@ -83,7 +83,7 @@ class Requirements(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         sessions: How many are active at once.
         max_loss: Seconds of work that a crash may cost at the most; None for no such limit.
-        shutdown: Seconds in which everything has to be saved when the process is stopped.
+        shutdown: Seconds in which everything must be saved when the process is stopped.
         price: What a million saves cost, in any currency.
         budget: What they may cost in a month; None for no such limit.
 

@@ -1,4 +1,4 @@
-"""A picture of the trade: how much each setting saves, and what a crash costs with it. Pure."""
+"""A chart of the trade-off: how often each setting saves, and what a crash costs with it. Pure."""
 
 from __future__ import annotations
 

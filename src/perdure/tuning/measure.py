@@ -35,7 +35,7 @@ async def measure(
 ) -> StoreMeasurement:
     """Save sessions to a store in the same batches as autosave does, and see how long it takes.
 
-    They belong to the tenant `TENANT`, and are deleted in the end; those that a killed
+    They belong to the tenant `TENANT`, and are deleted afterwards; those that a killed
     run has left are deleted first.
 
     Args:
@@ -92,7 +92,7 @@ async def _save(store: Store, batches: Sequence[Batch]) -> None:
 
 @asynccontextmanager
 async def _sessions(store: Store, count: int) -> AsyncGenerator[dict[HeldLease, int], None]:
-    """Make sessions, and delete them in the end; gives their logs' ends."""
+    """Create sessions, yield the ends of their logs, and delete the sessions afterwards."""
     run = secrets.token_hex(4)
     heads: dict[HeldLease, int] = {}
 
@@ -118,7 +118,7 @@ async def _clear(store: Store) -> None:
         keys = [info.key for info in infos]
         deleted = [key for key in keys if await _delete(store, key)]
         if len(deleted) < len(keys):
-            return  # another run goes on beside this one
+            return  # another run is measuring at the same time
 
 
 async def _delete(store: Store, key: SessionKey) -> bool:

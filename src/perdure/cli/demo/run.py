@@ -516,10 +516,10 @@ class DemoRun:
         try:
             ready = await server.says(ServerReady)
             self._note_restore(ready.restore_ms)
-            self._tell("the agents go on talking")
+            self._tell("the agents continue to talk")
             self.crowd.connect_to(ready.port)
             await self.crowd.acknowledged(self.target)
-            self._tell("SIGTERM amid the talk")
+            self._tell("SIGTERM while they talk")
             server.process.send_signal(signal.SIGTERM)
             stopped = await server.says(ServerStopped)
             self.report.term_status = await server.process.wait()

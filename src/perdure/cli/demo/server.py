@@ -115,7 +115,7 @@ class Server:
 
     async def __aexit__(self, *raised: object) -> None:
         """Stop the agents."""
-        await self._stack.__aexit__(*raised)  # type: ignore[arg-type]  # what came in goes on
+        await self._stack.__aexit__(*raised)  # type: ignore[arg-type]  # passed through
 
     async def restore(self) -> list[float]:
         """Bring every session of the demo back; return how long each took, in ms.
@@ -137,7 +137,7 @@ class Server:
         return times
 
     async def _is_known_dead(self, there: list[SessionInfo]) -> bool:
-        """Say whether the store knows that nobody holds a session."""
+        """Return whether the store knows that no live process holds a session."""
         holder = await self._store.store().holder(there[0].key) if there else None
         return holder is None or holder.released or holder.alive is False
 

@@ -1,7 +1,7 @@
 """The store conformance suite: what a backend must do to be a store, as tests.
 
-It is the definition of the port in `perdure.store`. Whoever writes a backend subclasses
-`StoreConformance` in a test module and says how a store is made; pytest with anyio's
+It defines the port in `perdure.store`. The author of a backend subclasses
+`StoreConformance` in a test module and says how to make a store; pytest with anyio's
 plugin does the rest, on each loop that the ``anyio_backend`` fixture names:
 
     from pathlib import Path

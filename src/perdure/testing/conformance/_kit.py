@@ -1,4 +1,4 @@
-"""What the parts of the suite share: the fixture of stores, and short words for long calls."""
+"""Shared parts of the suite: the fixture of stores, and helpers for frequent calls."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ OpenStore = Callable[[str], Awaitable[Store]]
 
 @pytest.mark.anyio
 class Suite(ABC):
-    """A part of the suite: knows how to make stores, and closes them behind each test."""
+    """A part of the suite: makes stores, and closes them after each test."""
 
     @abstractmethod
     def make_store(self, place: Path, owner: str) -> Store:
-        """Return a store that is not open yet; what it keeps lies at ``place``."""
+        """Return a store that is not open yet; its data is at ``place``."""
 
     @pytest.fixture
     async def open_store(self, tmp_path: Path) -> AsyncIterator[OpenStore]:
@@ -50,7 +50,7 @@ class Suite(ABC):
 
 
 async def take(store: Store, key: SessionKey = KEY) -> HeldLease:
-    """Acquire a session, whoever has it."""
+    """Acquire a session, even if another owner holds it."""
     holder = await store.holder(key)
     return await store.acquire(key, after=holder.epoch if holder else 0)
 

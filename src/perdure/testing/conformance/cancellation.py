@@ -1,4 +1,4 @@
-"""Cancellation: a call that is cancelled has its effect whole, or not at all."""
+"""Cancellation: a cancelled call has its complete effect, or none."""
 # ruff: noqa: D102
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The directory: every session under its own name, whatever the name, and deletion."""
+"""The directory: every session under its own name, with any characters; and deletion."""
 # ruff: noqa: D102
 
 from __future__ import annotations

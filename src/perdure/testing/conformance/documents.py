@@ -175,7 +175,7 @@ class DocumentConformance(Suite):
             await store.read_documents(KEY)
 
 
-# Blobs: bytes under the name of their content, and the sweep of what nobody reaches
+# Blobs: bytes under the name of their content, and the sweep of unreferenced ones
 
 
 # ruff: noqa: D102
@@ -186,7 +186,7 @@ _NAME = name_of(_DATA)
 
 
 class BlobConformance(Suite):
-    """A blob is returned verified, and goes only when nobody has reached it for two sweeps."""
+    """A blob is returned verified, and is removed only after two sweeps without a reference."""
 
     async def test_an_unknown_blob_is_none(self, store: Store) -> None:
         assert await store.get_blob("", _NAME) is None

@@ -1,4 +1,4 @@
-"""The inbox: anybody posts, once for each op id; only the holder takes; nothing is half there."""
+"""The inbox: any process posts, once for each op id; only the holder receives; posts are atomic."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ class InboxConformance(Suite):
     async def test_what_waits_is_listed_whether_its_session_exists_or_not(
         self, open_store: OpenStore
     ) -> None:
-        """S4-G3: a post to a session that nobody has opened is not lost sight of."""
+        """S4-G3: a post to a session that was never opened is not overlooked."""
         store, other = await open_store("one"), await open_store("other")
         long = SessionKey("x" * 200, "y" * 200, "z" * 200)
         keys = [KEY, SessionKey(KEY.agent, "second"), OTHER, long]
@@ -289,7 +289,7 @@ class InboxConformance(Suite):
         assert heard or items
 
     async def test_news_come_early_or_not_at_all(self, open_store: OpenStore) -> None:
-        """A store that is told wakes up; every other one sleeps as long as it may."""
+        """A notified store wakes up; every other one sleeps until its timeout."""
         store, other = await open_store("one"), await open_store("other")
         await take(store)
         await store.news(0.01)
@@ -332,7 +332,7 @@ class InboxConformance(Suite):
             await store.settle(KEY, grant.epoch, items)
 
 
-# Dead letters: what could not be delivered is kept, whole, until somebody drops it
+# Dead letters: an undeliverable post is kept, complete, until it is dropped
 
 
 # ruff: noqa: D102

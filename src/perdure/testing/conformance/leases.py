@@ -1,4 +1,4 @@
-"""Leases: one holder at a time, epochs that only grow, and ways to hand a session on."""
+"""Leases: one holder at a time, epochs that only grow, handover and takeover."""
 # ruff: noqa: D102
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class LeaseConformance(Suite):
         after = await other.holder(KEY)
         assert before is not None
         assert after is not None
-        # It was given its id, and nobody knows it for dead: then only the counter tells.
+        # Its owner id was given, and its death is unknown: only the counter shows it.
         if before.owner == after.owner and after.alive is not False:
             assert 0 != after.beat != before.beat
 
@@ -240,7 +240,7 @@ class LeaseConformance(Suite):
         store, other = await open_store("one"), await open_store("other")
         grant = await take(store)
         head = await append_ok(store, grant, 2, *group("a"))
-        stolen = await _acquire_lease(other, "steal", ttl=0.3)  # nobody beats
+        stolen = await _acquire_lease(other, "steal", ttl=0.3)  # without heartbeats
         assert stolen.epoch == grant.epoch + 1
         outcome = await append(store, grant, head + 1, *group("late"))
         assert outcome.status is Status.CONFLICT

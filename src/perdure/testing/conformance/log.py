@@ -300,7 +300,7 @@ async def several_epochs(store: Store) -> list[Record]:
     return await read(store)
 
 
-# Readers: they hold no lease, wait for nobody, and see a prefix of whole groups
+# Readers: they hold no lease, never wait, and see a prefix of whole groups
 
 
 # ruff: noqa: D102
@@ -311,7 +311,7 @@ _GROUP = 3
 
 
 class ReaderConformance(Suite):
-    """What somebody sees who reads while others write, fold and take over."""
+    """A reader's view while other processes write, fold and take over."""
 
     async def test_a_reader_needs_no_lease(self, open_store: OpenStore) -> None:
         writer, reader = await open_store("writer"), await open_store("reader")
