@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from perdure.records.messages import ToolCall as ToolCall
     from perdure.records.messages import ToolResult as ToolResult
     from perdure.records.types import register as register
+    from perdure.session.base import Turn as Turn
     from perdure.session.contributors import Contributor as Contributor
     from perdure.session.export import export_state as export_state
     from perdure.session.export import import_state as import_state
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from perdure.session.retention import Retention as Retention
     from perdure.session.session import Session as Session
     from perdure.session.session import SessionView as SessionView
-    from perdure.session.turn import Turn as Turn
 
 __version__ = "0.1.0"
 
@@ -57,7 +57,7 @@ _HOMES = {
     "perdure.session.options": ("Limits",),
     "perdure.session.prune": ("Retention",),
     "perdure.session.session": ("Session", "SessionView"),
-    "perdure.session.turn": ("Turn",),
+    "perdure.session.base": ("Turn",),
     "perdure.errors": (
         "AcknowledgedRecordsLostError",
         "CheckpointNotFoundError",

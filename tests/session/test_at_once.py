@@ -23,7 +23,7 @@ from perdure import (
     Shutdown,
     connect,
 )
-from perdure.session import turn
+from perdure.session import base
 
 GUARD = 30.0
 """Seconds after which something hangs."""
@@ -359,7 +359,7 @@ def test_a_turn_whose_wait_may_end_is_not_refused(wait: Any) -> None:
 def test_a_wait_that_may_never_end_is_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(turn, "LOOK", 0.001)
+    monkeypatch.setattr(base, "LOOK", 0.001)
 
     async def main() -> None:
         async with memory() as sessions, sessions.open("a") as session:

@@ -18,9 +18,9 @@ from perdure import (
 )
 from perdure.lease import LeaseOptions
 from perdure.records.records import STATE
-from perdure.session.hooks import SessionClosed
 from perdure.session.manager import SessionManager
 from perdure.session.options import Limits
+from perdure.session.runtime import SessionClosed
 from perdure.store import Store
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing import ManualClock, SwitchedStore

@@ -25,7 +25,7 @@ from perdure import (
 )
 from perdure.memory.documents import TAKEN_IDS, note_taken
 from perdure.records.records import TAKEN
-from perdure.session.hooks import SessionPosted
+from perdure.session.runtime import SessionPosted
 from perdure.session.session import Session
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore

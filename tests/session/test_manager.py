@@ -27,8 +27,8 @@ from perdure import (
 from perdure.autosave.options import Autosave, EngineOptions
 from perdure.lease import LeaseOptions
 from perdure.records.keys import SessionKey
-from perdure.session.hooks import SessionClosed
 from perdure.session.manager import SessionManager
+from perdure.session.runtime import SessionClosed
 from perdure.stores.delegate import DelegatingStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing import ManualClock

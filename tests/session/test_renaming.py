@@ -14,8 +14,8 @@ from perdure import (
     connect,
 )
 from perdure.records.keys import SessionKey
-from perdure.session.exclusive import ExclusiveAccess
 from perdure.session.fork import ForkBuilder
+from perdure.session.lifecycle import ExclusiveAccess
 from perdure.session.manager import SessionManager
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests.session.conftest import Connect

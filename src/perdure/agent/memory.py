@@ -51,7 +51,7 @@ from perdure.restore.rebuild import (
 )
 from perdure.restore.report import Source
 from perdure.restore.snapshot_store import WorkingContextSnapshotStore
-from perdure.session.contents import entry_of
+from perdure.session.base import entry_of
 from perdure.session.internals import (
     accept,
     exclusively,

@@ -40,8 +40,8 @@ from perdure.agent.tools import lived, told_of
 from perdure.errors import ContextOverflowError, PerdureError, SessionClosedError
 from perdure.records.messages import Message
 from perdure.records.records import Entry
+from perdure.session.base import Turn
 from perdure.session.internals import accept, end_with, refusal_of
-from perdure.session.turn import Turn
 
 log: logging.Logger = logging.getLogger("perdure.agent")
 

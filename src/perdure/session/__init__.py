@@ -1,13 +1,13 @@
 """Sessions, turns and their manager: what users hold.
 
-    the manager          manager, connected, runtime, options, hooks, process_exit
+    the manager          manager, connected, runtime, options
     opening and closing  open, lifecycle, spill, shutdown
-    a session            session, base, turn, contents
+    a session            session, base, contents
     with its messages    contributors, checkpoints
     other writers        inbox, for any process; internals, for an agent's worker
     folding              fold, rebuild
     as it was            point_in_time
-    from outside         exclusive, filter; fork, rename, delete, prune, retention
+    from outside         fork, delete, prune, retention
     restores             plan
     other formats        export
 

@@ -22,14 +22,12 @@ from perdure.autosave.options import Autosave, EngineOptions, Shutdown
 from perdure.autosave.reports import NAMED, Health
 from perdure.lease import LeaseOptions, renew_heartbeat
 from perdure.records.types import Registry
-from perdure.session.hooks import EventName, Hooks
 from perdure.session.inbox import Inbox
 from perdure.session.lifecycle import SessionLifecycle
 from perdure.session.open import Opener
 from perdure.session.options import Limits, require_sessions
-from perdure.session.process_exit import ExitHandler
-from perdure.session.runtime import Clock, Runtime, catch_up
-from perdure.session.shutdown import ManagerShutdown, SignalWatch
+from perdure.session.runtime import Clock, EventName, Hooks, Runtime, catch_up
+from perdure.session.shutdown import ExitHandler, ManagerShutdown, SignalWatch
 from perdure.store import HeartbeatRequests, Store
 
 log: logging.Logger = logging.getLogger("perdure")

@@ -34,10 +34,8 @@ from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey, require_text
 from perdure.records.messages import (
     RESERVED_KINDS,
-    EncodedRecord,
     Message,
     decode_message,
-    encode_message,
 )
 from perdure.records.records import (
     EPOCH,
@@ -395,20 +393,6 @@ def _is_their_own(record: Record) -> bool:
 
 
 # What users hand to a session, as the log takes it: encoded, measured, without credentials
-
-
-def entry_of(item: Message | EncodedRecord | Any, registry: Registry) -> Entry:
-    """Return an item as a record; a message without a time gets the present one.
-
-    Raises:
-        NotStorableError: It cannot be stored.
-
-    """
-    if isinstance(item, Message):
-        return encode_message(item, registry, now=time.time())
-    if isinstance(item, EncodedRecord):
-        return item.entry
-    return registry.encode_record(item)
 
 
 def meta_entry(

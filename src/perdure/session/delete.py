@@ -1,13 +1,17 @@
-"""Deleting sessions, and forgetting everything that is stored about some.
+"""Choosing, renaming and deleting sessions, and forgetting everything that is stored about them.
+
+Sessions are chosen by agent, owner or tag, as of their newest record and not of their fold.
 
 A deletion is announced in the session's log first; then its forks are found, and each gets its own
 copy of the history that it refers to; only then the session is removed. Forgetting also removes
 blobs that nothing else refers to, spill files, and what a backend keeps of removed data.
+A rename is a copy that remembers the old name, then the deletion of the old one.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, suppress
 from typing import TYPE_CHECKING, final
 
@@ -15,20 +19,117 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from perdure.errors import CorruptRecordError, FormatError, PerdureError
+from perdure.errors import (
+    CorruptRecordError,
+    FormatError,
+    PerdureError,
+    SessionError,
+    SessionNotFoundError,
+)
+from perdure.lineage.store import Lineage
+from perdure.memory.documents import SESSION, MetadataPayload, SessionDocument
 from perdure.records.chunks import named_in
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import ForkNote, Origin
-from perdure.records.records import ENDING, FORK, Entry
+from perdure.records.records import ENDING, FORK, META, Entry
 from perdure.session import spill as spilling
-from perdure.session.exclusive import ExclusiveAccess, HeldSession, Terms
-from perdure.session.filter import _PAGE
-from perdure.session.fork import ForkBuilder
-from perdure.store import Store
+from perdure.session.fork import _QUIET, Fork, ForkBuilder, exists
+from perdure.session.lifecycle import ExclusiveAccess, HeldSession, Terms, require_different
+from perdure.store import DeadLetter, SessionInfo, Store, first_record
 
 if TYPE_CHECKING:
-    pass
+    from perdure.session.base import SessionBase
+
+
+_PAGE = 500
+
+
+class SessionFilter(msgspec.Struct, frozen=True):
+    """What was asked for; None for any."""
+
+    id: str | None
+    session: str | None
+    tenant: str
+    owner: str | None
+    tag: str | None
+
+    def fits(self, owner: str | None, tags: tuple[str, ...]) -> bool:
+        """Say whether a session with this owner and these tags is meant."""
+        return self.owner in (None, owner) and (self.tag is None or self.tag in tags)
+
+
+async def chosen(
+    store: Lineage, wanted: SessionFilter, open_sessions: Mapping[SessionKey, SessionBase]
+) -> list[SessionKey]:
+    """Return the sessions that are meant.
+
+    A listing reports the last fold; where the log is longer by now, it is read, and a session
+    that is open *here* knows what is not durable yet.
+    """
+    keys: list[SessionKey] = []
+    after: SessionKey | None = None
+    prefix = wanted.id or ""
+    while page := await store.sessions(
+        tenant=wanted.tenant, prefix=prefix, after=after, limit=_PAGE
+    ):
+        after = page[-1].key
+        for info in page:
+            key = info.key
+            if wanted.id not in (None, key.agent) or wanted.session not in (None, key.session):
+                continue
+            if await _fits(store, info, wanted, open_sessions):
+                keys.append(key)
+    return keys
+
+
+async def only_posted_to(store: Lineage, wanted: SessionFilter) -> list[SessionKey]:
+    """Return the sessions of an id that were never opened but have pending items."""
+    if wanted.id is None or wanted.owner is not None or wanted.tag is not None:
+        return []
+    return [
+        key
+        for key in await store.waiting()
+        if (key.tenant, key.agent) == (wanted.tenant, wanted.id)
+        and wanted.session in (None, key.session)
+        and await store.head(key) == 0
+    ]
+
+
+async def _fits(
+    store: Lineage,
+    info: SessionInfo,
+    wanted: SessionFilter,
+    open_sessions: Mapping[SessionKey, SessionBase],
+) -> bool:
+    if wanted.owner is None and wanted.tag is None:
+        return True
+    session = open_sessions.get(info.key)
+    if session is not None:
+        metadata = session.info.metadata
+        return wanted.fits(metadata.owner, tuple(metadata.tags))
+    try:
+        owner, tags = await _described(store, info.key)
+    except FormatError:  # damaged: what its last fold says is all that there is
+        owner, tags = info.owner, info.tags
+    return wanted.fits(owner, tags)
+
+
+async def _described(store: Lineage, key: SessionKey) -> tuple[str | None, tuple[str, ...]]:
+    """Return a session's owner and tags as of its newest durable record."""
+    document = (await store.read_documents(key, {SESSION})).found.get(SESSION)
+    owner, tags, since = None, tuple[str, ...](), 0
+    if document is not None:
+        metadata = decode(document.data, SessionDocument).metadata
+        owner, tags, since = metadata.owner, tuple(metadata.tags), document.as_of_seq
+    async with aclosing(store.read_log(key, after=since)) as log:
+        async for chunk in log:
+            for record in chunk.records:
+                if record.kind == META:
+                    meta = decode(record.payload, MetadataPayload)
+                    owner = owner if meta.owner is None else meta.owner
+                    tags = tags if meta.tags is None else tuple(meta.tags)
+    return owner, tags
 
 
 _SAVING = 5
@@ -384,3 +485,84 @@ def _history(parent: SessionKey, heir: SessionKey) -> RetainedItem:
 def _blob(name: str, by: SessionKey, how: str, sums: dict[SessionKey, _Sum]) -> RetainedItem:
     of = next((key for key, total in sums.items() if name in total.names), min(sums))
     return RetainedItem("blob", f"{by} {how}: {name}", of, by)
+
+
+@final
+class Renamer:
+    """Give sessions other names."""
+
+    def __init__(self, access: ExclusiveAccess, forker: ForkBuilder, forgetter: Forgetter) -> None:
+        self._access = access
+        self._forker = forker
+        self._forgetter = forgetter
+        self._store = access.store
+
+    async def rename(self, old: SessionKey, new: SessionKey, terms: Terms) -> Fork:
+        """Give a session another name; what is unsaved of it here is saved, and it is closed.
+
+        Raises:
+            SessionError: The new name is taken.
+            SessionNotFoundError: There is no session of the old name.
+            LeaseHeldError: Another process keeps holding it, or one of its forks.
+
+        """
+        require_different(old, new, "rename")
+        session = self._access.runtime.sessions.get(old)
+        if session is not None:
+            await self._access.lifecycle.close(session)
+        async with self._forgetter.settling(), AsyncExitStack() as stack:
+            for key in sorted((old, new)):
+                await stack.enter_async_context(self._access.exclusive(key))
+            if new in self._access.runtime.sessions:
+                raise exists(new)
+            created = (await self._access.begun(new)).base
+            if await self._store.inner.head(old) == 0:
+                if created is None or created.moved != old:
+                    raise SessionNotFoundError(f"there is no session {old}", key=str(old))
+                return Fork(new, old, created.at)
+            hold = await stack.enter_async_context(self._access.held(old, terms))
+            base = await self._copied(hold, new, created)
+            await self._forgetter.end(hold, terms, lambda: self._forward(hold, new))
+            return Fork(new, old, base.at)
+
+    async def _copied(self, old: HeldSession, new: SessionKey, created: Origin | None) -> Origin:
+        """Return the base of the copy, made now or before."""
+        begun = await self._access.begun(new)
+        if begun.goes_on and (created is None or created.moved != old.key):
+            raise exists(new)
+        if created is not None:
+            if created.moved != old.key:
+                raise exists(new)
+            if not await self._goes_on(old.key, created.at):
+                return created
+            if begun.goes_on:
+                message = (
+                    f"{old.key} was renamed to {new}, and somebody went on under both names: "
+                    "delete the one that you do not need"
+                )
+                raise SessionError(message, key=str(old.key), new=str(new))
+            async with self._access.held(new, Terms("raise", 0)) as hold:
+                await hold.delete()
+        base = await self._forker.own_base(old.key, old.head, moved=old.key)
+        async with self._access.held(new, Terms("raise", 0)) as hold:
+            await hold.rebase(base)
+        return base
+
+    async def _goes_on(self, key: SessionKey, after: int) -> bool:
+        log = self._store.read_log(key, after=after)
+        return await first_record(log, lambda record: record.kind not in _QUIET) is not None
+
+    async def _forward(self, old: HeldSession, new: SessionKey) -> None:
+        """Have what was posted to the old name wait at the new one."""
+        waiting = await self._store.take(old.key, old.epoch, limit=1_000_000)
+        mail = [item for item in waiting if item.kind != FORK and not item.damage]
+        if mail:
+            await self._store.post(new, mail)
+        if not self._store.capabilities.dead_letters:
+            return
+        letters = await self._store.dead_letters(old.key)
+        now = time.time()
+        letters += [DeadLetter(item, item.damage, 0, now) for item in waiting if item.damage]
+        if letters:
+            async with self._access.held(new, Terms("raise", 0)) as hold:
+                await self._store.reject(new, hold.epoch, letters)

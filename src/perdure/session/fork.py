@@ -39,7 +39,7 @@ from perdure.records.records import (
     Entry,
     Record,
 )
-from perdure.session.exclusive import (
+from perdure.session.lifecycle import (
     ExclusiveAccess,
     HeldSession,
     LogOrigin,

@@ -38,9 +38,9 @@ from perdure.records.json import encode
 from perdure.records.keys import SessionKey
 from perdure.records.posts import checked_key, key_of, new_posts, op_ids
 from perdure.records.records import TAKEN, Entry
-from perdure.session.contents import check_readable, check_sizes, entry_of
-from perdure.session.hooks import SessionPosted
-from perdure.session.runtime import Runtime, wait_idle
+from perdure.session.base import entry_of
+from perdure.session.contents import check_readable, check_sizes
+from perdure.session.runtime import Runtime, SessionPosted, wait_idle
 from perdure.store import DeadLetter, InboxLimit, PendingItem
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from perdure.memory.context import WorkingContext
     from perdure.records.records import Entry
     from perdure.records.types import Registry
+    from perdure.session.base import Turn
     from perdure.session.session import Session, SessionView
-    from perdure.session.turn import Turn
     from perdure.store import Store
 
 

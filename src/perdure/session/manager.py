@@ -30,20 +30,23 @@ from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
 from perdure.restore.ladder import restore
 from perdure.restore.report import RestorePlan
 from perdure.session.connected import ManagerParts, connected, manager_facts
-from perdure.session.delete import ForgetReport, Forgetter
-from perdure.session.exclusive import ExclusiveAccess, Terms
-from perdure.session.filter import SessionFilter, chosen, only_posted_to
+from perdure.session.delete import (
+    ForgetReport,
+    Forgetter,
+    Renamer,
+    SessionFilter,
+    chosen,
+    only_posted_to,
+)
 from perdure.session.fork import Fork, ForkBuilder
-from perdure.session.hooks import EventName, Hook
 from perdure.session.inbox import PostReceipt
-from perdure.session.lifecycle import LostSession
+from perdure.session.lifecycle import ExclusiveAccess, LostSession, Terms
 from perdure.session.open import OpenRequest, SessionOpening
 from perdure.session.options import Limits, require_options
 from perdure.session.prune import Pruner, PruneReport
 from perdure.session.rebuild import RebuildReport, rebuild_session
-from perdure.session.rename import Renamer
 from perdure.session.retention import Retention
-from perdure.session.runtime import Clock, wrong_loop
+from perdure.session.runtime import Clock, EventName, Hook, wrong_loop
 from perdure.session.session import SessionView
 from perdure.store import DeadLetter, SessionInfo, Store
 

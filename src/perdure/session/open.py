@@ -31,11 +31,10 @@ from perdure.records.records import Entry, Record
 from perdure.restore.ladder import restore
 from perdure.session import spill
 from perdure.session.contents import check_said
-from perdure.session.hooks import SessionOpened
 from perdure.session.inbox import Inbox
 from perdure.session.lifecycle import SessionLifecycle, read_again
 from perdure.session.options import require_options
-from perdure.session.runtime import PendingLoad, Runtime, wrong_loop
+from perdure.session.runtime import PendingLoad, Runtime, SessionOpened, wrong_loop
 from perdure.session.session import Session
 from perdure.session.spill import SpillFile
 from perdure.store import HeldLease

@@ -55,8 +55,8 @@ from perdure.records.records import (
     Record,
 )
 from perdure.session.delete import Forgetter, every
-from perdure.session.exclusive import ExclusiveAccess, Terms
 from perdure.session.fold import put_blobs
+from perdure.session.lifecycle import ExclusiveAccess, Terms
 from perdure.session.point_in_time import base_documents, folded_at
 from perdure.session.retention import Retention, TurnEndAt, cut_after, is_expired
 from perdure.store import Document, Documents, Store

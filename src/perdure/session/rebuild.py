@@ -27,15 +27,15 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
 from perdure.records.records import Record
 from perdure.restore.ladder import keep_evidence, require_plain, validated
-from perdure.session.exclusive import Terms
 from perdure.session.fold import FoldInput, manifest_of, put_blobs
+from perdure.session.lifecycle import Terms
 from perdure.session.options import Limits
 from perdure.session.point_in_time import base_documents
 from perdure.store import Document, Documents, Store
 
 if TYPE_CHECKING:
     from perdure.session.base import SessionBase
-    from perdure.session.exclusive import ExclusiveAccess
+    from perdure.session.lifecycle import ExclusiveAccess
 
 
 def fold_afresh(

@@ -1,24 +1,34 @@
-"""What the parts of one connected manager share. Values and owners, no behavior."""
+"""Runtime of one connected manager: the parts that its modules share, its hooks and its key locks.
+
+Hooks are events by name, delivered to plain or async functions. A key lock lets one operation
+at a time work on a session: its load, its close, or a change by `ExclusiveAccess`.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 
 import anyio
+import msgspec
 from anyio.lowlevel import checkpoint
 
-from perdure._lib.host import Host
+from perdure._lib.host import Host, HostClosedError
 from perdure._lib.loop import Affinity, Stray
+from perdure._lib.signals import exit_in
+from perdure._lib.tasks import was_cancelled
 from perdure.autosave.engine import Autosaver
 from perdure.autosave.options import Shutdown
-from perdure.errors import WrongLoopError
+from perdure.errors import InvalidArgumentError, WrongLoopError
 from perdure.lease import LeaseOptions, OwnerWatch
 from perdure.records.keys import SessionKey
 from perdure.records.types import Registry
+from perdure.restore.report import RestoreReport
 from perdure.session import spill
-from perdure.session.hooks import Hooks
 from perdure.session.options import Limits
 from perdure.store import Store
 
@@ -28,7 +38,158 @@ if TYPE_CHECKING:
     from perdure.session.base import SessionBase
 
 
-# One operation at a time on a session: its load, its close, a change from outside
+log: logging.Logger = logging.getLogger("perdure")
+
+
+class SessionOpened(msgspec.Struct, frozen=True):
+    """A session was loaded."""
+
+    session: str
+    epoch: int
+    report: RestoreReport
+
+
+class SessionClosed(msgspec.Struct, frozen=True):
+    """A session left memory: closed, hibernated, handed over or deleted."""
+
+    session: str
+    why: str
+    version: int
+
+
+class SessionFolded(msgspec.Struct, frozen=True):
+    """Documents were folded as of a record."""
+
+    session: str
+    as_of_seq: int
+
+
+class SessionFoldFailed(msgspec.Struct, frozen=True):
+    """A fold failed; nothing is lost by it, the next one will do its work."""
+
+    session: str
+    error: Exception
+
+
+class MemoryEvicted(msgspec.Struct, frozen=True):
+    """Entries of a working memory went, to make room for a new value."""
+
+    session: str
+    keys: tuple[str, ...]
+    """Least in priority first."""
+    bytes: int
+    """Of their values."""
+
+
+class SessionPosted(msgspec.Struct, frozen=True):
+    """What others posted has entered a session that is open here; autosave makes it durable."""
+
+    session: str
+    keys: tuple[str, ...]
+    """The keys of the posts."""
+    version: int
+    """The seq of the newest record of it."""
+
+
+EventName = Literal[
+    "before_save",
+    "saved",
+    "save_failed",
+    "quarantined",
+    "lost",
+    "degraded",
+    "recovered",
+    "loop_blocked",
+    "store_warned",
+    "stalled",
+    "resumed",
+    "opened",
+    "closed",
+    "folded",
+    "fold_failed",
+    "memory_evicted",
+    "posted",
+    "drain",
+]
+"""``before_save`` gets the session, and is awaited before a due save captures what to
+write; all others get an event with facts, after it has happened."""
+
+Hook = Callable[[Any], Awaitable[None] | None]
+
+
+class Hooks:
+    """Functions by the event that they wait for."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._hooks: dict[str, list[Hook]] = {}
+
+    def on(self, event: EventName, hook: Hook) -> Callable[[], None]:
+        """Call ``hook`` at each event; return what takes it off again.
+
+        Raises:
+            InvalidArgumentError: There is no such event, or the hook cannot be called.
+
+        """
+        if event not in get_args(EventName):
+            message = f"event {event!r} is unknown: choose {', '.join(get_args(EventName))}"
+            raise InvalidArgumentError(message, event=event)
+        if not callable(hook):
+            message = (
+                f"a hook for {event} is a function of one argument, not a {type(hook).__name__}"
+            )
+            raise InvalidArgumentError(message, event=event)
+        hooks = self._hooks.setdefault(event, [])
+        hooks.append(hook)
+
+        def off() -> None:
+            with contextlib.suppress(ValueError):  # it is off already
+                hooks.remove(hook)
+
+        return off
+
+    def has(self, event: EventName) -> bool:
+        """Whether an event has hooks."""
+        return bool(self._hooks.get(event))
+
+    def emit(self, event: EventName, facts: object) -> None:
+        """Run an event's hooks; one that fails is logged and affects nothing else."""
+        for hook in tuple(self._hooks.get(event, ())):
+            try:
+                result = hook(facts)
+            except BaseException as error:
+                exit_error = exit_in(error)
+                if exit_error is not None:
+                    self._host.leave(exit_error)
+                else:
+                    log.exception("a hook failed", extra={"event": event})
+            else:
+                if inspect.isawaitable(result):
+                    self._follow(event, result)
+
+    def _follow(self, event: str, result: Awaitable[None]) -> None:
+        try:
+            self._host.spawn(_finish, event, result)
+        except HostClosedError:
+            log.warning("a hook was not run: its manager has ended", extra={"event": event})
+            if inspect.iscoroutine(result):
+                result.close()
+
+    async def run(self, event: EventName, facts: object) -> None:
+        """Run an event's hooks, and wait for them."""
+        for hook in tuple(self._hooks.get(event, ())):
+            result = hook(facts)
+            if inspect.isawaitable(result):
+                await result
+
+
+async def _finish(event: str, result: Awaitable[None]) -> None:
+    try:
+        await result
+    except BaseException as error:
+        if was_cancelled(error) or exit_in(error) is not None:
+            raise  # the host takes it
+        log.exception("a hook failed", extra={"event": event})
 
 
 class PendingLoad:
@@ -152,9 +313,6 @@ def wrong_loop(what: str, stray: Stray) -> WrongLoopError:
         "loop": ("event loop", "connect again inside this loop"),
     }[stray]
     return WrongLoopError(f"{what} belongs to another {place}: {cure}", stray=stray)
-
-
-# A clock for autosave that stands still until it is moved: what tests give to a manager
 
 
 class Clock(Protocol):

@@ -16,12 +16,11 @@ from perdure.records.keys import SessionKey
 from perdure.records.messages import EncodedRecord, Message
 from perdure.records.records import Entry, Record
 from perdure.restore.ladder import RestoredSession
-from perdure.session.base import Receipt, SessionBase
-from perdure.session.contents import Contents, HistoryItem, entry_of, meta_entry
+from perdure.session.base import Receipt, SessionBase, Turn, entry_of
+from perdure.session.contents import Contents, HistoryItem, meta_entry
 from perdure.session.contributors import Attachment, Contributor, attach
 from perdure.session.lifecycle import fork_unsaved
 from perdure.session.runtime import Runtime
-from perdure.session.turn import Turn
 
 if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked

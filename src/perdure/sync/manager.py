@@ -33,8 +33,8 @@ from perdure.providers.context_fit import Format
 from perdure.records.keys import DEFAULT_SESSION
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
 from perdure.restore.report import RestorePlan
-from perdure.session.process_exit import THREAD
 from perdure.session.rebuild import RebuildReport
+from perdure.session.shutdown import THREAD
 from perdure.sync.loop import HookThread, LoopThread, closed
 from perdure.sync.session import LostSession, Session, SessionView
 
@@ -48,11 +48,11 @@ if TYPE_CHECKING:
     from perdure.session import manager, session
     from perdure.session.delete import ForgetReport
     from perdure.session.fork import Fork
-    from perdure.session.hooks import EventName
     from perdure.session.inbox import PostReceipt
     from perdure.session.options import Limits
     from perdure.session.prune import PruneReport
     from perdure.session.retention import Retention
+    from perdure.session.runtime import EventName
     from perdure.store import DeadLetter, SessionInfo, Store
 
 

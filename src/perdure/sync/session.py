@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from perdure.records.records import Record
     from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
     from perdure.restore.report import RestorePlan, RestoreReport
-    from perdure.session import lifecycle, session, turn
+    from perdure.session import base, lifecycle, session
     from perdure.session import session as view
     from perdure.session.base import Receipt
     from perdure.session.contents import HistoryItem
@@ -59,7 +59,7 @@ class Turn:
     """One turn of a session: ``with session.turn() as turn``. As `perdure.Turn`, blocking."""
 
     def __init__(
-        self, loop: LoopThread, session: Session, inner: turn.Turn, in_turn: TurnThread
+        self, loop: LoopThread, session: Session, inner: base.Turn, in_turn: TurnThread
     ) -> None:
         self._loop = loop
         self._session = session
@@ -151,7 +151,7 @@ class TurnThread:
 class _TurnTask:
     """A turn's task: it enters the turn, waits for the end of the block, and leaves it."""
 
-    def __init__(self, inner: turn.Turn) -> None:
+    def __init__(self, inner: base.Turn) -> None:
         self._inner = inner
         self._scope: anyio.CancelScope | None = None
         self._error: Exception | None = None
