@@ -9,7 +9,7 @@
                 session.append(Message.user("Hello"))
 
 The same names as in `perdure`, without ``await``; ``aclose`` is ``close``. A manager keeps a
-loop in a thread of its own, so autosave goes on while the caller's code blocks, and every
+loop in a thread of its own, so autosave continues while the caller's code blocks, and every
 thread of the process may use it. This package only forwards calls; why it is written out,
 method by method, is in docs/decisions/0042-the-blocking-mirror-is-written-out.md. A docstring here
 says what a method does and what is different about it; its arguments and errors are those of the

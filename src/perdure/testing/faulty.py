@@ -11,6 +11,7 @@ ends with ``injected`` at 0.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
@@ -73,8 +74,147 @@ class Crash(BaseException):
     """A simulated kill of the process: after catching it, a test may only open a new manager."""
 
 
+class _ForwardingStore(ABC):
+    """The calls of the port, each forwarded through `_call`, where subclasses inject failures."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    @abstractmethod
+    async def _call(self, method: str, call: Callable[[Store], Awaitable[T]]) -> T:
+        """Make a call on the inner store, or fail it."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The inner store's."""
+        return self._store.capabilities
+
+    @property
+    def owner(self) -> str:
+        """The inner store's."""
+        return self._store.owner
+
+    @property
+    def location(self) -> str:
+        """The inner store's."""
+        return self._store.location
+
+    async def open(self) -> None:
+        await self._call("open", lambda store: store.open())
+
+    async def aclose(self) -> None:
+        await self._call("aclose", lambda store: store.aclose())
+
+    async def head(self, key: SessionKey) -> int:
+        return await self._call("head", lambda store: store.head(key))
+
+    async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
+        return await self._call("trim", lambda store: store.trim(key, epoch, below))
+
+    async def read_documents(
+        self, key: SessionKey, names: Collection[str] | None = None
+    ) -> Documents:
+        return await self._call("read_documents", lambda store: store.read_documents(key, names))
+
+    async def write_documents(
+        self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
+    ) -> None:
+        await self._call(
+            "write_documents", lambda store: store.write_documents(key, documents, manifest)
+        )
+
+    async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
+        await self._call("put_blobs", lambda store: store.put_blobs(tenant, blobs))
+
+    async def get_blob(self, tenant: str, name: str) -> bytes | None:
+        return await self._call("get_blob", lambda store: store.get_blob(tenant, name))
+
+    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
+        return await self._call("sweep", lambda store: store.sweep(tenant, reachable, older_than))
+
+    async def blob_names(self, tenant: str) -> list[str]:
+        return await self._call("blob_names", lambda store: store.blob_names(tenant))
+
+    async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
+        return await self._call("remove_blobs", lambda store: store.remove_blobs(tenant, names))
+
+    async def holder(self, key: SessionKey) -> LeaseState | None:
+        return await self._call("holder", lambda store: store.holder(key))
+
+    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
+        return await self._call("acquire", lambda store: store.acquire(key, after=after))
+
+    async def release(self, key: SessionKey, epoch: int) -> None:
+        await self._call("release", lambda store: store.release(key, epoch))
+
+    async def heartbeat(self) -> HeartbeatRequests:
+        return await self._call("heartbeat", lambda store: store.heartbeat())
+
+    async def news(self, at_most: float) -> None:
+        await self._call("news", lambda store: store.news(at_most))
+
+    async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
+        await self._call("request_handover", lambda store: store.request_handover(key, holder))
+
+    async def post(
+        self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
+    ) -> int:
+        return await self._call("post", lambda store: store.post(key, items, limit=limit))
+
+    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
+        return await self._call("take", lambda store: store.take(key, epoch, limit=limit))
+
+    async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
+        await self._call("settle", lambda store: store.settle(key, epoch, op_ids))
+
+    async def sessions(
+        self,
+        *,
+        tenant: str = "",
+        owner: str | None = None,
+        tag: str | None = None,
+        prefix: str = "",
+        after: SessionKey | None = None,
+        limit: int = 100,
+    ) -> list[SessionInfo]:
+        return await self._call(
+            "sessions",
+            lambda store: store.sessions(
+                tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after, limit=limit
+            ),
+        )
+
+    async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
+        if dead_letters:
+            return await self._call("waiting", lambda store: store.waiting(dead_letters=True))
+        return await self._call("waiting", lambda store: store.waiting())
+
+    async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
+        await self._call("reject", lambda store: store.reject(key, epoch, letters))
+
+    async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
+        return await self._call("dead_letters", lambda store: store.dead_letters(key))
+
+    async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
+        return await self._call(
+            "drop_dead_letters", lambda store: store.drop_dead_letters(key, op_ids)
+        )
+
+    async def tenants(self) -> list[str]:
+        return await self._call("tenants", lambda store: store.tenants())
+
+    async def delete(self, key: SessionKey, epoch: int) -> None:
+        await self._call("delete", lambda store: store.delete(key, epoch))
+
+    async def scrub(self) -> None:
+        await self._call("scrub", lambda store: store.scrub())
+
+    async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
+        return await self._call("append_many", lambda store: store.append_many(batches))
+
+
 @final
-class FaultyStore:
+class FaultyStore(_ForwardingStore):
     """A store wrapper that forwards every call, but fails some.
 
     Args:
@@ -106,26 +246,11 @@ class FaultyStore:
         """How often each method was called."""
         self.injected: int = 0
         """How many calls failed so far."""
-        self._store = store
+        super().__init__(store)
         self._fail_on = fail_on
         self._how: How = how
         self._fails = range(nth, nth + times) if times is not None else None
         self._nth = nth
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """The inner store's."""
-        return self._store.capabilities
-
-    @property
-    def owner(self) -> str:
-        """As the store has it."""
-        return self._store.owner
-
-    @property
-    def location(self) -> str:
-        """The inner store's."""
-        return self._store.location
 
     def mend(self) -> None:
         """Fail no more."""
@@ -142,13 +267,13 @@ class FaultyStore:
         self.injected += due
         return due
 
-    async def _call(self, method: str, call: Callable[[], Awaitable[T]]) -> T:
+    async def _call(self, method: str, call: Callable[[Store], Awaitable[T]]) -> T:
         if not self._is_due(method):
-            return await call()
+            return await call(self._store)
         if self._how == "hang":
             await anyio.sleep_forever()
         if self._how in _APPLIED:
-            await call()
+            await call(self._store)
         raise self._fault(method)
 
     def _fault(self, method: str) -> BaseException:
@@ -165,18 +290,10 @@ class FaultyStore:
 
     # the port
 
-    async def open(self) -> None:
-        """Open the inner store."""
-        await self._call("open", self._store.open)
-
-    async def aclose(self) -> None:
-        """Close the inner store."""
-        await self._call("aclose", self._store.aclose)
-
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
         """Append, or answer for every batch with the fault's status."""
         try:
-            return await self._call("append_many", lambda: self._store.append_many(batches))
+            return await super().append_many(batches)
         except (StoreUnavailableError, NotStorableError, LeaseLostError) as error:
             if self._how not in _STATUS:
                 raise  # not ours: the inner store broke the port's rule to raise nothing
@@ -203,110 +320,6 @@ class FaultyStore:
                 yield chunk
         if due:
             raise self._fault("read_log")
-
-    async def head(self, key: SessionKey) -> int:
-        return await self._call("head", lambda: self._store.head(key))
-
-    async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
-        return await self._call("trim", lambda: self._store.trim(key, epoch, below))
-
-    async def read_documents(
-        self, key: SessionKey, names: Collection[str] | None = None
-    ) -> Documents:
-        return await self._call("read_documents", lambda: self._store.read_documents(key, names))
-
-    async def write_documents(
-        self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
-    ) -> None:
-        await self._call(
-            "write_documents", lambda: self._store.write_documents(key, documents, manifest)
-        )
-
-    async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
-        await self._call("put_blobs", lambda: self._store.put_blobs(tenant, blobs))
-
-    async def get_blob(self, tenant: str, name: str) -> bytes | None:
-        return await self._call("get_blob", lambda: self._store.get_blob(tenant, name))
-
-    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
-        return await self._call("sweep", lambda: self._store.sweep(tenant, reachable, older_than))
-
-    async def blob_names(self, tenant: str) -> list[str]:
-        return await self._call("blob_names", lambda: self._store.blob_names(tenant))
-
-    async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
-        return await self._call("remove_blobs", lambda: self._store.remove_blobs(tenant, names))
-
-    async def holder(self, key: SessionKey) -> LeaseState | None:
-        return await self._call("holder", lambda: self._store.holder(key))
-
-    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
-        return await self._call("acquire", lambda: self._store.acquire(key, after=after))
-
-    async def release(self, key: SessionKey, epoch: int) -> None:
-        await self._call("release", lambda: self._store.release(key, epoch))
-
-    async def heartbeat(self) -> HeartbeatRequests:
-        return await self._call("heartbeat", self._store.heartbeat)
-
-    async def news(self, at_most: float) -> None:
-        await self._call("news", lambda: self._store.news(at_most))
-
-    async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
-        await self._call("request_handover", lambda: self._store.request_handover(key, holder))
-
-    async def post(
-        self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
-    ) -> int:
-        return await self._call("post", lambda: self._store.post(key, items, limit=limit))
-
-    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
-        return await self._call("take", lambda: self._store.take(key, epoch, limit=limit))
-
-    async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-        await self._call("settle", lambda: self._store.settle(key, epoch, op_ids))
-
-    async def sessions(
-        self,
-        *,
-        tenant: str = "",
-        owner: str | None = None,
-        tag: str | None = None,
-        prefix: str = "",
-        after: SessionKey | None = None,
-        limit: int = 100,
-    ) -> list[SessionInfo]:
-        return await self._call(
-            "sessions",
-            lambda: self._store.sessions(
-                tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after, limit=limit
-            ),
-        )
-
-    async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
-        if dead_letters:
-            return await self._call("waiting", lambda: self._store.waiting(dead_letters=True))
-        return await self._call("waiting", self._store.waiting)
-
-    async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
-        await self._call("reject", lambda: self._store.reject(key, epoch, letters))
-
-    async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
-        return await self._call("dead_letters", lambda: self._store.dead_letters(key))
-
-    async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
-        return await self._call(
-            "drop_dead_letters", lambda: self._store.drop_dead_letters(key, op_ids)
-        )
-
-    async def tenants(self) -> list[str]:
-        return await self._call("tenants", self._store.tenants)
-
-    async def delete(self, key: SessionKey, epoch: int) -> None:
-        await self._call("delete", lambda: self._store.delete(key, epoch))
-
-    async def scrub(self) -> None:
-        await self._call("scrub", self._store.scrub)
 
 
 # A switched store: `FaultyStore` decides before a run which calls fail, by counting; this one is
@@ -344,7 +357,7 @@ class Faults:
 
 
 @final
-class SwitchedStore:
+class SwitchedStore(_ForwardingStore):
     """A store wrapper that forwards every call, unless the test has switched it off.
 
     Args:
@@ -361,7 +374,7 @@ class SwitchedStore:
     """
 
     def __init__(self, store: Store, *, faults: Faults | None = None) -> None:
-        self._store = store
+        super().__init__(store)
         self._faults = faults or Faults()
 
     # the switches
@@ -406,36 +419,14 @@ class SwitchedStore:
             raise InvalidArgumentError(message, times=times)
         self._faults.plan(method, how, times)
 
+    async def _call(self, method: str, call: Callable[[Store], Awaitable[T]]) -> T:
+        return await call(self._to(method))
+
     def _to(self, method: str) -> Store:
         how = self._faults.take(method)
         return self._store if how is None else FaultyStore(self._store, how=how)
 
     # the port
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """The inner store's."""
-        return self._store.capabilities
-
-    @property
-    def owner(self) -> str:
-        """The inner store's."""
-        return self._store.owner
-
-    @property
-    def location(self) -> str:
-        """The inner store's."""
-        return self._store.location
-
-    async def open(self) -> None:
-        await self._to("open").open()
-
-    async def aclose(self) -> None:
-        """Works while the store is down."""
-        await self._to("aclose").aclose()
-
-    async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
-        return await self._to("append_many").append_many(batches)
 
     def read_log(
         self,
@@ -448,100 +439,3 @@ class SwitchedStore:
     ) -> AsyncGenerator[LogChunk, None]:
         store = self._to("read_log")
         return store.read_log(key, after=after, before=before, limit=limit, reverse=reverse)
-
-    async def head(self, key: SessionKey) -> int:
-        return await self._to("head").head(key)
-
-    async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
-        return await self._to("trim").trim(key, epoch, below)
-
-    async def read_documents(
-        self, key: SessionKey, names: Collection[str] | None = None
-    ) -> Documents:
-        return await self._to("read_documents").read_documents(key, names)
-
-    async def write_documents(
-        self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
-    ) -> None:
-        await self._to("write_documents").write_documents(key, documents, manifest)
-
-    async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
-        await self._to("put_blobs").put_blobs(tenant, blobs)
-
-    async def get_blob(self, tenant: str, name: str) -> bytes | None:
-        return await self._to("get_blob").get_blob(tenant, name)
-
-    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
-        return await self._to("sweep").sweep(tenant, reachable, older_than)
-
-    async def blob_names(self, tenant: str) -> list[str]:
-        return await self._to("blob_names").blob_names(tenant)
-
-    async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
-        return await self._to("remove_blobs").remove_blobs(tenant, names)
-
-    async def holder(self, key: SessionKey) -> LeaseState | None:
-        return await self._to("holder").holder(key)
-
-    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
-        return await self._to("acquire").acquire(key, after=after)
-
-    async def release(self, key: SessionKey, epoch: int) -> None:
-        await self._to("release").release(key, epoch)
-
-    async def heartbeat(self) -> HeartbeatRequests:
-        return await self._to("heartbeat").heartbeat()
-
-    async def news(self, at_most: float) -> None:
-        await self._to("news").news(at_most)
-
-    async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
-        await self._to("request_handover").request_handover(key, holder)
-
-    async def post(
-        self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
-    ) -> int:
-        return await self._to("post").post(key, items, limit=limit)
-
-    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
-        return await self._to("take").take(key, epoch, limit=limit)
-
-    async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-        await self._to("settle").settle(key, epoch, op_ids)
-
-    async def sessions(
-        self,
-        *,
-        tenant: str = "",
-        owner: str | None = None,
-        tag: str | None = None,
-        prefix: str = "",
-        after: SessionKey | None = None,
-        limit: int = 100,
-    ) -> list[SessionInfo]:
-        store = self._to("sessions")
-        return await store.sessions(
-            tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after, limit=limit
-        )
-
-    async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
-        store = self._to("waiting")
-        return await (store.waiting(dead_letters=True) if dead_letters else store.waiting())
-
-    async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
-        await self._to("reject").reject(key, epoch, letters)
-
-    async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
-        return await self._to("dead_letters").dead_letters(key)
-
-    async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
-        return await self._to("drop_dead_letters").drop_dead_letters(key, op_ids)
-
-    async def tenants(self) -> list[str]:
-        return await self._to("tenants").tenants()
-
-    async def delete(self, key: SessionKey, epoch: int) -> None:
-        await self._to("delete").delete(key, epoch)
-
-    async def scrub(self) -> None:
-        await self._to("scrub").scrub()
