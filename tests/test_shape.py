@@ -79,6 +79,31 @@ def test_no_module_is_named_by_a_gerund() -> None:
     assert sorted(name for name in names - nouns if name.endswith("ing")) == []
 
 
+RETIRED = set(
+    "accepting attending batcher bell books flight forker gathering grant heirlooms hindsight "
+    "holding keeper keeping keepsakes lane leaving lives mine obtain remains ring spoken stay "
+    "tending told traced wish".split()
+)
+"""Words of perdure's own, which the field's have replaced: docs/architecture.md, "The words"."""
+
+
+def test_no_retired_word_is_a_name() -> None:
+    found = [
+        f"{module_name(path)}: {name}"
+        for path in files("src")
+        for name in [
+            *module_name(path).split("."),
+            *(
+                node.name
+                for node in ast.walk(parse(path))
+                if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            ),
+        ]
+        if name.strip("_").lower() in RETIRED
+    ]
+    assert found == []
+
+
 def test_a_class_name_means_one_thing() -> None:
     homes: dict[str, list[str]] = {}
     for path in files("src"):

@@ -102,7 +102,7 @@ class Tool:
             message = f"a tool cannot be named {self.name!r}: give it name= of letters, digits, _"
             raise InvalidArgumentError(message, tool=self.name)
         docstring = inspect.getdoc(function) or ""
-        self.description: str = description or _told(docstring)
+        self.description: str = description or _description_in(docstring)
         self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004  # an object with an async __call__
         )
@@ -358,7 +358,7 @@ def _schema(name: str, arguments: type[msgspec.Struct]) -> dict[str, Any]:
     return {**schema, **({"$defs": components} if components else {})}
 
 
-def _told(docstring: str) -> str:
+def _description_in(docstring: str) -> str:
     """Return what a docstring says before its sections, a line a paragraph."""
     lines = _SECTION.split(docstring, maxsplit=1)[0].strip()
     return "\n".join(" ".join(part.split()) for part in lines.split("\n\n") if part.strip())

@@ -341,7 +341,7 @@ class _Reading:
 
     def all(self) -> StateMemories:
         archived = tuple(self._archived())
-        active = (*self._spoken(self._folder, TRACES), *self._gathering.rest())
+        active = (*self._messages_in(self._folder, TRACES), *self._gathering.rest())
         context, agent_id = self._context()
         return StateMemories(
             archived=archived,
@@ -359,7 +359,7 @@ class _Reading:
     # what was said
 
     def _archived(self) -> Iterator[TraceMessage]:
-        yield from self._spoken(self._folder, _OLD_ARCHIVE)
+        yield from self._messages_in(self._folder, _OLD_ARCHIVE)
         try:
             archive = self._folder.enter(ARCHIVE)
         except FileNotFoundError:
@@ -367,7 +367,7 @@ class _Reading:
         if archive is not None:
             with archive:
                 for name in self._segments(archive):
-                    yield from self._spoken(archive, name, f"{ARCHIVE}/{name}")
+                    yield from self._messages_in(archive, name, f"{ARCHIVE}/{name}")
         yield from self._gathering.rest()
 
     def _segments(self, archive: Folder) -> list[str]:
@@ -384,7 +384,7 @@ class _Reading:
                 self._tell(f"{ARCHIVE}/{name}", "the manifest names it, and it is not there")
         return [name for name in names if is_segment_name(name) and archive.has(name)]
 
-    def _spoken(self, folder: Folder, name: str, shown: str = "") -> Iterator[TraceMessage]:
+    def _messages_in(self, folder: Folder, name: str, shown: str = "") -> Iterator[TraceMessage]:
         for trace in self._lines(folder, name, SavedTrace, shown):
             yield from self._gathering.feed(trace)
 

@@ -228,7 +228,7 @@ class Lineage(DelegatingStore):
     # The log.
 
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
-        lowered = [self._lowered(batch) for batch in batches] if self._held else batches
+        lowered = [self._to_local_batch(batch) for batch in batches] if self._held else batches
         outcomes = await self.inner.append_many(lowered)
         for place, (batch, outcome) in enumerate(zip(batches, outcomes, strict=False)):
             if outcome.status in REFUSALS:
@@ -256,7 +256,7 @@ class Lineage(DelegatingStore):
         begin = getattr(type(self.inner), "begin_append", None)
         return begin is not None and batch.key not in self._held and begin(self.inner, batch, done)
 
-    def _lowered(self, batch: Batch) -> Batch:
+    def _to_local_batch(self, batch: Batch) -> Batch:
         session = self._held.get(batch.key)
         if session is None or session.epoch != batch.epoch:
             return batch
@@ -306,7 +306,11 @@ class Lineage(DelegatingStore):
         log = self.inner.read_log(key, after=max(after - at, 0), before=upto, reverse=reverse)
         async with contextlib.aclosing(log):
             async for chunk in log:
-                yield chunk if not at else LogChunk(_raised(chunk.records, at), chunk.settled)
+                yield (
+                    chunk
+                    if not at
+                    else LogChunk(_with_global_seqs(chunk.records, at), chunk.settled)
+                )
 
     async def _earlier(
         self, key: SessionKey, base: Origin, after: int, before: int | None, *, reverse: bool
@@ -519,7 +523,7 @@ def _only(have: Documents, names: Collection[str] | None) -> Documents:
     )
 
 
-def _raised(records: tuple[Record, ...], at: int) -> tuple[Record, ...]:
+def _with_global_seqs(records: tuple[Record, ...], at: int) -> tuple[Record, ...]:
     return tuple(
         Record(record.seq + at, record.epoch, record.kind, record.payload, record.end)
         for record in records

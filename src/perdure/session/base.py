@@ -229,7 +229,7 @@ class TurnQueue:
         return self._task != 0
 
     @property
-    def mine(self) -> bool:
+    def is_own(self) -> bool:
         """Whether the running turn is this task's own."""
         return self.busy and anyio.get_current_task().id == self._task
 

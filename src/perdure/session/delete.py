@@ -258,7 +258,7 @@ class Forgetter:
 
     async def _heirs(self, hold: HeldSession) -> list[tuple[SessionKey, Origin]]:
         """Return the forks that continue a session's history, each with its base."""
-        children = await self._noted(hold.key) | await self._told(hold.key, hold.epoch)
+        children = await self._noted(hold.key) | await self._announced_forks(hold.key, hold.epoch)
         return await self._reaching(hold.key, children)
 
     async def _noted(self, key: SessionKey) -> set[SessionKey]:
@@ -271,7 +271,7 @@ class Forgetter:
                 if record.kind == FORK
             }
 
-    async def _told(self, key: SessionKey, epoch: int) -> set[SessionKey]:
+    async def _announced_forks(self, key: SessionKey, epoch: int) -> set[SessionKey]:
         """Return the forks that its holder has not heard of yet."""
         waiting = await self._store.take(key, epoch, limit=_INBOX)
         if any(item.damage and item.kind in {"", FORK} for item in waiting):
@@ -302,15 +302,15 @@ class Forgetter:
             if session is None:
                 await stack.enter_async_context(self._access.exclusive(key))
                 hold = await stack.enter_async_context(self._access.held(key, terms))
-                children |= await self._told(key, hold.epoch)
+                children |= await self._announced_forks(key, hold.epoch)
             else:
-                children |= await self._told(key, session.epoch)
+                children |= await self._announced_forks(key, session.epoch)
             for heir, base in await self._reaching(key, children):
                 await self._settle(heir, base, terms)
 
     async def settle_told(self, key: SessionKey, epoch: int, terms: Terms) -> None:
         """Do so for the forks that a session knows by now, within ``settling``, as its holder."""
-        children = await self._noted(key) | await self._told(key, epoch)
+        children = await self._noted(key) | await self._announced_forks(key, epoch)
         for heir, base in await self._reaching(key, children):
             await self._settle(heir, base, terms)
 

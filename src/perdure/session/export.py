@@ -57,7 +57,7 @@ from perdure.session.checkpoints import journal_of, reading_of
 from perdure.session.internals import grouped
 from perdure.session.lifecycle import read_again
 from perdure.session.options import Limits
-from perdure.session.prune import remains
+from perdure.session.prune import pruned_history_as_records
 from perdure.session.rebuild import fold_afresh
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ async def export_state(
 
 async def state_from(store: Store, key: SessionKey, *, log: bool = True) -> FullAgentState | None:
     """Return what is durable of a session as one state, None if there is no such session."""
-    records = await remains(store, key)
+    records = await pruned_history_as_records(store, key)
     async with contextlib.aclosing(followed(store).read_log(key)) as chunks:
         async for chunk in chunks:
             records.extend(chunk.records)

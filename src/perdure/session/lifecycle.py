@@ -397,7 +397,7 @@ class SessionLifecycle:
 
     async def close(self, session: SessionBase) -> None:
         """Save, fold and release a session for everybody in this process."""
-        if session._turns.mine:
+        if session._turns.is_own:
             message = (
                 f"session {session.key}: this task is in a turn of it; "
                 "end the turn before closing the session"

@@ -126,7 +126,7 @@ class Opener:
             pending_load = runtime.pending_loads.get(wanted.key)
             session = cast("Session | None", runtime.sessions.get(wanted.key))  # made below
             is_current_turn = (
-                session is not None and session._turns.mine and session._closed_by is None
+                session is not None and session._turns.is_own and session._closed_by is None
             )
             if pending_load is None or is_current_turn:
                 # Inside of a turn that a handover waits for, too.
@@ -150,13 +150,13 @@ class Opener:
         _require_owner(session, wanted)
         self._lifecycle.pin(session, force=wanted.force)
         try:
-            self._told(session, wanted)
+            self._apply_labels(session, wanted)
         except BaseException:
             self._lifecycle.unpin(session)
             raise
         return session
 
-    def _told(self, session: Session, wanted: OpenRequest) -> None:
+    def _apply_labels(self, session: Session, wanted: OpenRequest) -> None:
         """Apply this opener's labels to the session, also if it is open already."""
         autosave = wanted.autosave
         if not isinstance(autosave, Inherit) and autosave != session._tracked.options:

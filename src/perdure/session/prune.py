@@ -322,7 +322,7 @@ def _not_folded(key: SessionKey) -> StoreUnavailableError:
 # They take the last numbers up to the cut; before them, records that say nothing have theirs.
 
 
-async def remains(store: Store, key: SessionKey) -> list[Record]:
+async def pruned_history_as_records(store: Store, key: SessionKey) -> list[Record]:
     """Return records that fold to what was pruned of a session; none for most sessions."""
     lineage = followed(store)
     base = await lineage.base_of(key)

@@ -324,7 +324,7 @@ class _Mover:
 
     async def _catch_up(self, key: SessionKey) -> None:
         before = await state_of(self._source, key)
-        lives = await self._lives(key)
+        lives = await self._generations(key)
         note = partial(self._note, key, lives)
         compared = await self._compare(key)
         self._supersede(key, receipts.untouched(self._source, key, compared.epoch))
@@ -369,7 +369,7 @@ class _Mover:
         untouched = await self._has(key, receipts.untouched(self._source, key, compared.epoch))
         if untouched and not compared.differs:
             return True  # the source has pruned all records that the target has
-        lives = await self._lives(key)
+        lives = await self._generations(key)
         if untouched and lives and not any([await self._has(key, life) for life in lives]):
             return True
         now = await state_of(self._source, key)
@@ -548,7 +548,7 @@ class _Mover:
         self._supersede(key, receipt)
         return original
 
-    async def _lives(self, key: SessionKey) -> list[bytes]:
+    async def _generations(self, key: SessionKey) -> list[bytes]:
         """Return receipts that tell a session from an earlier, deleted one of the same key."""
         marks: list[object] = []
         async with contextlib.aclosing(self._source.read_log(key, limit=1)) as log:
@@ -744,7 +744,7 @@ class _Mover:
                 "behind: `perdure inbox` in the source lists them; retry or drop them"
             )
             raise StoreError(message, key=str(key), count=len(letters))
-        known, lives = await self._known(key), await self._lives(key)
+        known, lives = await self._known(key), await self._generations(key)
         async with self._lease(key) as grant:
             self._supersede(key, receipts.untouched(self._source, key, grant.epoch - 1))
             await self._note(key, lives, grant.epoch)

@@ -129,14 +129,14 @@ def _mark(request: dict[str, Any], place: Block, stay: CacheTime) -> Block:
     """Return a mark that fits its place: those that stay longer come before those that do not."""
     blocks = list(_all(request))
     at = next(number for number, block in enumerate(blocks) if block is place)
-    if any(_stay(block) == "1h" for block in blocks[at:]):
+    if any(_cache_lifetime(block) == "1h" for block in blocks[at:]):
         stay = "1h"
-    elif any(_stay(block) == "5m" for block in blocks[:at]):
+    elif any(_cache_lifetime(block) == "5m" for block in blocks[:at]):
         stay = "5m"
     return {"type": "ephemeral"} if stay == "5m" else {"type": "ephemeral", "ttl": stay}
 
 
-def _stay(block: Block) -> str | None:
+def _cache_lifetime(block: Block) -> str | None:
     mark = block.get("cache_control")
     return str(mark.get("ttl", "5m")) if isinstance(mark, dict) else None
 
