@@ -77,7 +77,7 @@ def test_forget_says_what_goes_and_what_stays(command: Command, store: Path) -> 
     before = said(store, "fork")
     out = command("forget", "ada", *at).out
     assert "ada: forgotten\n" in out
-    assert "ada: kept: history: fork is a fork, and goes on behind it\n" in out
+    assert "ada: kept: history: fork is a fork, and continues it\n" in out
     assert said(store, "ada") == []
     assert said(store, "fork") == before
     answer = command("forget", "bob", "--json", *at).json

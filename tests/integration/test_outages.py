@@ -211,7 +211,7 @@ def test_an_outage_is_one_line_of_the_heartbeat_and_says_when_it_is_over(tmp_pat
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line.partition(":")[0] for line in lines] == [
-        "WARNING heartbeat failed, it goes on trying",
+        "WARNING heartbeat failed, trying again",
         "INFO the heartbeat works again",
     ]
     assert "gone for now" in lines[0]

@@ -359,7 +359,7 @@ def test_a_turn_whose_wait_may_end_is_not_refused(wait: Any) -> None:
 def test_a_wait_that_may_never_end_is_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(base, "LOOK", 0.001)
+    monkeypatch.setattr(base, "CHECK_INTERVAL", 0.001)
 
     async def main() -> None:
         async with memory() as sessions, sessions.open("a") as session:

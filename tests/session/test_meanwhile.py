@@ -248,14 +248,14 @@ async def test_a_fork_is_not_made_of_what_is_announced_to_go(
 ) -> None:
     store = Store()
     other = connect(MemoryStore(backing=store._backing), shutdown=QUIET)
-    real = Forgetter.settle_told
+    real = Forgetter.settle_known_forks
 
     async def late(*args: Any) -> None:
         await real(*args)  # it looks, and then there is one more
         with pytest.raises(HistoryPrunedError, match="history was pruned"):
             await other.fork("p", "c", at="turn one")
 
-    monkeypatch.setattr(Forgetter, "settle_told", late)
+    monkeypatch.setattr(Forgetter, "settle_known_forks", late)
     async with connect(store, shutdown=QUIET) as sessions, other:
         await converse(sessions, "p", "one", "two", "three")
         assert (await sessions.prune(Retention(keep_turns=1))).pruned

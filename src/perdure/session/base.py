@@ -52,10 +52,10 @@ T = TypeVar("T")
 
 log: logging.Logger = logging.getLogger("perdure")
 
-LOOK: Final = 0.5
-"""Seconds after which a turn that waits looks again whether it waits for itself."""
-DOUBTED: Final = 10
-"""Looks after which it is told that it seems so, though it may end."""
+CHECK_INTERVAL: Final = 0.5
+"""Seconds between two checks of a waiting turn for a wait for itself."""
+CHECKS_BEFORE_WARNING: Final = 10
+"""Checks after which a warning says that it seems so, though the wait may end."""
 
 
 @final
@@ -99,11 +99,11 @@ class Turn:
         """What an interrupted attempt of this id had appended: it is taken back, or, with
         ``resume=True``, still there."""
         self.resumed: bool = False
-        """Whether it goes on from an interrupted attempt, ``messages`` being what that has."""
+        """Whether it continues an interrupted attempt, whose messages are in ``messages``."""
         self.replayed: bool = False
         """Whether a turn of this id has ended before: there is nothing left to do in it."""
         self.id: str = turn_id or ""
-        """The given id, or ``turn_0001`` and so on; numbers go on after a restore."""
+        """The given id, or ``turn_0001`` and so on; numbers continue after a restore."""
         self.number: int = 0
 
     def __del__(self) -> None:
@@ -123,7 +123,7 @@ class Turn:
             done = await self._session._begin_turn(self.id)
             self.replayed = done is not None
             if self._given and not self.replayed:
-                await self._look_back()
+                await self._find_interrupted()
             self.number = done or self._session._next_turn()
             self.id = self.id or f"turn_{self.number:04d}"
             if not self.replayed:
@@ -154,7 +154,7 @@ class Turn:
         finally:
             self._queue.leave()
 
-    async def _look_back(self) -> None:
+    async def _find_interrupted(self) -> None:
         attempt = await self._session._find_attempt(self.id)
         if attempt is None:
             return
@@ -219,7 +219,7 @@ class TurnQueue:
         self._used: bool | anyio.Event = False
         self._since = anyio.current_time()
         self.idle: anyio.Event | None = None
-        """Set when the running turn ends, if somebody waits for that."""
+        """Set when the running turn ends, if a task waits for that."""
         self.number: int = 0
         """The running turn's number, 0 between turns."""
 
@@ -249,7 +249,7 @@ class TurnQueue:
                 await first.wait()
 
     async def enter(self, session: str) -> None:
-        """Wait for one's turn."""
+        """Wait for the earlier turns, and begin one."""
         task = anyio.get_current_task().id
         if task == self._task:
             message = (
@@ -267,27 +267,31 @@ class TurnQueue:
     async def _wait(self, session: str, me: CurrentTask) -> None:
         """Wait for the earlier turns, unless the running one waits for this task."""
         disarm: Callable[[], None] | None = None
-        looks = 0
+        checks = 0
 
-        def look() -> None:
-            nonlocal disarm, looks
+        def check() -> None:
+            nonlocal disarm, checks
             if self._waits_for(me):
                 scope.cancel()
                 return
-            looks += 1
-            if looks == DOUBTED and self._holder and self._holder.seems_to_wait_for(me):
+            checks += 1
+            if (
+                checks == CHECKS_BEFORE_WARNING
+                and self._holder
+                and self._holder.seems_to_wait_for(me)
+            ):
                 log.warning(
                     "session %s: a turn has been waiting for the running one, which seems to wait "
                     "for it: begin it when that one has ended, or append without it",
                     session,
                     extra={"session": session},
                 )
-            disarm = self._later(LOOK, look)
+            disarm = self._later(CHECK_INTERVAL, check)
 
         self._waiting.add(me)
         try:
             with anyio.CancelScope() as scope:
-                look()
+                check()
                 await self._free.acquire()
                 return
         finally:
@@ -314,7 +318,7 @@ class TurnQueue:
             raise SessionError(message, key=session)
 
     def leave(self) -> None:
-        """Let the next one in."""
+        """End the turn, and let the next one begin."""
         self._task = self.number = 0
         self._holder = None
         self._free.release()
@@ -368,7 +372,7 @@ class SessionBase(_Hot):
         self._closed_by: Exception | None = None
         self._turns = TurnQueue()
         self._may_be_cut: bool = restored.turns > 0
-        """Whether the newest turn may not have come to its end."""
+        """Whether the newest turn may have been interrupted."""
         self._worker: object | None = None
         """The agent that works on it, if one does."""
         self._contributors: Contributors | None = None
@@ -380,7 +384,7 @@ class SessionBase(_Hot):
         tracked.on_captured = self._catch_up
 
     def _hold(self, restored: RestoredSession) -> None:
-        """Begin with what the store has."""
+        """Begin with the contents that were restored."""
         runtime = self._runtime
         self._behind: Contents = Contents(
             runtime.store,
@@ -448,7 +452,7 @@ class SessionBase(_Hot):
         return runtime.append(tracked, entries)
 
     def _accept_now(self, entries: tuple[Entry, ...]) -> int:
-        """Take entries in, and show them at once: for who holds a part of the contents."""
+        """Take entries in, and apply them to the contents at once."""
         version = self._accept(entries)
         self._catch_up()
         return version
@@ -471,13 +475,6 @@ class SessionBase(_Hot):
         self._tail_records += len(entries)
         self._tail_bytes += sum([len(entry[1]) for entry in entries])
         self._behind.note(noted + 1, entries, tracked.epoch)
-
-    def _shorten_tail(self, size: int, records: int) -> None:
-        """Take note that so much of the log was folded."""
-        self._tail_bytes = max(self._tail_bytes - size, 0)
-        self._tail_records = max(self._tail_records - records, 0)
-
-    # where, and for how long
 
     def _close_with(self, error: Exception) -> None:
         """Refuse every append from now on."""
@@ -502,7 +499,7 @@ class SessionBase(_Hot):
 
         Raises:
             LeaseLostError: Another process has taken the session over.
-            SessionQuarantinedError: The store refuses a record of this session for good.
+            SessionQuarantinedError: The store permanently refuses a record of this session.
             SessionClosedError: The manager stopped before it was durable.
 
         """
@@ -539,7 +536,7 @@ class SessionBase(_Hot):
     # for the manager, turns and the agent
 
     def _renew(self, restored: RestoredSession) -> None:
-        """Hold what the store has, and what was appended while that was read."""
+        """Replace the contents by what was read, plus what was appended while it was read."""
         restored.report = self._behind.report
         self._hold(restored)
         if self._contributors is not None:
@@ -585,14 +582,12 @@ class SessionBase(_Hot):
         self._runtime.saver.turn_ended(self._tracked)
 
     def _folded(self, manifest: Manifest, tail: tuple[int, int]) -> None:
-        """Take note of a fold, ``tail`` being what the tail was when it began."""
+        """Update the contents after a fold; ``tail`` is its size and record count when it began."""
         self._contents.folded(manifest.as_of_seq, manifest.documents)
-        self._shorten_tail(*tail)
+        size, records = tail
+        self._tail_bytes = max(self._tail_bytes - size, 0)
+        self._tail_records = max(self._tail_records - records, 0)
         self._rewrite_bytes = _size(manifest)
-
-    async def _turns_idle(self) -> None:
-        """Wait until no turn is running."""
-        await self._turns.wait_idle()
 
 
 def entry_of(item: Message | EncodedRecord | Any, registry: Registry) -> Entry:
@@ -614,7 +609,7 @@ def _size(manifest: Manifest | None) -> int:
 
 
 def _memory_limit(runtime: Runtime, key: SessionKey) -> MemoryLimit:
-    """Return how much a session's memory holds; what goes for it is an event."""
+    """Return the limit of a session's memory; an eviction is an event."""
 
     def report(evicted: Sequence[MemoryInfo]) -> None:
         keys = tuple(entry.key for entry in evicted)

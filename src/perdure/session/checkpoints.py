@@ -155,7 +155,7 @@ class _SessionJournal(_Reading):
     def accept(self, entries: tuple[Entry, ...], *, captured: int | None = None) -> int:
         contents = self.contents
         before = contents.digest
-        if captured is not None:  # what comes behind is the next checkpoint's
+        if captured is not None:  # what comes after is the next checkpoint's
             contents.digest = LogDigest(captured)
         try:
             return self._session._accept(entries)
@@ -186,7 +186,9 @@ class _SessionJournal(_Reading):
                 for record in chunk.records:
                     digest.feed(record.seq, record.kind, record.payload)
         if digest.seq == begun:
-            message = f"session {self.key}: its log goes on at record {begun + 1}, which is missing"
+            message = (
+                f"session {self.key}: its log continues at record {begun + 1}, which is missing"
+            )
             raise CorruptRecordError(message, key=str(self.key), seq=begun + 1)
 
     async def settle(self, seq: int) -> None:

@@ -33,7 +33,7 @@ from perdure.store import HeartbeatRequests, Store
 log: logging.Logger = logging.getLogger("perdure")
 
 GATHER = 0.005
-"""Seconds between two heartbeats at least, so that wishes that come together are heard together."""
+"""Seconds between two heartbeats at least: requests that arrive together are served together."""
 
 _NAMES: dict[type, EventName] = {
     events.Saved: "saved",
@@ -53,9 +53,9 @@ class ManagerParts:
     """What a connected manager consists of."""
 
     __slots__ = (
-        "_beat_at",
         "_exit",
         "_is_late",
+        "_renewed_at",
         "at_exit",
         "closing",
         "inbox",
@@ -73,18 +73,18 @@ class ManagerParts:
         self.closing: ManagerShutdown = ManagerShutdown(runtime, self.lifecycle)
         self._exit: Exit | None = None
         self._is_late = False
-        self._beat_at = runtime.clock()
+        self._renewed_at = runtime.clock()
         """When the last heartbeat was answered."""
         options = runtime.shutdown
         self.signals: SignalWatch = SignalWatch(
             patience=options.deadline + options.hard_grace,
             on_term=self.closing.drain,
             on_end=self._on_end,
-            on_stopped=lambda: self.closing.tell_rest({}),
+            on_stopped=lambda: self.closing.report_rest({}),
         )
         runtime.host.on_teardown = self._torn_down
         runtime.host.on_exit = self._on_exit
-        runtime.host.spawn(self._beat)
+        runtime.host.spawn(self._renew_leases)
         if runtime.shutdown.signals:
             self.signals.install()
         self.at_exit: ExitHandler = ExitHandler(self.closing, close)
@@ -95,7 +95,7 @@ class ManagerParts:
         if self.closing.report is not None:  # else what it has accepted is still to be kept
             self.at_exit.uninstall()
 
-    async def _beat(self) -> None:
+    async def _renew_leases(self) -> None:
         """Renew the leases, and give up the sessions that others ask for."""
         store, failed = self.runtime.store, False
         while True:
@@ -109,21 +109,21 @@ class ManagerParts:
                     raise
                 if self.closing.done.is_set():
                     return
-                _tell_failed(error, again=failed)
+                _log_heartbeat_failure(error, again=failed)
                 failed = True
                 await anyio.sleep(self.runtime.lease.heartbeat)
             else:
-                self._beat_at = self.runtime.clock()
+                self._renewed_at = self.runtime.clock()
                 self.runtime.saver.warn(requests.warnings)
-                self._heard(requests)
+                self._serve(requests)
                 if failed:
                     failed = False
                     log.info("the heartbeat works again")
                     self.inbox.again()
                 await anyio.sleep(GATHER)
 
-    def _heard(self, requests: HeartbeatRequests) -> None:
-        """Begin with what others want."""
+    def _serve(self, requests: HeartbeatRequests) -> None:
+        """Begin to serve the requests of other processes."""
         spawn = self.runtime.host.spawn
         for key in requests.mail:
             spawn(self.inbox.attend, key)
@@ -133,7 +133,7 @@ class ManagerParts:
     def health(self) -> Health:
         """Return its health: saving, and whether the leases are renewed."""
         health, lease = self._with_inbox(self.runtime.saver.health()), self.runtime.lease
-        late = self.runtime.clock() - self._beat_at
+        late = self.runtime.clock() - self._renewed_at
         if late <= max(lease.ttl, 2 * lease.heartbeat) or self.closing.done.is_set():
             return health
         reason = (
@@ -165,9 +165,9 @@ class ManagerParts:
     def _on_end(self) -> None:
         """SIGTERM has come over the default action: have the body left, and end by the deadline."""
         if not self.runtime.host.running:
-            return  # it has just closed: whoever has closed it ends the process
+            return  # it has just closed: the task that closed it ends the process
         self.runtime.host.spawn(self._end)
-        if self.closing.begun:  # it is being left already, or goes on behind `aclose`
+        if self.closing.begun:  # it is being left already, or continues after `aclose`
             self._is_late = True
         else:
             self.signals.cancel_body()
@@ -186,7 +186,7 @@ class ManagerParts:
     def _on_exit(self, error: Exit) -> None:
         """User code in here has raised what is meant to end the program."""
         if self.closing.begun:
-            self._exit = self._exit or error  # for whoever closes
+            self._exit = self._exit or error  # for the task that closes
         elif not self.runtime.host.interrupt(error):
             self._exit = error
 
@@ -209,9 +209,9 @@ class ManagerParts:
         await self.signals.end_process_by_force()
 
 
-def _tell_failed(error: BaseException, *, again: bool) -> None:
+def _log_heartbeat_failure(error: BaseException, *, again: bool) -> None:
     level = logging.DEBUG if again else logging.WARNING  # one line for an outage
-    log_failure(log, level, "heartbeat failed, it goes on trying", error)
+    log_failure(log, level, "heartbeat failed, trying again", error)
 
 
 async def connected(
@@ -242,7 +242,7 @@ async def connected(
         raise
     hooks = Hooks(host)
 
-    def tell(event: Event) -> None:
+    def emit(event: Event) -> None:
         name = _NAMES.get(type(event))
         if name is not None:
             hooks.emit(name, event)
@@ -256,7 +256,7 @@ async def connected(
         clock=clock or loop,
         ticking=clock is None,
         seed=None if clock is None else 0,  # a test is to run the same way each time
-        on_event=tell,
+        on_event=emit,
     )
     runtime = Runtime(
         store=store,

@@ -71,7 +71,7 @@ class HistoryItem(msgspec.Struct, frozen=True):
 
 
 class _RetractionFilter:
-    """Going backwards through a log, pass over what was taken back."""
+    """Filter of a log, read backwards: records that were retracted do not pass."""
 
     __slots__ = ("_newest",)
 
@@ -88,7 +88,7 @@ class _RetractionFilter:
 
 
 class _Attempt:
-    """Going backwards through a log, find what an interrupted turn has left at its end."""
+    """Records that an interrupted turn left at the end of a log, read backwards."""
 
     __slots__ = ("_id", "_older", "begin", "messages")
 
@@ -98,9 +98,9 @@ class _Attempt:
         """The seq of its first record, once that was seen."""
         self.messages: list[Record] = []
         self._older: list[Record] = []
-        """What is an earlier attempt's if one began before it, which this one has gone on from."""
+        """What is an earlier attempt's if one began before it, which this one continued."""
 
-    def goes_on(self, record: Record) -> bool:
+    def accept(self, record: Record) -> bool:
         """Take an older record in; False if none before it can belong to the turn."""
         kind = record.kind
         if kind in MESSAGE_KINDS:
@@ -121,7 +121,7 @@ class _Attempt:
             self.messages += self._older
             self._older.clear()
             return True
-        return self.begin is not None or not self.messages  # else: appended behind it
+        return self.begin is not None or not self.messages  # else: appended after it
 
 
 class Contents:
@@ -167,7 +167,7 @@ class Contents:
         self.report: RestoreReport = restored.report
         """How it came back; what loads later and is damaged is added when it does."""
         self.damaged: set[str] = set()
-        """Documents that were made anew when they were loaded, and are to be with the next fold."""
+        """Documents that were rebuilt when they were loaded; the next fold writes them."""
         self.context: WorkingContext = restored.context
         self.turns: int = restored.turns
         self.turn_ids: dict[str, int] = restored.turn_ids
@@ -179,7 +179,7 @@ class Contents:
         """The session's logical clock: the newest time that an event or a checkpoint has."""
         self.chain: Lazy[CheckpointChain] = Lazy(self._load_chain)
         self.digest: LogDigest | None = None
-        """Of the log since the last checkpoint, once somebody makes checkpoints."""
+        """Of the log since the last checkpoint, once a checkpoint is made."""
         self.info_document: SessionDocument | None = restored.info
         manifest = restored.manifest
         self._folded = 0 if manifest is None else manifest.as_of_seq
@@ -286,9 +286,7 @@ class Contents:
         self._catch_up()
         documents = await self._store.read_documents(self.key, ())
         names = set() if documents.manifest is None else set(documents.manifest.documents)
-        for record in self._overlay:
-            for name in names_of(record):
-                names.add(name)
+        names.update(name for record in self._overlay for name in names_of(record))
         return {name for name in names if await self._has(name)}
 
     async def _has(self, name: str) -> bool:
@@ -314,12 +312,12 @@ class Contents:
         The seq of the record before it, and its messages. ``unsaved`` is newest first.
         """
         attempt = _Attempt(turn_id)
-        more = all(map(attempt.goes_on, unsaved))
+        more = all(map(attempt.accept, unsaved))
         if more:
             log = self._store.read_log(self.key, before=durable + 1, reverse=True)
             async with contextlib.aclosing(log):
                 async for chunk in log:
-                    if not all(map(attempt.goes_on, chunk.records)):
+                    if not all(map(attempt.accept, chunk.records)):
                         break
         if attempt.begin is None:
             return None
@@ -365,18 +363,15 @@ class Contents:
         for record in records:
             if len(items) >= limit:
                 return
-            self._show(record, items)
-
-    def _show(self, record: Record, items: list[HistoryItem]) -> None:
-        if record.kind in MESSAGE_KINDS:
-            value: Any = decode_message(record.payload, self._registry)
-        elif record.kind.startswith("x:"):
-            value = self._registry.decode_record(record.kind, record.payload)
-        elif record.kind in RESERVED_KINDS and not _is_their_own(record):
-            return
-        else:
-            value = decode(record.payload)
-        items.append(HistoryItem(record.seq, record.kind, value))
+            if record.kind in MESSAGE_KINDS:
+                value: Any = decode_message(record.payload, self._registry)
+            elif record.kind.startswith("x:"):
+                value = self._registry.decode_record(record.kind, record.payload)
+            elif record.kind in RESERVED_KINDS and not _is_application_event(record):
+                continue
+            else:
+                value = decode(record.payload)
+            items.append(HistoryItem(record.seq, record.kind, value))
 
     async def as_of(self, seq: int) -> WorkingContext:
         """Return the working context that the session had at a durable record."""
@@ -387,12 +382,9 @@ class Contents:
         return [decode_message(payload, self._registry) for payload in self.context.messages()]
 
 
-def _is_their_own(record: Record) -> bool:
+def _is_application_event(record: Record) -> bool:
     """Whether an event is an application's, from before the kind was reserved."""
     return record.kind == EVENT and not stamp_of(record.payload)
-
-
-# What users hand to a session, as the log takes it: encoded, measured, without credentials
 
 
 def meta_entry(

@@ -278,7 +278,7 @@ class Contributors:
         _raise_if_any(errors)
 
     def ask_soon(self) -> None:
-        """Have everybody asked in the background."""
+        """Capture all contributors in the background."""
         self._session._check_open()
         if not self._asked:
             self._asked = True
@@ -322,7 +322,7 @@ class Contributors:
         await self.capture()
 
     async def capture(self) -> None:
-        """Ask everybody at the same time, and append what has changed.
+        """Ask all contributors concurrently, and append what has changed.
 
         One that fails, or does not answer before this is cancelled, does not keep other states
         from being kept.

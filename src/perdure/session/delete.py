@@ -46,7 +46,7 @@ _PAGE = 500
 
 
 class SessionFilter(msgspec.Struct, frozen=True):
-    """What was asked for; None for any."""
+    """Filter of sessions; None for any."""
 
     id: str | None
     session: str | None
@@ -142,12 +142,12 @@ class RetainedItem(msgspec.Struct, frozen=True):
     """Something that was not removed, and why."""
 
     what: str
-    """``history`` that a fork goes on behind, or a ``blob``."""
+    """``history`` that a fork continues, or a ``blob``."""
     why: str
     of: SessionKey
-    """Whose it was."""
+    """The session that it belonged to."""
     by: SessionKey | None = None
-    """Who has it now."""
+    """The session that refers to it now."""
 
 
 class ForgetReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,7 +184,7 @@ class Forgetter:
         self._forker = forker
         self._store = access.store
         self._lock = anyio.Lock()
-        """For those who settle forks: they are alone with several sessions at a time."""
+        """Held to settle forks, which needs exclusive access to several sessions at a time."""
 
     # deleting
 
@@ -205,13 +205,14 @@ class Forgetter:
     async def _delete(self, key: SessionKey, terms: Terms, *, settling: bool) -> bool:
         async with self._access.exclusive(key), AsyncExitStack() as stack:
             hold = await self.ending(stack, key, terms)
-            if not settling and await self._heirs(hold):
+            if not settling and await self._heirs(hold.key, hold.epoch):
                 return False
-            await self._end(hold, terms)
+            await self.settle_known_forks(key, hold.epoch, terms)
+            await hold.delete()
             return True
 
     def settling(self) -> AbstractAsyncContextManager[object]:
-        """Be the only one here who is alone with several sessions at a time."""
+        """Return the lock to hold for exclusive access to several sessions at a time."""
         return self._lock
 
     async def end(
@@ -222,20 +223,12 @@ class Forgetter:
         *last* is done right before the session goes.
         """
         await hold.append(Entry(ENDING, b"{}"))
-        await self._settle_heirs_of(hold, terms)
+        await self.settle_known_forks(hold.key, hold.epoch, terms)
         await last()
         await hold.delete()
 
-    async def _end(self, hold: HeldSession, terms: Terms) -> None:
-        await self._settle_heirs_of(hold, terms)
-        await hold.delete()
-
-    async def _settle_heirs_of(self, hold: HeldSession, terms: Terms) -> None:
-        for heir, base in await self._heirs(hold):
-            await self._settle(heir, base, terms)
-
     async def ending(self, stack: AsyncExitStack, key: SessionKey, terms: Terms) -> HeldSession:
-        """Hold a session to delete it, open here or not, and say so in its log."""
+        """Hold a session to delete it, open here or not, and record that in its log."""
         runtime = self._access.runtime
         session = runtime.sessions.get(key)
         if session is not None:
@@ -256,13 +249,20 @@ class Forgetter:
             with anyio.CancelScope(shield=True), anyio.move_on_after(5):
                 await self._store.release(hold.key, hold.epoch)
 
-    async def _heirs(self, hold: HeldSession) -> list[tuple[SessionKey, Origin]]:
-        """Return the forks that continue a session's history, each with its base."""
-        children = await self._noted(hold.key) | await self._announced_forks(hold.key, hold.epoch)
-        return await self._reaching(hold.key, children)
+    async def _heirs(self, key: SessionKey, epoch: int) -> list[tuple[SessionKey, Origin]]:
+        """Return the forks that continue a session's history, each with its valid base."""
+        heirs: list[tuple[SessionKey, Origin]] = []
+        for child in sorted(
+            await self._recorded_forks(key) | await self._announced_forks(key, epoch)
+        ):
+            if await self._store.inner.head(child):
+                base = await self._store.newest_base(child)
+                if base is not None and base.parent == key:
+                    heirs.append((child, base))
+        return heirs
 
-    async def _noted(self, key: SessionKey) -> set[SessionKey]:
-        """Return the forks that a session's log knows of."""
+    async def _recorded_forks(self, key: SessionKey) -> set[SessionKey]:
+        """Return the forks that a session's log records."""
         async with aclosing(self._store.inner.read_log(key)) as log:
             return {
                 decode(record.payload, ForkNote).child
@@ -272,52 +272,37 @@ class Forgetter:
             }
 
     async def _announced_forks(self, key: SessionKey, epoch: int) -> set[SessionKey]:
-        """Return the forks that its holder has not heard of yet."""
+        """Return the forks that were posted to it, and are not in its log yet."""
         waiting = await self._store.take(key, epoch, limit=_INBOX)
         if any(item.damage and item.kind in {"", FORK} for item in waiting):
             message = (
-                f"a post that cannot be read waits for {key}, and may tell of a fork: open the "
+                f"a post that cannot be read waits for {key}, and may name a fork: open the "
                 f"session until the post is set aside, then look at it with `perdure inbox {key}`"
             )
             raise CorruptRecordError(message, key=str(key))
         return {decode(item.payload, ForkNote).child for item in waiting if item.kind == FORK}
 
-    async def _reaching(
-        self, key: SessionKey, children: set[SessionKey]
-    ) -> list[tuple[SessionKey, Origin]]:
-        """Return those that still continue a session, each with the base that counts."""
-        heirs = []
-        for child in sorted(children):
-            if await self._store.inner.head(child):
-                base = await self._store.newest_base(child)
-                if base is not None and base.parent == key:
-                    heirs.append((child, base))
-        return heirs
-
     async def settle_heirs(self, key: SessionKey, terms: Terms) -> None:
         """Give each fork of a session its own copy of the history that it continues."""
         async with self._lock, AsyncExitStack() as stack:
-            children = await self._noted(key)
             session = self._access.runtime.sessions.get(key)
             if session is None:
                 await stack.enter_async_context(self._access.exclusive(key))
-                hold = await stack.enter_async_context(self._access.held(key, terms))
-                children |= await self._announced_forks(key, hold.epoch)
+                epoch = (await stack.enter_async_context(self._access.held(key, terms))).epoch
             else:
-                children |= await self._announced_forks(key, session.epoch)
-            for heir, base in await self._reaching(key, children):
+                epoch = session.epoch
+            for heir, base in await self._heirs(key, epoch):
                 await self._settle(heir, base, terms)
 
-    async def settle_told(self, key: SessionKey, epoch: int, terms: Terms) -> None:
+    async def settle_known_forks(self, key: SessionKey, epoch: int, terms: Terms) -> None:
         """Do so for the forks that a session knows by now, within ``settling``, as its holder."""
-        children = await self._noted(key) | await self._announced_forks(key, epoch)
-        for heir, base in await self._reaching(key, children):
+        for heir, base in await self._heirs(key, epoch):
             await self._settle(heir, base, terms)
 
     async def _settle(self, key: SessionKey, base: Origin, terms: Terms) -> None:
         parent = base.parent
         if parent is None or not await self._store.has(parent, base.at, base.epoch):
-            return  # another life of its parent's: nothing of this one is in it
+            return  # its parent was deleted and made again: it has nothing of this one
         own = await self._forker.own_base(parent, base.at)
         own = msgspec.structs.replace(own, cut=max(own.cut, base.cut), moved=base.moved)
         async with self._access.exclusive(key):
@@ -350,7 +335,7 @@ class Forgetter:
                 heirs = [
                     (hold.key, heir, base)
                     for hold in holds
-                    for heir, base in await self._heirs(hold)
+                    for heir, base in await self._heirs(hold.key, hold.epoch)
                     if heir not in keys
                 ]
             sums = {key: await self._sum(key) for key in keys}
@@ -368,7 +353,10 @@ class Forgetter:
             spilled = await self._spilled(keys, remove=not dry_run)
             if not dry_run:
                 await self._store.scrub()
-            retained = [_history(parent, heir) for parent, heir, _ in heirs]
+            retained = [
+                RetainedItem("history", f"{heir} is a fork, and continues it", parent, heir)
+                for parent, heir, _ in heirs
+            ]
             retained += [_blob(name, *by, sums) for name, by in shared.items()]
             return self._report(sums, removable, spilled, retained, dry_run=dry_run)
 
@@ -396,7 +384,7 @@ class Forgetter:
         )
 
     async def _sum(self, key: SessionKey, *, strict: bool = False) -> _Sum:
-        """Look through all that is a session's own."""
+        """Count the records, documents and blob names of a session's own log."""
         total = _Sum()
         try:
             async with aclosing(self._store.inner.read_log(key)) as log:
@@ -409,7 +397,7 @@ class Forgetter:
         except FormatError:
             if strict:
                 raise
-            return total  # damaged: it goes all the same
+            return total  # damaged: it is removed all the same
         total.documents = len(documents)
         total.bytes += sum(len(document.data) for document in documents)
         total.names |= named_in(document.data for document in documents)
@@ -434,7 +422,7 @@ class Forgetter:
     ) -> dict[str, tuple[SessionKey, str]]:
         """Return which of the blobs another session reaches, with one that does, and how."""
         shared: dict[str, tuple[SessionKey, str]] = {}
-        async for key in every(self._store, tenant):
+        async for key in tenant_sessions(self._store, tenant):
             if key in keys:
                 continue
             try:
@@ -469,17 +457,13 @@ async def blob(store: Store, tenant: str, name: str) -> bytes | None:
         return b""
 
 
-async def every(store: Store, tenant: str) -> AsyncGenerator[SessionKey, None]:
-    """Give a tenant's sessions."""
+async def tenant_sessions(store: Store, tenant: str) -> AsyncGenerator[SessionKey, None]:
+    """Yield a tenant's sessions."""
     page = await store.sessions(tenant=tenant, limit=_PAGE)
     while page:
         for info in page:
             yield info.key
         page = await store.sessions(tenant=tenant, limit=_PAGE, after=page[-1].key)
-
-
-def _history(parent: SessionKey, heir: SessionKey) -> RetainedItem:
-    return RetainedItem("history", f"{heir} is a fork, and goes on behind it", parent, heir)
 
 
 def _blob(name: str, by: SessionKey, how: str, sums: dict[SessionKey, _Sum]) -> RetainedItem:
@@ -528,16 +512,16 @@ class Renamer:
     async def _copied(self, old: HeldSession, new: SessionKey, created: Origin | None) -> Origin:
         """Return the base of the copy, made now or before."""
         begun = await self._access.begun(new)
-        if begun.goes_on and (created is None or created.moved != old.key):
+        if begun.has_records and (created is None or created.moved != old.key):
             raise exists(new)
         if created is not None:
             if created.moved != old.key:
                 raise exists(new)
-            if not await self._goes_on(old.key, created.at):
+            if not await self._has_new_records(old.key, created.at):
                 return created
-            if begun.goes_on:
+            if begun.has_records:
                 message = (
-                    f"{old.key} was renamed to {new}, and somebody went on under both names: "
+                    f"{old.key} was renamed to {new}, and records came under both names: "
                     "delete the one that you do not need"
                 )
                 raise SessionError(message, key=str(old.key), new=str(new))
@@ -548,7 +532,7 @@ class Renamer:
             await hold.rebase(base)
         return base
 
-    async def _goes_on(self, key: SessionKey, after: int) -> bool:
+    async def _has_new_records(self, key: SessionKey, after: int) -> bool:
         log = self._store.read_log(key, after=after)
         return await first_record(log, lambda record: record.kind not in _QUIET) is not None
 

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
 
 EPISODES, FACTS = 3, 20
-"""How much of what is remembered a context that is made anew shows."""
+"""How much of what is remembered a rebuilt context shows."""
 
 
 async def export_memories(view: SessionView, folder: Path) -> list[str]:
@@ -112,7 +112,7 @@ def _newest(state: FullAgentState, read: StateMemories) -> list[Message]:
         return [trace.message for trace in read.active]
     try:
         return [decode_message(bytes(raw)) for raw in state.context.core.history[-1:]]
-    except FormatError:  # somebody else's item, which is no message
+    except FormatError:  # another program's item, which is no message
         return []
 
 
@@ -251,7 +251,7 @@ async def import_with(
                     opened._accept(group)
             receipt = await opened.save()
         except Exception:
-            with contextlib.suppress(PerdureError):  # not ours any more: whoever has it decides
+            with contextlib.suppress(PerdureError):  # not ours any more: its holder decides
                 await sessions.delete(agent, session=session, tenant=tenant)
             raise
         await read_again(opened)  # it knows its turns then, as one that was restored does
@@ -277,7 +277,7 @@ def _unfolded(state: FullAgentState, read: StateMemories | None, key: SessionKey
 
 
 def _check(documents: Mapping[str, bytes]) -> None:
-    """Raise what is wrong with documents that a fold makes without a look at it."""
+    """Raise what is wrong with documents that a fold makes without reading it."""
     CheckpointChain.of(documents.get(CHECKPOINTS))
     for name in documents:
         if not all(name.split("/")):

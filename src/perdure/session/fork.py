@@ -110,7 +110,7 @@ class ForkBuilder:
             more = (*known, *group_of(moved), context)
         if point is not None:
             return await self._begin(session.key, child, point, more)
-        if session.missing or session.end is State.LOST:  # gone, or deleted by whoever has it
+        if session.missing or session.end is State.LOST:  # gone, or deleted by its holder
             return await self._begin_anew(session.key, child, more)
         raise _no_record(session.key, at, session.version)
 
@@ -173,7 +173,7 @@ class ForkBuilder:
         self, parent: SessionKey, child: SessionKey, point: Record, more: Sequence[Entry]
     ) -> Fork:
         origin = parent
-        while True:  # a fork of what was shared already is a fork of whoever wrote it
+        while True:  # a fork of what was shared already is a fork of the session that wrote it
             above = await self._store.base_of(origin)
             if above is None or above.parent is None or point.seq > above.at:
                 break
@@ -192,9 +192,9 @@ class ForkBuilder:
         if child in self._access.runtime.sessions:
             raise exists(child)
         begun = await self._access.begun(child)
-        if begun.base == base and not begun.goes_on and not more:
+        if begun.base == base and not begun.has_records and not more:
             return True
-        if begun.base is not None or begun.goes_on:
+        if begun.base is not None or begun.has_records:
             raise exists(child)
         return False
 
@@ -210,8 +210,8 @@ class ForkBuilder:
 
     async def _create(self, child: SessionKey, base: Origin, more: Sequence[Entry]) -> None:
         async with self._access.held(child, Terms("raise", 0)) as hold:
-            begun = await self._access.begun(child)  # nobody else can write it from here on
-            if begun.base is not None or begun.goes_on:
+            begun = await self._access.begun(child)  # no other process can write it from here on
+            if begun.base is not None or begun.has_records:
                 raise exists(child)
             try:
                 await hold.rebase(base, *more)
@@ -304,9 +304,6 @@ def exists(key: SessionKey) -> SessionError:
     """Return the error for an id that is taken."""
     message = f"session {key} exists: choose another id, or delete it first"
     return SessionError(message, key=str(key))
-
-
-# Renaming: a copy that remembers the old name, then the end of the old one
 
 
 _QUIET = frozenset({BASE, ENDING, EPOCH, FORK})

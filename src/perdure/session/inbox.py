@@ -107,7 +107,7 @@ class Inbox:
         self._troubles: dict[SessionKey, _InboxFailure] = {}
         """Sessions whose posts could not be taken when that was tried last."""
         self._timers: dict[SessionKey, float] = {}
-        """When each is attended to next, without being told to."""
+        """When each is tried next, without a new post."""
         self._refused: dict[SessionKey, dict[str, _Refused]] = {}
         """Posts that were refused, and wait on, by key."""
         self._dead: dict[SessionKey, int] = {}
@@ -161,7 +161,7 @@ class Inbox:
             if letter.item.damage:
                 message = (
                     f"the dead letter {letter.item.key!r} of {key} cannot be read, so trying again "
-                    f"would not help: {letter.item.damage}; drop it when nobody needs it"
+                    f"would not help: {letter.item.damage}; drop it when it is not needed"
                 )
                 raise ConfigError(message, key=letter.item.key)
         store = self._runtime.store
@@ -173,7 +173,7 @@ class Inbox:
         return len(letters)
 
     async def drop_dead_letters(self, key: SessionKey, keys: Collection[str] | None) -> int:
-        """Remove dead letters for good; return how many items.
+        """Remove dead letters; return how many items.
 
         Raises:
             ConfigError: There is none of a key.
@@ -205,8 +205,6 @@ class Inbox:
             self._dead[key] = remaining
         else:
             self._dead.pop(key, None)
-
-    # how it stands
 
     def undelivered(self) -> dict[str, str]:
         """Say for which sessions that are open here posts cannot be taken, and why."""
@@ -266,8 +264,8 @@ class Inbox:
             came = await self._take_all(session, opening=opening)
         except (LeaseLostError, SessionError):
             self._troubles.pop(key, None)
-            return False  # whoever opens it next goes on with it
-        except Exception as error:  # noqa: BLE001  # told, and tried again: nothing stops silently
+            return False  # the next opener continues with it
+        except Exception as error:  # noqa: BLE001  # reported by health(), and tried again
             self._fail(key, error)
             return False
         self._troubles.pop(key, None)

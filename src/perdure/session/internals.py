@@ -130,7 +130,7 @@ async def is_branch(session: Session) -> bool:
 
 
 def working_context(session: Session) -> WorkingContext:
-    """Return the working context, to look at."""
+    """Return the working context, to read only."""
     return session._contents.context
 
 

@@ -2,7 +2,7 @@
 
 `SessionLifecycle` pins, folds, hibernates, hands over and closes. A session leaves memory only
 when it is durable, or can no longer be written; it stays registered until its lease is
-released, so that a load cannot meet a close half-way. `LostSession` is what remains of one
+released, so that a load cannot meet a close that is under way. `LostSession` is what remains of one
 whose lease was lost with records unsaved.
 
 `ExclusiveAccess` holds a session under its lease and appends as its holder: forks, renames,
@@ -151,7 +151,8 @@ def rescued(session: SessionBase, after: int) -> tuple[list[Entry], Entry]:
     """
     contents, durable = session._contents, session._tracked.durable
     known = [
-        (seq, Entry(_kind_of(payload), payload)) for seq, payload in contents.context.by_record()
+        (seq, Entry(kind_of(decode_message(payload)), payload))
+        for seq, payload in contents.context.by_record()
     ]
     known += [
         (record.seq, Entry(record.kind, record.payload)) for record in contents.changes(_MOVABLE)
@@ -159,10 +160,6 @@ def rescued(session: SessionBase, after: int) -> tuple[list[Entry], Entry]:
     known.sort(key=lambda record: record[0])
     context = Entry(CONTEXT, contents.context.as_record("rescue"))
     return [entry for seq, entry in known if after < seq <= durable], context
-
-
-def _kind_of(payload: bytes) -> str:
-    return kind_of(decode_message(payload))
 
 
 async def fork_unsaved(
@@ -182,7 +179,7 @@ async def fork_unsaved(
 
     async def fork() -> Fork:
         forked = await forker.fork_unsaved(tracked, new)
-        runtime.saver.settle_lost(tracked)  # here: it goes on though the caller is cancelled
+        runtime.saver.settle_lost(tracked)  # here: a cancelled caller does not stop it
         return forked
 
     return await runtime.host.call(fork)
@@ -191,11 +188,11 @@ async def fork_unsaved(
 log: logging.Logger = logging.getLogger("perdure")
 
 FIRST_TURN = 0.1
-"""Seconds that whoever opens a session has to begin a turn, before it is handed over."""
+"""Seconds that the caller that opens a session has to begin a turn before a handover."""
 PATIENCE = 1.0
 """Seconds that a handover keeps turns waiting for the store."""
-MOST_GIVEN = 1000
-"""Sessions that we know to have given away."""
+MAX_HANDED_OVER = 1000
+"""Handed-over sessions whose epochs are remembered, at most."""
 
 
 class SessionLifecycle:
@@ -209,7 +206,7 @@ class SessionLifecycle:
     # pins
 
     def keep(self, session: SessionBase) -> None:
-        """Look after a session that was just loaded."""
+        """Register a session that was just loaded."""
         tracked = session._tracked
         tracked.on_saved = lambda _: self._saved(session)
         tracked.on_idle = lambda: self._runtime.host.spawn(self.idle, session)
@@ -276,12 +273,12 @@ class SessionLifecycle:
             return
         session._folding = True
         try:
-            self._runtime.host.spawn(self._fold_in_lane, session)
+            self._runtime.host.spawn(self._fold_in_background, session)
         except BaseException:
             session._folding = False
             raise
 
-    async def _fold_in_lane(self, session: SessionBase) -> None:
+    async def _fold_in_background(self, session: SessionBase) -> None:
         try:
             # It may wait until the manager has closed: then the next holder folds.
             with suppress(HostClosedError):
@@ -340,8 +337,8 @@ class SessionLifecycle:
         try:
             await self._hand_over(key)
         except (LeaseLostError, SessionError):
-            pass  # taken already; or stuck with what the store refuses, and whoever asks hears that
-        except StoreUnavailableError as error:  # whoever wants it asks again
+            pass  # taken already; or stuck with a refused record, and the asking process gets that
+        except StoreUnavailableError as error:  # the process that wants it asks again
             if not self._runtime.draining:  # then everything is released, and the store closes
                 extra = {"session": str(key)}
                 log_failure(log, logging.WARNING, "a handover failed", error, extra=extra)
@@ -355,24 +352,24 @@ class SessionLifecycle:
         if session is None:
             await self._release_stray(key)
             return
-        # Whoever has just got it has a turn first, or two who ask would get none done.
+        # A new holder has one turn first, or two processes that ask in turns would get none done.
         await session._turns.used(FIRST_TURN)
-        await runtime.saver.save(session._tracked)  # as long as the store takes, turns go on
+        await runtime.saver.save(session._tracked)  # turns continue as long as the store takes
         with try_exclusive(runtime.pending_loads, key) as free:
             if not free or runtime.draining or runtime.sessions.get(key) is not session:
                 return  # it is being let go of already, or will be when the manager stops
-            await session._turns.enter(str(key))  # behind those that wait already
+            await session._turns.enter(str(key))  # after those that wait already
             try:
-                await self._give(session)
+                await self._hand_over_between_turns(session)
             finally:
                 session._turns.leave()
 
-    async def _give(self, session: SessionBase) -> None:
+    async def _hand_over_between_turns(self, session: SessionBase) -> None:
         """Let go of a session between two of its turns; no turn waits long for a store."""
         with anyio.move_on_after(PATIENCE) as scope:
             await self._seal(session)
         if scope.cancelled_caught:
-            return  # whoever wants it asks again
+            return  # the process that wants it asks again
         message = (
             f"session {session.key} was handed over to another process that asked for it: "
             "open it again to ask for it back"
@@ -380,7 +377,7 @@ class SessionLifecycle:
         lost = LeaseLostError(message, key=str(session.key))
         await self._leave(session, "handed over", lost)
         self._given[session.key] = session.epoch
-        if len(self._given) > MOST_GIVEN:
+        if len(self._given) > MAX_HANDED_OVER:
             del self._given[next(iter(self._given))]
 
     async def _release_stray(self, key: SessionKey) -> None:
@@ -396,7 +393,7 @@ class SessionLifecycle:
         return self._given.pop(key, 0)
 
     async def close(self, session: SessionBase) -> None:
-        """Save, fold and release a session for everybody in this process."""
+        """Save, fold and release a session for every caller in this process."""
         if session._turns.is_own:
             message = (
                 f"session {session.key}: this task is in a turn of it; "
@@ -417,7 +414,7 @@ class SessionLifecycle:
         if session._closed_by is None:
             message = (
                 f"session {session.key} could not be saved within {deadline} s; it stays open "
-                "and goes on trying: look at sessions.health()"
+                "and autosave keeps trying: see sessions.health()"
             )
             raise UnsavedChangesError(message, key=str(session.key))
 
@@ -449,7 +446,9 @@ class SessionLifecycle:
             return
         unsaved = session.version - session.durable_version
         cure = "keep them with session.fork_unsaved(new_id), or drop them with " if unsaved else ""
-        cure += "session.discard_unsaved(). To go on, open it again" if unsaved else "open it again"
+        cure += (
+            "session.discard_unsaved(). To continue, open it again" if unsaved else "open it again"
+        )
         message = (
             f"session {session.key} was taken over by another process, with {unsaved} records "
             f"unsaved here: {cure}"
@@ -492,7 +491,7 @@ class SessionLifecycle:
             self._forget(session, reason)
 
     async def release(self, session: SessionBase) -> None:
-        """Let others have a session. If that fails they get it when they ask, or when we end."""
+        """Release a session's lease. If that fails, others get it when they ask, or when we end."""
         try:
             await self._runtime.store.release(session.key, session.epoch)
         except Exception as error:  # noqa: BLE001  # what was to be kept is durable
@@ -525,7 +524,7 @@ _MOST_SAVES = 100
 
 
 async def read_again(session: SessionBase) -> None:
-    """Have a session hold what the store has."""
+    """Reload a session's contents from the store."""
     runtime = session._runtime
     limit = runtime.limits.context_bytes
     restored = await restore(runtime.store, session.key, context_bytes=limit)
@@ -550,11 +549,11 @@ class Terms(msgspec.Struct, frozen=True):
 
 
 class LogOrigin(msgspec.Struct, frozen=True):
-    """How far a session's own log has come."""
+    """How a session's own log begins."""
 
     base: Origin | None = None
-    goes_on: bool = False
-    """Whether there is more than the beginning."""
+    has_records: bool = False
+    """Whether it has records after its base."""
 
 
 @final
@@ -589,16 +588,16 @@ class HeldSession:
         raise error or StoreError(f"session {self.key}: the store would not take a record")
 
     async def announce(self, base: Origin, *more: Entry) -> None:
-        """Append a base, and what is to be durable with it; it does not count yet."""
+        """Append a base, and entries that become durable with it; it is not valid yet."""
         await self.append(Entry(BASE, encode(base)), *more)
 
     async def rebase(self, base: Origin, *more: Entry) -> None:
-        """Append a base, and what is to be durable with it."""
+        """Append a valid base, and entries that become durable with it."""
         await self.announce(base, *more)
         self.count(base)
 
     def count(self, base: Origin) -> None:
-        """Have a base that was announced count from now on."""
+        """Make an announced base valid."""
         self._store.rebased(self.key, self.epoch, base)
 
     async def delete(self) -> None:
@@ -657,7 +656,7 @@ class ExclusiveAccess:
         await fold(self.store, hold.key, epoch=hold.epoch, upto=hold.head, limits=limits)
 
     async def announce_open(self, session: SessionBase, base: Origin) -> None:
-        """Append a base to a session that is open here; it does not count yet."""
+        """Append a base to a session that is open here; it is not valid yet."""
         session._accept((Entry(BASE, encode(base)),))
         await session.save()
 
@@ -667,7 +666,7 @@ class ExclusiveAccess:
         await self.count_open(session, base)
 
     async def count_open(self, session: SessionBase, base: Origin) -> None:
-        """Have a base that was announced count from now on, and fold."""
+        """Make an announced base valid, and fold."""
         self.store.rebased(session.key, session.epoch, base)
         await self.fold_open(session)
 
@@ -676,7 +675,7 @@ class ExclusiveAccess:
         await self.runtime.saver.exclusive(session._tracked, lambda: self.lifecycle.fold(session))
 
     async def begun(self, key: SessionKey) -> LogOrigin:
-        """Look how a session's own log begins."""
+        """Return how a session's own log begins."""
         base: Origin | None = None
         async with aclosing(self.store.inner.read_log(key)) as log:
             async for chunk in log:
@@ -684,13 +683,13 @@ class ExclusiveAccess:
                     if record.kind == BASE and base is None:
                         base = decode(record.payload, Origin)
                     elif record.kind != EPOCH:
-                        return LogOrigin(base, goes_on=True)
+                        return LogOrigin(base, has_records=True)
         return LogOrigin(base)
 
     async def record(self, key: SessionKey, seq: int) -> Record | None:
         """Return one durable record of a session, None if there is none.
 
-        One of the newest is what is mostly asked for, and found without a look at those before.
+        Mostly one of the newest is asked for, which a reverse read finds first.
         """
         newest = self.store.read_log(key, reverse=True, limit=_NEWEST)
         exactly = self.store.read_log(key, after=seq - 1, before=seq + 1)

@@ -98,8 +98,6 @@ class SessionManager:
     def _repr_html_(self) -> str:
         return card("SessionManager", manager_facts(self._connected))
 
-    # its life
-
     def __await__(self) -> Generator[Any, None, Self]:
         return self._start().__await__()
 
@@ -185,8 +183,8 @@ class SessionManager:
     ) -> SessionOpening:
         """Open a session to write: await it, or ``async with`` it.
 
-        Everybody in this process who opens the same id shares one object, and what the last of
-        them says of it counts: tags, autosave. Leaving ``async with`` lets go of it;
+        Callers in this process that open the same id share one object; tags and autosave are
+        those of the last caller. Leaving ``async with`` lets go of it;
         autosave owns it from then on.
 
         Args:
@@ -210,7 +208,7 @@ class SessionManager:
             LeaseHeldError: Another process keeps holding it.
             SessionNotFoundError: It does not exist, and ``create`` is False.
             SessionError: It exists, and ``new`` is True; or it has another owner.
-            SessionQuarantinedError: The store refuses one of its records for good.
+            SessionQuarantinedError: The store permanently refuses one of its records.
             CorruptRecordError: Its log is damaged before the tail; if strict, or a document is.
             UnsupportedVersionError: A newer release wrote it.
             StoreUnavailableError: The store cannot be reached.
@@ -257,8 +255,8 @@ class SessionManager:
         """Post items to a session, durably, whichever process holds it; it need not exist yet.
 
         The session's holder, or its next one, appends them as one group between two turns, exactly
-        once, and its manager emits the event ``posted``. Cancelling may come too late, never
-        half-way.
+        once, and its manager emits the event ``posted``. A cancellation may come too late, but
+        never leaves half a post.
 
         Args:
             id: The agent's id.
@@ -325,7 +323,7 @@ class SessionManager:
         session: str = DEFAULT_SESSION,
         tenant: str = "",
     ) -> int:
-        """Remove dead letters for good; return how many items that were.
+        """Remove dead letters; return how many items that were.
 
         Args:
             id: The agent's id.
@@ -459,7 +457,7 @@ class SessionManager:
         try:
             await wait_through(closing.done)
         finally:
-            if closing.done.is_set():  # else a Ctrl-C ends the wait, and the closing goes on
+            if closing.done.is_set():  # else a Ctrl-C ends the wait, and the closing continues
                 await self._disconnect(connected)
         connected.raise_exit()
         if closing.report is None:
@@ -484,7 +482,7 @@ class SessionManager:
         async def close() -> None:
             try:
                 await self._store.aclose()
-            except Exception as error:  # noqa: BLE001  # for whoever closes
+            except Exception as error:  # noqa: BLE001  # for the task that closes
                 errors.append(error)
             finally:
                 closed.set()
@@ -760,9 +758,6 @@ class SessionManager:
         acts, key = self._acting(), SessionKey(id, session, tenant)
         call = partial(rebuild_session, acts.access, key, Terms(on_held, wait), dry_run=dry_run)
         return await acts.access.runtime.host.call(call)
-
-
-# How sessions begin with others and how they end: the part of the manager that says so
 
 
 class ManagerCore:

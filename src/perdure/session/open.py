@@ -134,12 +134,12 @@ class Opener:
                     return self._pinned(session, wanted)
                 pending_load = runtime.pending_loads[wanted.key] = PendingLoad()
                 try:
-                    runtime.host.spawn(self._fly, pending_load, wanted)
+                    runtime.host.spawn(self._run_load, pending_load, wanted)
                 except BaseException:
                     del runtime.pending_loads[wanted.key]
                     raise
                 wanted = msgspec.structs.replace(wanted, new=False)  # what it makes is ours
-            # Cancelled while waiting: the load goes on, and the next open finds the session.
+            # Cancelled while waiting: the load continues, and the next open finds the session.
             await pending_load.done.wait()
             if pending_load.error is not None:
                 raise pending_load.error.with_traceback(None)
@@ -165,7 +165,7 @@ class Opener:
         if changes:
             session.describe(**changes)
 
-    async def _fly(self, pending_load: PendingLoad, wanted: OpenRequest) -> None:
+    async def _run_load(self, pending_load: PendingLoad, wanted: OpenRequest) -> None:
         try:
             with pending_load.scope:
                 async with self._loads:
@@ -213,7 +213,7 @@ class Opener:
                 with contextlib.suppress(HostClosedError):  # then nothing is looked after any more
                     await runtime.saver.abandon(session._tracked)
             await runtime.store.release(grant.key, grant.epoch)
-        except Exception as error:  # noqa: BLE001  # why the load has failed is told
+        except Exception as error:  # noqa: BLE001  # why the load failed is raised
             extra = {"session": str(grant.key)}
             log_failure(log, logging.WARNING, "release failed", error, extra=extra)
 
@@ -232,10 +232,10 @@ class Opener:
     async def _replay(self, session: Session) -> None:
         """Append what a shutdown spilled of this session, unless others have written since."""
         folder, key = self._runtime.spill_folder, session.key
-        if folder is None or not spill.is_there(folder):
+        if folder is None or not spill.exists(folder):
             return
         for spilled in await anyio.to_thread.run_sync(spill.find, folder, key):
-            remaining = await self._left_of(spilled, key)
+            remaining = await self._unsaved_records(spilled, key)
             if isinstance(remaining, str):
                 session._report_step("spill kept", f"{spilled.name}: {remaining}")
                 continue
@@ -246,11 +246,13 @@ class Opener:
             await anyio.to_thread.run_sync(spill.remove, folder, spilled.name)
             session._report_step("spill replayed", f"{len(remaining)} records of {spilled.name}")
 
-    async def _left_of(self, spill_file: SpillFile, key: SessionKey) -> tuple[Record, ...] | str:
+    async def _unsaved_records(
+        self, spill_file: SpillFile, key: SessionKey
+    ) -> tuple[Record, ...] | str:
         """Return the records of a spill file that the log lacks, or why they cannot be appended."""
         try:
-            spilled = await spill.opened(self._runtime.store, key, spill_file)
-        except (ConfigError, FormatError) as error:  # sealed for a life whose key is gone
+            spilled = await spill.restored(self._runtime.store, key, spill_file)
+        except (ConfigError, FormatError) as error:  # encrypted for a session whose key is gone
             return str(error)
         if not await is_begun_by(
             self._runtime.store,
@@ -265,11 +267,11 @@ class Opener:
         async with contextlib.aclosing(chunks):
             async for chunk in chunks:
                 records.extend(chunk.records)
-        remaining = spill.left_of(spilled, records)
-        return "the log has gone on without it" if remaining is None else remaining
+        remaining = spill.missing_records(spilled, records)
+        return "other records follow in the log" if remaining is None else remaining
 
     async def _restore(self, grant: HeldLease, wanted: OpenRequest) -> Session:
-        if wanted.new and not grant.created:  # somebody was faster
+        if wanted.new and not grant.created:  # another process was faster
             raise _exists(grant.key)
         runtime = self._runtime
         restored = await restore(
@@ -293,13 +295,13 @@ class Opener:
 def _exists(key: SessionKey) -> SessionError:
     message = (
         f"session {key} exists, and a new one was asked for: choose another id, leave out "
-        "new=True (an agent: if_exists='resume') to go on with it, or delete it first"
+        "new=True (an agent: if_exists='resume') to continue it, or delete it first"
     )
     return SessionError(message, key=str(key))
 
 
 def _groups(records: Sequence[Record]) -> Iterator[tuple[Entry, ...]]:
-    """Give the groups that records were appended in."""
+    """Yield the groups that records were appended in."""
     group: list[Entry] = []
     for record in records:
         group.append(Entry(record.kind, record.payload, record.end))

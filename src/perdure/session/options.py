@@ -90,13 +90,10 @@ def require_options(**given: object) -> None:
             raise InvalidArgumentError(message, option=name)
 
 
-# Which stores sessions are not kept in: those that keep something else, or keep it otherwise
-
-
 async def require_sessions(store: Store) -> None:
     """Refuse a store that is encrypted when nothing around it has its keys, and a backup.
 
-    What is written would lie there in plain text, among what is sealed. A wrapper that
+    What is written would be plain text, next to encrypted data. A wrapper that
     encrypts does not show its keys' sessions, so they are seen only without it.
 
     Raises:

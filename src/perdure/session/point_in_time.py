@@ -212,7 +212,7 @@ def _states(documents: Mapping[str, bytes], folder: str) -> Iterator[tuple[str, 
         if not name.startswith(folder):
             continue
         data = documents.get(name)
-        if data is None:  # a value with types lies beside, in its record's form
+        if data is None:  # a typed value is in a document of its own, in its record's form
             data = bytes(decode(documents[f"typed/{name}"], StateSet).value)
         yield name[len(folder) : -len(".json")], decode(data)
 
@@ -260,24 +260,24 @@ def states_back(now: Mapping[str, bytes], then: Mapping[str, bytes]) -> Iterator
     """Give what makes states, contributors' among them, what they were."""
     names = {name.removeprefix("typed/") for name in (*now, *then)}
     for name in sorted(name for name in names if name.startswith(_STATES)):
-        beside = typed(name)
-        if now.get(name) != then.get(name) or now.get(beside) != then.get(beside):
+        twin = typed(name)
+        if now.get(name) != then.get(name) or now.get(twin) != then.get(twin):
             yield Entry(STATE, _state(name, then))
 
 
 def _state(name: str, then: Mapping[str, bytes]) -> bytes:
     """Return the payload that sets a state as it was, or drops one that was not there."""
-    data, beside = then.get(name), then.get(typed(name))
+    data, typed_data = then.get(name), then.get(typed(name))
     if data is None:
-        return encode(StateSet(name, dropped=True)) if beside is None else beside
-    version = 1 if beside is None else decode(beside, StateSet).version
+        return encode(StateSet(name, dropped=True)) if typed_data is None else typed_data
+    version = 1 if typed_data is None else decode(typed_data, StateSet).version
     return encode(
         StateSet(name, msgspec.Raw(msgspec.json.format(data, indent=-1)), version=version)
     )
 
 
 def items_back(now: Mapping[str, bytes], then: Mapping[str, bytes]) -> Iterator[Entry]:
-    """Give what makes the long-term memories what they were: so many stay, then come others."""
+    """Yield entries that restore the long-term memories: a common head stays, then come others."""
     for name, memory in ((EPISODIC, "episodic"), (SEMANTIC, "semantic")):
         ours, theirs = now.get(name, b"").splitlines(), then.get(name, b"").splitlines()
         if ours != theirs:

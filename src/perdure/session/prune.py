@@ -54,15 +54,12 @@ from perdure.records.records import (
     Entry,
     Record,
 )
-from perdure.session.delete import Forgetter, every
+from perdure.session.delete import Forgetter, tenant_sessions
 from perdure.session.fold import put_blobs
 from perdure.session.lifecycle import ExclusiveAccess, Terms
 from perdure.session.point_in_time import base_documents, folded_at
 from perdure.session.retention import Retention, TurnEndAt, cut_after, is_expired
 from perdure.store import Document, Documents, Store
-
-# What a retention lets go: old turns of a session's history, and sessions nobody uses any more
-
 
 log: logging.Logger = logging.getLogger("perdure")
 
@@ -74,13 +71,13 @@ class Pruned(msgspec.Struct, frozen=True):
     cut: int
     """The last record that is gone."""
     turns: int
-    """How many turns went."""
+    """How many turns were removed."""
     bytes: int = 0
     """What the store has freed at once; it removes whole files or rows."""
 
 
 class CheckpointHold(msgspec.Struct, frozen=True):
-    """A session whose history a checkpoint keeps from going as far as it might."""
+    """A session of which a checkpoint keeps more history than the retention asks for."""
 
     key: SessionKey
     checkpoint: int
@@ -143,7 +140,7 @@ class _PruneProgress:
 
 @final
 class Pruner:
-    """Let go of what a retention does not keep."""
+    """Remove the history that a retention does not keep."""
 
     def __init__(self, access: ExclusiveAccess, forgetter: Forgetter) -> None:
         self._access = access
@@ -167,7 +164,11 @@ class Pruner:
                 await self._forgetter.forget([key], tenant, terms, dry_run=dry_run)
                 progress.expired.append(key)
         if retention.cuts:
-            chosen = keys if keys is not None else [key async for key in every(self._store, tenant)]
+            chosen = (
+                keys
+                if keys is not None
+                else [key async for key in tenant_sessions(self._store, tenant)]
+            )
             for key in chosen:
                 if key not in expired:
                     with progress.unless_refused(key):
@@ -181,7 +182,7 @@ class Pruner:
     async def _expired(
         self, retention: Retention, keys: list[SessionKey] | None, tenant: str, now: float
     ) -> list[SessionKey]:
-        """Return who goes; a default session, which keeps what all share, not before the others."""
+        """Return expired sessions; a default session, which holds what all share, expires last."""
         if retention.expire_days is None:
             return []
         expired, after = list[SessionKey](), None
@@ -262,7 +263,7 @@ class Pruner:
         return await keep_documents(store, key.tenant, Documents(was.manifest, documents))
 
     async def _keep_values(self, key: SessionKey, data: Mapping[str, bytes]) -> None:
-        """Put blobs that are lost again, as long as the log still has what they held."""
+        """Restore lost blobs, as long as the log still has their values."""
         entries = MemoryIndex.of_document(data.get(MEMORY)).entries.values()
         large = [entry for entry in entries if entry.sha256 is not UNSET]
         present = set(await self._store.blob_names(key.tenant)) if large else set()
@@ -273,7 +274,7 @@ class Pruner:
                     await self._store.put_blobs(key.tenant, {entry.sha256: value})
 
     async def _rebase(self, key: SessionKey, base: Origin, terms: Terms) -> int:
-        # Who forks it first tells it, makes the fork, then looks whether it is being pruned here:
+        # A fork is announced first, then made, then checks whether a prune runs here:
         # so each fork is found below, or finds what was announced.
         access, forgetter = self._access, self._forgetter
         async with forgetter.settling(), access.exclusive(key):
@@ -282,7 +283,7 @@ class Pruner:
                 await access.fold_open(session)
                 await self._require_folded(key, base.cut)
                 await access.announce_open(session, base)
-                await forgetter.settle_told(key, session.epoch, terms)
+                await forgetter.settle_known_forks(key, session.epoch, terms)
                 await access.count_open(session, base)
                 await self._require_counted(key, base)
                 return await self._store.trim(key, session.epoch, base.cut + 1)
@@ -290,21 +291,21 @@ class Pruner:
                 await access.fold(hold)
                 await self._require_folded(key, base.cut)
                 await hold.announce(base)
-                await forgetter.settle_told(key, hold.epoch, terms)
+                await forgetter.settle_known_forks(key, hold.epoch, terms)
                 hold.count(base)
                 await access.fold(hold)
                 await self._require_counted(key, base)
                 return await self._store.trim(key, hold.epoch, base.cut + 1)
 
     async def _require_folded(self, key: SessionKey, cut: int) -> None:
-        """Go no further unless the session's own documents hold what is about to go."""
+        """Raise unless the session's own documents hold what is about to be removed."""
         manifest = (await self._store.inner.read_documents(key, ())).manifest
         before = await self._store.base_of(key)
         if manifest is None or manifest.as_of_seq + (before.at if before else 0) < cut:
             raise _not_folded(key)
 
     async def _require_counted(self, key: SessionKey, base: Origin) -> None:
-        """Go no further unless the manifest names what is left instead of what is about to go."""
+        """Raise unless the manifest names the base that replaces what is about to be removed."""
         manifest = (await self._store.inner.read_documents(key, ())).manifest
         if manifest is None or manifest.base != base:
             raise _not_folded(key)
@@ -315,11 +316,11 @@ def _not_folded(key: SessionKey) -> StoreUnavailableError:
     return StoreUnavailableError(message, key=str(key))
 
 
-# What a pruned session was at its cut, as records: for whoever needs a log that is whole
+# A pruned session at its cut, as records, for callers that need a whole log.
 #
-# An export and an import know a session by its records alone. Those that were removed amounted to
-# documents, which are kept; here they become records again, the fewest that amount to the same.
-# They take the last numbers up to the cut; before them, records that say nothing have theirs.
+# An export and an import know a session by its records alone. The removed records were folded to
+# documents, which are kept; here they become records again, the fewest that fold to the same.
+# They take the last numbers up to the cut; empty records take the numbers before them.
 
 
 async def pruned_history_as_records(store: Store, key: SessionKey) -> list[Record]:
@@ -390,8 +391,8 @@ def _states(documents: dict[str, bytes]) -> list[Entry]:
     for name, data in documents.items():
         if name.startswith("typed/"):
             continue
-        beside = documents.get(typed(name))
-        change = encode(StateSet(name, msgspec.Raw(data))) if beside is None else beside
+        typed_data = documents.get(typed(name))
+        change = encode(StateSet(name, msgspec.Raw(data))) if typed_data is None else typed_data
         entries.append(Entry(STATE, change))
     names = {name for name in documents if not name.startswith("typed/")}
     entries += [

@@ -122,10 +122,10 @@ async def _read_all(store: Store, key: SessionKey) -> list[Record]:
     return records
 
 
-# Whether stored documents are what the log amounts to: each compared with a fresh fold of it
+# Whether stored documents are what the log folds to: each compared with a fresh fold of it
 #
-# A document whose checksum is right may still be wrong, if somebody wrote it who had no business
-# to; only the log can tell.
+# A document whose checksum is right may still be wrong, if another program wrote it;
+# only the log shows that.
 
 
 class DocumentDifference(NamedTuple):
@@ -208,11 +208,6 @@ def _is_same(name: str, fresh: bytes | None, stored: bytes) -> bool:
     return False
 
 
-# How sessions come back, seen from outside: plans, and rebuilding what is folded
-#
-# The part of the manager that says so.
-
-
 class RebuildReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """What a rebuild found, and what it rebuilt."""
 
@@ -220,13 +215,13 @@ class RebuildReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_default
     records: int = 0
     """Of the log that the documents were compared with."""
     wrong: tuple[str, ...] = ()
-    """Documents that were not what the log amounts to, in words; empty if all were right."""
+    """Documents that differed from a fold of the log, in words; empty if all were right."""
     rebuilt: tuple[str, ...] = ()
     """Documents that were written, by name."""
     dry_run: bool = False
 
     def __str__(self) -> str:
-        wrong = "; ".join(self.wrong) or "every document was what its log amounts to"
+        wrong = "; ".join(self.wrong) or "every document was what its log folds to"
         done = "nothing was changed" if self.dry_run else f"rebuilt {', '.join(self.rebuilt)}"
         return f"{self.key}: {wrong}; {done}"
 

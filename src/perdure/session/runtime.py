@@ -193,7 +193,7 @@ async def _finish(event: str, result: Awaitable[None]) -> None:
 
 
 class PendingLoad:
-    """Something under way with a session, for others to wait for."""
+    """An operation under way with a session, for others to wait for."""
 
     __slots__ = ("done", "error", "scope")
 
@@ -202,7 +202,7 @@ class PendingLoad:
         self.error: Exception | None = None
         """Why a load has failed."""
         self.scope: anyio.CancelScope = anyio.CancelScope()
-        """Around a load, if it is one: nobody wants that any more once its manager stops."""
+        """Around a load, if it is one: cancelled when its manager stops."""
 
 
 PendingLoads: TypeAlias = dict[SessionKey, PendingLoad]
@@ -217,7 +217,7 @@ async def wait_idle(pending_loads: PendingLoads, key: SessionKey) -> None:
 
 @asynccontextmanager
 async def exclusive(pending_loads: PendingLoads, key: SessionKey) -> AsyncGenerator[None, None]:
-    """Be exclusive with a session, once others are done with it."""
+    """Lock a session's key, once other operations are done with it."""
     await wait_idle(pending_loads, key)
     with try_exclusive(pending_loads, key):
         yield

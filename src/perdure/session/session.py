@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     from perdure.store import Store
 
 
-# A working context in the shape that a model's client takes: pure
-
-
 Listed = Literal["openai", "openai-responses"]
 """Formats whose conversation holds the instructions too: a context is a list of dicts."""
 Separate = Literal["anthropic", "gemini"]
@@ -144,7 +141,7 @@ class Rendered:
 class Session(SessionBase, Rendered):
     """One conversation and its state, written by one process at a time.
 
-    Made by ``SessionManager.open``. Everybody in the process who opens the same id shares the
+    Made by ``SessionManager.open``. Callers in the process that open the same id share the
     object; leaving ``async with`` only lets go of it, and autosave continues.
     It belongs to the event loop that opened it.
     """
@@ -197,22 +194,10 @@ class Session(SessionBase, Rendered):
     ) -> None:
         self._lifecycle.unpin(self)
 
-    # what it is
-
-    @property
-    def key(self) -> SessionKey:
-        """Tenant, agent id and session id."""
-        return self._contents.key
-
     @property
     def id(self) -> str:
         """The id that it was opened with."""
         return self._contents.key.agent
-
-    @property
-    def version(self) -> int:
-        """The seq of the newest record that was accepted."""
-        return self._tracked.version
 
     @property
     def unsaved_age(self) -> float:
@@ -226,7 +211,7 @@ class Session(SessionBase, Rendered):
 
     @property
     def checkpoints(self) -> CheckpointEngine:
-        """Its checkpoints: labelled points to look at and to go back to."""
+        """Its checkpoints: labelled points to inspect and to roll back to."""
         if self._checkpoints is None:
             from perdure.session.checkpoints import checkpoints_of
 
@@ -239,8 +224,6 @@ class Session(SessionBase, Rendered):
         from perdure.session.checkpoints import events_of
 
         return events_of(self)
-
-    # changing it
 
     def append(self, *items: Message | EncodedRecord | Any) -> int:
         """Append items as one group, and return the new version.
@@ -256,7 +239,7 @@ class Session(SessionBase, Rendered):
             TooLargeError: An item is larger than ``Limits.record_bytes``.
             LeaseLostError: Another process has taken the session over.
             SessionClosedError: The session, or its manager, was closed.
-            SessionQuarantinedError: The store refuses a record of this session for good.
+            SessionQuarantinedError: The store permanently refuses a record of this session.
             StoreUnavailableError: Too much is unsaved, since the store is down.
             WrongLoopError: The session belongs to another loop, thread or process.
 
@@ -390,8 +373,6 @@ class Session(SessionBase, Rendered):
         self._check_home()
         return self._receipt(await self._runtime.saver.wait_durable(self._tracked, version))
 
-    # reading it
-
     async def history(self, *, before: int | None = None, limit: int = 50) -> list[HistoryItem]:
         """Return up to ``limit`` items, oldest first; page back by the first one's seq."""
         self._check_home()
@@ -406,7 +387,7 @@ class Session(SessionBase, Rendered):
         )
 
     async def aclose(self) -> None:
-        """Save, fold and let go of the session for everybody in this process.
+        """Save, fold and release the session for every caller in this process.
 
         Turns that run or wait end first. A session that is closed already stays so.
 
@@ -472,9 +453,6 @@ class Session(SessionBase, Rendered):
         self._check_open()
         carry_out(self, plan)
         return await self._runtime.saver.save(self._tracked)
-
-
-# A session as it was at a moment, to read without a lease
 
 
 @final

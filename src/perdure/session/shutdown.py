@@ -27,6 +27,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
@@ -72,7 +73,7 @@ class ManagerShutdown:
         self._ran: anyio.Event = anyio.Event()
         self.done: anyio.Event = anyio.Event()
         self.report: ShutdownReport | None = None
-        runtime.host.at_end(self.done.set)  # whatever has ended it: nobody waits in vain
+        runtime.host.at_end(self.done.set)  # whatever ended it: every waiter returns
         self._kept: set[_Id] = set()
         """What is in a spill file."""
 
@@ -82,7 +83,7 @@ class ManagerShutdown:
             return
         self.runtime.draining = True
         for pending_load in self.runtime.pending_loads.values():
-            pending_load.scope.cancel()  # a load: whoever waits for it is refused in any case
+            pending_load.scope.cancel()  # a load: its waiters are refused in any case
         self.runtime.saver.begin_drain()
         self.runtime.hooks.emit("drain", None)
 
@@ -109,8 +110,8 @@ class ManagerShutdown:
         if not self.done.is_set():  # cut with all that ran: there is still time left
             await self._run()
         self.done.set()
-        self.tell_rest({})  # nobody gets the report
-        await self.runtime.store.aclose()  # nobody else may
+        self.report_rest({})  # no caller gets the report
+        await self.runtime.store.aclose()  # no other task may
 
     async def _run(self) -> None:
         try:
@@ -145,14 +146,14 @@ class ManagerShutdown:
         unsaved_sessions = report.unsaved + report.in_doubt
         tracked = [
             session._tracked
-            for session in map(self.runtime.sessions.get, _keys(unsaved_sessions))
-            if session
+            for entry in unsaved_sessions
+            if (session := self.runtime.sessions.get(entry.key))
         ]
-        refused = map(self.runtime.sessions.get, _keys(report.quarantined))
+        refused = [self.runtime.sessions.get(entry.key) for entry in report.quarantined]
         tracked += [
             session._tracked for session in refused if session and not _is_refused(session._tracked)
         ]
-        if is_named:  # else what becomes of it is up to whoever looks at `sessions.lost`
+        if is_named:  # else the user of `sessions.lost` decides
             tracked += [lost for lost in self.runtime.saver.lost if lost.pending]
         if folder is None or not tracked:
             return report
@@ -160,7 +161,7 @@ class ManagerShutdown:
 
         async def spill(unsaved: Tracked) -> None:
             if await to_thread.run_sync(self._spill_one, folder, unsaved):
-                spilled.add((unsaved.key, unsaved.durable, unsaved.version))
+                spilled.add(_id(unsaved))
 
         await each(tracked, spill, at_once=SPILLERS)
         settled = await to_thread.run_sync(_settled, folder)
@@ -170,7 +171,7 @@ class ManagerShutdown:
     def _spill_one(self, folder: str, tracked: Tracked) -> bool:
         key, epoch, base = tracked.key, tracked.epoch, tracked.durable
         try:
-            entries = spilling.sealed(
+            entries = spilling.transformed(
                 self.runtime.store, key, epoch=epoch, base=base, entries=tracked.pending
             )
             path = spilling.write(
@@ -192,14 +193,12 @@ class ManagerShutdown:
 
     def pending(self) -> dict[str, int]:
         """Return how many records each session has that are not durable."""
-        counts: dict[str, int] = {}
+        counts: Counter[str] = Counter()
         for tracked in self._rest():
-            counts[str(tracked.key)] = (
-                counts.get(str(tracked.key), 0) + tracked.version - tracked.durable
-            )
+            counts[str(tracked.key)] += tracked.version - tracked.durable
         return counts
 
-    def tell_rest(self, before: dict[str, int]) -> None:
+    def report_rest(self, before: dict[str, int]) -> None:
         """Spill what will not be saved any more, and print the outcome to stderr.
 
         Args:
@@ -207,30 +206,27 @@ class ManagerShutdown:
 
         """
         folder, tracked = self.runtime.spill_folder, self._rest()
-        news = [
-            tracked_session
-            for tracked_session in tracked
-            if _id_of(tracked_session) not in self._kept and tracked_session.pending
+        to_spill = [
+            session
+            for session in tracked
+            if _id(session) not in self._kept and session.pending and not _is_refused(session)
         ]
-        news = [tracked_session for tracked_session in news if not _is_refused(tracked_session)]
         if folder is not None:
-            spilled = {
-                _id_of(tracked_session)
-                for tracked_session in news
-                if self._spill_one(folder, tracked_session)
-            }
+            spilled = {_id(session) for session in to_spill if self._spill_one(folder, session)}
             if spilled and _settled(folder):
                 self._kept |= spilled
         if self.runtime.durability == "memory":
             return  # which has nothing to lose
         counts = {
-            str(tracked_session.key): tracked_session.version - tracked_session.durable
-            for tracked_session in tracked
-            if _id_of(tracked_session) in self._kept
+            str(session.key): session.version - session.durable
+            for session in tracked
+            if _id(session) in self._kept
         }
         lost = {key: n for key, n in self.pending().items() if key not in counts}
         saved = {key: n for key, n in before.items() if key not in counts and key not in lost}
-        tell(self.runtime.store.location, saved=saved, counts=counts, folder=folder, lost=lost)
+        report_exit(
+            self.runtime.store.location, saved=saved, counts=counts, folder=folder, lost=lost
+        )
 
     def _rest(self) -> list[Tracked]:
         open_here = [tracked._tracked for tracked in self.runtime.sessions.values()]
@@ -247,7 +243,7 @@ class ManagerShutdown:
             for pending_load in list(self.runtime.pending_loads.values()):
                 await pending_load.done.wait()
             for session in list(self.runtime.sessions.values()):
-                await session._turns_idle()
+                await session._turns.wait_idle()
 
     async def _let_go(self, at_most: float) -> None:
         """Fold and release every session that is durable; others' leases expire."""
@@ -299,7 +295,7 @@ def _with_spilled(report: ShutdownReport, spilled: set[_Id], _folder: str) -> Sh
     remaining: list[Unsaved] = []
     for name in ("unsaved", "in_doubt", "quarantined", "lost"):
         ones: tuple[Unsaved, ...] = getattr(report, name)
-        # A file has what was unsaved, not what a store has lost: that is still to be told.
+        # A file has what was unsaved, not what a store has lost: that is still reported.
         safe = [entry for entry in ones if _id(entry) in spilled and not entry.missing]
         remaining += safe
         lists[name] = tuple([entry for entry in ones if entry not in safe])
@@ -311,12 +307,8 @@ _Id = tuple[SessionKey, int, int]
 """Which records of which session: one may have been lost more than once."""
 
 
-def _id(unsaved: Unsaved) -> _Id:
-    return unsaved.key, unsaved.durable, unsaved.version
-
-
-def _id_of(tracked: Tracked) -> _Id:
-    return tracked.key, tracked.durable, tracked.version
+def _id(session: Unsaved | Tracked) -> _Id:
+    return session.key, session.durable, session.version
 
 
 def _is_refused(tracked: Tracked) -> bool:
@@ -328,12 +320,8 @@ def _is_refused(tracked: Tracked) -> bool:
     return quarantined and not isinstance(tracked.last_error, UnsupportedVersionError)
 
 
-def _keys(ones: tuple[Unsaved, ...]) -> list[SessionKey]:
-    return [entry.key for entry in ones]
-
-
 _STEP = 0.02
-"""Seconds between two looks at whether other managers have closed."""
+"""Seconds between two checks whether other managers have closed."""
 
 _cancelled: weakref.WeakSet[object] = weakref.WeakSet()
 """Bodies that SIGTERM has cancelled: managers of one body would cancel it once each."""
@@ -399,7 +387,7 @@ class SignalWatch:
         """The same, although the body continues."""
         self.finished = True
         with anyio.CancelScope(shield=True):
-            # They are in other threads, too: no event of this loop tells of them.
+            # They are in other threads, too: no event of this loop reports them.
             while signals.waited_for() and signals.time_left() > 0:  # noqa: ASYNC110
                 await anyio.sleep(_STEP)
         signals.end_process()
@@ -478,7 +466,7 @@ async def kill(manager: SessionManager) -> None:
     for session in runtime.sessions.values():
         message = f"session {session.key} ended with its manager's crash: open it again"
         session._close_with(SessionClosedError(message, key=str(session.key)))
-    # Its host has ended: this only takes stock, and lets nobody wait in vain.
+    # Its host has ended: this only counts what is unsaved, and ends every wait.
     closing.report = await runtime.saver.aclose(deadline=0, hard_grace=0)
     closing.done.set()
     await runtime.store.aclose()
@@ -487,7 +475,7 @@ async def kill(manager: SessionManager) -> None:
 NAMED: Final = 5
 """Sessions that a line names."""
 THREAD: Final = "perdure exit"
-"""The name of threads that wait for the others: nobody is to wait for them."""
+"""The name of threads that wait for the others: no thread waits for them."""
 _POLL: Final = 0.02
 _MARGIN: Final = 1.0
 """Seconds to wait for threads that have nothing left to do but to end."""
@@ -539,7 +527,7 @@ class ExitHandler:
         loop = _asyncio_loop(self._loop)
         if loop is not None:
             return loop.is_running()
-        # Trio's, which says nothing; a guest of the main thread's stands still by now.
+        # Trio's, which says nothing; a guest of the main thread's has stopped by now.
         is_alive = self._thread.is_alive() and self._thread is not threading.main_thread()
         return is_alive and self.closing.runtime.host.running
 
@@ -557,7 +545,7 @@ class ExitHandler:
         return lambda: loop.run_until_complete(self._closed())
 
     async def _closed(self) -> None:
-        if not self._owned:  # it was left to its owner just now, behind the main thread's end
+        if not self._owned:  # it was left to its owner just now, after the main thread's end
             return
         await self._close()
         if _asyncio_loop(self._loop) is not None:
@@ -613,7 +601,7 @@ def _before_threads_end() -> None:
 
 
 def _watch(handlers: list[ExitHandler]) -> None:
-    # No daemon, whoever makes it: the process has to wait.
+    # No daemon thread: the process has to wait.
     threading.Thread(
         target=_close_behind_others, args=(handlers,), name=THREAD, daemon=False
     ).start()
@@ -673,7 +661,7 @@ def _close(handlers: Sequence[ExitHandler]) -> None:
         if not handler.is_running:
             handler.release_threads()
         handler.uninstall()
-        handler.closing.tell_rest(before[handler])
+        handler.closing.report_rest(before[handler])
 
 
 def _guarded(act: Callable[[], object]) -> None:
@@ -688,10 +676,10 @@ def _last() -> None:
     for handler in tuple(_open):
         handler.uninstall()
         if handler.closing.runtime.home.stray() != "fork":
-            handler.closing.tell_rest({})
+            handler.closing.report_rest({})
 
 
-def tell(
+def report_exit(
     location: str,
     *,
     saved: dict[str, int],
@@ -702,14 +690,14 @@ def tell(
     """Say what was saved at exit, spilled to a folder, or lost: records by session."""
     message = f"nobody closed the manager of {location}"
     if saved:
-        _say(f"{message}: saved {_named(saved)} at exit")
+        _print(f"{message}: saved {_named(saved)} at exit")
     if counts:
-        _say(
+        _print(
             f"{message}, and it could not save any more: kept {_named(counts)} in {folder}; "
             "the next open of the session appends it"
         )
     if lost:
-        _say(
+        _print(
             f"{message}: LOST {_named(lost)} at exit. Close it, with `async with connect(…)` or "
             "`await sessions.aclose()`, which say why something cannot be saved"
         )
@@ -723,7 +711,7 @@ def _named(counts: dict[str, int]) -> str:
     return f"{records} {noun} of {', '.join(parts)}{more}"
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     try:
         if sys.stderr is not None:  # pythonw has none
             sys.stderr.write(f"perdure: {line}\n")

@@ -74,7 +74,7 @@ def folder_for(store: Store, wanted: str | Literal[False] | None) -> str | None:
     return str(Path(user_state_dir("perdure", appauthor=False), "spill", digest[:32]))
 
 
-def is_there(folder: str) -> bool:
+def exists(folder: str) -> bool:
     """Say whether anything was ever spilled there, at the cost of one look."""
     try:
         return Path(folder).expanduser().is_dir()
@@ -159,7 +159,7 @@ def forget(folder: str, key: SessionKey, remove: bool) -> list[int]:  # noqa: FB
     return sizes
 
 
-def left_of(spilled: SpillFile, log: Sequence[Record]) -> tuple[Record, ...] | None:
+def missing_records(spilled: SpillFile, log: Sequence[Record]) -> tuple[Record, ...] | None:
     """Return the entries of a spill file that a log lacks, None if they do not continue it.
 
     Args:
@@ -168,7 +168,7 @@ def left_of(spilled: SpillFile, log: Sequence[Record]) -> tuple[Record, ...] | N
 
     """
     if not log or log[0].seq != spilled.base or log[0].epoch > spilled.epoch:
-        return None  # another life of the session's: epochs never begin again
+        return None  # the session was deleted and made again: epochs never restart
     own_records = [record for record in log[1:] if record.kind != EPOCH]
     for spilled_record, theirs in zip(spilled.records, own_records, strict=False):
         if (spilled_record.kind, spilled_record.payload, spilled_record.end) != (
@@ -180,7 +180,7 @@ def left_of(spilled: SpillFile, log: Sequence[Record]) -> tuple[Record, ...] | N
     return spilled.records[len(own_records) :]
 
 
-def sealed(
+def transformed(
     store: object, key: SessionKey, *, epoch: int, base: int, entries: Sequence[Entry]
 ) -> Sequence[Entry]:
     """Return entries as the store would keep them: encrypted, if it encrypts.
@@ -199,8 +199,8 @@ def sealed(
     return entries_kept
 
 
-async def opened(store: object, key: SessionKey, spilled: SpillFile) -> SpillFile:
-    """Return a spill file as it was before `sealed`."""
+async def restored(store: object, key: SessionKey, spilled: SpillFile) -> SpillFile:
+    """Return a spill file as it was before `transformed`."""
     open_ = getattr(store, "restore_session_records", None)
     if open_ is None:
         return spilled
