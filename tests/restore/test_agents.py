@@ -67,7 +67,7 @@ def test_the_five_roles_know_no_more_than_they_have_to() -> None:
     assert not stored & {f"perdure.restore.{one}" for one in ("bootstrapper", "rebuild")}
     serializer = imports_of(restore / "serializer.py")
     assert not {name for name in serializer if name.startswith(("perdure.store", "anyio"))}
-    factory = imports_of(SOURCE / "agent" / "factory.py")
+    factory = imports_of(SOURCE / "agent" / "agent.py")
     assert not factory & {"perdure.restore.serializer", "perdure.restore.snapshot_store"}
     manager = imports_of(SOURCE / "agent" / "memory.py")
     assert "perdure.restore.serializer" not in manager
