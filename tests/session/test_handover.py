@@ -127,7 +127,7 @@ async def test_turns_go_on_while_a_handover_waits_for_the_store() -> None:
         await other.request_handover(KEY, holder)
         runtime = one._connected.runtime  # type: ignore[union-attr]
         with anyio.fail_after(60):
-            while KEY not in one._connected.lifecycle._asked:  # type: ignore[union-attr]
+            while KEY not in one._connected.lifecycle._handing_over:  # type: ignore[union-attr]
                 await anyio.sleep(0.001)
             session.append(Message.user("goes on"))
             assert await one.open("a") is session

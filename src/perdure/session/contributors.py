@@ -108,9 +108,9 @@ def change_of(
     return _Change(_entry(part), now)
 
 
-def state_of(bare: bytes | None, beside: bytes | None, types: Types) -> tuple[Any, int] | None:
+def state_of(bare: bytes | None, typed_data: bytes | None, types: Types) -> tuple[Any, int] | None:
     """Return a state and its version from its two documents, None if there is none."""
-    typed_state = None if beside is None else decode(beside, StateSet)
+    typed_state = None if typed_data is None else decode(typed_data, StateSet)
     if typed_state is not None and typed_state.types:
         return decode_value(bytes(typed_state.value), typed_state.types, types), typed_state.version
     if bare is None:
@@ -209,21 +209,21 @@ class Attachment:
 class Contributors:
     """Those of one session, in the order in which they were attached."""
 
-    __slots__ = ("_aside", "_asked", "_attached", "_coming", "_session", "_takes")
+    __slots__ = ("_attached", "_capture_due", "_coming", "_session", "_suspended", "_takes")
 
     def __init__(self, session: SessionBase) -> None:
         self._session = session
-        self._asked = False  # that all are asked soon, and has not begun
+        self._capture_due = False  # a capture was requested, and has not begun
         self._attached: dict[str, Attachment] = {}
         self._coming: set[str] = set()
-        self._aside: dict[str, Attachment] = {}  # their states are being taken back
+        self._suspended: dict[str, Attachment] = {}  # while their states are rolled back
         self._takes = 0  # how often that was
         session._tracked.before_capture = self._before_save
 
     async def attach(self, contributor: Contributor, *, restore: bool = True) -> Attachment:
         """Restore a contributor's state, if it wants that, then ask it before each save."""
         name = _checked(contributor)
-        known = self._attached.get(name) or self._aside.get(name)
+        known = self._attached.get(name) or self._suspended.get(name)
         if known is not None and known.contributor is contributor:
             return known
         if known is not None or name in self._coming:
@@ -243,7 +243,7 @@ class Contributors:
     def detach(self, attachment: Attachment) -> None:
         """Forget a contributor."""
         name = attachment.contributor.name
-        for those in (self._attached, self._aside):
+        for those in (self._attached, self._suspended):
             if those.get(name) is attachment:
                 del those[name]
 
@@ -255,7 +255,7 @@ class Contributors:
     def set_aside(self) -> None:
         """Capture nothing until `take_back`: the stored states are about to be rolled back."""
         self._takes += 1
-        self._aside |= self._attached
+        self._suspended |= self._attached
         self._attached = {}
 
     async def take_back(self) -> None:
@@ -267,32 +267,32 @@ class Contributors:
         """
         errors: list[Exception] = []
         try:
-            for attachment in tuple(self._aside.values()):
+            for attachment in tuple(self._suspended.values()):
                 try:
                     attachment.kept = await self._restore(attachment.contributor, wanted=True)
                 except Exception as error:  # noqa: BLE001  # raised when all are done
                     errors.append(_named(error, attachment))
         finally:
-            self._attached = {**self._aside, **self._attached}
-            self._aside = {}
+            self._attached = {**self._suspended, **self._attached}
+            self._suspended = {}
         _raise_if_any(errors)
 
     def ask_soon(self) -> None:
         """Capture all contributors in the background."""
         self._session._check_open()
-        if not self._asked:
-            self._asked = True
+        if not self._capture_due:
+            self._capture_due = True
             try:
                 self._session._runtime.host.spawn(self._contribute)
             except BaseException:
-                self._asked = False
+                self._capture_due = False
                 raise
 
     async def _contribute(self) -> None:
         try:
             await self._session._runtime.saver.contribute(self._session._tracked)
         finally:
-            self._asked = False
+            self._capture_due = False
 
     async def _restore(self, contributor: Contributor, *, wanted: bool) -> StoredContribution:
         session, name = self._session, contributor.name
@@ -331,7 +331,7 @@ class Contributors:
             Exception: What the one that failed has raised; a group of them if several have.
 
         """
-        self._asked = False  # what changes from here on is asked for again
+        self._capture_due = False  # what changes from here on is asked for again
         attachments, takes = tuple(self._attached.values()), self._takes
         states: dict[Attachment, Any] = {}
         errors: list[Exception] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -55,7 +55,7 @@ from perdure.restore.rebuild import (
 )
 from perdure.session.checkpoints import journal_of, reading_of
 from perdure.session.internals import grouped
-from perdure.session.lifecycle import read_again
+from perdure.session.lifecycle import groups_of, read_again
 from perdure.session.options import Limits
 from perdure.session.prune import pruned_history_as_records
 from perdure.session.rebuild import fold_afresh
@@ -247,7 +247,7 @@ async def import_with(
             raise _exists(key)
         try:
             with grouped(opened):  # no save comes between two groups
-                for group in _groups(unfolded.entries):
+                for group in groups_of(unfolded.entries):
                     opened._accept(group)
             receipt = await opened.save()
         except Exception:
@@ -282,15 +282,6 @@ def _check(documents: Mapping[str, bytes]) -> None:
     for name in documents:
         if not all(name.split("/")):
             raise ValueError(f"nothing can be stored as {name!r}")
-
-
-def _groups(entries: tuple[Entry, ...]) -> Iterator[tuple[Entry, ...]]:
-    group: list[Entry] = []
-    for entry in entries:
-        group.append(entry)
-        if entry.end:
-            yield tuple(group)
-            group = []
 
 
 def _exists(key: SessionKey) -> SessionError:

@@ -13,7 +13,7 @@ that running it again completes it.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, final
@@ -200,7 +200,7 @@ class SessionLifecycle:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._asked: set[SessionKey] = set()
+        self._handing_over: set[SessionKey] = set()
         self._given: dict[SessionKey, int] = {}
 
     # pins
@@ -331,9 +331,9 @@ class SessionLifecycle:
 
     async def hand_over(self, key: SessionKey) -> None:
         """Give a session to another process that asks: end the turn, save, fold, release."""
-        if key in self._asked:
+        if key in self._handing_over:
             return
-        self._asked.add(key)
+        self._handing_over.add(key)
         try:
             await self._hand_over(key)
         except (LeaseLostError, SessionError):
@@ -343,7 +343,7 @@ class SessionLifecycle:
                 extra = {"session": str(key)}
                 log_failure(log, logging.WARNING, "a handover failed", error, extra=extra)
         finally:
-            self._asked.discard(key)
+            self._handing_over.discard(key)
 
     async def _hand_over(self, key: SessionKey) -> None:
         runtime = self._runtime
@@ -733,3 +733,13 @@ def group_of(entries: Sequence[Entry]) -> tuple[Entry, ...]:
     if entries and not entries[-1].end:
         return (*entries[:-1], entries[-1]._replace(end=True))
     return tuple(entries)
+
+
+def groups_of(entries: Iterable[Entry]) -> Iterator[tuple[Entry, ...]]:
+    """Yield entries in the groups that they were appended in."""
+    group: list[Entry] = []
+    for entry in entries:
+        group.append(entry)
+        if entry.end:
+            yield tuple(group)
+            group = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast, final, get_args
 
@@ -32,7 +32,7 @@ from perdure.restore.ladder import restore
 from perdure.session import spill
 from perdure.session.contents import check_said
 from perdure.session.inbox import Inbox
-from perdure.session.lifecycle import SessionLifecycle, read_again
+from perdure.session.lifecycle import SessionLifecycle, groups_of, read_again
 from perdure.session.options import require_options
 from perdure.session.runtime import PendingLoad, Runtime, SessionOpened, wrong_loop
 from perdure.session.session import Session
@@ -239,7 +239,8 @@ class Opener:
             if isinstance(remaining, str):
                 session._report_step("spill kept", f"{spilled.name}: {remaining}")
                 continue
-            for group in _groups(remaining):
+            entries = [Entry(record.kind, record.payload, record.end) for record in remaining]
+            for group in groups_of(entries):
                 session._accept(group)
             await self._runtime.saver.save(session._tracked)
             await read_again(session)  # turns that ended there are known by their ids
@@ -298,16 +299,6 @@ def _exists(key: SessionKey) -> SessionError:
         "new=True (an agent: if_exists='resume') to continue it, or delete it first"
     )
     return SessionError(message, key=str(key))
-
-
-def _groups(records: Sequence[Record]) -> Iterator[tuple[Entry, ...]]:
-    """Yield the groups that records were appended in."""
-    group: list[Entry] = []
-    for record in records:
-        group.append(Entry(record.kind, record.payload, record.end))
-        if record.end:
-            yield tuple(group)
-            group = []
 
 
 def _require_owner(session: Session, wanted: OpenRequest) -> None:

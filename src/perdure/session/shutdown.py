@@ -74,8 +74,8 @@ class ManagerShutdown:
         self.done: anyio.Event = anyio.Event()
         self.report: ShutdownReport | None = None
         runtime.host.at_end(self.done.set)  # whatever ended it: every waiter returns
-        self._kept: set[_Id] = set()
-        """What is in a spill file."""
+        self._spilled: set[_Id] = set()
+        """The records that are in spill files."""
 
     def drain(self) -> None:
         """Save every change at once, and open nothing new; turns continue."""
@@ -165,8 +165,8 @@ class ManagerShutdown:
 
         await each(tracked, spill, at_once=SPILLERS)
         settled = await to_thread.run_sync(_settled, folder)
-        self._kept = spilled if settled else set()
-        return (_with_spilled if is_named else _with_folder)(report, self._kept, folder)
+        self._spilled = spilled if settled else set()
+        return (_with_spilled if is_named else _with_folder)(report, self._spilled, folder)
 
     def _spill_one(self, folder: str, tracked: Tracked) -> bool:
         key, epoch, base = tracked.key, tracked.epoch, tracked.durable
@@ -209,18 +209,18 @@ class ManagerShutdown:
         to_spill = [
             session
             for session in tracked
-            if _id(session) not in self._kept and session.pending and not _is_refused(session)
+            if _id(session) not in self._spilled and session.pending and not _is_refused(session)
         ]
         if folder is not None:
             spilled = {_id(session) for session in to_spill if self._spill_one(folder, session)}
             if spilled and _settled(folder):
-                self._kept |= spilled
+                self._spilled |= spilled
         if self.runtime.durability == "memory":
             return  # which has nothing to lose
         counts = {
             str(session.key): session.version - session.durable
             for session in tracked
-            if _id(session) in self._kept
+            if _id(session) in self._spilled
         }
         lost = {key: n for key, n in self.pending().items() if key not in counts}
         saved = {key: n for key, n in before.items() if key not in counts and key not in lost}
