@@ -23,7 +23,7 @@ from perdure.tuning import (
     chart,
     measure,
 )
-from perdure.tuning.observed import made_up, observed
+from perdure.tuning.measure import made_up, observed
 
 FEW = 20
 """The minimum number of changes in a store to choose a setting by."""

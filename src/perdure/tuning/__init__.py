@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from perdure.tuning.advice import Advice, LoadLevel, Option, Requirements, StoreMeasurement, advise
 from perdure.tuning.chart import chart
-from perdure.tuning.measure import measure
-from perdure.tuning.observed import made_up, observed
+from perdure.tuning.measure import made_up, measure, observed
 from perdure.tuning.workload import (
     SettingCost,
     Workload,
