@@ -7,8 +7,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 
-__all__ = ["KERNEL", "Written", "count_writes", "kernel_count", "quartile", "ratio"]
+import anyio
+
+__all__ = [
+    "KERNEL",
+    "Lag",
+    "Written",
+    "count_writes",
+    "kernel_count",
+    "percentile",
+    "quartile",
+    "ratio",
+]
 
 KERNEL = Path("/proc/self/io")
 
@@ -16,6 +28,25 @@ KERNEL = Path("/proc/self/io")
 def quartile(values: Sequence[float]) -> float:
     """Return the 25th percentile: what something takes when nobody disturbs it."""
     return sorted(values)[len(values) // 4]
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the value that this share of the values does not exceed; 0 without values."""
+    return sorted(values)[min(int(len(values) * share), len(values) - 1)] if values else 0.0
+
+
+class Lag:
+    """How late the event loop serves a task that only sleeps, in seconds."""
+
+    def __init__(self, tick: float = 0.002) -> None:
+        self.late: list[float] = []
+        self._tick = tick
+
+    async def watch(self) -> None:
+        while True:
+            start = perf_counter()
+            await anyio.sleep(self._tick)
+            self.late.append(perf_counter() - start - self._tick)
 
 
 def ratio(blocks: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float:

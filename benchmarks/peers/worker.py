@@ -13,26 +13,13 @@ from time import perf_counter, process_time
 
 from benchmarks.chat import Chat
 from benchmarks.peers.contenders import CONTENDERS, Contender, Plain
-from benchmarks.timing import kernel_count
+from benchmarks.timing import Lag, kernel_count, percentile
 
 TICK = 0.005
 POOL = 64
 """Different turns; they are used again and again, so that making them costs nothing."""
 WARM_UP = 5
 """Turns of each session before the clock runs, at most."""
-
-
-class Lag:
-    """How late the event loop serves a task that only sleeps, in seconds."""
-
-    def __init__(self) -> None:
-        self.late: list[float] = []
-
-    async def watch(self) -> None:
-        while True:
-            start = perf_counter()
-            await asyncio.sleep(TICK)
-            self.late.append(perf_counter() - start - TICK)
 
 
 async def measure(
@@ -44,7 +31,7 @@ async def measure(
     await contender.open(folder, sessions)
     await _talk(contender, sessions, min(WARM_UP, turns), pool, [])
     gc.collect()
-    lag, times = Lag(), list[float]()
+    lag, times = Lag(TICK), list[float]()
     watch = asyncio.create_task(lag.watch())
     written, cpu, start = kernel_count() or 0, process_time(), perf_counter()
     await _talk(contender, sessions, turns, pool, times)
@@ -64,9 +51,9 @@ async def measure(
         "turns_per_second": count / took,
         "cpu_us": cpu / count * 1e6,
         "bytes": written / count,
-        "p99_ms": _percentile(times, 0.99) * 1e3,
+        "p99_ms": percentile(times, 0.99) * 1e3,
         "worst_ms": max(times) * 1e3,
-        "lag_p99_ms": _percentile(lag.late, 0.99) * 1e3,
+        "lag_p99_ms": percentile(lag.late, 0.99) * 1e3,
         "lag_worst_ms": max(lag.late, default=0.0) * 1e3,
         "peak_mb": peak / 1024,
         "restore_ms": restored * 1e3,
@@ -85,10 +72,6 @@ async def _talk(
     async with asyncio.TaskGroup() as group:
         for number in range(sessions):
             group.create_task(one(number))
-
-
-def _percentile(values: list[float], share: float) -> float:
-    return sorted(values)[min(int(len(values) * share), len(values) - 1)] if values else 0.0
 
 
 def main() -> None:

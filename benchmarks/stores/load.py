@@ -12,15 +12,15 @@ import anyio
 
 import perdure
 from benchmarks.chat import Chat
+from benchmarks.timing import Lag
 from perdure import Autosave, Message, Shutdown
 from perdure.store import Batch, Outcome, Store
 from perdure.stores.delegate import DelegatingStore
 
-__all__ = ["Lag", "Part", "Recorder", "Talk", "connected"]
+__all__ = ["Part", "Recorder", "Talk", "connected"]
 
 PER_TURN = 4
 """Messages, and so records, of a turn."""
-TICK = 0.002
 
 
 class Part(NamedTuple):
@@ -42,24 +42,6 @@ class Recorder(DelegatingStore):
         if self.batches is not None:
             self.batches.append([(one.key.agent, len(one.records)) for one in batches])
         return await self.inner.append_many(batches)
-
-
-class Lag:
-    """How late the event loop comes back to somebody who only sleeps."""
-
-    def __init__(self) -> None:
-        self.late: list[float] = []
-
-    async def watch(self) -> None:
-        while True:
-            start = perf_counter()
-            await anyio.sleep(TICK)
-            self.late.append(perf_counter() - start - TICK)
-
-    def worst(self) -> float:
-        """Return the 99.9th percentile, in seconds."""
-        late = sorted(self.late)
-        return late[min(int(len(late) * 0.999), len(late) - 1)]
 
 
 class Talk:

@@ -1,4 +1,4 @@
-"""The agent: its public class, and what people do about its open matters.
+"""Agents: the public class, its open matters, and the factory of agents over one manager.
 
 Open matters are messages that were not answered, tool calls that wait for an approval, and
 effects whose outcome is unknown.
@@ -558,7 +558,7 @@ class Agent:
         return all(is_intact(call) for call in calls if call.id == effect.call)
 
 
-# Making agents whose sessions one manager keeps: new ones, and those that were there before
+# Factory of agents whose sessions one manager keeps
 
 
 @final

@@ -42,7 +42,7 @@ from perdure.restore.serializer import WorkingContextSnapshotSerializer
 from perdure.session.internals import has_content, registry_of, report_step, store_of
 from perdure.session.session import Session, SessionView
 
-# Going on with what was not answered: which messages those are, and how far their turns came
+# Unfinished messages: which of them to continue, and how far their turns came
 
 
 MOST_ATTEMPTS: Final = 3

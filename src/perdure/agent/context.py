@@ -1,4 +1,4 @@
-"""The agent's context: its state, and what handlers, bootstrap steps and tools work with."""
+"""Context and configuration of an agent: what it consists of, and what its parts work with."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from perdure.session.session import Session
 
 
-# Declarations
+# Declarations next to the code of an agent
 
 
 @final
@@ -213,17 +213,7 @@ class AgentContext:
             self.inputs.put_internal(event)
 
 
-# Which turn is running, and which of its tool calls have no result yet
-#
-# Turns are numbered by the session, whose counter goes on after a restore, so no id is ever used
-# twice. A result is known by turn and call id, since providers number their calls anew in each
-# answer.
-
-
-# Agent configuration: what an agent consists of, and which of its parts are saved
-
-
-# ``persistent_session``: the short way to say that an agent is kept, and where
+# Configuration: what an agent consists of, and which of its parts are saved
 
 
 class PersistentSession(msgspec.Struct, frozen=True, kw_only=True):
@@ -339,9 +329,6 @@ class Features(msgspec.Struct, frozen=True, kw_only=True):
     history: bool = True
     permissions: bool = True
     persistent_session: bool = False
-
-
-# What an agent is made of
 
 
 PromptProcessor = Callable[[str, AgentContext], str | Awaitable[str]]

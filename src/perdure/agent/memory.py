@@ -1,4 +1,4 @@
-"""An agent's memory over its session: what is kept, what the model sees, what is compacted.
+"""Memory of an agent over its session: what is kept, what the model sees, what is compacted.
 
 Keeping is synchronous and cheap, as `Session.append` is. Durability comes at boundaries:
 before the model or a tool is called, and when the turn ends, the caller awaits
@@ -72,7 +72,11 @@ if TYPE_CHECKING:
     pass
 
 
-# Turn tracker
+# The running turn, and which of its tool calls have no result yet
+#
+# Turns are numbered by the session, whose counter continues after a restore, so no id is ever used
+# twice. A result is identified by turn and call id, since providers number their calls anew for
+# each answer.
 
 
 @final
@@ -138,7 +142,7 @@ class TurnTracker:
             raise SessionError(message, turn=turn_id, running=self.turn_id)
 
 
-# What was said, read back from a session's log: turns, blocks and traces
+# Turns, blocks and traces, read back from the log
 
 
 @final

@@ -1,4 +1,4 @@
-"""State that an agent keeps besides its conversation, as contributors of its session.
+"""State that an agent keeps besides its conversation, as contributors of its session; notes.
 
 The settings of its tools, its permissions, its notes, its own instructions, and what it was
 configured with. They are restored in the bootstrap, and asked for their state before each save.

@@ -1,4 +1,4 @@
-"""Requests to the model: compaction if it was asked for, then the working context, rendered."""
+"""Requests to the model: compaction if requested, then the working context with notes, rendered."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from perdure.agent.memory import MemoryManager
 from perdure.agent.results import reference_of, resolved
 from perdure.providers import render
 from perdure.records.messages import Message
-
-# Notes
 
 
 def with_notes(messages: Sequence[Message], text: str) -> tuple[Message, ...]:

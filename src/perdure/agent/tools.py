@@ -1,4 +1,4 @@
-"""Tools: plain functions that a model may call.
+"""Tools: plain functions that a model may call, how they are called, and which are permitted.
 
 A tool's name, description and JSON schema come from the function itself: its name, its
 docstring and its annotations. Arguments are checked against the annotations before the
@@ -427,7 +427,7 @@ def refuse_to_wait(context: AgentContext, what: str, cure: str) -> None:
         raise SessionError(message, agent=context.agent_id)
 
 
-# The functions of the application's that messages and results pass on their way
+# Functions of the application that process messages and results
 
 
 log: logging.Logger = logging.getLogger("perdure.agent")
@@ -495,7 +495,7 @@ async def told_of(event: AgentEvent, context: AgentContext) -> None:
             log.exception("a lifecycle hook failed", extra=facts)
 
 
-# Permissions: which tools an agent may use, and who said so
+# Permissions: which tools an agent may use, and who decided that
 
 
 Verdict = Literal["allowed", "blocked", "open"]

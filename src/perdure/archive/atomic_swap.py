@@ -1,4 +1,4 @@
-"""Atomic replacement of a home folder's contents: after a crash the old or the new tree is there.
+"""Atomic replacement of a home folder: after a crash the old or the new tree is there.
 
 In the home's own folder ``.perdure``:
     lock                        held during a save or a restore

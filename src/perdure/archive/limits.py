@@ -1,4 +1,4 @@
-"""What an archive may hold: names that stay inside, sizes within limits, nothing twice.
+"""Contents of an archive: what is selected, with names and sizes within limits. Pure.
 
 The same rules hold for what is saved, what is restored, and what a file from elsewhere says of
 itself, so everything that was saved can be restored. Pure.
@@ -223,7 +223,7 @@ def _fault_of_mode(entry: Entry) -> str | None:
     return f"its mode {entry.mode:#o} is none that an archive gives"
 
 
-# Which part of a home folder an archive has: what is visible, and what ``persist_paths`` name
+# Selection: what is visible in a home folder, and what ``persist_paths`` names
 
 
 MAX_PATHS: Final = 100

@@ -1,4 +1,4 @@
-"""Taking an archive: a home folder into blobs, of which only the new ones are put."""
+"""Saving an archive: scan of a home folder, and its files as blobs; only new blobs are put."""
 
 from __future__ import annotations
 
@@ -30,10 +30,7 @@ from perdure.errors import ConfigError, FormatError, NotStorableError
 from perdure.records.keys import SessionKey
 from perdure.store import Store
 
-# A home folder, read for an archive: no link is followed, and nothing waits on a pipe
-
-
-# Which part of a home folder an archive has: what is visible, and what ``persist_paths`` name
+# Scan of a home folder: no link is followed, and no open waits on a pipe
 
 
 TRIES: Final = 3

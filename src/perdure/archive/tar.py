@@ -1,4 +1,4 @@
-"""The tar format, as far as an archive needs it: written by the book, and read with distrust.
+"""Tar format of archives and its compression: written by the standard, read with distrust.
 
 Regular files and folders only. A reader gets the header of one member at a time, and refuses
 all else: links, devices, sparse files, global headers, attributes, names that a long header hides.
@@ -192,7 +192,7 @@ def _pairs(data: bytes) -> list[tuple[str, str]]:
     return pairs
 
 
-# Compression of tar files: zstandard, gzip or none, by the file's suffix or its first bytes
+# Compression of tar files: zstandard, gzip or none, by suffix or by the first bytes
 
 
 PIECE: Final = 256 * 1024

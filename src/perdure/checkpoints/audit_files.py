@@ -375,17 +375,6 @@ class _Snapshots:
                 self._run.unverified += 1
 
 
-# A session's events and checkpoints written into a pair of files, and read out of one
-
-
-PART: Final = 1024 * 1024
-"""Bytes that go to the disk at a time."""
-
-
-SOME: Final = 2000
-"""Events that are saved at a time."""
-
-
 _DIGEST: Final = "state_sha256"
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Final, final
 
 import anyio
 import anyio.to_thread
@@ -19,8 +19,6 @@ from perdure.checkpoints.audit_files import (
     _OURS,
     CHECKPOINTS_FILE,
     EVENTS_FILE,
-    PART,
-    SOME,
     SUMMARY_FILE,
     AuditSummary,
     EventSigner,
@@ -44,6 +42,11 @@ from perdure.records.checkpoints import (
 )
 from perdure.records.json import MAX_VALUE_DEPTH, encode, is_deeper
 from perdure.records.records import CHECKPOINT, EVENT, Entry
+
+PART: Final = 1024 * 1024
+"""Bytes written to the disk at a time."""
+SOME: Final = 2000
+"""Events appended at a time."""
 
 
 async def save_pair(reading: JournalReader, folder: Path) -> list[str]:

@@ -46,8 +46,6 @@ from perdure.records.checkpoints import (
 from perdure.records.json import decode, encode
 from perdure.records.records import CHECKPOINT, CHECKPOINTS_PRUNED, EVENT, Entry
 
-# Whether checkpoints are as they were made: their chain, the log below them, their states
-
 
 class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint with a copy of its state."""

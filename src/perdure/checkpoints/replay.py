@@ -223,7 +223,7 @@ class Replay:
         )
 
 
-# The report of a replay as a page for people: one file, no script, nothing loaded. Pure
+# Report of a replay as one HTML file, without script or external resources
 
 
 DETAIL = 2000

@@ -1,4 +1,4 @@
-"""Locations of an agent's config values: a session's state, or a file in a folder.
+"""Locations of config values and named states: a session's state, or a file in a folder.
 
 A location applies a change as a function of its stored values, exclusive of other writers, and
 returns when the result is durable. A cancelled change is either complete or has no effect.

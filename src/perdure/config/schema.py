@@ -1,4 +1,4 @@
-"""Schema of persistence.yaml: validation of its sections, and their values.
+"""Schema of persistence.yaml: templates, validation of its sections, and their values.
 
 Each section's function takes a node and returns a value; problems have line and column.
 
@@ -293,10 +293,7 @@ def _variable(fields: Mapping[str, YamlNode], name: str, problems: Problems) -> 
     return node.value
 
 
-# What persistence.yaml may say, and what it becomes: a `Declaration`
-#
-# Pure: a tree of nodes in, values out. Whatever does not fit is an error with line and column, and
-# all of them are found in one go.
+# Sections of persistence.yaml, validated to a `Declaration`
 
 
 FORMAT: Final = 1

@@ -1,4 +1,4 @@
-"""An agent's whole state as values: the shape of ``session.json`` and ``memory.json``.
+"""Whole state of an agent as values: ``session.json``, ``memory.json``, raw traces, own fields.
 
 The written names are in camel case, as the format has them. ``Raw`` is JSON as it was written:
 ``msgspec.json.decode(raw)`` reads it. Unknown fields lie in ``extra``, at each level.
@@ -24,7 +24,7 @@ from perdure.records.messages import Message, ToolCall, ToolResult
 from perdure.records.records import STATE, Entry, Record
 from perdure.records.values import lower
 
-# Structs that keep what they do not know: fields by type, all others as their very bytes
+# Structs that preserve unknown fields byte for byte
 
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -263,7 +263,7 @@ def write_state(state: FullAgentState) -> bytes:
     return write_open(state)
 
 
-# A person's own place for whole states: six methods, and no word about files
+# Storage of whole states, to be implemented by an application
 #
 # `perdure.stores.StateStore` makes a store of it.
 
@@ -305,7 +305,7 @@ class StateStorage(Protocol):
         ...
 
 
-# What a log has no place for, of a state that came from elsewhere: carried beside it
+# Fields of foreign states that a log has no place for
 
 
 CARRIED = "interchange.json"
@@ -371,7 +371,7 @@ def carried_by(records: Iterable[Record]) -> ForeignFields:
     return carried
 
 
-# Raw traces as they are in files, one a line, and the messages that such lines amount to
+# Raw traces, one a line, and the messages that they fold to
 
 
 _SOURCES: Final = {

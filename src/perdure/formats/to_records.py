@@ -1,4 +1,4 @@
-"""A whole state to the records of a new log, so that folding them gives the state again. Pure."""
+"""Conversion of a whole state to the records of a new log, so that folding gives it again. Pure."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ from perdure.records.records import (
 )
 from perdure.records.values import redact
 
-# perdure's own part of a state: the log itself, for a way back that loses nothing
+# The log inside a state, for an import that loses nothing
 
 
 FIELD: Final = "perdure"
@@ -443,7 +443,7 @@ def _plugin(name: str, raw: msgspec.Raw, version: int) -> Entry:
     return Entry(STATE, encode(StateSet(f"plugins/{name}.json", raw, version=version)))
 
 
-# What was read of an agent's memory, as records behind those of its state. Pure
+# Memories as records after those of the state
 
 
 _FIRST = 2

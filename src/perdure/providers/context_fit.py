@@ -1,4 +1,4 @@
-"""What has to fit a provider's limits: names, ids, arguments, results as text."""
+"""Limits and targets of providers: names, ids, arguments, results as text, alternating roles."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def system_texts(messages: Iterable[Message]) -> list[str]:
     ]
 
 
-# Whom a context is rendered for, and what comes of it: values
+# Targets of a rendered context, and the result
 
 
 Format = Literal["openai", "openai-responses", "anthropic", "gemini"]

@@ -1,4 +1,4 @@
-"""What all ways in have in common: the reply as a dict, and its calls' arguments."""
+"""Replies and histories of providers, read as plain values: what all formats have in common."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def _extra(first: Message, second: Message) -> Extra:
     return stamped(msgspec.structs.replace(left, items=(*left.items, *right.items)), extra)
 
 
-# Another program's history, as plain values that say where they stand
+# Histories of other programs, as plain values with their positions
 
 
 Entry = dict[str, Any]

@@ -117,7 +117,7 @@ class Inbox:
         """Leave items for a session, durably.
 
         Raises:
-            ConfigError: The key is invalid, or there is nothing to post.
+            InvalidArgumentError: The key is invalid, or there is nothing to post.
             NotStorableError: An item cannot be stored; nothing was posted.
             InboxFullError: Too much waits for the session; nothing was posted.
 

@@ -1,4 +1,4 @@
-"""A session as of an earlier record: its documents, also from a log that was pruned."""
+"""Sessions as of an earlier record: documents, also from a pruned log, and the way back to them."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ async def require_known(store: Lineage, key: SessionKey, seq: int) -> None:
         raise HistoryPrunedError(message, key=str(key), seq=seq, cut=base.cut)
 
 
-# What a session was at an earlier record, also where the records before that are gone
+# Earlier states, also of a pruned log
 
 
 async def base_documents(store: Store, key: SessionKey) -> Documents:
@@ -173,7 +173,7 @@ async def context_at(store: Store, key: SessionKey, seq: int, limit: int) -> Wor
     return context
 
 
-# What a session was, as plain JSON: for people, for comparisons, for exports
+# Earlier states as plain JSON: to show, compare and export
 
 
 _FOLDERS = {"state": "state/", "plugins": "plugins/"}
@@ -217,7 +217,7 @@ def _states(documents: Mapping[str, bytes], folder: str) -> Iterator[tuple[str, 
         yield name[len(folder) : -len(".json")], decode(data)
 
 
-# The way back: the records that make a session what it was at an earlier one
+# Rollback: the records that make a session what it was at an earlier one
 
 
 _STATES = ("state/", "plugins/")

@@ -166,7 +166,9 @@ class ManagerShutdown:
         await each(tracked, spill, at_once=SPILLERS)
         settled = await to_thread.run_sync(_settled, folder)
         self._spilled = spilled if settled else set()
-        return (_with_spilled if is_named else _with_folder)(report, self._spilled, folder)
+        if is_named:
+            return _with_spilled(report, self._spilled)
+        return _with_folder(report, self._spilled, folder)
 
     def _spill_one(self, folder: str, tracked: Tracked) -> bool:
         key, epoch, base = tracked.key, tracked.epoch, tracked.durable
@@ -290,7 +292,7 @@ def _with_folder(report: ShutdownReport, spilled: set[_Id], folder: str) -> Shut
     return msgspec.structs.replace(report, **lists)
 
 
-def _with_spilled(report: ShutdownReport, spilled: set[_Id], _folder: str) -> ShutdownReport:
+def _with_spilled(report: ShutdownReport, spilled: set[_Id]) -> ShutdownReport:
     lists: dict[str, tuple[Unsaved, ...]] = {}
     remaining: list[Unsaved] = []
     for name in ("unsaved", "in_doubt", "quarantined", "lost"):

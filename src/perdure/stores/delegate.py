@@ -1,4 +1,4 @@
-"""Base class of the store wrappers: it forwards every method of the port without record numbers.
+"""Base class of store wrappers, which forwards the whole port, and the read-only wrapper.
 
 Subclasses define the methods about records themselves: the log, documents, leases and deletion.
 Attributes beyond the port are the inner store's.
@@ -144,10 +144,18 @@ class DelegatingStore:
 
 # Read-only wrapper of a store: ``connect(…, read_only=True)``
 
+_WRITES_BEYOND_THE_PORT = frozenset({"begin_append", "rebuild_directory"})
+"""What a backend may offer besides the port, and a reader must not pass on."""
+
 
 @final
 class ReadOnlyStore(DelegatingStore):
     """Forward reads, and refuse writes with a SessionError. It registers no owner."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _WRITES_BEYOND_THE_PORT:
+            raise AttributeError(name)
+        return super().__getattr__(name)
 
     async def open(self) -> None:
         """Open the inner store for reading."""

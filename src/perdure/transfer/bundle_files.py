@@ -1,4 +1,4 @@
-"""Bundle files: export and import of one session.
+"""Bundle files: export and import of one session, and its items.
 
 A file is published complete or not at all. An import reads the file twice, so a damaged bundle
 writes nothing to the store.

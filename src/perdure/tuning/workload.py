@@ -1,4 +1,4 @@
-"""When changes came: what a setting is tried on.
+"""Workloads: when changes came, and their replay through the engine's decisions in virtual time.
 
 Pure. Whether a log was written in a minute or in a year, what counts here is the time in
 which its session was active: a longer pause than `QUIET` counts as `QUIET`, and as long the

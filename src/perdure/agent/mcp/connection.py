@@ -1,4 +1,4 @@
-"""One connection to an MCP server, from its start to its end, in a task of its own.
+"""Connection to an MCP server: its address, and its life from start to end in a task of its own.
 
 The protocol's client opens cancel scopes. They are entered and left in the host's task, never in
 a caller's, so a connection may be opened in an agent's bootstrap and closed from anywhere.
@@ -212,7 +212,7 @@ class StderrTail:
                     self._lines.append(line.rstrip())
 
 
-# Where an MCP server is: a command that is run, or an address; and how to speak to it there
+# Address of a server: a command that is run, or a URL, and how to speak to it
 
 
 CONNECT_TIMEOUT: Final = 30.0

@@ -1,4 +1,4 @@
-"""Documents and manifests of a session: folded files, and the manifests that make them valid.
+"""Documents, manifests and blobs: folded files, what makes them valid, and files by content.
 
 A fold makes ``manifest-<epoch>.next`` durable, then the documents, then renames the former to
 ``manifest-<epoch>.json``. So a document that is read matches one of the manifests on disk, and

@@ -1,4 +1,4 @@
-"""Open state of a file store: its root folder, its entry among the owners, and its threads.
+"""Open state of a file store: root folder, owner, threads, and the sessions that it holds.
 
 Use it from the event loop of the process that opened it. A forked child has to open its own.
 """

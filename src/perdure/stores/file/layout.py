@@ -1,4 +1,4 @@
-"""Names of the files and folders below a file store's root; no I/O.
+"""Names of the files and folders below a file store's root, and their small codec; no I/O.
 
 Any text becomes one safe path component: `[a-z0-9_-]` stay as they are, every other byte and
 all upper case become ``=xx``. So no two ids share a name, even on a file system that ignores

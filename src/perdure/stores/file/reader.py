@@ -1,4 +1,4 @@
-"""Reader of a session's log, without a lease: a plan of what to read, then a stream of records.
+"""Reader of a session's log, without a lease, and salvage reads of a damaged one.
 
 A plan lists the spans of the chain that hold the requested records, each with the length that
 counts. It is made between two reads of the epoch: if a takeover is under way, the newest records

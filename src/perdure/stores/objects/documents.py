@@ -1,4 +1,4 @@
-"""Folds of documents into the head, merging of commits, and trimming of the log.
+"""Documents and blobs: folds into the head, merging of commits, trimming; blobs by content.
 
 A fold writes its documents first, into one object (large ones into objects of their own), under new
 names. The head is replaced last, by compare-and-swap, which fails for a past epoch: the next holder

@@ -1,4 +1,4 @@
-"""Names of the store's objects. Pure.
+"""Layout of a bucket: names of objects, and the encoding of commits. Pure.
 
     s/<folder>/head                        holder, manifest, segments of the log
     s/<folder>/log/<generation>/<seq>      one commit, named by its first seq

@@ -1,4 +1,4 @@
-"""Log writer of a held session: it creates commits at the end of the log, one at a time.
+"""Log writer of a held session: commits at the log's end, one at a time, merged into segments.
 
 **Why a late append fails.** A commit is created under the seq of its first record, and only if no
 object has that name. If a holder knows the log up to *h*, the only name that it ever tries is

@@ -1,4 +1,4 @@
-"""Calls to the server: a thread, a connection and a deadline for each.
+"""Calls to the server: a thread, a connection and a deadline for each; appends without a thread.
 
 Cancelling a caller abandons its call, which runs in its thread to its end, or until it is cut. A
 call whose connection turns out to be dead is repeated on a new one, if that is safe; so is one

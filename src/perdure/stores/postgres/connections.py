@@ -1,4 +1,4 @@
-"""Connection pool with a deadline for every reply, and the password for new connections.
+"""Connection pool with a deadline for every reply, passwords, and the notification listener.
 
 Blocking, and used from threads: as many connections at once as there are threads. A connection is
 opened when one is needed and none is idle, so a server that recovers is used at once, and only

@@ -1,4 +1,4 @@
-"""Documents and manifests. Blocking.
+"""Documents, manifests, blobs, and the directory of sessions. Blocking.
 
 A fold is one transaction, and a read is one statement: no reader sees part of a fold. A manifest
 carries a checksum, and one that fails it counts as lost: the log has all of it.
@@ -204,7 +204,7 @@ def sweep(
     return BlobSweep(*map(int, counts)) if counts else BlobSweep()
 
 
-# Directory of sessions and tenants, and removing: delete, trim and scrub. Blocking
+# Directory of sessions and tenants; removal: delete, trim and scrub
 
 
 _SCRUBBED = (

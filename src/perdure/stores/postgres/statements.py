@@ -1,4 +1,4 @@
-"""SQL statements of the store: read from the files in ``sql``, with the schema's name inserted.
+"""SQL statements of the store, from the files in ``sql``; the append as a prepared statement.
 
 A file holds several statements, each below a line ``-- name: word``.
 """

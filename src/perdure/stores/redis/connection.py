@@ -1,4 +1,4 @@
-"""Connections to the server, and the Lua scripts that it runs.
+"""Connections to the server, its Lua scripts, and the settings that decide on durability.
 
 Each script is one atomic step on the keys of one slot.
 

@@ -1,4 +1,4 @@
-"""Documents and manifests: one script writes them and one reads, so readers see no mixture."""
+"""Documents, manifests, blobs, and the directory of sessions, each written and read by a script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of the store's keys on the server.
+"""Names of the store's keys on the server, and the entries of a log's stream. Pure.
 
 All keys of a session share a hash tag in braces, so that a cluster keeps them in one slot and a
 script accesses only that slot. Ids are escaped: none can break out of its part of a name, act as a

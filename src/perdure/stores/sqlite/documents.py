@@ -1,4 +1,4 @@
-"""Documents, and the manifest that lists them, replaced in one transaction. Blocking."""
+"""Documents, blobs, and the directory of sessions. Blocking; called within a transaction."""
 
 from __future__ import annotations
 

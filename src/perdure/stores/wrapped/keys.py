@@ -1,4 +1,4 @@
-"""Master keys and data keys: key wrapping, and authenticated encryption (AES-256-GCM).
+"""Master keys, data keys and the keyring: key wrapping and encryption (AES-256-GCM).
 
 A data key encrypts one session, or what the sessions of a tenant share. The store holds it only
 wrapped by the master key, which you keep elsewhere. Destroying the wrapped key destroys what the

@@ -178,9 +178,6 @@ class DocumentConformance(Suite):
 # Blobs: bytes under the name of their content, and the sweep of unreferenced ones
 
 
-# ruff: noqa: D102
-
-
 _DATA = b"a large tool result"
 _NAME = name_of(_DATA)
 

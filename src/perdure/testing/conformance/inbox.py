@@ -335,9 +335,6 @@ class InboxConformance(Suite):
 # Dead letters: an undeliverable post is kept, complete, until it is dropped
 
 
-# ruff: noqa: D102
-
-
 def letter(item: PendingItem, at: float = 7.5) -> DeadLetter:
     """Make a dead letter of an item."""
     return DeadLetter(item, "über das Limit", 5, at)

@@ -303,9 +303,6 @@ async def several_epochs(store: Store) -> list[Record]:
 # Readers: they hold no lease, never wait, and see a prefix of whole groups
 
 
-# ruff: noqa: D102
-
-
 _ROUNDS = 24
 _GROUP = 3
 
