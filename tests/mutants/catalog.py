@@ -46,6 +46,7 @@ GROUPS = {
             "records",
             "_lib",
             "conformance/test_file.py",
+            "cli/test_salvage.py",
         ),
         ("stores.file", "records.records", "_lib.files"),
         tuple(
@@ -62,7 +63,7 @@ GROUPS = {
     "lease": Group(("lease", "session", "conformance/test_file.py"), ("lease",)),
     "restore": Group(("restore", "session", "stores/wrapped"), ("restore",)),
     "checkpoints": Group(("checkpoints", "session"), ("checkpoints",)),
-    "agent": Group(("agent",), ("agent",)),
+    "agent": Group(("agent", "archive/test_agent_home.py"), ("agent",)),
     "wrapped": Group(("stores/wrapped", "conformance/test_wrapped.py"), ("stores.wrapped",)),
 }
 

@@ -27,6 +27,7 @@ from perdure.testing import ManualClock, SwitchedStore
 from perdure.types import RestoreContext
 from tests.session.conftest import Connect
 from tests.session.test_manager import QUIET
+from tests.session.test_meanwhile import Store as Hooked
 
 
 class Counter:
@@ -367,6 +368,27 @@ async def test_before_a_session_leaves_memory_its_contributors_are_asked() -> No
         async with sessions.open("a") as session:
             await session.attach(again)
         assert again.state == {"count": 4}
+
+
+async def test_a_state_that_changed_while_its_session_closes_is_saved() -> None:
+    store = Hooked()
+    async with connect(store, shutdown=QUIET, autosave=None) as sessions:
+        session = await sessions.open("a")
+        counter = Counter(count=1)
+        await session.attach(counter)
+        session.append(Message.user("first"))
+
+        async def change() -> None:
+            session.append(Message.user("while the first is on its way"))
+            counter.state = {"count": 2}
+
+        store.after["append_many"] = change
+        await session.aclose()
+        again = Counter()
+        async with sessions.open("a") as session:
+            await session.attach(again)
+            assert len(session.context()) == 2
+        assert again.state == {"count": 2}
 
 
 def manager(store: Store, clock: ManualClock) -> SessionManager:

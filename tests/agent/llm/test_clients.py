@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import anyio
 import msgspec
 import pytest
 
@@ -169,6 +170,21 @@ async def test_an_interrupted_answer_leaves_the_client_whole(make: Make, models:
         assert isinstance(ended, TurnInterrupted)
         assert await agent.ask("Hello") == "You said: Hello"
         assert models.seen()["broken"] == []
+
+
+async def test_who_asks_while_the_client_is_being_made_gets_the_same(models: Server) -> None:
+    model = chat(models)
+    said: list[str] = []
+
+    async def ask() -> None:
+        message, _ = await asked(model, [Message.user("Hello")])
+        said.append(message.text)
+
+    async with anyio.create_task_group() as group:
+        for _ in range(3):
+            group.start_soon(ask)
+    await model.aclose()
+    assert said == ["You said: Hello"] * 3
 
 
 async def test_a_tool_that_fails_is_an_answer_too(models: Server) -> None:
