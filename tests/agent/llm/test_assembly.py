@@ -143,6 +143,15 @@ def test_calls_of_one_answer_are_told_apart() -> None:
     assert ids == ["call_1", "x", "x_3", "y"]
 
 
+def test_a_stopped_answer_of_which_only_the_reasoning_came_is_kept() -> None:
+    reply = ReplyStream()
+    assert reply.partial() is None
+    reply.take(Chunk(reasoning="Let me see"))
+    kept = reply.partial()
+    assert kept is not None
+    assert (kept.reasoning, kept.text) == ("Let me see", "")
+
+
 def test_whole_calls_that_all_have_the_index_0_stay_apart() -> None:
     answer = ChatAnswer()
     for name in ("a", "b"):

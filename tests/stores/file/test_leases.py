@@ -325,6 +325,17 @@ async def test_a_store_keeps_nothing_of_a_session_that_it_released(store) -> Non
     assert outcome.status is Status.CONFLICT
 
 
+async def test_a_file_that_is_no_leftover_of_a_heartbeat_stays_beside_the_owners(
+    store, root: Path
+) -> None:
+    for name in (".keep", ".beat.tmp"):
+        (root / "owners" / name).write_bytes(b"x")
+        os.utime(root / "owners" / name, (0, 0))
+    await store.scrub()
+    assert (root / "owners/.keep").exists()
+    assert not (root / "owners/.beat.tmp").exists()
+
+
 async def test_a_store_that_is_closed_leaves_no_file_open(open_store) -> None:
     before = len(os.listdir("/dev/fd"))
     store = await open_store("other")

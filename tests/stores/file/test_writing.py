@@ -502,3 +502,9 @@ async def test_a_number_that_comes_again_is_not_mistaken_for_the_own_one(
     folder.close()
     outcome = await append(store, old, 2, *group("zombie"))
     assert outcome.status is Status.CONFLICT
+
+
+async def test_a_trim_that_removes_no_file_frees_nothing(store) -> None:
+    grant = await take(store)
+    await append_ok(store, grant, 2, *group("a"), *group("b"))
+    assert await store.trim(KEY, grant.epoch, 3) == 0
