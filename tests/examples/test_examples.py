@@ -69,6 +69,14 @@ def test_an_agent_with_tools_goes_on_with_what_its_tools_have_said(shell: Shell)
     assert again[2].startswith("The turn is durable, up to record ")
 
 
+def test_a_run_of_the_openai_agents_sdk_is_resumed_in_another_process(shell: Shell) -> None:
+    (waits,) = shell.run("openai_agents.py", "ask")
+    assert waits.startswith("waits for approval: sail(")
+    done = ["We are there. The session has 6 items."]
+    assert shell.run("openai_agents.py", "approve") == done
+    assert shell.run("openai_agents.py", "approve") == ["nothing waits for approval"]
+
+
 def test_a_persistent_agent_remembers_the_run_before(shell: Shell) -> None:
     """S2-5, S2-31: the short way."""
     assert shell.run("persistent_agent.py", "one") == ["So far you have said: one."]

@@ -43,6 +43,24 @@ async def test_retracting_a_retraction_brings_the_rest_back(again: Connect) -> N
         assert said(session) == await shown(session) == ["one", "two", "three"]
 
 
+async def test_retractions_each_further_back_are_one_record_each(again: Connect) -> None:
+    async with again() as sessions, sessions.open("a") as session:
+        versions = [session.append(Message.user(str(number))) for number in range(6)]
+        for number in (4, 3, 1):
+            before = session.version
+            await session.retract(after=versions[number])
+            assert session.version == before + 1  # no copy of the context comes with it
+            assert said(session) == [str(each) for each in range(number + 1)]
+        other = session.append(Message.user("other"))
+        session.append(Message.user("another"))
+        await session.retract(after=other)
+        await session.retract(after=versions[0])
+        await session.retract(after=versions[3])  # back into what was retracted
+        assert said(session) == await shown(session) == ["0", "1", "2", "3"]
+    async with again() as sessions, sessions.open("a") as session:
+        assert said(session) == await shown(session) == ["0", "1", "2", "3"]
+
+
 async def test_retracting_behind_the_cut_brings_older_messages_back(again: Connect) -> None:
     limits = Limits(context_bytes=500)
     async with again(limits=limits) as sessions, sessions.open("a") as session:

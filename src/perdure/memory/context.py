@@ -94,6 +94,8 @@ class WorkingContext:
 
     __slots__ = (
         "_kept",
+        "_replaced_at",
+        "_retracted",
         "cut",
         "epoch_id",
         "last_compaction_ts",
@@ -121,6 +123,10 @@ class WorkingContext:
         self.last_compaction_ts: float | None = None
         self.system_prompt_sha256: str | None = None
         self._kept: list[Kept] = []
+        # The last record that replaced the messages, as far as is known.
+        self._replaced_at: int = 0
+        # Since then, in order: how far each retraction went back, and its own record.
+        self._retracted: list[tuple[int, int]] = []
 
     def feed(self, seq: int, kind: str, payload: bytes) -> None:
         """Apply the next record of the log."""
@@ -157,6 +163,16 @@ class WorkingContext:
             return None
         return [payload for seq, payload, _ in self._kept if seq > after]
 
+    def whole(self) -> list[tuple[int, bytes]] | None:
+        """Return all messages of the conversation with their records; None if some are not here.
+
+        They were cut off, or a record that replaced the context has them.
+        """
+        seqs = [seq for seq, _, _ in self._kept]
+        if self.cut or any(later <= seq for seq, later in pairwise([self._replaced_at, *seqs])):
+            return None
+        return [(seq, payload) for seq, payload, _ in self._kept]
+
     def by_record(self) -> list[tuple[int, bytes]]:
         """Return the messages that have a record of their own, with its seq."""
         return [(seq, payload) for seq, payload, _ in self._kept if seq != self.rebuilt_at]
@@ -165,13 +181,18 @@ class WorkingContext:
         """Return whether the messages after a record can be retracted from this context.
 
         If not, older messages must be read from the log: the retraction then includes the
-        context.
+        context. That is so within what was retracted before, since it would bring some back.
         """
-        return not self.cut and after >= self.rebuilt_at
+        if self.cut or after < self._replaced_at:
+            return False
+        return not any(back < after < seq for back, seq in self._retracted)
 
     def _take_back(self, seq: int, after: int) -> None:
         while self._kept and self._kept[-1][0] > after:
             self.size -= len(self._kept.pop()[1])
+        while self._retracted and self._retracted[-1][0] >= after:
+            self._retracted.pop()  # this one includes it
+        self._retracted.append((after, seq))
         self.rebuilt_at = seq
 
     def _trim(self) -> None:
@@ -191,7 +212,8 @@ class WorkingContext:
 
     def _replace(self, seq: int, payload: bytes) -> None:
         rebuilt = decode(payload, _Rebuilt)
-        self.rebuilt_at = seq
+        self.rebuilt_at = self._replaced_at = seq
+        self._retracted.clear()
         self._kept.clear()
         self.size = 0
         self.system = None
@@ -257,7 +279,7 @@ class WorkingContext:
             for seq, message in retained:
                 context._add(seq, message)
         context.cut = snapshot.cut
-        context.rebuilt_at = min(snapshot.rebuilt_at, snapshot.seq)
+        context.rebuilt_at = context._replaced_at = min(snapshot.rebuilt_at, snapshot.seq)
         context._trim()
         context.seq = snapshot.seq
         context.epoch_id = snapshot.epoch_id

@@ -195,6 +195,22 @@ def _sound(items: list[Block], *, is_whole: bool) -> list[Block]:
     return [bare for item in sound if (bare := _without_id(item)) is not None]
 
 
+def items_of(message: Message) -> list[Block]:
+    """Return the items that `parse_history` made a message of, and no request is fitted to.
+
+    A field that the message has no place for is missing: compare with what was parsed.
+    """
+    own = stamp_of(message)
+    result = message.tool_result
+    if result is not None:
+        known = {"type": "function_call_output", "call_id": result.call_id, "output": result.result}
+        return [{**opaque(message.extra), **opaque(result.extra), **known}]
+    if own is None or not own.items:
+        return [_given(message, own)]
+    call_ids = [call.id for call in message.tool_calls]
+    return [_own_item(part, message, call_ids, own) for part in laid_out(message, own)]
+
+
 def _kind(item: Block) -> str:
     return str(item.get("type", "message"))
 

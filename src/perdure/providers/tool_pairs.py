@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from perdure.providers.issued import stamp_of
 from perdure.providers.replies import joined
 from perdure.records.messages import MADE_UP, Message, ToolCall
 
@@ -126,8 +127,10 @@ class _Block:
 
     def goes_on(self, message: Message) -> bool:
         """Say whether a message is part of the same reply: no call of that has been run yet."""
-        if message.role != "assistant" or not self.open or self.results:
+        if message.role != "assistant" or self.results:
             return False
+        if not self.open:
+            return _is_reasoning(self.head)
         call_ids = {call.id for call in self.head.tool_calls}
         return not any(call.id in call_ids for call in message.tool_calls)
 
@@ -200,6 +203,14 @@ class _Blocks:
 def answers(message: Message) -> str:
     """Return the id of the call that a message is the result of."""
     return "" if message.tool_result is None else message.tool_result.call_id
+
+
+def _is_reasoning(message: Message) -> bool:
+    """Say whether a message came from a history as a part of a reply that says nothing yet."""
+    if message.role != "assistant" or message.content or message.tool_calls:
+        return False
+    stamp = stamp_of(message)
+    return stamp is not None and stamp.sent and bool(stamp.items)
 
 
 def _is_empty(message: Message) -> bool:

@@ -27,7 +27,7 @@ from perdure._lib.loop import loop_timer
 from perdure._lib.tasks import CurrentTask
 from perdure.autosave.tracked import require_outside
 from perdure.errors import InvalidArgumentError, SessionError
-from perdure.memory.context import RetractionPayload
+from perdure.memory.context import RetractionPayload, WorkingContext
 from perdure.memory.documents import SessionDocument, TurnPayload, note_turn
 from perdure.memory.working_memory import MemoryInfo, MemoryLimit
 from perdure.records.json import encode
@@ -523,12 +523,18 @@ class SessionBase(_Hot):
         if type(after) is not int or not 0 <= after <= self.version:
             message = f"session {self.key} has records up to {self.version}, none at {after}"
             raise InvalidArgumentError(message, after=after, version=self.version)
-        entry = Entry(RETRACT, encode(RetractionPayload(after)), end=True)
+        return self._accept(await self._retraction(after))
+
+    async def _retraction(self, after: int) -> tuple[Entry, ...]:
+        """Return what takes the conversation back to a record, to be appended as one group."""
+        entry = Entry(RETRACT, encode(RetractionPayload(after)))
         if self._contents.context.reaches(after):
-            return self._accept((entry,))
-        await self.save()
-        context = await self._contents.as_of(after)
-        return self._accept((entry, Entry(CONTEXT, context.as_record("retract"))))
+            return (entry,)
+        context = WorkingContext(self._contents.context.limit)
+        if after:  # what was before the first record is known, even of a pruned log
+            await self.save()
+            context = await self._contents.as_of(after)
+        return (entry, Entry(CONTEXT, context.as_record("retract")))
 
     def _receipt(self, version: int) -> Receipt:
         return Receipt(version, self._runtime.durability)

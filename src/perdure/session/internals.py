@@ -1,14 +1,14 @@
-"""What an agent's worker may see and do of a session that its users do not.
+"""What an agent's worker and the adapters may see and do of a session that its users do not.
 
-The one door from `perdure.agent` into a session: the working context as it is folded, the
-store below it, long-term memory, and the claim that makes a worker the only one.
+The one door from `perdure.agent` and `perdure.adapters` into a session: the working context as it
+is folded, the store below it, long-term memory, and the claim that makes a worker the only one.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from perdure.errors import SessionAlreadyActiveError, StoreUnavailableError
 from perdure.lineage.store import followed
@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from perdure._lib.loop import Affinity
     from perdure.autosave.tracked import Tracked
     from perdure.memory.context import WorkingContext
+    from perdure.records.keys import SessionKey
     from perdure.records.records import Entry
     from perdure.records.types import Registry
     from perdure.session.base import Turn
+    from perdure.session.manager import SessionManager
     from perdure.session.session import Session, SessionView
     from perdure.store import Store
 
@@ -110,6 +112,11 @@ def home_of(session: Session) -> Affinity:
 async def let_go(session: Session) -> None:
     """Unpin a session; if it is unused here, release it to other processes at once."""
     session._lifecycle.unpin(session)
+    await release_unused(session)
+
+
+async def release_unused(session: Session) -> None:
+    """Release a session to other processes, unless a caller here uses it or it is unsaved."""
     await session._runtime.host.call(session._lifecycle.idle, session)
 
 
@@ -129,9 +136,31 @@ async def is_branch(session: Session) -> bool:
     return base is not None and base.moved is None
 
 
-def working_context(session: Session) -> WorkingContext:
+def working_context(session: Session | SessionView) -> WorkingContext:
     """Return the working context, to read only."""
     return session._contents.context
+
+
+def session_open_here(sessions: SessionManager, key: SessionKey) -> Session | None:
+    """Return a session that this manager has open, without pinning it."""
+    return cast("Session | None", sessions._check().runtime.sessions.get(key))
+
+
+async def replace_tail(
+    session: Session, after: int, *entries: Entry, version: int | None = None
+) -> bool:
+    """Retract everything after a record, and append entries in the same group.
+
+    Returns:
+        Whether it was done: not if ``version`` is given, and something was appended since.
+
+    """
+    retraction = await session._retraction(after)
+    # Nothing is awaited from here on.
+    if version not in (None, session.version):
+        return False
+    session._accept((*retraction, *entries))
+    return True
 
 
 def was_folded(session: Session | SessionView) -> bool:

@@ -1,0 +1,20 @@
+"""Sessions of other agent SDKs in a store of perdure, in the shape that each SDK asks for.
+
+An adapter imports its SDK when it is used, so that this package needs none of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from perdure._lib.lazy import lazy
+
+if TYPE_CHECKING:
+    from perdure.adapters.openai_agents import PerdureSession as PerdureSession
+
+_HOME_OF = {"PerdureSession": "perdure.adapters.openai_agents"}
+
+__all__ = list(_HOME_OF)
+
+if not TYPE_CHECKING:  # a checker would take any name for a public one
+    __getattr__, __dir__ = lazy(__name__, _HOME_OF)

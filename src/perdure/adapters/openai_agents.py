@@ -1,0 +1,573 @@
+"""A session of the OpenAI Agents SDK in a store of perdure: `PerdureSession`.
+
+Each item of the SDK is one message of the session, so that everything that perdure does with
+a session works on it too. What a message does not give back to the letter is stored beside it, as
+the item's own JSON. Nothing is rewritten: taking items away appends a record that retracts them.
+
+What one call adds or takes away is one group of the log: a crash leaves all of it or nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import time
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from itertools import groupby
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, final
+
+import anyio
+import msgspec
+
+from perdure.errors import (
+    FormatError,
+    MissingExtraError,
+    NotStorableError,
+    TooLargeError,
+    UnsupportedVersionError,
+)
+from perdure.providers import parse_history, render
+from perdure.providers.openai_responses import FORMAT, items_of
+from perdure.records.keys import DEFAULT_SESSION, SessionKey
+from perdure.records.messages import Message, decode_message, encode_message
+from perdure.records.records import Entry
+from perdure.session.internals import (
+    accept,
+    let_go,
+    release_unused,
+    replace_tail,
+    session_open_here,
+    working_context,
+)
+from perdure.session.session import Session, SessionView
+
+if TYPE_CHECKING:
+    from perdure.lease import OnHeld
+    from perdure.session.manager import SessionManager
+    from perdure.session.open import SessionOpening
+
+SDK: Final = "openai-agents"
+SHAPE: Final = 1
+"""The version of what is stored here of an item."""
+ENVELOPE: Final = "perdure_foreign"
+"""The field of a message that says whose item it is."""
+RUN_STATE: Final = "openai-agents/run_state"
+"""The named state that keeps a run that waits for approval."""
+PAGE: Final = 200
+"""Records that are read from the log at a time."""
+
+
+class Envelope(msgspec.Struct, frozen=True):
+    """What is stored with a message that is an SDK's item."""
+
+    sdk: str
+    v: int
+    item: str | msgspec.UnsetType = msgspec.UNSET
+    """The item's JSON as text, where the message alone would not give it back."""
+
+
+class _Unit(NamedTuple):
+    """Items that one record has, or a run of records that are not the SDK's."""
+
+    seq: int
+    """The first record."""
+    items: list[Any]
+
+
+@final
+class PerdureSession:
+    """A session for ``Runner.run(agent, …, session=…)``, in any store of perdure.
+
+    Reading takes no lease. The first write does, and the session is given back to other
+    processes when it has been idle for some minutes, by `aclose`, or at the end of ``async with``.
+    Another process that wants to write it meanwhile gets a LeaseHeldError that names the holder.
+    It belongs to the event loop that the manager was opened in.
+
+    Args:
+        session_id: The id of the session in the store.
+        sessions: Where it is kept: what ``perdure.connect(url)`` returns, once that is open.
+        session: Which of the id's conversations.
+        tenant: Whose it is, where customers share a store.
+        owner: Who it belongs to: a label, which a session that has one keeps.
+        title: A title for a session that has none.
+        tags: Labels for listing.
+        session_settings: The SDK's own: a `SessionSettings`, or a dict.
+        durable: Whether a write returns once it is durable. If not, autosave saves it soon.
+        on_held: What a write does if another process holds the session: ``"steal"`` waits for it to
+            be released or to expire, ``"handover"`` asks for it, ``"raise"`` raises at once.
+        wait: Seconds to wait for another process.
+
+    Raises:
+        MissingExtraError: The SDK is not installed.
+
+    """
+
+    session_id: str
+    session_settings: Any
+
+    def __init__(
+        self,
+        session_id: str,
+        sessions: SessionManager,
+        *,
+        session: str = DEFAULT_SESSION,
+        tenant: str = "",
+        owner: str | None = None,
+        title: str | None = None,
+        tags: Sequence[str] = (),
+        session_settings: Any = None,
+        durable: bool = True,
+        on_held: OnHeld = "steal",
+        wait: float = 10.0,
+    ) -> None:
+        self._key = SessionKey(session_id, session, tenant)
+        self.session_id = session_id
+        self.session_settings = _settings(session_settings)
+        self.durable: bool = durable
+        self._sessions: SessionManager | None = sessions
+        self._owner = owner
+        self._title = title
+        self._tags = tags
+        self._on_held: OnHeld = on_held
+        self._wait = wait
+        self._url: str | os.PathLike[str] | None = None
+        self._lock = anyio.Lock()
+        self._is_entered = False
+        self._pinned: Session | None = None
+
+    @classmethod
+    def from_url(
+        cls, session_id: str, url: str | os.PathLike[str] | None = None, **options: Any
+    ) -> Self:
+        """Return a session that opens its own store at the first call; close it with `aclose`.
+
+        Args:
+            session_id: The id of the session in the store.
+            url: As for `perdure.connect`.
+            options: As for the class.
+
+        """
+        self = cls(session_id, None, **options)  # type: ignore[arg-type]  # connected when used
+        self._url = url
+        return self
+
+    @classmethod
+    def in_memory(cls, session_id: str = "test", **options: Any) -> Self:
+        """Return a session in memory, for your tests."""
+        return cls.from_url(session_id, "memory:", **options)
+
+    def __repr__(self) -> str:
+        return f"<PerdureSession {self._key}>"
+
+    async def __aenter__(self) -> Self:
+        self._is_entered = True
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def acquire(self) -> None:
+        """Take the lease now, and keep it until `aclose`: from before a run reads its history."""
+        self._is_entered = True
+        async with self._write():
+            pass
+
+    async def aclose(self) -> None:
+        """Make everything durable, and give the session back to other processes.
+
+        Unless another caller in this process uses it. What was opened by `from_url` is closed.
+        """
+        pinned, self._pinned, self._is_entered = self._pinned, None, False
+        if self._url is not None:
+            sessions, self._sessions = self._sessions, None
+            if sessions is not None:
+                (await sessions.aclose()).raise_if_unsaved()
+            return
+        session = session_open_here(await self._manager(), self._key)
+        if session is not None and session.is_writable:
+            await session.save()
+        if pinned is not None:
+            await let_go(pinned)
+        elif session is not None:
+            await release_unused(session)
+
+    # What the SDK calls
+
+    async def get_items(self, limit: int | None = None, *, wrapper: Any = None) -> list[Any]:
+        """Return the items, oldest first.
+
+        A limit gives the newest items that do not take a call from its output, or from the
+        reasoning before it: usually so many, else some less; the newest such group in any case.
+
+        Args:
+            limit: How many at most; None for what ``session_settings`` says, or else all.
+            wrapper: The run's context, which makes no difference here.
+
+        """
+        if limit is None and self.session_settings is not None:
+            limit = self.session_settings.limit
+        if limit == 0:
+            return []
+        source = await self._peek()
+        if source is None:
+            return []
+        count = None if limit is None or limit < 0 else limit + 1
+        while True:
+            messages, is_all = await _newest(source, count)
+            items = [item for unit in _units(messages) for item in unit.items]
+            if limit is None or count is None:
+                return items
+            begin = _begin(items, limit, is_all=is_all)
+            if begin is not None:
+                return items[begin:]
+            count *= 2
+
+    async def add_items(self, items: list[Any], *, wrapper: Any = None) -> None:
+        """Add items at the end, all or none of them, and return once they are durable.
+
+        Raises:
+            NotStorableError: An item is not JSON; nothing was added.
+            TooLargeError: An item is larger than the limit for a record; nothing was added.
+            LeaseHeldError: Another process writes the session.
+
+        """
+        entries = self._encoded(items)
+        if not entries:
+            return
+        async with self._write() as session:
+            accept(session, entries)
+
+    async def pop_item(self, *, wrapper: Any = None) -> Any | None:
+        """Take the newest item away, and return it; None if there is none.
+
+        Raises:
+            LeaseHeldError: Another process writes the session.
+
+        """
+        if await self._peek() is None:
+            return None
+        async with self._write() as session, self._lock:
+            while True:
+                version = session.version
+                unit = await _newest_unit(session)
+                if unit is None:
+                    return None
+                *others, item = unit.items
+                entries = self._encoded(others)
+                if await replace_tail(session, unit.seq - 1, *entries, version=version):
+                    break
+        return item
+
+    async def clear_session(self, *, wrapper: Any = None) -> None:
+        """Take all items away. The log still has them: ``sessions.forget`` erases a session.
+
+        Raises:
+            LeaseHeldError: Another process writes the session.
+
+        """
+        source = await self._peek()
+        if source is not None and (working_context(source).size or (await _newest(source, 1))[0]):
+            await self.replace_items([])
+
+    # Beyond the SDK's protocol
+
+    async def replace_items(self, items: list[Any]) -> None:
+        """Replace all items by others, at once: a crash leaves the old ones or the new ones.
+
+        Raises as `add_items` does.
+        """
+        entries = self._encoded(items)
+        async with self._write() as session:
+            await replace_tail(session, 0, *entries)
+
+    async def _atomic_replace_items(self, items: list[Any]) -> bool:
+        """Replace all items: the SDK's compaction looks for this name, else it clears and adds."""
+        await self.replace_items(items)
+        return True
+
+    async def save_run_state(self, state: Any, **options: Any) -> None:
+        """Keep a run that was interrupted for an approval, with the session and as durable.
+
+        Args:
+            state: The ``RunState`` of ``result.to_state()``.
+            options: As for ``RunState.to_json``: ``context_serializer`` and others.
+
+        """
+        text = json.dumps(state.to_json(**options))
+        async with self._write() as session:
+            session.state.set(RUN_STATE, text)
+
+    async def load_run_state(self, agent: Any, **options: Any) -> Any | None:
+        """Return the run that was kept, to be resumed with this session; None if there is none.
+
+        Takes the lease, so that one process at a time resumes it.
+
+        Args:
+            agent: The agent that it began with.
+            options: As for ``RunState.from_json``: ``context_override`` and others.
+
+        Raises:
+            LeaseHeldError: Another process writes the session.
+
+        """
+        source = await self._peek()
+        if source is None or await source.state.get(RUN_STATE) is None:
+            return None
+        async with self._write() as session:
+            text = await session.state.get(RUN_STATE)
+        if text is None:
+            return None
+        state_class = _sdk("agents.run_state").RunState
+        return await state_class.from_json(agent, json.loads(text), **options)
+
+    async def drop_run_state(self) -> None:
+        """Drop the run that was kept, once it has been resumed to its end."""
+        source = await self._peek()
+        if source is not None and await source.state.get(RUN_STATE) is not None:
+            async with self._write() as session:
+                session.state.drop(RUN_STATE)
+
+    # Inside
+
+    async def _manager(self) -> SessionManager:
+        if self._sessions is None:
+            async with self._lock:
+                if self._sessions is None:
+                    from perdure._connect import connect
+
+                    self._sessions = await connect(self._url)
+        return self._sessions
+
+    async def _peek(self) -> Session | SessionView | None:
+        """Return the session to read: as it is here, or else as it is stored."""
+        sessions, key = await self._manager(), self._key
+        session = session_open_here(sessions, key)
+        if session is not None:
+            return session
+        return await sessions.load(key.agent, session=key.session, tenant=key.tenant)
+
+    @asynccontextmanager
+    async def _write(self) -> AsyncGenerator[Session, None]:
+        """Hold the session for a change, which is durable at the end of the block."""
+        sessions = await self._manager()
+        async with self._opening(sessions) as session:
+            if self._is_entered and self._pinned is not session:
+                self._pinned = await self._opening(sessions)  # one pin more, for after this block
+            if self._title is not None and session.info.metadata.title is None:
+                session.describe(title=self._title)
+            yield session
+            if self.durable:
+                await session.save()
+
+    def _opening(self, sessions: SessionManager) -> SessionOpening:
+        return sessions.open(
+            self._key.agent,
+            session=self._key.session,
+            tenant=self._key.tenant,
+            owner=self._owner,
+            tags=self._tags,
+            on_held=self._on_held,
+            wait=self._wait,
+        )
+
+    def _encoded(self, items: Sequence[Any]) -> tuple[Entry, ...]:
+        now = time.time()
+        return tuple([_entry(item, f"items[{at}]", now) for at, item in enumerate(items)])
+
+
+def _settings(given: Any) -> Any:
+    """Return the SDK's settings of a session."""
+    settings_class = _sdk("agents.memory").SessionSettings
+    if given is None:
+        return settings_class()
+    return settings_class(**given) if isinstance(given, Mapping) else given
+
+
+def _sdk(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name not in {"agents", module}:
+            raise
+        message = "PerdureSession needs the OpenAI Agents SDK: pip install 'perdure[openai-agents]'"
+        raise MissingExtraError(message, extra="openai-agents") from error
+
+
+# Items as messages
+
+
+def _entry(item: Any, at: str, now: float) -> Entry:
+    """Return an item as a record.
+
+    Raises:
+        NotStorableError: It is not JSON.
+
+    """
+    try:
+        text = json.dumps(item)
+    except (TypeError, ValueError, RecursionError) as error:
+        message = f"{at} is not JSON ({error}): add items as the SDK makes them, dicts"
+        raise NotStorableError(message, path=at, type=type(item).__name__) from error
+    plain = json.loads(text)
+    entry = _as_message(plain, now)
+    if entry is not None:
+        return entry
+    role = plain.get("role") if isinstance(plain, dict) else None
+    shown = Message(role="user" if role == "user" else "assistant")
+    return encode_message(_with_envelope(shown, Envelope(SDK, SHAPE, text)), now=now)
+
+
+def _as_message(item: Any, now: float) -> Entry | None:
+    """Return an item as a message alone, None if that would not give it back to the letter."""
+    if not isinstance(item, dict):
+        return None
+    try:
+        (parsed,) = parse_history([item], FORMAT)
+        entry = encode_message(_with_envelope(parsed, Envelope(SDK, SHAPE)), now=now)
+        (back,) = items_of(decode_message(entry.payload))
+    except (FormatError, NotStorableError, TooLargeError, ValueError):
+        return None
+    return entry if _canonical(back) == _canonical(item) else None
+
+
+def _canonical(item: Any) -> str:
+    return json.dumps(item, sort_keys=True)
+
+
+def _with_envelope(message: Message, envelope: Envelope) -> Message:
+    field = msgspec.Raw(msgspec.json.encode(envelope))
+    return msgspec.structs.replace(message, extra={**message.extra, ENVELOPE: field})
+
+
+def _envelope(message: Message) -> Envelope | None:
+    """Return the envelope of one of the SDK's items; None for any other message.
+
+    Raises:
+        UnsupportedVersionError: A newer release wrote it.
+
+    """
+    field = message.extra.get(ENVELOPE)
+    if field is None:
+        return None
+    envelope = msgspec.json.decode(field, type=Envelope)
+    if envelope.sdk != SDK:
+        return None
+    if envelope.v > SHAPE:
+        text = (
+            f"an item of {SDK} has shape {envelope.v}, and this release reads up to {SHAPE}: "
+            "upgrade perdure"
+        )
+        raise UnsupportedVersionError(text, version=envelope.v)
+    return envelope
+
+
+def _units(messages: Sequence[tuple[int, Message]]) -> Iterator[_Unit]:
+    """Yield what messages are as items; those that are not the SDK's as a request has them."""
+    marked = [(seq, message, _envelope(message)) for seq, message in messages]
+    for is_plain, run in groupby(marked, key=lambda each: each[2] is None):
+        if is_plain:
+            plain = list(run)
+            yield _Unit(plain[0][0], render([each[1] for each in plain], FORMAT).messages)
+            continue
+        for seq, message, envelope in run:
+            if envelope is None or isinstance(envelope.item, msgspec.UnsetType):
+                yield _Unit(seq, items_of(message))
+            else:
+                yield _Unit(seq, [json.loads(envelope.item)])
+
+
+# Reading
+
+
+async def _newest(
+    source: Session | SessionView, count: int | None
+) -> tuple[list[tuple[int, Message]], bool]:
+    """Return the newest messages (None: all), oldest first, and whether there are no others."""
+    context = working_context(source)
+    known = context.whole()
+    if known is None and context.epoch_id:  # perdure has compacted it: what the model would see
+        known = [(context.rebuilt_at, payload) for payload in context.messages()]
+    if known is not None:
+        begin = 0 if count is None else max(len(known) - count, 0)
+        return [(seq, decode_message(payload)) for seq, payload in known[begin:]], not begin
+    return await _newest_of_log(source, count)
+
+
+async def _newest_of_log(
+    source: Session | SessionView, count: int | None
+) -> tuple[list[tuple[int, Message]], bool]:
+    messages: list[tuple[int, Message]] = []
+    before: int | None = None
+    while count is None or len(messages) < count:
+        page = await source.history(before=before, limit=PAGE)
+        messages[:0] = [(item.seq, item.value) for item in page if isinstance(item.value, Message)]
+        if len(page) < PAGE:
+            return messages, True
+        before = page[0].seq
+    return messages, False
+
+
+async def _newest_unit(session: Session) -> _Unit | None:
+    """Return the newest item with its record, or the newest run that is not the SDK's."""
+    messages, _ = await _newest(session, 1)
+    if messages and _envelope(messages[0][1]) is None:
+        messages, _ = await _newest(session, None)  # it may belong to messages before it
+    units = [unit for unit in _units(messages) if unit.items]
+    return units[-1] if units else None
+
+
+def _begin(items: Sequence[Any], limit: int, *, is_all: bool) -> int | None:
+    """Return where the newest whole groups within a limit begin; None if more must be known."""
+    size = len(items)
+    inside = _inside_groups(items, is_all=is_all)
+    if inside is None:
+        return None
+    wanted = max(size - limit, 0)
+    fits = [at for at in range(wanted, size) if at not in inside]
+    if not fits:  # the newest group alone is larger
+        fits = [at for at in range(wanted) if at not in inside][-1:]
+    if not is_all and fits[:1] in ([], [0]):
+        return None
+    return fits[0] if fits else 0
+
+
+def _inside_groups(items: Sequence[Any], *, is_all: bool) -> set[int] | None:
+    """Return the places that are between a call and its output, or behind reasoning.
+
+    None if an output's call is older than these items, and there are older ones.
+    """
+    inside: set[int] = set()
+    calls: dict[Any, int] = {}
+    for at, item in enumerate(items):
+        kind = item.get("type") if isinstance(item, dict) else None
+        if kind == "reasoning":
+            inside.add(at + 1)
+        name = _call_name(item, str(kind))
+        if name is None:
+            continue
+        if not str(kind).endswith(("_output", "_response")):
+            calls[name] = at
+        elif name in calls:
+            inside.update(range(calls[name] + 1, at + 1))
+        elif not is_all:
+            return None
+    return inside
+
+
+def _call_name(item: Any, kind: str) -> str | None:
+    """Return what a call and its output have in common."""
+    if kind == "mcp_approval_request":
+        name = item.get("id")
+    elif kind == "mcp_approval_response":
+        name = item.get("approval_request_id")
+    else:
+        name = item.get("call_id") if isinstance(item, dict) else None
+    return name if isinstance(name, str) else None

@@ -1,0 +1,695 @@
+"""`PerdureSession` against the SDK's own SQLiteSession, its Runner, and a second process."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+from agents import (
+    Agent,
+    GuardrailFunctionOutput,
+    OutputGuardrailTripwireTriggered,
+    RunConfig,
+    Runner,
+    SQLiteSession,
+    function_tool,
+    output_guardrail,
+)
+from agents.memory import OpenAIResponsesCompactionSession, Session, SessionSettings
+from agents.testing import ScriptedModel, assistant_message, function_call
+from hypothesis import given
+from hypothesis import strategies as st
+
+import perdure
+from perdure import LeaseHeldError, Limits, Message, NotStorableError, SessionManager
+from perdure.adapters import PerdureSession
+from perdure.testing import MemoryBacking, MemoryStore
+
+QUIET = RunConfig(tracing_disabled=True)
+GUARD = 60
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """The SDK runs on asyncio alone."""
+    return "asyncio"
+
+
+@pytest.fixture
+async def sessions(tmp_path: Path) -> AsyncIterator[SessionManager]:
+    async with perdure.connect(tmp_path / "store") as manager:
+        yield manager
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def call(call_id: str, name: str = "tide") -> dict[str, Any]:
+    return {
+        "type": "function_call",
+        "id": f"fc_{call_id}",
+        "call_id": call_id,
+        "name": name,
+        "arguments": '{"harbor": "Oosthaven"}',
+        "status": "completed",
+    }
+
+
+def output(call_id: str, text: Any = "low") -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": call_id, "output": text}
+
+
+def said(text: str) -> dict[str, Any]:
+    return {
+        "id": "msg_1",
+        "type": "message",
+        "role": "assistant",
+        "status": "completed",
+        "content": [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}],
+    }
+
+
+def reasoning(name: str = "rs_1") -> dict[str, Any]:
+    summary = [{"type": "summary_text", "text": "The harbor matters."}]
+    return {"type": "reasoning", "id": name, "summary": summary, "encrypted_content": "gAAA"}
+
+
+PARALLEL = [
+    user("When is low tide?"),
+    reasoning(),
+    call("a"),
+    call("b"),
+    output("a"),
+    output("b", [{"type": "input_text", "text": "at noon"}]),
+    said("At noon."),
+]
+
+ODD: list[Any] = [
+    {},
+    {"role": "user"},
+    {"role": "assistant", "content": []},
+    {"role": "developer", "content": "Be brief.", "extra": None},
+    {"type": "function_call", "call_id": 7, "name": None, "arguments": {"not": "text"}},
+    {"type": "function_call", "call_id": "x y", "name": "a.b", "arguments": "[1,  2]"},
+    {"type": "function_call_output", "call_id": "q", "output": None, "id": None},
+    {"type": "computer_call_output", "call_id": "c", "output": {"type": "computer_screenshot"}},
+    {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"query": "tide"}},
+    {"type": "mcp_approval_request", "id": "m1", "name": "n", "arguments": "{}"},
+    {"type": "compaction", "encrypted_content": "zzz"},
+    {"role": "user", "content": "half a pair: \ud800", "n": 1e400, "big": 2**70, "one": 1.0},
+    {"role": "user", "content": "a\nb\r\u2028c\x00", "perdure_foreign": "not ours"},
+    {"role": "user", "content": "x", "created_at": "mine", "tool_payload": {"a": 1}},
+    "a text",
+    ["a", "list"],
+    None,
+]
+
+
+def texts(items: Sequence[Any]) -> list[str]:
+    """Items to the letter, but for the order of their fields."""
+    return [json.dumps(item, sort_keys=True) for item in items]
+
+
+def test_it_is_a_session_for_the_sdk_and_takes_the_run_s_context() -> None:
+    session = PerdureSession.in_memory()
+    assert isinstance(session, Session)
+    for name in ("get_items", "add_items", "pop_item", "clear_session"):
+        wrapper = inspect.signature(getattr(session, name)).parameters["wrapper"]
+        assert (wrapper.kind, wrapper.default) == (inspect.Parameter.KEYWORD_ONLY, None)
+    assert session.session_settings == SessionSettings()
+    limited = PerdureSession.in_memory(session_settings={"limit": 3})
+    assert limited.session_settings == SessionSettings(limit=3)
+
+
+@pytest.mark.parametrize("item", [*PARALLEL, *ODD], ids=lambda item: str(item)[:30])
+async def test_an_item_comes_back_to_the_letter(item: Any, sessions: SessionManager) -> None:
+    session, twin = PerdureSession("a", sessions), SQLiteSession("a")
+    for each in (session, twin):
+        await each.add_items([user("first"), item])
+    await session.aclose()
+    assert texts(await session.get_items()) == texts(await twin.get_items())
+    assert texts([await session.pop_item()]) == texts([await twin.pop_item()])
+    assert await session.get_items() == [user("first")]
+
+
+async def test_what_is_no_json_is_refused_and_nothing_of_its_call_is_added() -> None:
+    session = PerdureSession.in_memory()
+    with pytest.raises(NotStorableError, match=r"items\[1\] is not JSON .*bytes"):
+        await session.add_items([user("one"), {"role": "user", "content": b"two"}])
+    assert await session.get_items() == []
+    await session.aclose()
+
+
+# Against the SDK's own session
+
+
+def inside_a_group(items: Sequence[Any], at: int) -> bool:
+    """Whether a call is before a place, and its output is not; or reasoning is right before it."""
+    if at and isinstance(items[at - 1], dict) and items[at - 1].get("type") == "reasoning":
+        return True
+    calls: dict[str, int] = {}
+    for place, item in enumerate(items):
+        kind = item.get("type") if isinstance(item, dict) else None
+        if kind == "function_call":
+            calls[item["call_id"]] = place
+        elif kind == "function_call_output" and place >= at > calls.get(item["call_id"], at):
+            return True
+    return False
+
+
+def limited(items: Sequence[Any], limit: int | None) -> list[Any]:
+    """The newest whole groups within a limit; the newest one even if it is larger."""
+    if limit is None or limit < 0 or not items or limit >= len(items):
+        return list(items)
+    if limit == 0:
+        return []
+    places = [at for at in range(len(items)) if not inside_a_group(items, at)]
+    fits = [at for at in places if at >= len(items) - limit]
+    return list(items[fits[0] if fits else places[-1] :])
+
+
+IDS = st.sampled_from("abc")
+ITEMS = st.one_of(
+    st.text(max_size=200).map(user),
+    IDS.map(call),
+    st.builds(output, IDS, st.text(max_size=5)),
+    st.text(max_size=5).map(said),
+    IDS.map(reasoning),
+    st.sampled_from([item for item in ODD if not str(item).startswith("{'type': 'function")]),
+)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.lists(ITEMS, max_size=4)),
+        st.tuples(st.just("get"), st.none() | st.integers(-1, 6)),
+        st.tuples(st.sampled_from(["pop", "pop", "clear", "reopen", "other"]), st.none()),
+    ),
+    max_size=25,
+)
+
+
+@given(steps=STEPS, context_bytes=st.sampled_from([1500, 512 * 1024]), durable=st.booleans())
+def test_it_does_what_the_sdk_s_session_does(
+    steps: list[tuple[str, Any]], context_bytes: int, *, durable: bool
+) -> None:
+    """With a small context, what is older is read from the log."""
+
+    async def main() -> None:
+        backing = MemoryBacking()
+        twin = SQLiteSession("a")
+
+        def connected() -> SessionManager:
+            store, limits = MemoryStore(backing=backing), Limits(context_bytes=context_bytes)
+            return perdure.connect(store, limits=limits, autosave=None)
+
+        sessions = await connected()
+        session = PerdureSession("a", sessions, durable=durable)
+        for what, value in [*steps, ("get", None), ("reopen", None), ("get", None)]:
+            if what == "add":
+                await session.add_items(value)
+                await twin.add_items(value)
+            elif what == "get":
+                items = await session.get_items(value)
+                assert texts(items) == texts(limited(await twin.get_items(), value))
+            elif what == "pop":
+                assert texts([await session.pop_item()]) == texts([await twin.pop_item()])
+            elif what == "clear":
+                await session.clear_session()
+                await twin.clear_session()
+            else:
+                if what == "reopen":
+                    await sessions.aclose()
+                    sessions = await connected()
+                session = PerdureSession("a", sessions, durable=durable)
+        await sessions.aclose()
+        twin.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("context_bytes", [600, 512 * 1024])
+async def test_each_item_is_popped_by_one_of_many(tmp_path: Path, context_bytes: int) -> None:
+    async with perdure.connect(tmp_path, limits=Limits(context_bytes=context_bytes)) as sessions:
+        session, other = (PerdureSession("a", sessions) for _ in range(2))
+        items = [user(f"item {number}") for number in range(60)]
+        await session.add_items(items)
+        popped = await asyncio.gather(
+            *((session, other)[number % 2].pop_item() for number in range(70))
+        )
+        assert sorted(texts(filter(None, popped))) == sorted(texts(items))
+        assert popped.count(None) == 10
+        assert await session.get_items() == []
+
+
+async def test_popping_item_by_item_writes_no_more_than_a_record_each(
+    sessions: SessionManager, tmp_path: Path
+) -> None:
+    session = PerdureSession("a", sessions)
+    await session.add_items([user("x" * 1000) for _ in range(200)])
+    log = next(tmp_path.rglob("*.jsonl"))
+    before = log.read_bytes()
+    await asyncio.gather(*(session.pop_item() for _ in range(200)))
+    assert await session.get_items() == []
+    after = log.read_bytes()
+    assert after.startswith(before)  # nothing was rewritten
+    assert after.count(b'"k":"retract"') == 200
+    assert len(after) - len(before) < 200 * 100
+
+
+async def test_a_read_takes_no_lease_and_creates_nothing(sessions: SessionManager) -> None:
+    session = PerdureSession("a", sessions)
+    assert await session.get_items() == []
+    assert await session.pop_item() is None
+    await session.clear_session()
+    await session.drop_run_state()
+    assert await sessions.list() == []
+    async with perdure.connect(sessions._store.location) as others:
+        async with PerdureSession("a", others) as theirs:
+            await theirs.add_items([user("hello")])
+            assert await session.get_items() == [user("hello")]
+            assert await session.get_items(limit=1) == [user("hello")]
+
+
+async def test_owner_title_and_tags_are_listed_with_the_session(sessions: SessionManager) -> None:
+    async with PerdureSession(
+        "a", sessions, owner="ada", title="Tides", tags=["harbor"]
+    ) as session:
+        await session.add_items([user("hello")])
+    async with PerdureSession("a", sessions, title="Another") as session:
+        await session.add_items([user("again")])
+    (info,) = await sessions.list(owner="ada", tag="harbor")
+    assert (info.key.agent, info.title) == ("a", "Tides")
+    view = await sessions.load("a")
+    assert view is not None
+    assert [message.text for message in view.context()] == ["hello", "again"]
+
+
+async def test_in_memory_needs_no_manager() -> None:
+    async with PerdureSession.in_memory() as session:
+        await session.add_items([user("hello")])
+        assert await session.get_items() == [user("hello")]
+
+
+async def test_autosave_saves_what_is_not_durable_at_once(sessions: SessionManager) -> None:
+    async with PerdureSession("a", sessions, durable=False) as session:
+        await session.add_items([user("hello")])
+        assert await sessions.load("a") is None or not (await sessions.load("a")).context()  # type: ignore[union-attr]
+        assert await PerdureSession("a", sessions).get_items() == [user("hello")]
+    view = await sessions.load("a")
+    assert view is not None
+    assert [message.text for message in view.context()] == ["hello"]
+
+
+# What perdure makes of the items
+
+
+async def test_a_provider_s_context_is_made_of_the_items(sessions: SessionManager) -> None:
+    session = PerdureSession("a", sessions)
+    for item in PARALLEL:  # one by one: a reply is put together again
+        await session.add_items([item])
+    view = await sessions.load("a")
+    assert view is not None
+    assert view.context("openai-responses") == PARALLEL
+    _, asked, answered, last = view.context("anthropic").messages
+    assert [part["id"] for part in asked["content"]] == ["a", "b"]
+    assert [part["tool_use_id"] for part in answered["content"]] == ["a", "b"]
+    assert "At noon." in str(last)
+
+
+async def test_every_provider_takes_what_odd_items_are_shown_as(sessions: SessionManager) -> None:
+    session = PerdureSession("a", sessions)
+    await session.add_items([user("hello"), *ODD, said("bye")])
+    view = await sessions.load("a")
+    assert view is not None
+    for format in ("openai", "openai-responses", "anthropic", "gemini"):
+        assert "hello" in str(view.context(format))
+        assert "perdure_foreign" not in str(view.context(format, reasoning="keep"))
+
+
+async def test_a_session_of_perdure_s_continues_in_the_sdk(sessions: SessionManager) -> None:
+    async with sessions.open("a") as own, own.turn():
+        own.append(Message.system("Be brief."), Message.user("Hello"), Message.assistant("Hi"))
+    session = PerdureSession("a", sessions)
+    await session.add_items([user("Bye")])
+    assert [item["content"] for item in await session.get_items()] == [
+        "Be brief.",
+        "Hello",
+        "Hi",
+        "Bye",
+    ]
+    assert (await session.pop_item())["content"] == "Bye"
+    assert (await session.pop_item())["content"] == "Hi"
+    assert [item["content"] for item in await session.get_items()] == ["Be brief.", "Hello"]
+
+
+STORED = [
+    (
+        b'{"role":"user","content":"hi","perdure_issued":{"provider":"openai-responses",'
+        b'"format":"openai-responses","sent":true},"perdure_foreign":{"sdk":"openai-agents","v":1}}'
+    ),
+    (
+        b'{"role":"assistant","tool_payload":{"tool_calls":[{"id":"c1","name":"tide","arguments":'
+        b'{"harbor":"A"}}]},"perdure_issued":{"provider":"openai-responses","format":'
+        b'"openai-responses","items":[{"block":{"type":"function_call","id":"fc"},"call":"c1"}],'
+        b'"sent":true},"perdure_foreign":{"sdk":"openai-agents","v":1}}'
+    ),
+    (
+        b'{"role":"user","perdure_foreign":{"sdk":"openai-agents","v":1,"item":'
+        b'"{\\"role\\": \\"user\\", \\"content\\": \\"\\\\ud800\\"}"}}'
+    ),
+]
+
+
+async def test_what_an_earlier_release_has_stored_is_read(sessions: SessionManager) -> None:
+    async with sessions.open("a") as session:
+        session.append(*(perdure.EncodedRecord(kind, data) for kind, data in zip(
+            ("message", "tool_call", "message"), STORED, strict=True
+        )))  # fmt: skip
+    assert await PerdureSession("a", sessions).get_items() == [
+        user("hi"),
+        {
+            "type": "function_call",
+            "id": "fc",
+            "call_id": "c1",
+            "name": "tide",
+            "arguments": '{"harbor":"A"}',
+        },
+        user("\ud800"),
+    ]
+
+
+async def test_an_item_of_a_newer_release_is_refused_by_name(sessions: SessionManager) -> None:
+    newer = STORED[0].replace(b'"v":1', b'"v":2')
+    async with sessions.open("a") as session:
+        session.append(perdure.EncodedRecord("message", newer))
+    with pytest.raises(perdure.UnsupportedVersionError, match="shape 2, and this release reads"):
+        await PerdureSession("a", sessions).get_items()
+
+
+# With the SDK's Runner
+
+
+@function_tool
+def tide(harbor: str) -> str:
+    return f"low in {harbor}"
+
+
+def script(*steps: Any) -> ScriptedModel:
+    return ScriptedModel(steps)
+
+
+def asks(*harbors: str) -> list[Any]:
+    return [function_call("tide", {"harbor": name}, call_id=f"c_{name}") for name in harbors]
+
+
+async def run(agent: Agent[Any], text: str, session: Any, *, stream: bool) -> Any:
+    if not stream:
+        return await Runner.run(agent, text, session=session, run_config=QUIET)
+    result = Runner.run_streamed(agent, text, session=session, run_config=QUIET)
+    async for _ in result.stream_events():
+        pass
+    return result
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_run_leaves_what_it_leaves_in_the_sdk_s_session(
+    sessions: SessionManager, *, stream: bool
+) -> None:
+    """Tools in parallel, a hand-off, two runs with a restart of the session between them."""
+    held: list[list[Any]] = []
+    for session in (PerdureSession("a", sessions), SQLiteSession("a")):
+        pilot = Agent(name="pilot", model=script([assistant_message("Sail at noon.")]))
+        handoff = [function_call("transfer_to_pilot", {}, call_id="h")]
+        model = script(asks("A", "B"), handoff, [assistant_message("As I said.")])
+        agent = Agent(name="harbor", model=model, tools=[tide], handoffs=[pilot])
+        first = await run(agent, "When?", session, stream=stream)
+        assert first.final_output == "Sail at noon."
+        if isinstance(session, PerdureSession):
+            await session.aclose()
+        second = await run(agent, "Say it again", session, stream=stream)
+        assert second.final_output == "As I said."
+        assert model.last_call is not None
+        held.append([await session.get_items(), model.last_call.input])
+    assert held[0] == held[1]
+    assert len(held[0][0]) == 10
+
+
+@output_guardrail
+async def forbids(_context: Any, _agent: Any, _output: Any) -> GuardrailFunctionOutput:
+    return GuardrailFunctionOutput(output_info=None, tripwire_triggered=True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_guardrail_that_trips_loses_no_tool_that_was_run(
+    sessions: SessionManager, *, stream: bool
+) -> None:
+    held: list[list[Any]] = []
+    for session in (PerdureSession("a", sessions), SQLiteSession("a")):
+        model = script(asks("A"), [assistant_message("Secret.")])
+        agent = Agent(name="harbor", model=model, tools=[tide], output_guardrails=[forbids])
+        with pytest.raises(OutputGuardrailTripwireTriggered):
+            await run(agent, "When?", session, stream=stream)
+        held.append(await session.get_items())
+    assert held[0] == held[1]
+    assert [item.get("type") for item in held[0]][1:3] == ["function_call", "function_call_output"]
+
+
+async def test_a_run_that_is_cancelled_keeps_what_it_has_done(sessions: SessionManager) -> None:
+    in_tool = asyncio.Event()
+
+    @function_tool
+    async def wait(harbor: str) -> str:
+        in_tool.set()
+        await asyncio.sleep(GUARD)
+        return harbor
+
+    session = PerdureSession("a", sessions)
+    calls = [function_call("wait", {"harbor": "B"}, call_id="c_B")]
+    agent = Agent(name="harbor", model=script(asks("A"), calls), tools=[tide, wait])
+    task = asyncio.create_task(Runner.run(agent, "When?", session=session, run_config=QUIET))
+    await asyncio.wait_for(in_tool.wait(), GUARD)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    kinds = [item.get("type") for item in await session.get_items()]
+    assert kinds[:3] == [None, "function_call", "function_call_output"]
+    await session.aclose()
+    model = script([assistant_message("Noon.")])
+    agent = Agent(name="harbor", model=model, tools=[tide])
+    async with PerdureSession("a", sessions) as session:
+        await Runner.run(agent, "And now?", session=session, run_config=QUIET)
+    assert model.last_call is not None
+    assert [item.get("content") for item in model.last_call.input][::3] == ["When?", "And now?"]
+
+
+async def test_a_write_that_is_cancelled_is_there_or_not_as_a_whole(
+    sessions: SessionManager,
+) -> None:
+    session = PerdureSession("a", sessions)
+    await session.add_items([user("first")])
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await session.add_items([call("a"), output("a")])
+    assert scope.cancelled_caught
+    assert await session.get_items() in ([user("first")], [user("first"), call("a"), output("a")])
+
+
+async def test_a_run_that_waits_for_approval_is_resumed_after_a_restart(tmp_path: Path) -> None:
+    @function_tool(needs_approval=True)
+    def sail(harbor: str) -> str:
+        return f"sailed to {harbor}"
+
+    asked = [function_call("sail", {"harbor": "A"}, call_id="c1")]
+    async with PerdureSession.from_url("a", tmp_path) as session:
+        agent = Agent(name="pilot", model=script(asked), tools=[sail])
+        result = await Runner.run(agent, "Go", session=session, run_config=QUIET)
+        assert len(result.interruptions) == 1
+        await session.save_run_state(result.to_state())
+    async with PerdureSession.from_url("a", tmp_path) as session:
+        agent = Agent(name="pilot", model=script([assistant_message("Done.")]), tools=[sail])
+        state = await session.load_run_state(agent)
+        async with perdure.connect(tmp_path) as others:  # it is resumed by one process at a time
+            with pytest.raises(LeaseHeldError):
+                await PerdureSession("a", others, wait=0).load_run_state(agent)
+        (interruption,) = state.get_interruptions()
+        state.approve(interruption)
+        result = await Runner.run(agent, state, session=session, run_config=QUIET)
+        assert result.final_output == "Done."
+        await session.drop_run_state()
+        assert await session.load_run_state(agent) is None
+        kinds = [item.get("type", "user") for item in await session.get_items()]
+        assert kinds == ["user", "function_call", "function_call_output", "message"]
+
+
+async def test_the_sdk_s_compaction_replaces_the_history_in_one_group(
+    sessions: SessionManager, tmp_path: Path
+) -> None:
+    compacted = {"type": "compaction", "id": "cmp_1", "encrypted_content": "zz"}
+    sent: list[Any] = []
+
+    async def compact(**request: Any) -> Any:
+        sent.append(request["input"])
+        return SimpleNamespace(output=[user("When is low tide?"), compacted], usage=None)
+
+    client = SimpleNamespace(responses=SimpleNamespace(compact=compact))
+    session = PerdureSession("a", sessions)
+    await session.add_items(PARALLEL)
+    around = OpenAIResponsesCompactionSession("a", session, client=client)  # type: ignore[arg-type]
+    await around.run_compaction({"force": True, "compaction_mode": "input"})
+    assert len(sent) == 1
+    assert await session.get_items() == [user("When is low tide?"), compacted]
+    (log,) = tmp_path.rglob("*.jsonl")
+    last = [json.loads(line) for line in log.read_bytes().splitlines()[-3:]]
+    assert [(record["k"], "end" in record) for record in last] == [
+        ("retract", False),
+        ("message", False),
+        ("message", True),
+    ]
+
+
+# Processes
+
+PROGRAM = """
+import asyncio, os, signal, sys
+import perdure
+from agents import Agent, RunConfig, Runner, function_tool
+from agents.testing import ScriptedModel, assistant_message, function_call
+from perdure.adapters.openai_agents import PerdureSession
+
+QUIET = RunConfig(tracing_disabled=True)
+
+@function_tool
+def tide(harbor: str) -> str:
+    return "low"
+
+def agent(*steps):
+    return Agent(name="harbor", model=ScriptedModel(steps), tools=[tide])
+
+ask = [function_call("tide", {"harbor": "A"}, call_id="c1")]
+"""
+
+
+def program(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM + code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=GUARD * 4,
+        check=False,
+    )
+
+
+KILLED = """
+@function_tool
+def die(harbor: str) -> str:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+async def main():
+    session = PerdureSession.from_url("a", sys.argv[1])
+    model = ScriptedModel([ask, [function_call("die", {"harbor": "B"}, call_id="c2")]])
+    killed = Agent(name="harbor", model=model, tools=[tide, die])
+    await Runner.run(killed, "When?", session=session, run_config=QUIET)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_process_that_is_killed_leaves_its_items_and_its_lease(tmp_path: Path) -> None:
+    killed = await anyio.to_thread.run_sync(program, KILLED, str(tmp_path))
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    async with PerdureSession.from_url("a", tmp_path, wait=GUARD) as session:
+        model = script([assistant_message("Noon.")])
+        agent = Agent(name="harbor", model=model)
+        await Runner.run(agent, "And now?", session=session, run_config=QUIET)
+        kinds = [item.get("type", "user") for item in await session.get_items()]
+    assert kinds[:3] == ["user", "function_call", "function_call_output"]
+    assert kinds[-2:] == ["user", "message"]
+    assert model.last_call is not None
+    assert len(model.last_call.input) == 4  # the SDK leaves out a call without an output
+
+
+SECOND = """
+async def main():
+    async with perdure.connect(sys.argv[1]) as sessions:
+        session = PerdureSession("a", sessions, wait=0.2)
+        print(len(await session.get_items()))
+        try:
+            await session.add_items([{"role": "user", "content": "mine"}])
+        except perdure.LeaseHeldError as error:
+            print(error)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_second_process_reads_and_is_told_who_writes(
+    sessions: SessionManager, tmp_path: Path
+) -> None:
+    async with PerdureSession("a", sessions) as session:
+        await session.add_items(PARALLEL)
+        second = await anyio.to_thread.run_sync(program, SECOND, str(tmp_path / "store"))
+        assert second.returncode == 0, second.stderr
+        count, error = second.stdout.splitlines()
+        assert count == str(len(PARALLEL))
+        assert str(os.getpid()) in error
+        assert await session.get_items() == PARALLEL
+    second = await anyio.to_thread.run_sync(program, SECOND, str(tmp_path / "store"))
+    assert second.stdout.splitlines() == [str(len(PARALLEL))], second.stderr
+    assert await session.get_items() == [*PARALLEL, user("mine")]
+
+
+BLOCKING = """
+import warnings
+warnings.filterwarnings("ignore", category=DeprecationWarning)
+session = PerdureSession.from_url("a", sys.argv[1])
+for text in ("one", "two"):
+    speaker = agent([assistant_message("Yes.")])
+    Runner.run_sync(speaker, text, session=session, run_config=QUIET)
+print(len(asyncio.get_event_loop().run_until_complete(session.get_items())))
+"""
+
+
+def test_a_script_without_a_loop_and_without_a_close_remembers(tmp_path: Path) -> None:
+    first = program(BLOCKING, str(tmp_path))
+    assert (first.returncode, first.stdout) == (0, "4\n"), first.stderr
+    second = program(BLOCKING, str(tmp_path))
+    assert (second.returncode, second.stdout) == (0, "8\n"), second.stderr
+
+
+def test_without_the_sdk_the_error_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['agents'] = None\n"
+        "from perdure.adapters.openai_agents import PerdureSession\n"
+        "PerdureSession.in_memory()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "MissingExtraError" in done.stderr
+    assert "pip install 'perdure[openai-agents]'" in done.stderr
+
+
+def test_the_sdk_is_imported_when_it_is_used() -> None:
+    code = (
+        "import sys, perdure.adapters.openai_agents\n"
+        "print({'agents', 'openai', 'pydantic'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_what_is_stored_is_the_envelope_that_the_decision_describes() -> None:
+    from perdure.adapters.openai_agents import Envelope
+
+    fields = {field.name for field in msgspec.structs.fields(Envelope)}
+    assert fields == {"sdk", "v", "item"}
