@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,6 +36,10 @@ from hypothesis import strategies as st
 import perdure
 from perdure import LeaseHeldError, Limits, Message, NotStorableError, SessionManager
 from perdure.adapters import PerdureSession
+from perdure.memory.context import WorkingContext
+from perdure.records.messages import encode_message
+from perdure.records.records import Entry
+from perdure.session.internals import accept
 from perdure.testing import MemoryBacking, MemoryStore
 
 QUIET = RunConfig(tracing_disabled=True)
@@ -296,6 +301,77 @@ async def test_owner_title_and_tags_are_listed_with_the_session(sessions: Sessio
     assert [message.text for message in view.context()] == ["hello", "again"]
 
 
+async def test_a_session_is_kept_while_a_caller_has_entered_it(
+    sessions: SessionManager, tmp_path: Path
+) -> None:
+    async with perdure.connect(tmp_path / "store") as others:
+        theirs = PerdureSession("a", others, on_held="raise")
+        async with PerdureSession("a", sessions) as first:
+            await first.acquire()
+            async with PerdureSession("a", sessions) as second:
+                await second.add_items([user("one")])
+            with pytest.raises(LeaseHeldError):
+                await theirs.add_items([user("two")])
+        await theirs.add_items([user("two")])
+    assert await first.get_items() == [user("one"), user("two")]
+
+
+async def test_an_idle_session_is_given_back_and_taken_again(tmp_path: Path) -> None:
+    idle = perdure.EngineOptions(hibernate_after=0.05)
+    async with (
+        perdure.connect(tmp_path, engine=idle) as sessions,
+        perdure.connect(tmp_path) as others,
+    ):
+        first = PerdureSession("a", sessions)
+        await first.add_items([user("one")])
+        async with PerdureSession("a", others, wait=GUARD) as second:
+            await second.add_items([user("two")])
+        await first.add_items([user("three")])
+        assert await first.get_items() == [user("one"), user("two"), user("three")]
+
+
+async def test_a_process_that_asks_is_given_the_session(tmp_path: Path) -> None:
+    async with perdure.connect(tmp_path) as sessions, perdure.connect(tmp_path) as others:
+        first = PerdureSession("a", sessions, on_held="handover", wait=GUARD)
+        second = PerdureSession("a", others, on_held="handover", wait=GUARD)
+        for number in range(6):
+            await (first, second)[number % 2].add_items([user(str(number))])
+        assert await first.get_items() == [user(str(number)) for number in range(6)]
+
+
+async def test_a_session_is_a_tenant_s_own(sessions: SessionManager) -> None:
+    for tenant in ("north", "south"):
+        await PerdureSession("a", sessions, tenant=tenant).add_items([user(tenant)])
+    assert await PerdureSession("a", sessions, tenant="north").get_items() == [user("north")]
+    assert await PerdureSession("a", sessions).get_items() == []
+
+
+async def test_closing_does_no_harm_at_any_time(tmp_path: Path) -> None:
+    unused = PerdureSession.from_url("a", tmp_path / "none")
+    await unused.aclose()
+    assert not (tmp_path / "none").exists()
+    own = PerdureSession.from_url("a", tmp_path)
+    await asyncio.gather(
+        own.add_items([user("one")]), own.get_items(), own.add_items([user("two")])
+    )
+    await own.aclose()
+    await own.aclose()
+    assert len(await own.get_items()) == 2  # which opens it again
+    await own.aclose()
+    async with perdure.connect(tmp_path) as sessions:
+        session = PerdureSession("a", sessions)
+        await session.add_items([user("three")])
+    await session.aclose()
+    with pytest.raises(perdure.SessionClosedError, match="call connect"):
+        await session.get_items()
+
+
+@pytest.mark.parametrize("given", ["sqlite:///a.db", object()])
+def test_what_is_no_manager_is_refused_with_what_to_write(given: Any) -> None:
+    with pytest.raises(perdure.InvalidArgumentError, match="PerdureSession.from_url"):
+        PerdureSession("a", given)
+
+
 async def test_in_memory_needs_no_manager() -> None:
     async with PerdureSession.in_memory() as session:
         await session.add_items([user("hello")])
@@ -312,7 +388,103 @@ async def test_autosave_saves_what_is_not_durable_at_once(sessions: SessionManag
     assert [message.text for message in view.context()] == ["hello"]
 
 
+async def test_a_torn_write_leaves_all_of_a_change_or_nothing(
+    sessions: SessionManager, tmp_path: Path
+) -> None:
+    """The log is cut at each byte that a call has written, as a crash might cut it."""
+    session = PerdureSession("a", sessions)
+    log = tmp_path / "store" / "agents" / "a" / "log" / "1-0.jsonl"
+    new = [user("again"), call("z")]
+    for change, name in (
+        (lambda: session.add_items(PARALLEL), "add"),
+        (session.pop_item, "pop"),
+        (lambda: session.replace_items(new), "replace"),
+        (session.clear_session, "clear"),
+    ):
+        before = await session.get_items()
+        start = log.stat().st_size if log.exists() else 0
+        await change()
+        after = await session.get_items()
+        assert before != after
+        whole = log.read_bytes()
+        shown = []
+        for end in {start, *range(start + 1, len(whole), 97), len(whole) - 1, len(whole)}:
+            copy = tmp_path / f"{name}-{end}"
+            shutil.copytree(tmp_path / "store", copy)
+            (copy / log.relative_to(tmp_path / "store")).write_bytes(whole[:end])
+            async with PerdureSession.from_url("a", copy) as torn:
+                shown.append((end, await torn.get_items()))
+            shutil.rmtree(copy)
+        assert [end for end, items in shown if items not in (before, after)] == []
+        assert dict(shown)[start] == before
+        assert dict(shown)[len(whole)] == after
+
+
 # What perdure makes of the items
+
+
+@pytest.mark.parametrize("url", ["sqlite:///{}/a.db", "{}/folder"])
+async def test_a_session_is_exported_imported_forked_and_moved_like_any_other(
+    url: str, tmp_path: Path, sessions: SessionManager
+) -> None:
+    items = [*PARALLEL, *ODD]
+    async with perdure.connect(url.format(tmp_path)) as there:
+        async with PerdureSession("a", there) as session:
+            await session.add_items([user("popped"), *items])
+            await session.replace_items(items)
+        await there.fork("a", "b")
+        await there.copy("a", "c")
+        for name in ("a", "b", "c"):
+            held = await PerdureSession(name, there).get_items()
+            assert texts(held) == texts(items)
+        state = await perdure.export_state(there, "a")
+    await perdure.import_state(sessions, state, id="d")
+    assert texts(await PerdureSession("d", sessions).get_items()) == texts(items)
+
+
+def test_the_command_line_shows_and_checks_the_items(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with PerdureSession.from_url("a", tmp_path) as session:
+            await session.add_items([*PARALLEL, reasoning() | {"summary": []}, ODD[8], {}])
+
+    asyncio.run(main())
+
+    def shell(*arguments: str) -> str:
+        command = [sys.executable, "-m", "perdure", *arguments, "--store", str(tmp_path)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    said = [line.split(maxsplit=2)[1:] for line in shell("show", "a").splitlines()[-10:]]
+    assert said == [
+        ["user", "When is low tide?"],
+        ["reasoning", "The harbor matters."],
+        ["call", 'tide({"harbor":"Oosthaven"})'],
+        ["call", 'tide({"harbor":"Oosthaven"})'],
+        ["tool", "a: low"],
+        ["tool", 'b: [{"type":"input_text","text":"at noon"}]'],
+        ["assistant", "At noon."],
+        ["assistant", "(reasoning)"],
+        ["assistant", "(web_search_call)"],
+        ["assistant", "(empty)"],
+    ]
+    assert "no problems" in shell("check")
+
+
+async def test_a_compacted_session_gives_what_perdure_s_model_would_see(
+    sessions: SessionManager,
+) -> None:
+    session = PerdureSession("a", sessions)
+    await session.add_items([user("old"), *PARALLEL])
+    async with sessions.open("a") as own:
+        compacted = WorkingContext(10_000)
+        compacted.feed(1, "message", encode_message(Message.user("So far: tides.")).payload)
+        compacted.epoch_id = 1
+        accept(own, (Entry("context", compacted.as_record("compaction")),))
+    await session.add_items([user("new"), call("n"), output("n")])
+    contents = [item.get("content") for item in await session.get_items()]
+    assert contents == ["So far: tides.", "new", None, None]
+    assert await session.get_items(limit=1) == (await session.get_items())[-2:]
+    assert len(await session.get_items(limit=-1)) == 4
+    assert await session.pop_item() == output("n")
 
 
 async def test_a_provider_s_context_is_made_of_the_items(sessions: SessionManager) -> None:
@@ -449,6 +621,52 @@ async def test_a_run_leaves_what_it_leaves_in_the_sdk_s_session(
 @output_guardrail
 async def forbids(_context: Any, _agent: Any, _output: Any) -> GuardrailFunctionOutput:
     return GuardrailFunctionOutput(output_info=None, tripwire_triggered=True)
+
+
+async def test_a_limit_gives_the_model_whole_groups(sessions: SessionManager) -> None:
+    session = PerdureSession("a", sessions, session_settings=SessionSettings(limit=5))
+    await session.add_items([user("before"), *PARALLEL])
+    model = script([assistant_message("Noon.")])
+    await run(Agent(name="harbor", model=model), "And now?", session, stream=False)
+    assert model.last_call is not None
+    assert [item.get("type", "user") for item in model.last_call.input] == ["message", "user"]
+    session.session_settings = SessionSettings(limit=8)
+    model = script([assistant_message("Noon.")])
+    await run(Agent(name="harbor", model=model), "And now?", session, stream=False)
+    assert model.last_call is not None
+    assert [item.get("type", "user") for item in model.last_call.input][:2] == [
+        "reasoning",
+        "function_call",
+    ]
+
+
+async def test_a_stream_that_is_ended_after_a_turn_leaves_the_same(
+    sessions: SessionManager,
+) -> None:
+    held: list[list[Any]] = []
+    for session in (PerdureSession("a", sessions), SQLiteSession("a")):
+        model = script(asks("A", "B"), asks("C"), [assistant_message("Done.")])
+        agent = Agent(name="harbor", model=model, tools=[tide])
+        result = Runner.run_streamed(agent, "When?", session=session, run_config=QUIET)
+        async for event in result.stream_events():
+            if event.type == "run_item_stream_event" and event.name == "tool_output":
+                result.cancel(mode="after_turn")
+        held.append(await session.get_items())
+    assert held[0] == held[1]
+    assert len(held[0]) == 5
+
+
+async def test_runs_at_the_same_time_lose_nothing(sessions: SessionManager) -> None:
+    session = PerdureSession("a", sessions)
+
+    async def one(number: int) -> None:
+        model = script(asks(f"A{number}"), [assistant_message(f"Answer {number}")])
+        agent = Agent(name="harbor", model=model, tools=[tide])
+        await run(agent, f"Question {number}", session, stream=bool(number % 2))
+
+    await asyncio.gather(*map(one, range(8)))
+    items = await session.get_items()
+    assert len(items) == len(set(texts(items))) == 8 * 4
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -24,8 +24,10 @@ import msgspec
 
 from perdure.errors import (
     FormatError,
+    InvalidArgumentError,
     MissingExtraError,
     NotStorableError,
+    SessionClosedError,
     TooLargeError,
     UnsupportedVersionError,
 )
@@ -42,11 +44,11 @@ from perdure.session.internals import (
     session_open_here,
     working_context,
 )
+from perdure.session.manager import SessionManager
 from perdure.session.session import Session, SessionView
 
 if TYPE_CHECKING:
     from perdure.lease import OnHeld
-    from perdure.session.manager import SessionManager
     from perdure.session.open import SessionOpening
 
 SDK: Final = "openai-agents"
@@ -88,7 +90,8 @@ class PerdureSession:
 
     Args:
         session_id: The id of the session in the store.
-        sessions: Where it is kept: what ``perdure.connect(url)`` returns, once that is open.
+        sessions: Where it is kept: what ``perdure.connect(url)`` returns, once that is open. None
+            for a manager of its own: see `from_url`.
         session: Which of the id's conversations.
         tenant: Whose it is, where customers share a store.
         owner: Who it belongs to: a label, which a session that has one keeps.
@@ -101,6 +104,7 @@ class PerdureSession:
         wait: Seconds to wait for another process.
 
     Raises:
+        InvalidArgumentError: An id is invalid, or ``sessions`` is no manager.
         MissingExtraError: The SDK is not installed.
 
     """
@@ -111,7 +115,7 @@ class PerdureSession:
     def __init__(
         self,
         session_id: str,
-        sessions: SessionManager,
+        sessions: SessionManager | None,
         *,
         session: str = DEFAULT_SESSION,
         tenant: str = "",
@@ -123,11 +127,19 @@ class PerdureSession:
         on_held: OnHeld = "steal",
         wait: float = 10.0,
     ) -> None:
+        if sessions is not None and not isinstance(sessions, SessionManager):
+            message = (
+                f"invalid sessions={sessions!r}: give the manager that `async with perdure.connect("
+                "url) as sessions` has opened, or use PerdureSession.from_url(session_id, url)"
+            )
+            raise InvalidArgumentError(message, option="sessions")
         self._key = SessionKey(session_id, session, tenant)
         self.session_id = session_id
         self.session_settings = _settings(session_settings)
         self.durable: bool = durable
         self._sessions: SessionManager | None = sessions
+        self._is_own = sessions is None
+        """Whether the manager is connected and closed here."""
         self._owner = owner
         self._title = title
         self._tags = tags
@@ -150,7 +162,7 @@ class PerdureSession:
             options: As for the class.
 
         """
-        self = cls(session_id, None, **options)  # type: ignore[arg-type]  # connected when used
+        self = cls(session_id, None, **options)
         self._url = url
         return self
 
@@ -186,12 +198,17 @@ class PerdureSession:
         Unless another caller in this process uses it. What was opened by `from_url` is closed.
         """
         pinned, self._pinned, self._is_entered = self._pinned, None, False
-        if self._url is not None:
-            sessions, self._sessions = self._sessions, None
-            if sessions is not None:
-                (await sessions.aclose()).raise_if_unsaved()
+        sessions = self._sessions
+        if sessions is None:
             return
-        session = session_open_here(await self._manager(), self._key)
+        if self._is_own:
+            self._sessions = None
+            (await sessions.aclose()).raise_if_unsaved()
+            return
+        try:
+            session = session_open_here(sessions, self._key)
+        except SessionClosedError:  # the manager was closed: it has done all of this
+            return
         if session is not None and session.is_writable:
             await session.save()
         if pinned is not None:
@@ -214,21 +231,11 @@ class PerdureSession:
         """
         if limit is None and self.session_settings is not None:
             limit = self.session_settings.limit
-        if limit == 0:
-            return []
-        source = await self._peek()
+        source = None if limit == 0 else await self._peek()
         if source is None:
             return []
-        count = None if limit is None or limit < 0 else limit + 1
-        while True:
-            messages, is_all = await _newest(source, count)
-            items = [item for unit in _units(messages) for item in unit.items]
-            if limit is None or count is None:
-                return items
-            begin = _begin(items, limit, is_all=is_all)
-            if begin is not None:
-                return items[begin:]
-            count *= 2
+        # A negative one is none, as in the SDK's own session.
+        return await _items(source, None if limit is None or limit < 0 else limit)
 
     async def add_items(self, items: list[Any], *, wrapper: Any = None) -> None:
         """Add items at the end, all or none of them, and return once they are durable.
@@ -262,6 +269,7 @@ class PerdureSession:
                     return None
                 *others, item = unit.items
                 entries = self._encoded(others)
+                # Not if another caller has changed the session while this one was reading.
                 if await replace_tail(session, unit.seq - 1, *entries, version=version):
                     break
         return item
@@ -487,23 +495,32 @@ def _units(messages: Sequence[tuple[int, Message]]) -> Iterator[_Unit]:
 # Reading
 
 
+async def _items(source: Session | SessionView, limit: int | None) -> list[Any]:
+    """Return the newest whole groups of items within a limit; all items if that is None."""
+    if working_context(source).epoch_id:
+        # perdure has compacted the session: the items are what its own model would see.
+        items = source.context(FORMAT)
+        return items if limit is None else items[_begin(items, limit, is_all=True) or 0 :]
+    count = None if limit is None else limit + 1
+    while True:
+        messages, is_all = await _newest(source, count)
+        items = [item for unit in _units(messages) for item in unit.items]
+        if limit is None or count is None:
+            return items
+        begin = _begin(items, limit, is_all=is_all)
+        if begin is not None:
+            return items[begin:]
+        count *= 2
+
+
 async def _newest(
     source: Session | SessionView, count: int | None
 ) -> tuple[list[tuple[int, Message]], bool]:
     """Return the newest messages (None: all), oldest first, and whether there are no others."""
-    context = working_context(source)
-    known = context.whole()
-    if known is None and context.epoch_id:  # perdure has compacted it: what the model would see
-        known = [(context.rebuilt_at, payload) for payload in context.messages()]
+    known = working_context(source).whole()
     if known is not None:
         begin = 0 if count is None else max(len(known) - count, 0)
         return [(seq, decode_message(payload)) for seq, payload in known[begin:]], not begin
-    return await _newest_of_log(source, count)
-
-
-async def _newest_of_log(
-    source: Session | SessionView, count: int | None
-) -> tuple[list[tuple[int, Message]], bool]:
     messages: list[tuple[int, Message]] = []
     before: int | None = None
     while count is None or len(messages) < count:

@@ -42,6 +42,7 @@ from perdure.cli.output import (
 from perdure.errors import ConfigError
 from perdure.lineage.store import followed
 from perdure.providers.context_fit import Format
+from perdure.providers.issued import stamp_of
 from perdure.records.checkpoints import Checkpoint
 from perdure.records.keys import DEFAULT_SESSION, SessionKey, require_filters
 from perdure.records.manifest import Manifest
@@ -348,7 +349,18 @@ def _said(item: HistoryItem) -> list[tuple[str, str]]:
         result = message.tool_result
         body = _json(result.result) if result.error is None else f"error: {result.error}"
         lines.append(("tool", clip(f"{result.name or result.call_id}: {body}", PREVIEW)))
-    return lines or [(message.role, "(empty)")]
+    if not lines and message.reasoning:
+        lines = [("reasoning", clip(message.reasoning, PREVIEW))]
+    return lines or [(message.role, f"({_issued_kind(message) or 'empty'})")]
+
+
+def _issued_kind(message: Message) -> str | None:
+    """Return what a provider calls a part without text: its search, its reasoning."""
+    stamp = stamp_of(message)
+    if stamp is None or not stamp.items:
+        return None
+    kind = msgspec.json.decode(stamp.items[0].block).get("type")
+    return kind if isinstance(kind, str) else None
 
 
 def _json(value: Any) -> str:
