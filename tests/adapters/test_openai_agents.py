@@ -500,6 +500,18 @@ async def test_a_provider_s_context_is_made_of_the_items(sessions: SessionManage
     assert "At noon." in str(last)
 
 
+async def test_what_a_message_gives_back_is_stored_once(
+    sessions: SessionManager, tmp_path: Path
+) -> None:
+    long = "word " * 1000
+    await PerdureSession("a", sessions).add_items([*PARALLEL, user(long), said(long)])
+    (log,) = tmp_path.rglob("*.jsonl")
+    text = log.read_text()
+    assert text.count('"perdure_foreign":{"sdk":"openai-agents","v":1}') == len(PARALLEL) + 2
+    assert text.count(long) == 2
+    assert text.count("The harbor matters.") == 2  # the reasoning's text, and its own block
+
+
 async def test_every_provider_takes_what_odd_items_are_shown_as(sessions: SessionManager) -> None:
     session = PerdureSession("a", sessions)
     await session.add_items([user("hello"), *ODD, said("bye")])

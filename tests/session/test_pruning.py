@@ -214,6 +214,25 @@ async def test_the_file_store_gets_smaller(tmp_path: Path) -> None:
         assert len(await told(await sessions.load("a"))) == 5
 
 
+async def test_retracting_everything_of_a_pruned_session_needs_no_history(again: Connect) -> None:
+    small = Limits(context_bytes=500)
+    async with again(limits=small) as sessions:
+        async with sessions.open("a") as session:
+            for number in range(50):
+                async with session.turn():
+                    session.append(Message.user(f"message {number}"))
+        report = await sessions.prune(Retention(keep_turns=2))
+        assert report.pruned
+        async with sessions.open("a") as session:
+            await session.retract(after=0)
+            session.append(Message.user("new"))
+            assert [message.text for message in session.context()] == ["new"]
+    async with again(limits=small) as sessions:
+        view = await sessions.load("a")
+        assert view is not None
+        assert [message.text for message in view.context()] == ["new"]
+
+
 async def test_retracting_behind_a_pruning(again: Connect) -> None:
     limits = Limits(context_bytes=700)  # two messages
     texts = ["1" * 200, "2" * 200, "3" * 200, "4" * 200]
