@@ -7,6 +7,9 @@ made; messages are made before the clock runs, too. Blocks of turns alternate; a
 the median over blocks of the ratio of 25th percentiles, so that a busy disk or neighbor
 disturbs both sides or neither.
 
+The 99th percentile compares a session that folds with one that does not: blocks of their turns
+alternate, and a figure is the median over groups of blocks of the ratio.
+
 Growth compares the turns behind the last one with the first turns of fresh sessions, block by
 block as well. Bytes are all that is handed to ``write``, for whichever file, in a run of its
 own without the plain side.
@@ -28,13 +31,15 @@ import perdure
 from benchmarks.chat import Chat, Turn
 from benchmarks.disk import Mirror, Piece, filesystem, write_through
 from benchmarks.figures import Report, Row
-from benchmarks.timing import count_writes, kernel_count, quartile, ratio
+from benchmarks.timing import count_writes, kernel_count, percentile, quartile, ratio
 from perdure import Limits, Message, Session, SessionKey, SessionManager
 
 __all__ = ["Options", "run"]
 
 BLOCK = 25
 GROWTH_BLOCK = 12
+TAIL_GROUP = 500
+"""Turns of which a percentile is taken."""
 GROWTH_FROM = 4
 """A fresh session's turns before its measured ones: they surround the tenth."""
 NO_FOLDS = Limits(fold_ratio=float("inf"))
@@ -89,6 +94,8 @@ def run(options: Options) -> Report:
 MEANINGS = {
     "save.over_limit": "a turn's save over write + fdatasync of the same bytes",
     "save.growth": "the last turn's save over the tenth's",
+    "save.p99_with_folds_over_without": "99th percentile of a turn's save, folds on over folds off",
+    "save.worst_with_folds_over_without": "the same of the worst turn",
     "save.bytes": "bytes written in a turn over its JSON, folds off",
     "save.bytes_with_folds": "the same with folds: documents and manifests too",
 }
@@ -99,10 +106,15 @@ async def _measure(folder: Path, options: Options) -> dict[str, Any]:
     bare = await _bytes(folder / "bare", options, NO_FOLDS)
     folded = await _bytes(folder / "folded", options, Limits())
     blocks, growth = timed
+    tails = await _tails(folder, options)
     return {
         "figures": {
             "save.over_limit": ratio(blocks),
             "save.growth": ratio(growth),
+            "save.p99_with_folds_over_without": median(
+                percentile(on, 0.99) / percentile(off, 0.99) for on, off in tails
+            ),
+            "save.worst_with_folds_over_without": median(max(on) / max(off) for on, off in tails),
             "save.bytes": bare["written"] / bare["json"],
             "save.bytes_with_folds": folded["written"] / folded["json"],
         },
@@ -110,6 +122,8 @@ async def _measure(folder: Path, options: Options) -> dict[str, Any]:
         "limit_us": median(quartile(theirs) for _, theirs in blocks) * 1e6,
         "over_limit_by_block": [round(quartile(a) / quartile(b), 3) for a, b in blocks],
         "growth_by_block": [round(quartile(a) / quartile(b), 3) for a, b in growth],
+        "p99_us": [[percentile(one, 0.99) * 1e6 for one in pair] for pair in tails],
+        "worst_us": [[max(one) * 1e6 for one in pair] for pair in tails],
         "bytes": bare,
         "bytes_with_folds": folded,
     }
@@ -133,6 +147,32 @@ async def _timed(folder: Path, options: Options) -> tuple[Blocks, Blocks]:
         for lane in lanes:
             lane.mirror.close()
     return blocks, growth
+
+
+async def _tails(folder: Path, options: Options) -> Blocks:
+    """Time every turn of a session that folds and of one that does not, in groups of turns."""
+    found: Blocks = []
+    async with (
+        perdure.connect(folder / "tails-on") as on,
+        perdure.connect(folder / "tails-off", limits=NO_FOLDS) as off,
+    ):
+        pair = [(await sessions.open("chat"), Chat(7)) for sessions in (on, off)]
+        for _ in range(max(1, options.turns // TAIL_GROUP)):
+            times: tuple[list[float], list[float]] = ([], [])
+            for _ in range(0, TAIL_GROUP, BLOCK):
+                for (session, chat), one in zip(pair, times, strict=True):
+                    one += [await _timed_turn(session, chat) for _ in range(BLOCK)]
+            found.append(times)
+    return found
+
+
+async def _timed_turn(session: Session, chat: Chat) -> float:
+    messages = chat.turn().messages
+    start = perf_counter()
+    for message in messages:
+        session.append(message)
+    await session.save()
+    return perf_counter() - start
 
 
 async def _lane(sessions: SessionManager, root: Path, copies: Path, number: int) -> Lane:

@@ -207,7 +207,13 @@ class Autosaver:
     def turn_ended(self, t: Tracked) -> None:
         """Save now, if the session saves at the end of a turn."""
         if t.options is None or t.options.on_turn_end:
-            self._schedule.make_due(t, self._clock())
+            now = self._clock()
+            self._schedule.make_due(t, now)
+            self._begin(t, now)
+
+    def _begin(self, t: Tracked, now: float) -> None:
+        """Start the save of a session that is due: without a worker, if that is possible."""
+        if t.before_capture is not None or not self._writer.begin(now):
             self._serve_due()
 
     async def room(self, t: Tracked) -> None:
@@ -258,8 +264,8 @@ class Autosaver:
             self._check(t)
             now = self._clock()
             self._schedule.make_urgent(t, version, now)
-            if t.before_capture is not None or not self._writer.begin(now):
-                self._serve_due()
+            if t.inflight != version:
+                self._begin(t, now)
             await self._durable(t, version)
         return t.durable
 
@@ -315,7 +321,12 @@ class Autosaver:
     # Jobs, and what to do about stuck sessions.
 
     async def exclusive(
-        self, t: Tracked, job: Callable[[], Awaitable[T]], *, urgent: bool = False
+        self,
+        t: Tracked,
+        job: Callable[[], Awaitable[T]],
+        *,
+        prepare: Callable[[], Awaitable[object]] | None = None,
+        urgent: bool = False,
     ) -> T | None:
         """Run a job while no save of the session is with the store, and none begins.
 
@@ -325,10 +336,11 @@ class Autosaver:
         Args:
             t: The session.
             job: What to run; it must not wait for a save of the session.
+            prepare: Awaited before it, while saves of the session continue.
             urgent: Skip the queue, and run even while the engine drains.
 
         """
-        return await self._jobs.run(t, job, urgent=urgent)
+        return await self._jobs.run(t, job, prepare=prepare, urgent=urgent)
 
     @property
     def crowded(self) -> bool:

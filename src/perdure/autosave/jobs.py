@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Final, TypeVar, final
+from typing import Final, TypeAlias, TypeVar, final
 
 import anyio
 
@@ -18,6 +18,7 @@ from perdure.autosave.tracked import State, Tracked
 from perdure.errors import StoreUnavailableError
 
 T = TypeVar("T")
+_Prepare: TypeAlias = Callable[[], Awaitable[object]]
 
 
 SHARE: Final = 0.2
@@ -63,11 +64,18 @@ class BackgroundJobs:
         self._freed: dict[Tracked, anyio.Event] = {}
         self._scopes: set[anyio.CancelScope] = set()
 
-    async def run(self, t: Tracked, job: Callable[[], Awaitable[T]], *, urgent: bool) -> T | None:
+    async def run(
+        self,
+        t: Tracked,
+        job: Callable[[], Awaitable[T]],
+        *,
+        prepare: _Prepare | None,
+        urgent: bool,
+    ) -> T | None:
         """Run a job; None if it was refused. Cancelling the caller does not cancel the job."""
         if self._refused(t, urgent=urgent) or (self.full and not urgent):
             return None
-        return await self._host.call(self._urgent if urgent else self._in_turn, t, job)
+        return await self._host.call(self._urgent if urgent else self._in_turn, t, job, prepare)
 
     @property
     def full(self) -> bool:
@@ -97,38 +105,45 @@ class BackgroundJobs:
             return True
         return self._core.schedule.draining and not urgent
 
-    async def _in_turn(self, t: Tracked, job: Callable[[], Awaitable[T]]) -> T | None:
+    async def _in_turn(
+        self, t: Tracked, job: Callable[[], Awaitable[T]], prepare: _Prepare | None
+    ) -> T | None:
         self._waiting += 1
         try:
             async with self._turn:
                 await anyio.sleep(self._debt())
                 if self._refused(t, urgent=False):
                     return None
-                return await self._run(t, job, paid=True)
+                return await self._run(t, job, prepare, paid=True)
         finally:
             self._waiting -= 1
 
-    async def _urgent(self, t: Tracked, job: Callable[[], Awaitable[T]]) -> T | None:
-        return await self._run(t, job, paid=False)
+    async def _urgent(
+        self, t: Tracked, job: Callable[[], Awaitable[T]], prepare: _Prepare | None
+    ) -> T | None:
+        return await self._run(t, job, prepare, paid=False)
 
-    async def _run(self, t: Tracked, job: Callable[[], Awaitable[T]], *, paid: bool) -> T | None:
+    async def _run(
+        self, t: Tracked, job: Callable[[], Awaitable[T]], prepare: _Prepare | None, *, paid: bool
+    ) -> T | None:
+        if prepare is not None:
+            await self._bounded(t, prepare, paid=paid)
         self._core.hold(t)
         try:
             await self._until_free(t)
             t.occupied = True
-            began = self._clock()
             try:
-                return await self._bounded(t, job)
+                return await self._bounded(t, job, paid=paid)
             finally:
                 t.occupied = False
-                if paid:
-                    self._credit -= self._clock() - began
         finally:
             self._core.release(t, self._clock())
             self.freed(t)
             self._serve_due()
 
-    async def _bounded(self, t: Tracked, job: Callable[[], Awaitable[T]]) -> T | None:
+    async def _bounded(
+        self, t: Tracked, job: Callable[[], Awaitable[T]], *, paid: bool
+    ) -> T | None:
         timeout, began = self._core.engine.exclusive_timeout, self._clock()
         with anyio.move_on_after(timeout) as scope:
             self._scopes.add(scope)
@@ -136,6 +151,8 @@ class BackgroundJobs:
                 return await job()
             finally:
                 self._scopes.discard(scope)
+                if paid:
+                    self._credit -= self._clock() - began
         if self._clock() - began < timeout:
             return None  # cancelled by `cut`
         message = f"session {t.key}: a job took longer than {timeout} s and was given up"

@@ -114,9 +114,11 @@ class Writer:
         # The worker that is about to take a batch.
         self._starting: _Worker | None = None
         self._idle = anyio.Event()
+        # Sessions in the last batch: where several save at once, a worker groups them.
+        self._company = 1
         # Saves without a worker, with the time when each is given up.
         self._flights: dict[_InFlightSave, float] = {}
-        begin = getattr(type(store), "begin_append", None) if core.batch_max == 1 else None
+        begin = getattr(type(store), "begin_append", None)
         self._begin = None if begin is None else partial(begin, store)
         # Scopes of workers whose batch is with the store, with the time when each is given up; all
         # have the same timeout, so they are in order.
@@ -125,7 +127,7 @@ class Writer:
     def launch(self, now: float) -> None:
         """Start a worker if something is due and the store can take it."""
         # A worker that is about to start finds this work too, and starts the next one itself.
-        if self._starting is not None or len(self._workers) >= self._core.parallel:
+        if self._starting is not None or self._is_full:
             return
         if self._core.may_capture(now) and self._host.running:
             worker = self._parked.pop() if self._parked else _Worker()
@@ -158,14 +160,15 @@ class Writer:
     def begin(self, now: float) -> bool:
         """Start the one save that is due without a worker; False if that is not possible.
 
-        This saves a waiting caller two rounds of the event loop. With several sessions due, or a
-        store that writes them together, a worker does better.
+        This saves a waiting caller two rounds of the event loop. With several sessions due, or if
+        there were several in the last batch, a worker does better.
         """
         core = self._core
         if self._begin is None or self._starting or len(core.schedule.ready) != 1:
             return False
-        room = len(self._workers) + len(self._flights) < core.parallel
-        if not (room and core.may_capture(now) and self._host.running):
+        if self._is_full or (self._batches and self._company > 1):
+            return False
+        if not (core.may_capture(now) and self._host.running):
             return False
         (save,), _ = core.capture(now)
         flight = _InFlightSave(save, now)
@@ -217,6 +220,11 @@ class Writer:
             self._workers.discard(worker)
             self._signal_idle()
             self.launch(self._clock())
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether the store has as many batches as it takes at a time."""
+        return len(self._workers) + len(self._flights) >= self._core.parallel
 
     def _signal_idle(self) -> None:
         if not self.is_busy:
@@ -351,6 +359,7 @@ class Writer:
     ) -> None:
         """Apply the remaining outcomes, and notify the breaker and the engine."""
         self._busy += took
+        self._company = len(saves)
         while not self._settle(unsettled, now, took):
             pass
         self._notify_breaker(outcomes, now)

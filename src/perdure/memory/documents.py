@@ -261,13 +261,28 @@ def names_of(record: Record) -> tuple[str, ...]:
     return (LEDGER,) if kind in LEDGER_KINDS else ()
 
 
+class SessionCounts(msgspec.Struct, frozen=True):
+    """What an open session knows of its log without reading it."""
+
+    seq: int
+    """Of the newest record."""
+    messages: int
+    turn_ids: dict[str, int]
+    taken: dict[str, int]
+    clock: int
+
+
 def fold_session(
     old: bytes | None,
     key: SessionKey,
     records: Sequence[Record],
     parts: AgentParts | None = None,
+    counts: SessionCounts | None = None,
 ) -> bytes:
-    """Return session.json after ``records``, with the given parts of the agent's description."""
+    """Return session.json after ``records``, with the given parts of the agent's description.
+
+    With ``counts``, ``records`` may leave out what changes neither labels, times nor turns.
+    """
     document = (
         WholeSessionDocument(
             agent_id=key.agent,
@@ -281,6 +296,11 @@ def fold_session(
     _note_times(document, records)
     for record in records:
         _count(document, record)
+    if counts is not None:
+        document.messages = counts.messages
+        document.turn_ids, document.taken = counts.turn_ids, counts.taken
+        document.clock = counts.clock or msgspec.UNSET
+        document.context.core.history_source.as_of_seq = counts.seq
     if parts is not None:
         _set_agent(document.context, parts)
     return msgspec.json.format(msgspec.json.encode(document), indent=2)
@@ -319,7 +339,7 @@ def _note_times(document: SessionDocument, records: Sequence[Record]) -> None:
 
 
 def _first_time(records: Iterable[Record]) -> str | None:
-    times = (at for record in records if (at := _time_of(record)) is not None)
+    times = (at for record in records if (at := time_of(record)) is not None)
     return next(map(_iso, times), None)
 
 
@@ -343,7 +363,11 @@ def _count(document: SessionDocument, record: Record) -> None:
             document.created_at = _iso(meta.created_at)
 
 
-def _time_of(record: Record) -> float | None:
+DATED_KINDS = MESSAGE_KINDS | {TURN, META}
+"""Kinds whose records have the time of the wall clock, if any."""
+
+
+def time_of(record: Record) -> float | None:
     """Return the time of a record, None for an epoch: a moved log has other epochs."""
     if record.kind in {TURN, META}:
         return decode(record.payload, _At).at

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from perdure.memory.working_memory import WorkingMemory
     from perdure.records.manifest import Manifest
     from perdure.session.contributors import Contributors
+    from perdure.session.fold import OpenTail
 
 
 T = TypeVar("T")
@@ -124,10 +125,11 @@ class Turn:
             self.replayed = done is not None
             if self._given and not self.replayed:
                 await self._find_interrupted()
-            self.number = done or self._session._next_turn()
+            self.number = done or self._session._contents.turns + 1
             self.id = self.id or f"turn_{self.number:04d}"
             if not self.replayed:
                 self._session._accept((self._entry("begin"),))
+                self._session._contents.turns = self.number
             self._queue.number = self.number
         except BaseException:
             self._queue.leave()
@@ -203,7 +205,6 @@ class TurnQueue:
         "_holder",
         "_later",
         "_since",
-        "_task",
         "_used",
         "_waiting",
         "idle",
@@ -211,8 +212,7 @@ class TurnQueue:
     )
 
     def __init__(self) -> None:
-        self._free = anyio.Semaphore(1)
-        self._task = 0
+        self._free = anyio.Semaphore(1, fast_acquire=True)
         self._holder: CurrentTask | None = None
         self._waiting: set[CurrentTask] = set()
         self._later = loop_timer()
@@ -226,12 +226,12 @@ class TurnQueue:
     @property
     def busy(self) -> bool:
         """Whether a turn is running."""
-        return self._task != 0
+        return self._holder is not None
 
     @property
     def is_own(self) -> bool:
         """Whether the running turn is this task's own."""
-        return self.busy and anyio.get_current_task().id == self._task
+        return self._holder is not None and self._holder.task is CurrentTask().task
 
     def use(self) -> None:
         """Note that a turn has begun."""
@@ -250,19 +250,18 @@ class TurnQueue:
 
     async def enter(self, session: str) -> None:
         """Wait for the earlier turns, and begin one."""
-        task = anyio.get_current_task().id
-        if task == self._task:
+        me = CurrentTask()
+        if self._holder is not None and self._holder.task is me.task:
             message = (
                 f"session {session}: this task already is in a turn; "
                 "end it before beginning another"
             )
             raise SessionError(message, key=session)
-        me = CurrentTask()
         if self._free.value:
             await self._free.acquire()
         else:
             await self._wait(session, me)
-        self._task, self._holder = task, me
+        self._holder = me
 
     async def _wait(self, session: str, me: CurrentTask) -> None:
         """Wait for the earlier turns, unless the running one waits for this task."""
@@ -319,7 +318,7 @@ class TurnQueue:
 
     def leave(self) -> None:
         """End the turn, and let the next one begin."""
-        self._task = self.number = 0
+        self.number = 0
         self._holder = None
         self._free.release()
         if self.idle is not None:
@@ -575,11 +574,6 @@ class SessionBase(_Hot):
         unsaved = reversed(tracked.pending_records()) if pending else ()
         return await self._contents.attempt(turn_id, unsaved=unsaved, durable=durable)
 
-    def _next_turn(self) -> int:
-        """Return the number of a new turn."""
-        self._contents.turns += 1
-        return self._contents.turns
-
     def _end_turn(self, turned: TurnPayload, closing: tuple[Entry, ...] = ()) -> None:
         """Append a turn's last record, in one group with others; a save is due with it."""
         self._accept((*closing, Entry(TURN, encode(turned))))
@@ -587,8 +581,22 @@ class SessionBase(_Hot):
         self._may_be_cut = turned.phase != "end"
         self._runtime.saver.turn_ended(self._tracked)
 
+    def _durable_tail(self) -> tuple[int, int]:
+        """Return the size and the record count of what no fold has of the durable log."""
+        tracked = self._tracked
+        unsaved = tracked.pending[: max(self._noted - tracked.durable, 0)]
+        size = self._tail_bytes - sum([len(entry[1]) for entry in unsaved])
+        return size, self._tail_records - len(unsaved)
+
+    def _open_tail(self) -> OpenTail | None:
+        """Return what a fold needs of a session at rest; None if it has to read the store."""
+        if not self._tracked.clean:
+            return None
+        upto = self._tracked.durable
+        return self._contents.open_tail(upto, self._runtime.limits.context_bytes)
+
     def _folded(self, manifest: Manifest, tail: tuple[int, int]) -> None:
-        """Update the contents after a fold; ``tail`` is its size and record count when it began."""
+        """Update the contents after a fold; ``tail`` is its ``_durable_tail`` when it began."""
         self._contents.folded(manifest.as_of_seq, manifest.documents)
         size, records = tail
         self._tail_bytes = max(self._tail_bytes - size, 0)

@@ -17,8 +17,10 @@ from perdure.checkpoints.chain import CheckpointChain, LogDigest
 from perdure.errors import InvalidArgumentError, NotStorableError, StoreError, TooLargeError
 from perdure.memory.context import CONTEXT_KINDS, RetractionPayload, WorkingContext
 from perdure.memory.documents import (
+    DATED_KINDS,
     TIMED_KINDS,
     MetadataPayload,
+    SessionCounts,
     SessionDocument,
     TurnPayload,
     fold_session,
@@ -26,6 +28,7 @@ from perdure.memory.documents import (
     names_of,
     note_taken,
     stamp_of,
+    time_of,
 )
 from perdure.memory.state import States
 from perdure.memory.working_memory import Lazy, MemoryLimit, SessionValues, WorkingMemory
@@ -54,6 +57,7 @@ from perdure.records.types import KIND_PREFIX, Registry
 from perdure.records.values import encode_value, redact
 from perdure.restore.ladder import KEPT_FOR_LATER, RestoredSession, validated
 from perdure.restore.report import RestoreReport
+from perdure.session.fold import OpenTail, system_prompt_of
 from perdure.session.point_in_time import context_at
 from perdure.store import Store
 
@@ -124,11 +128,53 @@ class _Attempt:
         return self.begin is not None or not self.messages  # else: appended after it
 
 
+class _DatedRecords:
+    """The first and the newest record since the last fold that have a time, and the newest turn."""
+
+    __slots__ = ("_first", "_is_known", "_newest", "_turn", "has_overheard")
+
+    def __init__(self, *, is_known: bool) -> None:
+        # Whether every record since the last fold has passed through `note`.
+        self._is_known = is_known
+        # Whether the context has what is not in the log.
+        self.has_overheard = False
+        self._first: Record | None = None
+        self._newest: Record | None = None
+        self._turn: Record | None = None
+
+    def note(self, first: int, entries: Sequence[Entry], epoch: int) -> None:
+        """Take in entries, ``first`` being the seq of the first."""
+        dated = [at for at, entry in enumerate(entries) if entry[0] in DATED_KINDS]
+        if dated:
+            self._newest = Record(first + dated[-1], epoch, *entries[dated[-1]])
+            self._first = self._first or Record(first + dated[0], epoch, *entries[dated[0]])
+        turns = [at for at in dated if entries[at][0] == TURN]
+        if turns:
+            self._turn = Record(first + turns[-1], epoch, *entries[turns[-1]])
+
+    def folded(self, as_of_seq: int) -> None:
+        """Begin again after a fold."""
+        self._is_known = True
+        if self._first is not None and self._first.seq <= as_of_seq:
+            newest = self._newest
+            self._first = newest if newest is not None and newest.seq > as_of_seq else None
+
+    def records(self) -> list[Record] | None:
+        """Return them; None if they are not known, or have no time."""
+        first, newest = self._first, self._newest
+        if self.has_overheard or not self._is_known or first is None or newest is None:
+            return None
+        if None in {time_of(first), time_of(newest)}:
+            return None
+        return [first, newest] if self._turn is None else [first, self._turn, newest]
+
+
 class Contents:
     """A session's state in memory, as of its newest record, durable or not."""
 
     __slots__ = (
         "_catch_up",
+        "_dated",
         "_folded",
         "_overlay",
         "_registry",
@@ -186,6 +232,9 @@ class Contents:
         self.names: set[str] = set() if manifest is None else set(manifest.documents)
         self._overlay = [record for record in restored.tail if record.kind != META]
         self._session_tail = [record for record in restored.tail if record.kind == META]
+        self._dated = _DatedRecords(
+            is_known=not (restored.tail_records or restored.documents.damaged)
+        )
         values = SessionValues(store, restored.key)
         self.memory: WorkingMemory = WorkingMemory(self._read, accept, registry, values, room)
         self.state: States = States(self._read, self._state_names, accept, registry)
@@ -218,6 +267,40 @@ class Contents:
                 note_taken(self.taken, seq, payload)
             if kind in TIMED_KINDS:
                 self.clock = max(self.clock, stamp_of(payload))
+        self._dated.note(first, entries, epoch)
+
+    def open_tail(self, upto: int, limit: int) -> OpenTail | None:
+        """Return a fold's input as of the newest record, `upto`; None if memory has too little.
+
+        Args:
+            upto: The newest record, which is durable.
+            limit: The bytes of context that a fold keeps.
+
+        """
+        dated = self._dated.records()
+        if dated is None or self.damaged or self.context.limit != limit:
+            return None
+        self.context.seq = upto
+        records = {one.seq: one for one in (*dated, *self._overlay, *self._session_tail)}
+        return OpenTail(
+            since=self._folded,
+            records=[records[seq] for seq in sorted(records)],
+            snapshot=self.context.snapshot(self.key.agent, self.key.session),
+            system_prompt=system_prompt_of(self.context),
+            counts=SessionCounts(
+                seq=upto,
+                messages=self.messages,
+                turn_ids=dict(self.turn_ids),
+                taken=dict(self.taken),
+                clock=self.clock,
+            ),
+        )
+
+    def overhear(self, entries: Sequence[Entry]) -> None:
+        """Take entries into the context that are in no log."""
+        self._dated.has_overheard = True
+        for kind, payload, _ in entries:
+            self.context.feed(self.context.seq, kind, payload)
 
     def changes(self, kinds: Collection[str]) -> list[Record]:
         """Return the records of these kinds that came since the last fold."""
@@ -239,7 +322,9 @@ class Contents:
         self.names = set(names)
         self.damaged.clear()
         self._overlay = [record for record in self._overlay if record.seq > as_of_seq]
-        self.info_document, self._session_tail = self.describe(), []
+        self.info_document = self.describe()
+        self._session_tail = [record for record in self._session_tail if record.seq > as_of_seq]
+        self._dated.folded(as_of_seq)
         self.memory.folded(as_of_seq)
 
     async def _read(self, name: str) -> tuple[bytes | None, list[Record]]:

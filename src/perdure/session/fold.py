@@ -1,17 +1,18 @@
 """Folding: writing the documents that summarize a session's log.
 
-A fold reads back what the store has (so it covers only what is durable), writes the
-documents that changed, and moves the manifest forward. It saves time at the next
-restore and nothing else: one that fails is a warning, and one that is killed loses
-nothing.
+A fold covers only what is durable. It computes the documents that changed, from memory if the
+session is open and at rest and else from the store, writes them, and moves the manifest forward.
+It saves time at the next restore and nothing else: one that fails is a warning, and one that is
+killed loses nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from math import inf
+from typing import TYPE_CHECKING, TypeAlias, final
 
 import anyio.to_thread
 import msgspec
@@ -25,6 +26,7 @@ from perdure.memory.documents import (
     SEMANTIC,
     SESSION,
     AgentParts,
+    SessionCounts,
     SessionDocument,
     StateSet,
     WholeSessionDocument,
@@ -44,7 +46,12 @@ from perdure.records.messages import decode_message
 from perdure.records.records import Record
 from perdure.restore.ladder import keep_evidence, snapshot_of, validated
 from perdure.session.options import Limits
+from perdure.session.runtime import SessionFolded
 from perdure.store import Document, Store
+
+if TYPE_CHECKING:
+    from perdure.session.base import SessionBase
+    from perdure.session.runtime import Runtime
 
 KIB = 1024
 LEAST_TAIL = 64 * KIB
@@ -100,7 +107,43 @@ def fold_first(*, tail_bytes: int, tail_records: int, rewrite_bytes: int) -> boo
     return rewrite_bytes == 0 or tail_records > HOP_RECORDS or tail_bytes >= LEAST_TAIL
 
 
-async def fold(
+class OpenTail(msgspec.Struct, frozen=True):
+    """What an open session has in memory of its log since the last fold, as of its newest record.
+
+    With it a fold reads no records, and of the documents only those that it changes.
+    """
+
+    since: int
+    """The record that the last fold was as of."""
+    records: list[Record]
+    """Those that documents other than the context need, and those with the first and last time."""
+    snapshot: bytes
+    system_prompt: str
+    counts: SessionCounts
+
+
+class PreparedFold(msgspec.Struct, frozen=True):
+    """What a fold writes. Preparing it needs no lock: only the write excludes a save."""
+
+    key: SessionKey
+    blobs: Mapping[str, bytes]
+    documents: Mapping[str, bytes]
+    manifest: Manifest
+
+    async def write(self, store: Store) -> Manifest:
+        """Make it durable, the manifest last, and return the manifest.
+
+        Raises:
+            LeaseLostError: The epoch is not the newest any more.
+            StoreError: The store could not write; nothing has changed.
+
+        """
+        await put_blobs(store, self.key.tenant, self.blobs)
+        await store.write_documents(self.key, self.documents, self.manifest)
+        return self.manifest
+
+
+async def prepare_fold(
     store: Store,
     key: SessionKey,
     *,
@@ -108,16 +151,145 @@ async def fold(
     upto: int,
     limits: Limits,
     mend: Collection[str] = (),
-) -> Manifest | None:
-    """Fold everything up to a durable record; return the new manifest, None for nothing to do.
+    tail: OpenTail | None = None,
+) -> PreparedFold | None:
+    """Compute a fold of everything up to a durable record; None for nothing to do.
 
     Damaged documents are rebuilt from the log; *mend* names those already known to be damaged.
+
+    Raises:
+        StoreError: The store could not be read.
+
+    """
+    if tail is not None and tail.since >= upto:
+        return None
+    read = None if tail is None or mend else await _read_around(store, key, upto, limits, tail)
+    read = read or await _read_all(store, key, upto, limits, mend)
+    if read is None:
+        return None
+    before, work, touched = read
+    size = sum(len(record.payload) for record in work.records)
+    size += sum(len(document.data) for document in work.old.values())
+    size += 0 if tail is None else len(tail.snapshot)
+
+    def compute() -> PreparedFold:
+        changed = work.documents(touched)
+        manifest = manifest_of(key, epoch, upto, before, changed)
+        documents = {name: data for name, data in changed.items() if data is not None}
+        return PreparedFold(key, work.blobs, documents, manifest)
+
+    return await anyio.to_thread.run_sync(compute) if size > OFFLOAD else compute()
+
+
+async def fold(
+    store: Store, key: SessionKey, *, epoch: int, upto: int, limits: Limits
+) -> Manifest | None:
+    """Fold everything up to a durable record; return the new manifest, None for nothing to do.
 
     Raises:
         LeaseLostError: The epoch is not the newest any more.
         StoreError: The store could not read or write; nothing has changed.
 
     """
+    prepared = await prepare_fold(store, key, epoch=epoch, upto=upto, limits=limits)
+    return None if prepared is None else await prepared.write(store)
+
+
+@final
+class SessionFold:
+    """One fold of a session, as of its newest durable record when it began.
+
+    What a session at rest has in memory is taken at once, so that the fold need not read it back.
+    A failure is an event and a warning: only time is lost.
+    """
+
+    __slots__ = (
+        "_failed",
+        "_open_tail",
+        "_prepared",
+        "_runtime",
+        "_since",
+        "_tail",
+        "_upto",
+        "session",
+    )
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        session: SessionBase,
+        failed: Callable[[SessionBase, Exception], None],
+    ) -> None:
+        self.session = session
+        self._runtime = runtime
+        self._failed = failed
+        self._begin()
+
+    def _begin(self) -> None:
+        session = self.session
+        self._upto = session._tracked.durable
+        self._open_tail = session._open_tail()
+        self._tail = session._durable_tail()
+        self._since = session._contents.as_of_seq
+        self._prepared: PreparedFold | None = None
+
+    async def prepare(self) -> None:
+        """Compute what to write."""
+        session = self.session
+        try:
+            self._prepared = await prepare_fold(
+                self._runtime.store,
+                session.key,
+                epoch=session.epoch,
+                upto=self._upto,
+                limits=self._runtime.limits,
+                mend=tuple(session._contents.damaged),
+                tail=self._open_tail,
+            )
+        except Exception as error:  # noqa: BLE001  # reported
+            self._failed(session, error)
+
+    async def write(self) -> None:
+        """Write it; after another fold, what that one left."""
+        session = self.session
+        if session._contents.as_of_seq != self._since:
+            self._begin()
+            await self.prepare()
+        prepared = self._prepared
+        if prepared is None:
+            return
+        try:
+            manifest = await prepared.write(self._runtime.store)
+        except Exception as error:  # noqa: BLE001  # reported
+            self._failed(session, error)
+            return
+        session._folded(manifest, self._tail)
+        facts = SessionFolded(str(session.key), manifest.as_of_seq)
+        self._runtime.hooks.emit("folded", facts)
+
+
+_Read: TypeAlias = "tuple[Manifest | None, FoldInput, set[str]]"
+"""The manifest before a fold, its input, and the names of the documents that change."""
+
+
+async def _read_around(
+    store: Store, key: SessionKey, upto: int, limits: Limits, tail: OpenTail
+) -> _Read | None:
+    """Read the documents that a fold from memory changes; None if they are not as expected."""
+    touched = {name for record in tail.records for name in names_of(record)}
+    have = validated(await store.read_documents(key, {SESSION, *touched}), key)
+    before = have.manifest
+    if have.damaged or (0 if before is None else before.as_of_seq) != tail.since:
+        return None
+    if before is not None and not _describes_agent(have.found.get(SESSION)):
+        return None
+    return before, FoldInput(key, have.found, tail.records, upto, limits, tail), touched
+
+
+async def _read_all(
+    store: Store, key: SessionKey, upto: int, limits: Limits, mend: Collection[str]
+) -> _Read | None:
+    """Read the records since the last fold, and the documents that they change."""
     have = validated(await store.read_documents(key, {SESSION, SNAPSHOT}), key)
     before = have.manifest
     if before is not None and before.as_of_seq >= upto:
@@ -140,22 +312,7 @@ async def fold(
         old.update(more.found)
         if more.damaged and since:
             records = await _read(store, key, 0, upto)
-    work = FoldInput(key, old, records, upto, limits)
-    changed = await _computed(work, touched)
-    await put_blobs(store, key.tenant, work.blobs)
-    manifest = manifest_of(key, epoch, upto, before, changed)
-    await store.write_documents(
-        key, {name: data for name, data in changed.items() if data is not None}, manifest
-    )
-    return manifest
-
-
-async def _computed(work: FoldInput, touched: set[str]) -> dict[str, bytes | None]:
-    size = sum(len(record.payload) for record in work.records)
-    size += sum(len(document.data) for document in work.old.values())
-    if size > OFFLOAD:
-        return await anyio.to_thread.run_sync(work.documents, touched)
-    return work.documents(touched)
+    return before, FoldInput(key, old, records, upto, limits), touched
 
 
 async def put_blobs(store: Store, tenant: str, blobs: Mapping[str, bytes]) -> None:
@@ -190,21 +347,28 @@ class FoldInput(msgspec.Struct):
     records: list[Record]
     upto: int
     limits: Limits
+    tail: OpenTail | None = None
     blobs: dict[str, bytes] = {}
     """What has to be durable before the documents that refer to it."""
 
     def documents(self, touched: set[str]) -> dict[str, bytes | None]:
         """Return the documents that changed; None for one that is dropped."""
         changed = {name: self._fold(name) for name in touched - {SESSION, SNAPSHOT}}
-        context = self._context()
-        parts = self._parts(context, changed)
+        if self.tail is None:
+            context, counts = self._context(), None
+            snapshot = context.snapshot(self.key.agent, self.key.session)
+            parts = self._parts(system_prompt_of(context), changed)
+        else:
+            snapshot, counts = self.tail.snapshot, self.tail.counts
+            parts = self._parts(self.tail.system_prompt, changed)
+        session = self._data(SESSION)
         return {
-            SESSION: fold_session(self._data(SESSION), self.key, self._after(SESSION), parts),
-            SNAPSHOT: context.snapshot(self.key.agent, self.key.session),
+            SESSION: fold_session(session, self.key, self._after(SESSION), parts, counts),
+            SNAPSHOT: snapshot,
             **changed,
         }
 
-    def _parts(self, context: WorkingContext, changed: Mapping[str, bytes | None]) -> AgentParts:
+    def _parts(self, system_prompt: str, changed: Mapping[str, bytes | None]) -> AgentParts:
         """Return what session.json says of an agent, as of now."""
 
         def state(name: str) -> bytes | None:
@@ -229,7 +393,7 @@ class FoldInput(msgspec.Struct):
             None if carried is None else decode(carried or b"{}", ForeignFields).instructions
         )
         return AgentParts(
-            system_prompt=_system_prompt(context),
+            system_prompt=system_prompt,
             instructions=instructions,
             tools=state(_TOOLS),
             permissions=state(_PERMISSIONS),
@@ -279,7 +443,7 @@ def _describes_agent(session: Document | None) -> bool:
     return session is None or decode(session.data, WholeSessionDocument).describes_agent
 
 
-def _system_prompt(context: WorkingContext) -> str:
+def system_prompt_of(context: WorkingContext) -> str:
     """Return the system prompt that a context begins with, empty for none."""
     first = next(context.messages(), b"{}")
     decoded = decode(first)

@@ -86,7 +86,8 @@ def running_turn(session: Session) -> int:
 
 def next_turn(session: Session) -> int:
     """Return the number of a new turn."""
-    return session._next_turn()
+    session._contents.turns += 1
+    return session._contents.turns
 
 
 def report_step(session: Session, what: str, detail: str) -> None:
@@ -240,9 +241,7 @@ def end_with(turn: Turn, *entries: Entry) -> None:
 
 def overhear(session: Session, *entries: Entry) -> None:
     """Take entries into the working context, and keep nothing of them."""
-    context = session._contents.context
-    for entry in entries:
-        context.feed(context.seq, entry.kind, entry.payload)
+    session._contents.overhear(entries)
 
 
 def folder_of(session: Session) -> str | None:

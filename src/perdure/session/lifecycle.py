@@ -55,11 +55,17 @@ from perdure.records.records import (
     Record,
 )
 from perdure.restore.ladder import restore
-from perdure.session.fold import LEAST_TAIL, fold, fold_due, fold_first, phase_of
+from perdure.session.fold import (
+    LEAST_TAIL,
+    SessionFold,
+    fold,
+    fold_due,
+    fold_first,
+    phase_of,
+)
 from perdure.session.runtime import (
     Runtime,
     SessionClosed,
-    SessionFolded,
     SessionFoldFailed,
     exclusive,
     try_exclusive,
@@ -273,46 +279,35 @@ class SessionLifecycle:
             return
         session._folding = True
         try:
-            self._runtime.host.spawn(self._fold_in_background, session)
+            self._runtime.host.spawn(self._fold_in_background, self._begin_fold(session))
         except BaseException:
             session._folding = False
             raise
 
-    async def _fold_in_background(self, session: SessionBase) -> None:
+    async def _fold_in_background(self, fold: SessionFold) -> None:
         try:
             # It may wait until the manager has closed: then the next holder folds.
             with suppress(HostClosedError):
-                await self._fold_alone(session, urgent=False)
+                await self._fold_alone(fold, urgent=False)
         finally:
-            session._folding = False
+            fold.session._folding = False
 
-    async def _fold_alone(self, session: SessionBase, *, urgent: bool) -> None:
-        """Fold while no save of the session is with the store."""
-        saver, tracked = self._runtime.saver, session._tracked
+    async def _fold_alone(self, fold: SessionFold, *, urgent: bool) -> None:
+        """Fold; only the write waits until no save of the session is with the store."""
+        saver, tracked = self._runtime.saver, fold.session._tracked
         try:
-            await saver.exclusive(tracked, lambda: self.fold(session), urgent=urgent)
+            await saver.exclusive(tracked, fold.write, prepare=fold.prepare, urgent=urgent)
         except StoreUnavailableError as error:  # given up, since it took too long
-            self._fold_failed(session, error)
+            self._fold_failed(fold.session, error)
+
+    def _begin_fold(self, session: SessionBase) -> SessionFold:
+        return SessionFold(self._runtime, session, self._fold_failed)
 
     async def fold(self, session: SessionBase) -> None:
         """Fold what is durable of a session; a failure is an event and a warning."""
-        runtime, upto = self._runtime, session._tracked.durable
-        tail = (session._tail_bytes, session._tail_records)
-        try:
-            manifest = await fold(
-                runtime.store,
-                session.key,
-                epoch=session.epoch,
-                upto=upto,
-                limits=runtime.limits,
-                mend=tuple(session._contents.damaged),
-            )
-        except Exception as error:  # noqa: BLE001  # whatever it is, only time is lost
-            self._fold_failed(session, error)
-            return
-        if manifest is not None:
-            session._folded(manifest, tail)
-            runtime.hooks.emit("folded", SessionFolded(str(session.key), upto))
+        fold = self._begin_fold(session)
+        await fold.prepare()
+        await fold.write()
 
     def _fold_failed(self, session: SessionBase, error: Exception) -> None:
         extra = {"session": str(session.key)}
@@ -485,7 +480,7 @@ class SessionLifecycle:
         )
         try:
             if session._tail_records and not hurried:
-                await self._fold_alone(session, urgent=True)
+                await self._fold_alone(self._begin_fold(session), urgent=True)
             await self.release(session)
         finally:
             self._forget(session, reason)

@@ -261,7 +261,7 @@ async def _rebuild_open(
     await session.save()
 
     async def work() -> Manifest:
-        tail = (session._tail_bytes, session._tail_records)
+        tail = session._durable_tail()
         manifest = await rebuild(
             access.store, session.key, epoch=session.epoch, limits=runtime.limits, wrong=wrong
         )

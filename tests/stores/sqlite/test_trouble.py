@@ -13,7 +13,7 @@ import pytest
 
 from perdure.errors import CorruptRecordError, SessionError, StoreUnavailableError
 from perdure.records.keys import SessionKey
-from perdure.store import Batch, PendingItem, Status
+from perdure.store import Batch, Outcome, PendingItem, Status
 from perdure.stores.sqlite import SqliteStore, connections
 from perdure.stores.sqlite.errors import perdure_error
 from perdure.testing.conformance._kit import (
@@ -111,6 +111,22 @@ async def test_a_commit_that_fails_is_in_doubt_and_never_doubled(path: Path, app
         await append_ok(store, grant, 4, *group("c"))
         assert tuple(entries(await read(store, grant.key))) == group("a", "b") + group("c")
     await store.aclose()
+
+
+async def test_a_batch_is_begun_without_a_task_while_the_writer_is_idle(path: Path) -> None:
+    store = await opened(path)
+    grant = await take(store)
+    outcomes: list[Outcome] = []
+    batch = Batch(KEY, grant.epoch, 2, group("a", "b"))
+    assert store.begin_append(batch, outcomes.append)
+    assert not store.begin_append(batch, outcomes.append)
+    with anyio.fail_after(60):
+        while not outcomes:
+            await anyio.sleep(0.001)
+    assert [one.status for one in outcomes] == [Status.OK]
+    assert tuple(entries(await read(store))) == group("a", "b")
+    await store.aclose()
+    assert not store.begin_append(batch, outcomes.append)
 
 
 async def test_the_same_session_twice_in_one_call(path: Path) -> None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, final
 
 import anyio.to_thread
 
 from perdure._lib.ids import random_id
-from perdure._lib.loop import unopened
+from perdure._lib.loop import ThreadCall, unopened
 from perdure.errors import ConfigError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
@@ -169,6 +169,18 @@ class SqliteStore:
         except StoreUnavailableError as error:
             return [Outcome(Status.TRANSIENT, error)] * len(batches)
         return await opened.writes.run(opened.engine.append, batches)
+
+    def begin_append(self, batch: Batch, done: Callable[[Outcome], object]) -> bool:
+        """Append one batch without a task, and call ``done``; False while the writer is busy."""
+        opened = self._opened
+        if opened is None or opened.pid != os.getpid() or opened.writes.busy:
+            return False
+
+        def answer(call: ThreadCall[list[Outcome]]) -> None:
+            done(Outcome(Status.IN_DOUBT, call.error) if call.error else call.value[0])
+
+        opened.writes.start(opened.engine.append, (batch,), then=answer)
+        return True
 
     async def read_log(
         self,

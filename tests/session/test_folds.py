@@ -1,0 +1,148 @@
+"""Folds of open sessions: taken from memory, equal to what the log folds to, and never in the way."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perdure import Limits, Message, Session, Shutdown, connect
+from perdure.records.keys import SessionKey
+from perdure.store import LogChunk
+from perdure.stores.memory import MemoryBacking, MemoryStore
+
+QUIET = Shutdown(signals=False)
+ACTS = ["talk", "turn", "named turn", "cut turn", "retract", "memory", "state", "label", "save"]
+
+
+class ReadsCounted(MemoryStore):
+    """Counts the reads of a log."""
+
+    log_reads = 0
+
+    def read_log(self, key: SessionKey, **options: Any) -> AsyncIterator[LogChunk]:  # type: ignore[override]
+        self.log_reads += 1
+        return super().read_log(key, **options)
+
+
+async def act(session: Session, what: str, number: int) -> None:
+    text = f"{what} {number}"
+    if what == "talk":
+        session.append(Message.user(text), Message.assistant(text))
+    elif what == "turn":
+        async with session.turn():
+            session.append(Message.user(text))
+    elif what == "named turn":
+        async with session.turn(f"request-{number}"):
+            session.append(Message.user(text))
+    elif what == "cut turn":
+        with pytest.raises(ZeroDivisionError):
+            async with session.turn(f"request-{number}"):
+                session.append(Message.user(text))
+                raise ZeroDivisionError
+    elif what == "retract":
+        await session.retract(after=session.version // 2)
+    elif what == "memory":
+        session.memory.set(f"k{number % 3}", text)
+    elif what == "state":
+        session.state.set(f"plan-{number % 3}", {"step": number})
+    elif what == "label":
+        session.describe(title=text, tags=[what], number=number)
+    elif what == "save":
+        await session.save()
+
+
+def test_documents_folded_from_memory_are_what_the_log_folds_to() -> None:
+    @settings(max_examples=60)
+    @given(st.lists(st.sampled_from(ACTS), min_size=1, max_size=25), st.integers(1, 12))
+    def check(acts: list[str], often: int) -> None:
+        anyio.run(differences, acts, often)
+
+    check()
+
+
+async def differences(acts: list[str], often: int) -> None:
+    backing = MemoryBacking()
+    limits = Limits(fold_records=often, context_bytes=1500)
+    for half in (acts[::2], acts[1::2]):
+        async with (
+            connect(MemoryStore(backing=backing), shutdown=QUIET, limits=limits) as sessions,
+            sessions.open("a") as session,
+        ):
+            for number, what in enumerate(half):
+                await act(session, what, number)
+                await session.save()
+            report = await sessions.rebuild_working_context("a", dry_run=True)
+            assert report.wrong == ()
+    async with connect(MemoryStore(backing=backing), shutdown=QUIET) as sessions:
+        report = await sessions.rebuild_working_context("a", dry_run=True)
+        assert report.wrong == ()
+
+
+async def test_a_fold_of_a_session_at_rest_reads_no_records() -> None:
+    store = ReadsCounted()
+    folds: list[Any] = []
+    async with connect(store, shutdown=QUIET, limits=Limits(fold_records=10)) as sessions:
+        sessions.on("folded", folds.append)
+        session = await sessions.open("a")
+        opened = store.log_reads
+        for number in range(30):
+            await act(session, ACTS[number % 4], number)
+            await session.save()
+            await anyio.wait_all_tasks_blocked()
+        await session.aclose()
+        assert len(folds) > 3
+        assert store.log_reads == opened
+
+
+async def test_a_save_does_not_wait_while_a_fold_is_computed() -> None:
+    computing, may_end = anyio.Event(), anyio.Event()
+
+    class Slow(MemoryStore):
+        async def read_documents(self, key: SessionKey, names: Any = None) -> Any:
+            if self.is_slow:
+                computing.set()
+                await may_end.wait()
+            return await super().read_documents(key, names)
+
+        is_slow = False
+
+    store = Slow()
+    async with connect(store, shutdown=QUIET, limits=Limits(fold_records=3)) as sessions:
+        session = await sessions.open("a")
+        store.is_slow = True
+        for number in range(5):
+            session.append(Message.user(str(number)))
+            await session.save()
+        with anyio.fail_after(30):
+            await computing.wait()
+        session.append(Message.user("meanwhile"))
+        with anyio.fail_after(30):
+            await session.save()
+        store.is_slow = False
+        may_end.set()
+        await session.aclose()
+    async with connect(store, shutdown=QUIET) as sessions:
+        view = await sessions.load("a")
+        assert view is not None
+        assert view.restore_report.source == "snapshot"
+
+
+async def test_what_came_during_a_fold_is_folded_at_the_close() -> None:
+    """Records that are not durable when a fold begins are not in it."""
+    backing = MemoryBacking()
+    for _ in range(10):
+        async with connect(
+            MemoryStore(backing=backing), shutdown=QUIET, limits=Limits(fold_records=10)
+        ) as sessions:
+            session = await sessions.open("a")
+            for number in range(33):
+                await act(session, "turn", number)
+    async with connect(MemoryStore(backing=backing), shutdown=QUIET) as sessions:
+        view = await sessions.load("a")
+        assert view is not None
+        assert view.restore_report.source == "snapshot"
