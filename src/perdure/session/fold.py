@@ -220,7 +220,7 @@ class SessionFold:
         session: SessionBase,
         failed: Callable[[SessionBase, Exception], None],
     ) -> None:
-        self.session = session
+        self.session: SessionBase = session
         self._runtime = runtime
         self._failed = failed
         self._begin()
