@@ -158,6 +158,25 @@ async def test_what_is_no_json_is_refused_and_nothing_of_its_call_is_added() -> 
     await session.aclose()
 
 
+async def test_an_item_that_is_too_large_is_named_and_nothing_of_its_call_is_added() -> None:
+    async with PerdureSession.in_memory() as session:
+        with pytest.raises(perdure.TooLargeError, match=r"items\[1\]: .* the limit is"):
+            await session.add_items([user("one"), user("x" * 17 * 1024 * 1024)])
+        assert await session.get_items() == []
+
+
+@pytest.mark.parametrize("given", ["hello", user("hello")])
+async def test_one_item_without_its_list_is_refused(given: Any) -> None:
+    session = PerdureSession.in_memory()
+    with pytest.raises(perdure.InvalidArgumentError, match=r"give a list of items"):
+        await session.add_items(given)
+
+
+def test_settings_of_the_sdk_s_are_checked_by_the_sdk() -> None:
+    with pytest.raises(Exception, match="limits"):
+        PerdureSession.in_memory(session_settings={"limits": 3})
+
+
 # Against the SDK's own session
 
 
@@ -366,10 +385,11 @@ async def test_closing_does_no_harm_at_any_time(tmp_path: Path) -> None:
         await session.get_items()
 
 
-@pytest.mark.parametrize("given", ["sqlite:///a.db", object()])
+@pytest.mark.parametrize("given", ["postgresql://ada:secret@host/db", object()])
 def test_what_is_no_manager_is_refused_with_what_to_write(given: Any) -> None:
-    with pytest.raises(perdure.InvalidArgumentError, match="PerdureSession.from_url"):
+    with pytest.raises(perdure.InvalidArgumentError, match="PerdureSession.from_url") as refused:
         PerdureSession("a", given)
+    assert "secret" not in str(refused.value)
 
 
 async def test_in_memory_needs_no_manager() -> None:
@@ -520,6 +540,15 @@ async def test_every_provider_takes_what_odd_items_are_shown_as(sessions: Sessio
     for format in ("openai", "openai-responses", "anthropic", "gemini"):
         assert "hello" in str(view.context(format))
         assert "perdure_foreign" not in str(view.context(format, reasoning="keep"))
+
+
+async def test_a_field_of_the_same_name_is_another_program_s(sessions: SessionManager) -> None:
+    stored = [b'{"role":"user","content":"hi","perdure_foreign":%b}' % field for field in
+              (b'"x"', b'{"sdk":"another","v":9}')]  # fmt: skip
+    async with sessions.open("a") as own:
+        own.append(*(perdure.EncodedRecord("message", data) for data in stored))
+    items = await PerdureSession("a", sessions).get_items()
+    assert [item["content"] for item in items] == ["hi", "hi"]
 
 
 async def test_a_session_of_perdure_s_continues_in_the_sdk(sessions: SessionManager) -> None:

@@ -1,7 +1,7 @@
 """A session of the OpenAI Agents SDK in a store of perdure: `PerdureSession`.
 
 Each item of the SDK is one message of the session, so that everything that perdure does with
-a session works on it too. What a message does not give back to the letter is stored beside it, as
+a session works on it too. What a message does not give back to the letter is stored with it, as
 the item's own JSON. Nothing is rewritten: taking items away appends a record that retracts them.
 
 What one call adds or takes away is one group of the log: a crash leaves all of it or nothing.
@@ -129,8 +129,9 @@ class PerdureSession:
     ) -> None:
         if sessions is not None and not isinstance(sessions, SessionManager):
             message = (
-                f"invalid sessions={sessions!r}: give the manager that `async with perdure.connect("
-                "url) as sessions` has opened, or use PerdureSession.from_url(session_id, url)"
+                f"a {type(sessions).__name__} is no session manager: give the one that `async with "
+                "perdure.connect(url) as sessions` has opened, or use "
+                "PerdureSession.from_url(session_id, url)"
             )
             raise InvalidArgumentError(message, option="sessions")
         self._key = SessionKey(session_id, session, tenant)
@@ -387,23 +388,26 @@ class PerdureSession:
         )
 
     def _encoded(self, items: Sequence[Any]) -> tuple[Entry, ...]:
+        if isinstance(items, str | Mapping):
+            message = f"items are a {type(items).__name__}: give a list of items, such as [item]"
+            raise InvalidArgumentError(message, option="items")
         now = time.time()
         return tuple([_entry(item, f"items[{at}]", now) for at, item in enumerate(items)])
 
 
 def _settings(given: Any) -> Any:
     """Return the SDK's settings of a session."""
-    settings_class = _sdk("agents.memory").SessionSettings
+    settings = _sdk("agents.memory.session_settings")
     if given is None:
-        return settings_class()
-    return settings_class(**given) if isinstance(given, Mapping) else given
+        return settings.SessionSettings()
+    return settings.coerce_session_settings(given)
 
 
 def _sdk(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name not in {"agents", module}:
+        if not f"{module}.".startswith(f"{error.name}."):  # the SDK itself lacks something
             raise
         message = "PerdureSession needs the OpenAI Agents SDK: pip install 'perdure[openai-agents]'"
         raise MissingExtraError(message, extra="openai-agents") from error
@@ -417,6 +421,7 @@ def _entry(item: Any, at: str, now: float) -> Entry:
 
     Raises:
         NotStorableError: It is not JSON.
+        TooLargeError: It is larger than a record may be.
 
     """
     try:
@@ -430,7 +435,10 @@ def _entry(item: Any, at: str, now: float) -> Entry:
         return entry
     role = plain.get("role") if isinstance(plain, dict) else None
     shown = Message(role="user" if role == "user" else "assistant")
-    return encode_message(_with_envelope(shown, Envelope(SDK, SHAPE, text)), now=now)
+    try:
+        return encode_message(_with_envelope(shown, Envelope(SDK, SHAPE, text)), now=now)
+    except TooLargeError as error:
+        raise TooLargeError(f"{at}: {error}", path=at, size=len(text)) from error
 
 
 def _as_message(item: Any, now: float) -> Entry | None:
@@ -465,7 +473,10 @@ def _envelope(message: Message) -> Envelope | None:
     field = message.extra.get(ENVELOPE)
     if field is None:
         return None
-    envelope = msgspec.json.decode(field, type=Envelope)
+    try:
+        envelope = msgspec.json.decode(field, type=Envelope)
+    except msgspec.DecodeError:  # the field is another program's
+        return None
     if envelope.sdk != SDK:
         return None
     if envelope.v > SHAPE:
