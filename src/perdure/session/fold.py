@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from math import inf
-from typing import TYPE_CHECKING, TypeAlias, final
+from typing import TypeAlias
 
 import anyio.to_thread
 import msgspec
@@ -46,12 +46,7 @@ from perdure.records.messages import decode_message
 from perdure.records.records import Record
 from perdure.restore.ladder import keep_evidence, snapshot_of, validated
 from perdure.session.options import Limits
-from perdure.session.runtime import SessionFolded
 from perdure.store import Document, Store
-
-if TYPE_CHECKING:
-    from perdure.session.base import SessionBase
-    from perdure.session.runtime import Runtime
 
 KIB = 1024
 LEAST_TAIL = 64 * KIB
@@ -193,79 +188,6 @@ async def fold(
     """
     prepared = await prepare_fold(store, key, epoch=epoch, upto=upto, limits=limits)
     return None if prepared is None else await prepared.write(store)
-
-
-@final
-class SessionFold:
-    """One fold of a session, as of its newest durable record when it began.
-
-    What a session at rest has in memory is taken at once, so that the fold need not read it back.
-    A failure is an event and a warning: only time is lost.
-    """
-
-    __slots__ = (
-        "_failed",
-        "_open_tail",
-        "_prepared",
-        "_runtime",
-        "_since",
-        "_tail",
-        "_upto",
-        "session",
-    )
-
-    def __init__(
-        self,
-        runtime: Runtime,
-        session: SessionBase,
-        failed: Callable[[SessionBase, Exception], None],
-    ) -> None:
-        self.session: SessionBase = session
-        self._runtime = runtime
-        self._failed = failed
-        self._begin()
-
-    def _begin(self) -> None:
-        session = self.session
-        self._upto = session._tracked.durable
-        self._open_tail = session._open_tail()
-        self._tail = session._durable_tail()
-        self._since = session._contents.as_of_seq
-        self._prepared: PreparedFold | None = None
-
-    async def prepare(self) -> None:
-        """Compute what to write."""
-        session = self.session
-        try:
-            self._prepared = await prepare_fold(
-                self._runtime.store,
-                session.key,
-                epoch=session.epoch,
-                upto=self._upto,
-                limits=self._runtime.limits,
-                mend=tuple(session._contents.damaged),
-                tail=self._open_tail,
-            )
-        except Exception as error:  # noqa: BLE001  # reported
-            self._failed(session, error)
-
-    async def write(self) -> None:
-        """Write it; after another fold, what that one left."""
-        session = self.session
-        if session._contents.as_of_seq != self._since:
-            self._begin()
-            await self.prepare()
-        prepared = self._prepared
-        if prepared is None:
-            return
-        try:
-            manifest = await prepared.write(self._runtime.store)
-        except Exception as error:  # noqa: BLE001  # reported
-            self._failed(session, error)
-            return
-        session._folded(manifest, self._tail)
-        facts = SessionFolded(str(session.key), manifest.as_of_seq)
-        self._runtime.hooks.emit("folded", facts)
 
 
 _Read: TypeAlias = "tuple[Manifest | None, FoldInput, set[str]]"

@@ -57,15 +57,17 @@ from perdure.records.records import (
 from perdure.restore.ladder import restore
 from perdure.session.fold import (
     LEAST_TAIL,
-    SessionFold,
+    PreparedFold,
     fold,
     fold_due,
     fold_first,
     phase_of,
+    prepare_fold,
 )
 from perdure.session.runtime import (
     Runtime,
     SessionClosed,
+    SessionFolded,
     SessionFoldFailed,
     exclusive,
     try_exclusive,
@@ -201,6 +203,62 @@ MAX_HANDED_OVER = 1000
 """Handed-over sessions whose epochs are remembered, at most."""
 
 
+@final
+class _Fold:
+    """One fold of a session, as of its newest durable record when it began.
+
+    What a session at rest has in memory is taken at once, so that the fold need not read it back.
+    An error is an event and a warning: only time is lost.
+    """
+
+    def __init__(self, lifecycle: SessionLifecycle, session: SessionBase) -> None:
+        self.session: SessionBase = session
+        self._runtime = lifecycle._runtime
+        self._failed = lifecycle._fold_failed
+        self._begin()
+
+    def _begin(self) -> None:
+        session = self.session
+        self._upto = session._tracked.durable
+        self._open_tail = session._open_tail()
+        self._tail = session._durable_tail()
+        self._since = session._contents.as_of_seq
+        self._prepared: PreparedFold | None = None
+
+    async def prepare(self) -> None:
+        """Compute what to write."""
+        session = self.session
+        try:
+            self._prepared = await prepare_fold(
+                self._runtime.store,
+                session.key,
+                epoch=session.epoch,
+                upto=self._upto,
+                limits=self._runtime.limits,
+                mend=tuple(session._contents.damaged),
+                tail=self._open_tail,
+            )
+        except Exception as error:  # noqa: BLE001  # reported
+            self._failed(session, error)
+
+    async def write(self) -> None:
+        """Write it; after another fold, what that one left."""
+        session = self.session
+        if session._contents.as_of_seq != self._since:
+            self._begin()
+            await self.prepare()
+        if self._prepared is None:
+            return
+        try:
+            manifest = await self._prepared.write(self._runtime.store)
+        except Exception as error:  # noqa: BLE001  # reported
+            self._failed(session, error)
+            return
+        session._folded(manifest, self._tail)
+        facts = SessionFolded(str(session.key), manifest.as_of_seq)
+        self._runtime.hooks.emit("folded", facts)
+
+
 class SessionLifecycle:
     """What happens to sessions between open and close."""
 
@@ -279,12 +337,12 @@ class SessionLifecycle:
             return
         session._folding = True
         try:
-            self._runtime.host.spawn(self._fold_in_background, self._begin_fold(session))
+            self._runtime.host.spawn(self._fold_in_background, _Fold(self, session))
         except BaseException:
             session._folding = False
             raise
 
-    async def _fold_in_background(self, fold: SessionFold) -> None:
+    async def _fold_in_background(self, fold: _Fold) -> None:
         try:
             # It may wait until the manager has closed: then the next holder folds.
             with suppress(HostClosedError):
@@ -292,7 +350,7 @@ class SessionLifecycle:
         finally:
             fold.session._folding = False
 
-    async def _fold_alone(self, fold: SessionFold, *, urgent: bool) -> None:
+    async def _fold_alone(self, fold: _Fold, *, urgent: bool) -> None:
         """Fold; only the write waits until no save of the session is with the store."""
         saver, tracked = self._runtime.saver, fold.session._tracked
         try:
@@ -300,12 +358,9 @@ class SessionLifecycle:
         except StoreUnavailableError as error:  # given up, since it took too long
             self._fold_failed(fold.session, error)
 
-    def _begin_fold(self, session: SessionBase) -> SessionFold:
-        return SessionFold(self._runtime, session, self._fold_failed)
-
     async def fold(self, session: SessionBase) -> None:
         """Fold what is durable of a session; a failure is an event and a warning."""
-        fold = self._begin_fold(session)
+        fold = _Fold(self, session)
         await fold.prepare()
         await fold.write()
 
@@ -480,7 +535,7 @@ class SessionLifecycle:
         )
         try:
             if session._tail_records and not hurried:
-                await self._fold_alone(self._begin_fold(session), urgent=True)
+                await self._fold_alone(_Fold(self, session), urgent=True)
             await self.release(session)
         finally:
             self._forget(session, reason)
