@@ -909,6 +909,43 @@ async def test_a_second_process_reads_and_is_told_who_writes(
     assert await session.get_items() == [*PARALLEL, user("mine")]
 
 
+IN_TURNS = """
+async def main():
+    async with perdure.connect(sys.argv[1]) as sessions:
+        for number in range(5):
+            async with PerdureSession("a", sessions, wait=200) as session:
+                await session.acquire()
+                who = f"{sys.argv[2]} {number}"
+                done = agent(ask, [assistant_message(f"Answer {who}")])
+                await Runner.run(done, f"Question {who}", session=session, run_config=QUIET)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.deep
+async def test_processes_that_share_a_session_run_one_after_another(tmp_path: Path) -> None:
+    done: list[subprocess.CompletedProcess[str]] = []
+
+    async def work(name: str) -> None:
+        done.append(await anyio.to_thread.run_sync(program, IN_TURNS, str(tmp_path), name))
+
+    async with anyio.create_task_group() as group:
+        for name in "xyz":
+            group.start_soon(work, name)
+    assert [worker.stderr for worker in done if worker.returncode] == []
+    async with PerdureSession.from_url("a", tmp_path) as session:
+        items = await session.get_items()
+    assert len(items) == 3 * 5 * 4
+    asked = []
+    for at in range(0, len(items), 4):
+        question, call, output, answer = items[at : at + 4]
+        assert (call["type"], output["type"]) == ("function_call", "function_call_output")
+        asked.append(question["content"].removeprefix("Question "))
+        assert answer["content"][0]["text"] == f"Answer {asked[-1]}"
+    assert sorted(asked) == [f"{name} {number}" for name in "xyz" for number in range(5)]
+
+
 CHANGES = """
 import random
 
