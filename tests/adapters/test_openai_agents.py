@@ -818,6 +818,30 @@ async def test_the_sdk_s_compaction_replaces_the_history_in_one_group(
     ]
 
 
+@pytest.mark.parametrize("context_bytes", [600, 512 * 1024])
+async def test_a_summary_replaces_what_it_is_of_and_nothing_that_came_since(
+    tmp_path: Path, context_bytes: int
+) -> None:
+    summary = [user("So far: tides.")]
+    async with perdure.connect(tmp_path, limits=Limits(context_bytes=context_bytes)) as sessions:
+        session, other = (PerdureSession("a", sessions) for _ in range(2))
+        await session.add_items(PARALLEL)
+        items = await session.get_items()
+        await other.add_items([user("since")])
+        assert not await session.replace_items(summary, expected=items)
+        assert await session.get_items() == [*PARALLEL, user("since")]
+        items = await session.get_items()
+        assert await session.replace_items(summary, expected=items)
+        assert await other.get_items() == summary
+        done = await asyncio.gather(
+            *(other.add_items([user(str(number))]) for number in range(5)),
+            session.replace_items([], expected=summary),
+            other.replace_items([user("x")], expected=[]),
+        )
+        assert [text["content"] for text in await session.get_items()][-5:] == list("01234")
+        assert done[-2:] == [False, False]
+
+
 # Processes
 
 PROGRAM = """

@@ -288,19 +288,34 @@ class PerdureSession:
 
     # Beyond the SDK's protocol
 
-    async def replace_items(self, items: list[Any]) -> None:
+    async def replace_items(self, items: list[Any], *, expected: list[Any] | None = None) -> bool:
         """Replace all items by others, at once: a crash leaves the old ones or the new ones.
 
         Raises as `add_items` does.
+
+        Args:
+            items: What the session has from now on.
+            expected: What it must have until now, as `get_items` returned it: what was added
+                since, while a summary was made, is not replaced. None to replace whatever it has.
+
+        Returns:
+            Whether it was done.
+
         """
         entries = self._encoded(items)
         async with self._write() as session:
-            await replace_tail(session, 0, *entries)
+            while True:
+                version = session.version
+                if expected is not None:
+                    current = await _items(session, None)
+                    if list(map(_canonical, current)) != list(map(_canonical, expected)):
+                        return False
+                if await replace_tail(session, 0, *entries, version=version):
+                    return True
 
     async def _atomic_replace_items(self, items: list[Any]) -> bool:
         """Replace all items: the SDK's compaction looks for this name, else it clears and adds."""
-        await self.replace_items(items)
-        return True
+        return await self.replace_items(items)
 
     async def save_run_state(self, state: Any, **options: Any) -> None:
         """Keep a run that was interrupted for an approval, with the session and as durable.
