@@ -185,7 +185,12 @@ class WorkingContext:
         """
         if self.cut or after < self._replaced_at:
             return False
-        return not any(back < after < seq for back, seq in self._retracted)
+        for back, seq in reversed(self._retracted):
+            if after >= seq:
+                break
+            if after > back:
+                return False
+        return True
 
     def _take_back(self, seq: int, after: int) -> None:
         while self._kept and self._kept[-1][0] > after:
