@@ -164,8 +164,8 @@ async def read_holder(
     """Return who holds a session, and whether that owner is silent."""
     began = watch.counted()
     holder = await store.holder(key)
-    if holder is None:
-        return None, False
+    if holder is None or holder.released or holder.deleted:  # nobody to wait for
+        return holder, False
     return holder, watch.note_beat(holder.listed or holder.owner, holder.beat, began)
 
 
@@ -190,6 +190,7 @@ async def acquire_lease(
     on_held: OnHeld,
     wait: float,
     given: int = 0,
+    check: Callable[[LeaseState | None], Awaitable[None]] | None = None,
 ) -> HeldLease:
     """Acquire the lease of a session, by handover if another process holds it.
 
@@ -205,15 +206,17 @@ async def acquire_lease(
         wait: Seconds to wait at most, by the watch's clock.
         given: The epoch in which this process handed the session over, if it did: then the
             process that asked comes first.
+        check: Called with the holder that is read first; it may refuse by raising.
 
     Raises:
         LeaseHeldError: The holder is alive and did not hand over in time.
 
     """
     start = watch.clock()
-    asking = _Asking(store, key)
+    asking = _Asking(store, key, check)
     while True:
         holder, silent = await read_holder(store, key, watch)
+        await asking.check(holder)
         now = watch.clock()
         if _is_due(holder, given) and now - start < COURTESY:
             await asking.pause(given)
@@ -237,13 +240,25 @@ def _is_due(holder: LeaseState | None, given: int) -> bool:
 class _Asking:
     """The requests to a holder, and the pauses between two reads of it."""
 
-    def __init__(self, store: Store, key: SessionKey) -> None:
+    def __init__(
+        self,
+        store: Store,
+        key: SessionKey,
+        check: Callable[[LeaseState | None], Awaitable[None]] | None,
+    ) -> None:
         self._store = store
         self._key = key
+        self._check = check
         self._last_request: tuple[int, float] = (0, 0.0)
         self._epoch = 0
         self._pause = SOON
         self._doubted = False
+
+    async def check(self, holder: LeaseState | None) -> None:
+        """Have the caller check the holder that was read first."""
+        check, self._check = self._check, None
+        if check is not None:
+            await check(holder)
 
     async def take(self, holder: LeaseState | None, *, in_time: bool) -> HeldLease | None:
         """Acquire the lease; None if another process was faster, or the answer was lost."""

@@ -29,6 +29,7 @@ from perdure.lease import LeaseOptions
 from perdure.records.keys import SessionKey
 from perdure.session.manager import SessionManager
 from perdure.session.runtime import SessionClosed
+from perdure.store import LeaseState
 from perdure.stores.delegate import DelegatingStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing import ManualClock
@@ -103,12 +104,12 @@ async def test_who_comes_second_for_a_new_session_leaves_it_to_the_first() -> No
     await theirs.open()
 
     class Overtaken(DelegatingStore):
-        async def head(self, key: SessionKey) -> int:
-            head: int = await self.inner.head(key)
-            if head == 0:
+        async def holder(self, key: SessionKey) -> LeaseState | None:
+            holder = await self.inner.holder(key)
+            if holder is None:
                 grant = await theirs.acquire(key, after=0)
                 await theirs.release(key, grant.epoch)
-            return head
+            return holder
 
     async with connect(Overtaken(MemoryStore(backing=backing)), shutdown=QUIET) as sessions:
         with pytest.raises(SessionError, match="session a exists"):

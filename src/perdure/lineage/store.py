@@ -29,6 +29,8 @@ from perdure.errors import (
     StoreUnavailableError,
 )
 from perdure.lineage import history
+from perdure.memory.context import SNAPSHOT
+from perdure.memory.documents import SESSION
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, Origin
@@ -145,6 +147,10 @@ def _is_ours(record: Record, epoch: int, owner: str) -> bool:
     return named in ("", owner)
 
 
+_RESTORED = frozenset({SESSION, SNAPSHOT})
+"""The documents that a restore reads."""
+
+
 class _HeldSession:
     """A session that is held here and has an origin."""
 
@@ -173,11 +179,14 @@ class Lineage(DelegatingStore):
         self._held: dict[SessionKey, _HeldSession] = {}
         self._plain: dict[SessionKey, int] = {}  # held without a base, under this epoch
         self._begun: dict[SessionKey, tuple[int, int]] = {}  # epoch, and its first record
+        # Documents as they were read with the origin, each for the restore that follows.
+        self._opening: dict[SessionKey, Documents] = {}
 
     async def aclose(self) -> None:
         self._held.clear()
         self._plain.clear()
         self._begun.clear()
+        self._opening.clear()
         await self.inner.aclose()
 
     # The history that a session began with.
@@ -371,7 +380,9 @@ class Lineage(DelegatingStore):
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
         """Read documents: the session's own, else those that it began with."""
-        have = await self.inner.read_documents(key, names)
+        have = self._opening.pop(key, None)
+        if have is None or names is None or frozenset(names) != _RESTORED:
+            have = await self.inner.read_documents(key, names)
         if have.manifest is not None:
             if have.manifest.epoch > self._epoch_of(key):
                 self.forget(key)  # another process has it, and maybe another generation
@@ -435,6 +446,7 @@ class Lineage(DelegatingStore):
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
         """Fold; the first fold of a session with inherited documents writes them as its own."""
+        self._opening.pop(key, None)
         session = self._held.get(key)
         if session is None and key not in self._plain:
             base = await self.base_of(key)  # held through another Lineage
@@ -483,8 +495,9 @@ class Lineage(DelegatingStore):
         return msgspec.structs.replace(grant, head=grant.head + session.base.at)
 
     async def _hold(self, key: SessionKey, epoch: int) -> _HeldSession | None:
-        have = await self.inner.read_documents(key, ())
+        have = await self.inner.read_documents(key, _RESTORED)
         base = await self._origin_of(key, have)
+        self._opening[key] = have
         if base is None:
             return None
         session = _HeldSession(epoch, base)
@@ -503,6 +516,7 @@ class Lineage(DelegatingStore):
         self._held.pop(key, None)
         self._plain.pop(key, None)
         self._begun.pop(key, None)
+        self._opening.pop(key, None)
 
     async def release(self, key: SessionKey, epoch: int) -> None:
         await self.inner.release(key, epoch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Generator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast, final, get_args
 
@@ -37,7 +38,7 @@ from perdure.session.options import require_options
 from perdure.session.runtime import PendingLoad, Runtime, SessionOpened, wrong_loop
 from perdure.session.session import Session
 from perdure.session.spill import SpillFile
-from perdure.store import HeldLease
+from perdure.store import HeldLease, LeaseState
 
 log: logging.Logger = logging.getLogger("perdure")
 
@@ -181,7 +182,6 @@ class Opener:
 
     async def _load(self, wanted: OpenRequest) -> None:
         runtime, key = self._runtime, wanted.key
-        await self._check_exists(wanted)
         grant = await acquire_lease(
             runtime.store,
             key,
@@ -190,6 +190,7 @@ class Opener:
             on_held=wanted.on_held,
             wait=wanted.wait,
             given=self._lifecycle.given(key),
+            check=partial(self._check_exists, wanted),
         )
         session: Session | None = None
         try:
@@ -217,12 +218,18 @@ class Opener:
             extra = {"session": str(grant.key)}
             log_failure(log, logging.WARNING, "release failed", error, extra=extra)
 
-    async def _check_exists(self, wanted: OpenRequest) -> None:
-        """Refuse to create or to continue a session against what was asked."""
+    async def _check_exists(self, wanted: OpenRequest, holder: LeaseState | None) -> None:
+        """Refuse to create or to continue a session against what was asked.
+
+        The log is looked at only where the lease does not answer: what was released has a log, and
+        a new session that turns out to have one is refused once its lease is granted.
+        """
         key = wanted.key
-        if wanted.create and not wanted.new:
+        is_known = holder is not None and not holder.deleted
+        if (wanted.create and not wanted.new) or (wanted.new and not is_known):
             return
-        exists = await self._runtime.store.head(key) > 0
+        exists = holder is not None and is_known and holder.released
+        exists = exists or await self._runtime.store.head(key) > 0
         if wanted.new and exists:
             raise _exists(key)
         if not wanted.create and not exists:

@@ -197,7 +197,7 @@ async def test_only_what_was_in_doubt_is_looked_up(
 async def test_an_acquire_whose_commit_is_not_confirmed_can_be_taken_up(
     cut_off: PostgresStore, proxy: CuttingProxy
 ) -> None:
-    proxy.cut_after(b"COMMIT")
+    proxy.cut_after(b'{"owner":"me"}')
     with pytest.raises(StoreUnavailableError):
         await cut_off.acquire(KEY, after=0)
     assert proxy.cuts == 1
@@ -245,7 +245,7 @@ async def test_a_fold_whose_commit_is_not_confirmed_is_whole(
 ) -> None:
     grant = await take(cut_off)
     documents = {"session.json": b"folded", "memory.json": b"too"}
-    proxy.cut_after(b"COMMIT")
+    proxy.cut_after(b'"as_of_seq"')
     await cut_off.write_documents(KEY, documents, manifest_of(grant, 1, documents))
     assert proxy.cuts == 1
     found = await cut_off.read_documents(KEY)

@@ -18,7 +18,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import anyio
@@ -117,6 +117,26 @@ def driver() -> Any:
         message = "the PostgreSQL store needs psycopg: pip install 'perdure[postgres]'"
         raise MissingExtraError(message, extra="postgres") from error
     return psycopg
+
+
+def bigint(number: int) -> object:
+    """Return a number of one type, whatever its size: each type would be prepared by itself."""
+    return driver().types.numeric.Int8(number)
+
+
+def execute_all(
+    connection: Connection, statements: Sequence[tuple[bytes, Mapping[str, object]]]
+) -> list[list[tuple[Any, ...]]]:
+    """Run statements in one round trip; return the rows of each.
+
+    They are one transaction, and each sees what was committed when it began. With a libpq before
+    version 14 they are one round trip and one transaction each.
+    """
+    cursors: list[psycopg.Cursor[tuple[Any, ...]]] = []
+    with connection.pipeline() if driver().Pipeline.is_supported() else contextlib.nullcontext():
+        for query, values in statements:
+            cursors.append(connection.execute(query, values, binary=True))
+    return [cursor.fetchall() for cursor in cursors]
 
 
 class _ActiveConnection:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Collection, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -20,9 +20,16 @@ from perdure.records.keys import SessionKey, salvage_cure
 from perdure.records.manifest import FORMAT, Manifest, matched
 from perdure.records.records import open_sealed, seal
 from perdure.store import BlobSweep, Documents, SessionInfo
-from perdure.stores.postgres.connections import Connection
+from perdure.stores.postgres.connections import Connection, execute_all
 from perdure.stores.postgres.leases import tenant_id
-from perdure.stores.postgres.log import require_held
+from perdure.stores.postgres.log import (
+    OpeningRead,
+    lease_lost_error,
+    opening_queries,
+    require_held,
+    state_of,
+)
+from perdure.stores.postgres.rows import SessionState
 from perdure.stores.postgres.settings import quoted
 from perdure.stores.postgres.statements import Statements
 
@@ -37,15 +44,41 @@ def read(
     connection: Connection, sql: Statements, key: SessionKey, names: Collection[str] | None
 ) -> Documents:
     """Read documents, each checked against the manifest's hash."""
-    parameters = {
+    query, values = _query(sql, key, names)
+    return _checked(key, names, connection.execute(query, values, binary=True).fetchall())
+
+
+def read_opening(
+    connection: Connection,
+    sql: Statements,
+    key: SessionKey,
+    names: Collection[str] | None,
+    state: SessionState,
+) -> tuple[Documents, OpeningRead]:
+    """Read documents, and what an open reads after them, in one round trip."""
+    statements = [_query(sql, key, names), *opening_queries(sql, state)]
+    documents, rows, waiting = execute_all(connection, statements)
+    return _checked(key, names, documents), OpeningRead(state, rows, waiting)
+
+
+def _query(
+    sql: Statements, key: SessionKey, names: Collection[str] | None
+) -> tuple[bytes, dict[str, object]]:
+    values: dict[str, object] = {
         "tenant": key.tenant,
         "agent": key.agent,
         "session": key.session,
         "ids": None if names is None else [_hash(name) for name in names],
     }
+    return sql["documents"], values
+
+
+def _checked(
+    key: SessionKey, names: Collection[str] | None, rows: Iterable[tuple[Any, ...]]
+) -> Documents:
     head, sealed = 0, b""
     stored: dict[str, bytes] = {}
-    for row in connection.execute(sql["documents"], parameters, binary=True):
+    for row in rows:
         if row[1] is not None:
             head, sealed = row[0], row[1]
         else:
@@ -97,35 +130,27 @@ def write(
     documents: Mapping[str, bytes],
     manifest: Manifest,
 ) -> None:
-    """Replace documents and the manifest in one transaction."""
+    """Replace documents and the manifest in one statement."""
     listed = {name: _hash(name) for name in manifest.documents}
     written = [name for name in documents if name in listed]
-    sealed = seal(msgspec.json.encode(manifest))
     about = manifest.about
-    with connection.transaction():
-        row_id = require_held(connection, sql, key, manifest.epoch)
-        if written:
-            connection.execute(
-                sql["write_documents"],
-                (
-                    row_id,
-                    [listed[name] for name in written],
-                    [name.encode() for name in written],
-                    [documents[name] for name in written],
-                ),
-            )
-        connection.execute(sql["drop_documents"], (row_id, list(listed.values())))
-        connection.execute(
-            sql["write_manifest"],
-            (
-                row_id,
-                sealed,
-                without_nul(about.title),
-                without_nul(about.owner),
-                [without_nul(tag) for tag in about.tags],
-                manifest.counters.get("turns", 0),
-            ),
-        )
+    values = {
+        "tenant": key.tenant,
+        "agent": key.agent,
+        "session": key.session,
+        "epoch": manifest.epoch,
+        "ids": [listed[name] for name in written],
+        "names": [name.encode() for name in written],
+        "data": [documents[name] for name in written],
+        "listed": list(listed.values()),
+        "sealed": seal(msgspec.json.encode(manifest)),
+        "title": without_nul(about.title),
+        "owner": without_nul(about.owner),
+        "tags": [without_nul(tag) for tag in about.tags],
+        "turns": manifest.counters.get("turns", 0),
+    }
+    if connection.execute(sql["fold"], values).fetchone() is None:
+        raise lease_lost_error(key, manifest.epoch, state_of(connection, sql, key))
 
 
 def without_nul(text: str | None) -> str | None:

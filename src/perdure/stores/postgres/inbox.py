@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import msgspec
 
@@ -13,7 +14,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.posts import UNREADABLE, decode_dead_letter, encode_dead_letter, oldest_first
 from perdure.records.records import open_sealed, seal
 from perdure.store import DeadLetter, InboxLimit, PendingItem
-from perdure.stores.postgres.connections import Connection
+from perdure.stores.postgres.connections import Connection, bigint
 from perdure.stores.postgres.leases import channel_of, lock_session
 from perdure.stores.postgres.log import lease_lost_error, require_held, state_of
 from perdure.stores.postgres.rows import MAX_RECORD_BYTES
@@ -61,7 +62,12 @@ def take(
         return []
     if state is None or state.epoch != epoch:
         raise lease_lost_error(key, epoch, state)
-    rows = connection.execute(sql["waiting"], (state.id, max(limit, 0)), binary=True).fetchall()
+    values = {"id": bigint(state.id), "limit": bigint(max(limit, 0))}
+    return items_of(connection.execute(sql["waiting"], values, binary=True).fetchall())
+
+
+def items_of(rows: Sequence[tuple[Any, ...]]) -> list[PendingItem]:
+    """Return the items in an inbox's rows."""
     items = [_decoded(*row) for row in rows]
     return [
         _with_op_id(item, items) if item.op_id.startswith(UNREADABLE) else item for item in items

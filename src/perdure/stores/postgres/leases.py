@@ -18,8 +18,8 @@ from perdure.errors import LeaseHeldError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, Entry, encode
 from perdure.store import HeartbeatRequests, HeldLease, LeaseState
-from perdure.stores.postgres.connections import Connection
-from perdure.stores.postgres.rows import OwnedSession, SessionState
+from perdure.stores.postgres.connections import Connection, bigint
+from perdure.stores.postgres.rows import SessionState
 from perdure.stores.postgres.statements import Statements
 
 
@@ -77,9 +77,21 @@ def lock_session(connection: Connection, sql: Statements, key: SessionKey) -> Se
 
 
 def acquire(
-    connection: Connection, sql: Statements, key: SessionKey, after: int, owner: str
-) -> tuple[HeldLease, OwnedSession]:
-    """Acquire a session with the next epoch, and append the epoch record."""
+    connection: Connection,
+    sql: Statements,
+    key: SessionKey,
+    after: int,
+    owner: str,
+    seen: SessionState | None,
+) -> tuple[HeldLease, SessionState]:
+    """Acquire a session with the next epoch, and append the epoch record.
+
+    One statement, if the session is still in the state that was *seen*; None for no row.
+    """
+    if after == (0 if seen is None else seen.epoch):
+        acquired = _take(connection, sql, key, owner, seen)
+        if acquired is not None:
+            return acquired
     with connection.transaction():
         previous = lock_session(connection, sql, key)
         if previous.epoch != after:
@@ -88,42 +100,62 @@ def acquire(
                 "request a handover or wait"
             )
             raise LeaseHeldError(message, key=key, epoch=previous.epoch)
-        epoch, head, created = after + 1, previous.head + 1, previous.head == 0
-        record = Entry(EPOCH, msgspec.json.encode({"owner": owner}))
-        lines, crc = encode([record], first=head, epoch=epoch, crc=previous.crc)
-        connection.execute(
-            sql["take"],
-            {
-                "id": previous.id,
-                "epoch": epoch,
-                "owner": owner,
-                "head": head,
-                "crc": crc,
-                "seed": previous.crc,
-                "lines": lines,
-                "life": epoch if created else previous.generation,
-                "since": 1 if created else previous.since,
-            },
-        )
-    return HeldLease(key, epoch, head, created), OwnedSession(previous.id, epoch, head, crc, owner)
+        acquired = _take(connection, sql, key, owner, previous)
+    if acquired is None:
+        raise StoreUnavailableError("a session's row changed under its lock: try again", key=key)
+    return acquired
 
 
-def holder(connection: Connection, sql: Statements, key: SessionKey) -> LeaseState | None:
-    """Return who holds, or last held, a session; None if it never had a holder."""
-    row = connection.execute(sql["holder"], (key.tenant, key.agent, key.session)).fetchone()
+def _take(
+    connection: Connection,
+    sql: Statements,
+    key: SessionKey,
+    owner: str,
+    previous: SessionState | None,
+) -> tuple[HeldLease, SessionState] | None:
+    """Acquire a session from a state of it; None if it is in another one by now."""
+    after, seed = (0, 0) if previous is None else (previous.epoch, previous.crc)
+    epoch, head = after + 1, 1 if previous is None else previous.head + 1
+    record = Entry(EPOCH, msgspec.json.encode({"owner": owner}))
+    lines, crc = encode([record], first=head, epoch=epoch, crc=seed)
+    values = {"owner": owner, "crc": bigint(crc), "lines": lines}
+    if previous is None:
+        names = {"tenant": key.tenant, "agent": key.agent, "session": key.session}
+        cursor = connection.execute(sql["begin"], {**values, **names})
+    else:
+        place = {"id": previous.id, "after": after, "epoch": epoch, "head": head, "seed": seed}
+        numbers = {name: bigint(number) for name, number in place.items()}
+        cursor = connection.execute(sql["take"], {**values, **numbers, "created": head == 1})
+    row = cursor.fetchone()
     if row is None:
         return None
-    epoch, owner, released, deleted, closed, beat, host, pid = row
-    return LeaseState(
-        epoch=epoch,
-        owner=owner,
-        released=released,
+    number, generation, since = row
+    state = SessionState(number, epoch, head, crc, head, generation, since, False, owner)
+    return HeldLease(key, epoch, head, head == 1), state
+
+
+def holder(
+    connection: Connection, sql: Statements, key: SessionKey
+) -> tuple[LeaseState | None, SessionState | None]:
+    """Return who holds, or last held, a session, and its row; None if there is none."""
+    row = connection.execute(sql["holder"], (key.tenant, key.agent, key.session)).fetchone()
+    if row is None:
+        return None, None
+    closed, beat, host, pid = row[10:]
+    state = SessionState(*row[:10])
+    if not state.epoch:  # something was posted to it
+        return None, state
+    lease = LeaseState(
+        epoch=state.epoch,
+        owner=state.owner,
+        released=state.released,
         alive=False if closed else None,
         beat=beat or 0,
-        deleted=deleted,
+        deleted=state.deleted,
         host=host or "",
         pid=pid or 0,
     )
+    return lease, state
 
 
 def release(connection: Connection, sql: Statements, key: SessionKey, epoch: int) -> None:

@@ -7,8 +7,8 @@ are OK; each of the others is looked up, and its log compared with the batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, final
 
 from perdure.errors import (
     CorruptRecordError,
@@ -19,7 +19,7 @@ from perdure.errors import (
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry, Record, encode
 from perdure.store import Batch, Outcome, Status
-from perdure.stores.postgres.connections import Connection, Connections
+from perdure.stores.postgres.connections import Connection, Connections, bigint, execute_all
 from perdure.stores.postgres.errors import is_broken, outcome_of
 from perdure.stores.postgres.rows import (
     CommitRow,
@@ -38,6 +38,9 @@ ROUNDS = 4
 STATEMENT_BYTES = 32 * 1024 * 1024
 PAGE_BYTES = 4 * 1024 * 1024
 PAGE_ROWS = 256
+OPENING_BYTES = 256 * 1024
+"""Bytes of the log that an open reads beforehand, and keeps until it takes the inbox."""
+NO_LIMIT = 2**63 - 1
 
 
 class EncodedBatch(NamedTuple):
@@ -49,6 +52,10 @@ class EncodedBatch(NamedTuple):
     last: int
     crc: int
     written: int
+
+
+UNKNOWN = SessionState(0, 0, 0, 0, 0, 0, 1, False)
+"""The state of a session whose row is not read yet."""
 
 
 class RowSpan(NamedTuple):
@@ -71,12 +78,16 @@ class RecordPage(NamedTuple):
 
 def state_of(connection: Connection, sql: Statements, key: SessionKey) -> SessionState | None:
     """Return a session's row, None if it has none."""
-    row = connection.execute(sql["state"], _names_of(key), binary=True).fetchone()
+    row = connection.execute(sql["state"], _named(key), binary=True).fetchone()
     return SessionState(*row) if row else None
 
 
 def _names_of(key: SessionKey) -> tuple[str, str, str]:
     return key.tenant, key.agent, key.session
+
+
+def _named(key: SessionKey) -> dict[str, object]:
+    return {"tenant": key.tenant, "agent": key.agent, "session": key.session}
 
 
 def lease_lost_error(key: SessionKey, epoch: int, state: SessionState | None) -> LeaseLostError:
@@ -297,25 +308,116 @@ def read_page(connection: Connection, sql: Statements, run: RowReader, span: Row
         CorruptRecordError: A row is damaged or missing.
 
     """
-    key, state, low, high, reverse, rows = span
-    rows_read = connection.execute(
-        sql["backward" if reverse else "forward"],
-        {"id": state.id, "low": low, "high": high, "rows": rows, "bytes": PAGE_BYTES},
-        binary=True,
-    ).fetchall()
-    first_row = CommitRow._make(rows_read[0]) if rows_read else None
-    records: list[Record] = []
+    rows = connection.execute(*_page_query(sql, span), binary=True).fetchall()
+    return _current_page(connection, sql, run, span, rows)
+
+
+def _page_query(sql: Statements, span: RowSpan) -> tuple[bytes, dict[str, object]]:
+    values = _named(span.key) | {
+        "low": bigint(span.low),
+        "high": bigint(span.high),
+        "rows": bigint(span.rows),
+        "bytes": PAGE_BYTES,
+    }
+    return sql["backward" if span.reverse else "forward"], values
+
+
+def _current_page(
+    connection: Connection,
+    sql: Statements,
+    run: RowReader,
+    span: RowSpan,
+    rows: Sequence[tuple[Any, ...]],
+) -> RecordPage:
+    """Return the records of rows; none, if the session was deleted or trimmed meanwhile."""
     try:
-        if first_row is None or not first_row.first <= (high if reverse else low) <= first_row.last:
-            raise missing_rows_error(key, state, low, high)
-        for row in map(CommitRow._make, rows_read):
-            records += run.records(row)
+        return page_of(rows, run, span)
     except CorruptRecordError:
-        now = state_of(connection, sql, key)
-        if now is None or now.deleted or now.generation != state.generation or now.since > low:
-            return RecordPage([], None)  # it was deleted or trimmed meanwhile
+        state = span.state
+        now = state_of(connection, sql, span.key)
+        if now is None or now.deleted or now.generation != state.generation or now.since > span.low:
+            return RecordPage([], None)
         raise
+
+
+def page_of(rows: Sequence[tuple[Any, ...]], run: RowReader, span: RowSpan) -> RecordPage:
+    """Return the records of rows that begin where a span does.
+
+    Raises:
+        CorruptRecordError: A row is damaged or missing.
+
+    """
+    key, state, low, high, reverse, _ = span
+    first_row = CommitRow._make(rows[0]) if rows else None
+    if first_row is None or not first_row.first <= (high if reverse else low) <= first_row.last:
+        raise missing_rows_error(key, state, low, high)
+    records: list[Record] = []
+    for row in map(CommitRow._make, rows):
+        records += run.records(row)
     end = records[-1].seq
     if reverse:
         return RecordPage(records, None if end <= low else end - 1)
     return RecordPage(records, None if end >= high else end + 1)
+
+
+class LogStart(NamedTuple):
+    """The first page of a log that is read, and how to read on; None for a missing session."""
+
+    run: RowReader
+    span: RowSpan
+    page: RecordPage
+
+
+def read_start(connection: Connection, sql: Statements, wanted: RowSpan) -> LogStart | None:
+    """Read a session's row, and the first page of a part of its log, in one round trip."""
+    key, reverse = wanted.key, wanted.reverse
+    state_query = (sql["state"], _named(key))
+    states, found = execute_all(connection, [state_query, _page_query(sql, wanted)])
+    state = SessionState(*states[0]) if states else None
+    if state is None or state.deleted:
+        return None
+    low, high = max(wanted.low, state.since), min(wanted.high, state.head)
+    span = wanted._replace(state=state, low=low, high=high)
+    run = RowReader(key, state, reverse=reverse)
+    if span.low > span.high:
+        return LogStart(run, span, RecordPage([], None))
+    # A row that was added after the session's row was read is not part of this log yet.
+    current = [row for row in found if row[0] <= span.high]
+    if reverse and len(current) < len(found):
+        return LogStart(run, span, RecordPage([], span.high))
+    return LogStart(run, span, _current_page(connection, sql, run, span, current))
+
+
+class OpeningRead(NamedTuple):
+    """What an open reads beside the documents, as of the grant of its lease."""
+
+    state: SessionState
+    rows: list[tuple[Any, ...]]
+    """The log's rows since the last fold, or the first of them."""
+    waiting: list[tuple[Any, ...]]
+    """The inbox's rows, up to ``WAITING_ROWS``."""
+
+    def log_start(self, key: SessionKey, low: int, high: int) -> LogStart | None:
+        """Return the first page of the log from a record on; None if it was not read."""
+        span = RowSpan(key, self.state, max(low, self.state.since), min(high, self.state.head))
+        run = RowReader(key, self.state)
+        try:
+            return LogStart(run, span, page_of(self.rows, run, span))
+        except CorruptRecordError:  # read it again: it may have been trimmed meanwhile
+            return None
+
+
+WAITING_ROWS = 32
+"""Items of an inbox that an open reads beforehand."""
+
+
+def opening_queries(
+    sql: Statements, state: SessionState
+) -> list[tuple[bytes, Mapping[str, object]]]:
+    """Return the queries of an `OpeningRead`."""
+    limits = {"rows": bigint(PAGE_ROWS), "bytes": OPENING_BYTES}
+    place = {"id": bigint(state.id), "since": bigint(state.since), "high": bigint(state.head)}
+    return [
+        (sql["tail"], {**place, **limits}),
+        (sql["waiting"], {"id": bigint(state.id), "limit": bigint(WAITING_ROWS)}),
+    ]

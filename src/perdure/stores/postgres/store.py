@@ -43,9 +43,17 @@ from perdure.stores.postgres import documents as directory
 from perdure.stores.postgres import inbox, leases, log
 from perdure.stores.postgres.calls import PARALLELISM, Calls, open_calls
 from perdure.stores.postgres.connections import Password
-from perdure.stores.postgres.rows import MAX_RECORD_BYTES, HeldSessionsByKey, RowReader
+from perdure.stores.postgres.rows import (
+    MAX_RECORD_BYTES,
+    HeldSessionsByKey,
+    OwnedSession,
+    SessionState,
+)
 from perdure.stores.postgres.settings import settings_of
 from perdure.stores.postgres.statements import Statements
+
+_MAX_SEEN = 1000
+"""Rows of sessions that nobody acquired after their holder was read, at most."""
 
 _CAPABILITIES = Capabilities(
     durability="unknown",
@@ -93,6 +101,11 @@ class PostgresStore:
         self._sql = Statements(self._settings.schema)
         self._opened: Calls | None = None
         self._held_sessions: HeldSessionsByKey = {}
+        self._seen: dict[SessionKey, SessionState | None] = {}
+        """Rows as their holders were read, each for the acquire that follows."""
+        self._granted: dict[SessionKey, SessionState] = {}
+        """Rows as they were acquired, each for the read of documents that follows."""
+        self._openings: dict[SessionKey, log.OpeningRead] = {}
         self._reported_ids: tuple[int, ...] = ()
         self._has_news = False
         self._notified = anyio.Event()
@@ -134,7 +147,8 @@ class PostgresStore:
     async def aclose(self) -> None:
         """Close every connection; leases that were not released look like those of a dead owner."""
         calls, self._opened = self._opened, None
-        self._held_sessions.clear()
+        for known in (self._held_sessions, self._seen, self._granted, self._openings):
+            known.clear()
         if calls is not None and calls.is_in_this_process:
             await calls.close(self._owner)
 
@@ -168,27 +182,33 @@ class PostgresStore:
         reverse: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
         """Read records as of now, a page of rows at a time."""
-        state = await self._calls.run_idempotent("read", log.state_of, key)
-        if state is None or state.deleted:
+        # Row by row past damage, so that a damaged row hides no others.
+        max_rows = 1 if past_damage.get() else log.PAGE_ROWS
+        remaining = log.NO_LIMIT if limit is None else limit
+        low, high = after + 1, log.NO_LIMIT if before is None else before - 1
+        if remaining <= 0 or low > high:
+            self._calls  # noqa: B018  # raises if it is closed
             return
-        low = max(after + 1, state.since)
-        high = state.head if before is None else min(before - 1, state.head)
-        reader = RowReader(key, state, reverse=reverse)
-        remaining = state.head if limit is None else limit
-        first, last = low, high
-        max_rows = (
-            1 if past_damage.get() else log.PAGE_ROWS
-        )  # row by row, so that a damaged one hides no others
-        while remaining > 0 and low <= high:
-            span = log.RowSpan(key, state, low, high, reverse, min(remaining, max_rows))
-            page = await self._calls.run_idempotent("read", log.read_page, reader, span)
+        opening = None if reverse or max_rows == 1 else self._opening_of(key)
+        start = None if opening is None else opening.log_start(key, low, high)
+        if start is None:
+            rows = min(remaining, max_rows)
+            span = log.RowSpan(key, log.UNKNOWN, low, high, reverse, rows)
+            start = await self._calls.run_idempotent("read", log.read_start, span)
+        if start is None:
+            return
+        reader, span, page = start
+        first, last = low, high = span.low, span.high
+        while True:
             records = [record for record in page.records if first <= record.seq <= last][:remaining]
             remaining -= len(records)
             if records:
                 yield LogChunk(tuple(records))
-            if page.next is None:
+            if page.next is None or remaining <= 0:
                 break
             low, high = (low, page.next) if reverse else (page.next, high)
+            span = span._replace(low=low, high=high, rows=min(remaining, max_rows))
+            page = await self._calls.run_idempotent("read", log.read_page, reader, span)
 
     async def head(self, key: SessionKey) -> int:
         state = await self._calls.run_idempotent("read", log.state_of, key)
@@ -203,7 +223,15 @@ class PostgresStore:
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
-        return await self._calls.run_idempotent("read", _documents.read, key, names)
+        session = self._held_sessions.get(key)
+        state = self._granted.pop(key, None)
+        if state is None or session is None or (session.epoch, session.head) != state[1:3]:
+            return await self._calls.run_idempotent("read", _documents.read, key, names)
+        found, opening = await self._calls.run_idempotent(
+            "read", _documents.read_opening, key, names, state
+        )
+        self._openings[key] = opening
+        return found
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
@@ -235,16 +263,38 @@ class PostgresStore:
     # leases
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
-        return await self._calls.run_idempotent("read", leases.holder, key)
+        lease, state = await self._calls.run_idempotent("read", leases.holder, key)
+        self._seen.pop(key, None)
+        if len(self._seen) >= _MAX_SEEN:
+            del self._seen[next(iter(self._seen))]
+        self._seen[key] = state
+        return lease
 
     async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
-        grant, session = await self._calls.run_once(
-            "write to", leases.acquire, key, after, self._owner
+        self._openings.pop(key, None)
+        seen = self._seen.pop(key, None)
+        grant, state = await self._calls.run_once(
+            "write to", leases.acquire, key, after, self._owner, seen
         )
-        self._held_sessions[key] = session
+        self._held_sessions[key] = OwnedSession(
+            state.id, state.epoch, state.head, state.crc, state.owner
+        )
+        self._granted[key] = state
         return grant
 
+    def _opening_of(self, key: SessionKey) -> log.OpeningRead | None:
+        """Return what was read with the documents, if nothing was appended since."""
+        opening, session = self._openings.get(key), self._held_sessions.get(key)
+        if opening is None:
+            return None
+        if session is None or (session.epoch, session.head) != opening.state[1:3]:
+            del self._openings[key]
+            return None
+        return opening
+
     async def release(self, key: SessionKey, epoch: int) -> None:
+        self._granted.pop(key, None)
+        self._openings.pop(key, None)
         await self._calls.run_idempotent("write to", leases.release, key, epoch)
         session = self._held_sessions.get(key)
         if session is not None and session.epoch == epoch:
@@ -286,6 +336,14 @@ class PostgresStore:
         )
 
     async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
+        opening = self._openings.pop(key, None)
+        # The posts that have come since then have notified this owner.
+        if (
+            opening is not None
+            and opening.state.epoch == epoch
+            and len(opening.waiting) < min(limit, log.WAITING_ROWS)
+        ):
+            return inbox.items_of(opening.waiting)
         return await self._calls.run_idempotent("read", inbox.take, key, epoch, limit)
 
     async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
@@ -327,6 +385,8 @@ class PostgresStore:
         return await self._calls.run_idempotent("read", directory.tenants)
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
+        self._granted.pop(key, None)
+        self._openings.pop(key, None)
         await self._calls.run_once("delete from", directory.delete, key, epoch)
         self._held_sessions.pop(key, None)
 

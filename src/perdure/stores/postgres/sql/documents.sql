@@ -19,16 +19,25 @@ SELECT s.id FROM {schema}.tenants AS t JOIN {schema}.sessions AS s ON s.tenant =
 WHERE t.name = %s AND s.agent = %s AND s.session = %s AND s.epoch = %s AND NOT s.deleted
 FOR NO KEY UPDATE OF s
 
--- name: write_documents
-INSERT INTO {schema}.documents (session, id, name, data)
-SELECT %s, d.* FROM unnest(%b::bytea[], %b::bytea[], %b::bytea[]) AS d (id, name, data)
-ON CONFLICT (session, id) DO UPDATE SET name = excluded.name, data = excluded.data
-
--- name: drop_documents
-DELETE FROM {schema}.documents WHERE session = %s AND NOT id = ANY(%b::bytea[])
-
--- name: write_manifest
-INSERT INTO {schema}.manifests (session, sealed, title, owner, tags, turns)
-VALUES (%s, %s, %s, %s, %s::text[], %s)
-ON CONFLICT (session) DO UPDATE SET sealed = excluded.sealed, title = excluded.title,
-    owner = excluded.owner, tags = excluded.tags, turns = excluded.turns
+-- name: fold
+-- Under the session's lock, and in one statement: no reader sees a part of it.
+WITH held AS (
+    SELECT s.id FROM {schema}.tenants AS t JOIN {schema}.sessions AS s ON s.tenant = t.id
+    WHERE t.name = %(tenant)s AND s.agent = %(agent)s AND s.session = %(session)s
+        AND s.epoch = %(epoch)s AND NOT s.deleted
+    FOR NO KEY UPDATE OF s
+), written AS (
+    INSERT INTO {schema}.documents (session, id, name, data)
+    SELECT h.id, d.* FROM held AS h,
+        unnest(%(ids)b::bytea[], %(names)b::bytea[], %(data)b::bytea[]) AS d (id, name, data)
+    ON CONFLICT (session, id) DO UPDATE SET name = excluded.name, data = excluded.data
+), dropped AS (
+    DELETE FROM {schema}.documents AS d USING held AS h
+    WHERE d.session = h.id AND NOT d.id = ANY(%(listed)b::bytea[])
+), described AS (
+    INSERT INTO {schema}.manifests (session, sealed, title, owner, tags, turns)
+    SELECT h.id, %(sealed)s, %(title)s, %(owner)s, %(tags)s::text[], %(turns)s FROM held AS h
+    ON CONFLICT (session) DO UPDATE SET sealed = excluded.sealed, title = excluded.title,
+        owner = excluded.owner, tags = excluded.tags, turns = excluded.turns
+)
+SELECT id FROM held

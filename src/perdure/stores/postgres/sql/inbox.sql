@@ -25,7 +25,8 @@ WITH told AS (
 SELECT pg_notify(%(channel)s, '') FROM told
 
 -- name: waiting
-SELECT i.id, i.op, i.item FROM {schema}.inbox AS i WHERE i.session = %s ORDER BY i.id LIMIT %s
+SELECT i.id, i.op, i.item FROM {schema}.inbox AS i WHERE i.session = %(id)s
+ORDER BY i.id LIMIT %(limit)s
 
 -- name: inboxes
 -- From one inbox in which something waits to the next: the others are not looked at.

@@ -14,23 +14,52 @@ FROM {schema}.sessions AS s
 WHERE s.tenant = %s AND s.agent = %s AND s.session = %s FOR NO KEY UPDATE
 
 -- name: take
+-- Only from the state that the sender knows, so it does not have to be locked beforehand.
 WITH taken AS (
-    UPDATE {schema}.sessions
+    UPDATE {schema}.sessions AS s
     SET epoch = %(epoch)s, owner = %(owner)s, head = %(head)s, crc = %(crc)s, begun = %(head)s,
-        life = %(life)s, since = %(since)s, released = false, deleted = false, updated_at = now(),
-        created_at = CASE WHEN life = %(life)s THEN created_at ELSE now() END
-    WHERE id = %(id)s
-    RETURNING id
+        life = CASE WHEN %(created)s THEN %(epoch)s ELSE s.life END,
+        since = CASE WHEN %(created)s THEN 1 ELSE s.since END,
+        created_at = CASE WHEN %(created)s THEN now() ELSE s.created_at END,
+        released = false, deleted = false, updated_at = now()
+    WHERE s.id = %(id)s AND s.epoch = %(after)s AND s.head = %(head)s - 1 AND s.crc = %(seed)s
+    RETURNING s.id, s.life, s.since
+), added AS (
+    INSERT INTO {schema}.commits (session, first, last, epoch, seed, lines)
+    SELECT id, %(head)s, %(head)s, %(epoch)s, %(seed)s, %(lines)s FROM taken
 )
-INSERT INTO {schema}.commits (session, first, last, epoch, seed, lines)
-SELECT id, %(head)s, %(head)s, %(epoch)s, %(seed)s, %(lines)s FROM taken
+SELECT id, life, since FROM taken
+
+-- name: begin
+-- The first epoch of a session without a row; nothing happens if it has one by now.
+WITH known AS (
+    SELECT id FROM {schema}.tenants WHERE name = %(tenant)s
+), new AS (
+    INSERT INTO {schema}.tenants (name)
+    SELECT %(tenant)s WHERE NOT EXISTS (SELECT FROM known)
+    ON CONFLICT (name) DO NOTHING
+    RETURNING id
+), begun AS (
+    INSERT INTO {schema}.sessions
+        (tenant, agent, session, epoch, head, crc, begun, life, owner, updated_at, created_at)
+    SELECT t.id, %(agent)s, %(session)s, 1, 1, %(crc)s, 1, 1, %(owner)s, now(), now()
+    FROM (SELECT id FROM known UNION ALL SELECT id FROM new) AS t
+    ON CONFLICT (tenant, agent, session) DO NOTHING
+    RETURNING id, life, since
+), added AS (
+    INSERT INTO {schema}.commits (session, first, last, epoch, seed, lines)
+    SELECT id, 1, 1, 1, 0, %(lines)s FROM begun
+)
+SELECT id, life, since FROM begun
 
 -- name: holder
-SELECT s.epoch, s.owner, s.released, s.deleted, o.closed, o.beat, o.host, o.pid
+-- With where the log ends, for the one that acquires it next.
+SELECT s.id, s.epoch, s.head, s.crc, s.begun, s.life, s.since, s.deleted, s.owner, s.released,
+    o.closed, o.beat, o.host, o.pid
 FROM {schema}.tenants AS t
 JOIN {schema}.sessions AS s ON s.tenant = t.id
 LEFT JOIN {schema}.owners AS o ON o.owner = s.owner
-WHERE t.name = %s AND s.agent = %s AND s.session = %s AND s.epoch > 0
+WHERE t.name = %s AND s.agent = %s AND s.session = %s
 
 -- name: release
 UPDATE {schema}.sessions AS s SET released = true

@@ -21,35 +21,63 @@ SELECT id FROM moved
 -- name: state
 SELECT s.id, s.epoch, s.head, s.crc, s.begun, s.life, s.since, s.deleted, s.owner
 FROM {schema}.tenants AS t JOIN {schema}.sessions AS s ON s.tenant = t.id
-WHERE t.name = %s AND s.agent = %s AND s.session = %s
+WHERE t.name = %(tenant)s AND s.agent = %(agent)s AND s.session = %(session)s
 
 -- name: forward
 -- Whole rows from the one that holds record `low` up to `high`, some megabytes of them.
+WITH s AS MATERIALIZED (
+    SELECT s.id FROM {schema}.tenants AS t JOIN {schema}.sessions AS s ON s.tenant = t.id
+    WHERE t.name = %(tenant)s AND s.agent = %(agent)s AND s.session = %(session)s
+)
 SELECT first, last, epoch, seed, lines FROM (
     SELECT c.*, sum(octet_length(c.lines)) OVER (ORDER BY c.first) - octet_length(c.lines) AS before
     FROM (
         SELECT c.* FROM {schema}.commits AS c
-        WHERE c.session = %(id)s AND c.first <= %(high)s AND c.first >= coalesce((
+        WHERE c.session = (SELECT id FROM s) AND c.first <= %(high)s AND c.first >= coalesce((
             SELECT max(b.first) FROM {schema}.commits AS b
-            WHERE b.session = %(id)s AND b.first <= %(low)s), 0)
+            WHERE b.session = (SELECT id FROM s) AND b.first <= %(low)s), 0)
         ORDER BY c.first LIMIT %(rows)s
     ) AS c
 ) AS c
 WHERE before < %(bytes)s ORDER BY first
 
 -- name: backward
+WITH s AS MATERIALIZED (
+    SELECT s.id FROM {schema}.tenants AS t JOIN {schema}.sessions AS s ON s.tenant = t.id
+    WHERE t.name = %(tenant)s AND s.agent = %(agent)s AND s.session = %(session)s
+)
 SELECT first, last, epoch, seed, lines FROM (
     SELECT c.*,
         sum(octet_length(c.lines)) OVER (ORDER BY c.first DESC) - octet_length(c.lines) AS before
     FROM (
         SELECT c.* FROM {schema}.commits AS c
-        WHERE c.session = %(id)s AND c.first <= %(high)s AND c.first >= coalesce((
+        WHERE c.session = (SELECT id FROM s) AND c.first <= %(high)s AND c.first >= coalesce((
             SELECT max(b.first) FROM {schema}.commits AS b
-            WHERE b.session = %(id)s AND b.first <= %(low)s), 0)
+            WHERE b.session = (SELECT id FROM s) AND b.first <= %(low)s), 0)
         ORDER BY c.first DESC LIMIT %(rows)s
     ) AS c
 ) AS c
 WHERE before < %(bytes)s ORDER BY first DESC
+
+-- name: tail
+-- What follows the last fold, whole rows: the manifest has its number. Where it cannot be read
+-- there, the rows begin at another record, and the sender finds out which.
+WITH folded AS MATERIALIZED (
+    SELECT greatest(%(since)s, 1 + coalesce((
+        SELECT substring(encode(m.sealed, 'escape') FROM '"as_of_seq":([0-9]{1,18})')::bigint
+        FROM {schema}.manifests AS m WHERE m.session = %(id)s), 0)) AS low
+)
+SELECT first, last, epoch, seed, lines FROM (
+    SELECT c.*, sum(octet_length(c.lines)) OVER (ORDER BY c.first) - octet_length(c.lines) AS before
+    FROM (
+        SELECT c.* FROM {schema}.commits AS c
+        WHERE c.session = %(id)s AND c.first <= %(high)s AND c.first >= coalesce((
+            SELECT max(b.first) FROM {schema}.commits AS b
+            WHERE b.session = %(id)s AND b.first <= (SELECT low FROM folded)), 0)
+        ORDER BY c.first LIMIT %(rows)s
+    ) AS c
+) AS c
+WHERE before < %(bytes)s ORDER BY first
 
 -- name: trim
 WITH kept AS (
