@@ -40,6 +40,7 @@ from perdure.memory.context import WorkingContext
 from perdure.records.messages import encode_message
 from perdure.records.records import Entry
 from perdure.session.internals import accept
+from perdure.session.retention import Retention
 from perdure.testing import MemoryBacking, MemoryStore
 
 QUIET = RunConfig(tracing_disabled=True)
@@ -487,6 +488,47 @@ def test_the_command_line_shows_and_checks_the_items(tmp_path: Path) -> None:
         ["assistant", "(empty)"],
     ]
     assert "no problems" in shell("check")
+
+
+async def test_each_run_is_a_turn_of_the_session(sessions: SessionManager) -> None:
+    session = PerdureSession("a", sessions)
+    for text in ("When?", "And now?"):
+        model = script(asks("A"), [assistant_message("Noon.")])
+        await run(Agent(name="harbor", model=model, tools=[tide]), text, session, stream=False)
+    async with sessions.open("a") as own, own.turn():
+        await session.add_items([user("in a turn of perdure's"), said("yes")])
+    view = await sessions.load("a")
+    assert view is not None
+    assert view.info.turns == 3
+    async with sessions.open("a") as own, own.turn() as turn:
+        assert turn.number == 4
+
+
+@pytest.mark.parametrize("context_bytes", [1500, 512 * 1024])
+async def test_a_pruned_session_gives_what_the_model_would_see(
+    tmp_path: Path, context_bytes: int
+) -> None:
+    limits = Limits(context_bytes=context_bytes)
+    async with perdure.connect(tmp_path, limits=limits) as sessions:
+        session = PerdureSession("a", sessions)
+        turns = [[user(f"question {at}"), call(f"{at}"), output(f"{at}")] for at in range(10)]
+        for turn in turns:
+            await session.add_items(turn[:1])
+            await session.add_items(turn[1:])
+        items = [item for turn in turns for item in turn]
+        (pruned,) = (await sessions.prune(Retention(keep_turns=0))).pruned
+        assert pruned.turns == 9
+        left = await session.get_items()
+        assert left == items[-len(left) :]
+        assert len(left) == 30 if context_bytes > 1500 else 3 <= len(left) < 30
+        assert await PerdureSession("a", sessions).get_items(limit=3) == turns[-1]
+        assert await session.pop_item() == output("9")
+        assert await session.get_items() == left[:-1]
+        await session.clear_session()
+        await session.add_items([user("new")])
+        assert await session.get_items() == [user("new")]
+    async with perdure.connect(tmp_path, limits=limits) as sessions:
+        assert await PerdureSession("a", sessions).get_items() == [user("new")]
 
 
 async def test_a_compacted_session_gives_what_perdure_s_model_would_see(

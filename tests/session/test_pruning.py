@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from perdure import Message, Shutdown, connect, export_state, import_state
+from perdure.agent import MemoryManager
 from perdure.errors import HistoryPrunedError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.session.manager import SessionManager
@@ -212,6 +213,20 @@ async def test_the_file_store_gets_smaller(tmp_path: Path) -> None:
         assert logged() < before / 2
         assert report.pruned[0].bytes > before / 2
         assert len(await told(await sessions.load("a"))) == 5
+
+
+async def test_a_turn_without_an_end_is_over_when_the_next_one_begins(again: Connect) -> None:
+    async with again() as sessions:
+        async with sessions.open("a") as session:
+            memory = MemoryManager(session)
+            for number in range(4):
+                memory.ingest_user_message(Message.user(f"message {number}"), f"t{number}")
+            await session.save()
+        (pruned,) = (await sessions.prune(Retention(keep_turns=1))).pruned
+        assert pruned.turns == 2  # the newest has not ended
+        view = await sessions.load("a")
+        assert view is not None
+        assert [item.value.text for item in await view.history()] == ["message 2", "message 3"]
 
 
 async def test_retracting_everything_of_a_pruned_session_needs_no_history(again: Connect) -> None:

@@ -38,9 +38,12 @@ from perdure.records.messages import Message, decode_message, encode_message
 from perdure.records.records import Entry
 from perdure.session.internals import (
     accept,
+    begin_turn,
     let_go,
+    messages_before_log,
     release_unused,
     replace_tail,
+    running_turn,
     session_open_here,
     working_context,
 )
@@ -241,6 +244,8 @@ class PerdureSession:
     async def add_items(self, items: list[Any], *, wrapper: Any = None) -> None:
         """Add items at the end, all or none of them, and return once they are durable.
 
+        If the first is a user's message, a turn of the session begins with it.
+
         Raises:
             NotStorableError: An item is not JSON; nothing was added.
             TooLargeError: An item is larger than the limit for a record; nothing was added.
@@ -250,8 +255,13 @@ class PerdureSession:
         entries = self._encoded(items)
         if not entries:
             return
+        first = items[0]
+        is_asked = isinstance(first, Mapping) and first.get("role") == "user"
         async with self._write() as session:
-            accept(session, entries)
+            if is_asked and not running_turn(session):
+                begin_turn(session, *entries, at=time.time())
+            else:
+                accept(session, entries)
 
     async def pop_item(self, *, wrapper: Any = None) -> Any | None:
         """Take the newest item away, and return it; None if there is none.
@@ -553,6 +563,9 @@ async def _newest(
         page = await source.history(before=before, limit=PAGE)
         messages[:0] = [(item.seq, item.value) for item in page if isinstance(item.value, Message)]
         if len(page) < PAGE:
+            unsaved = source.unsaved() if isinstance(source, Session) else ()
+            older = await messages_before_log(source, unsaved)
+            messages[:0] = [(seq, decode_message(payload)) for seq, payload in older]
             return messages, True
         before = page[0].seq
     return messages, False
@@ -560,11 +573,15 @@ async def _newest(
 
 async def _newest_unit(session: Session) -> _Unit | None:
     """Return the newest item with its record, or the newest run that is not the SDK's."""
-    messages, _ = await _newest(session, 1)
-    if messages and _envelope(messages[0][1]) is None:
+    messages, is_all = await _newest(session, 2)
+    if not is_all and (_envelope(messages[-1][1]) is None or messages[-1][0] == messages[-2][0]):
         messages, _ = await _newest(session, None)  # it may belong to messages before it
     units = [unit for unit in _units(messages) if unit.items]
-    return units[-1] if units else None
+    if not units:
+        return None
+    seq = units[-1].seq
+    # Of a pruned log, one record may bring several messages.
+    return _Unit(seq, [item for unit in units if unit.seq == seq for item in unit.items])
 
 
 def _begin(items: Sequence[Any], limit: int, *, is_all: bool) -> int | None:

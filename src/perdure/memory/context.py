@@ -171,6 +171,10 @@ class WorkingContext:
         seqs = [seq for seq, _, _ in self._kept]
         if self.cut or any(later <= seq for seq, later in pairwise([self._replaced_at, *seqs])):
             return None
+        return self.by_seq()
+
+    def by_seq(self) -> list[tuple[int, bytes]]:
+        """Return the messages, each with the record that brought it; one may bring several."""
         return [(seq, payload) for seq, payload, _ in self._kept]
 
     def by_record(self) -> list[tuple[int, bytes]]:

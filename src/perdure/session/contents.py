@@ -15,6 +15,7 @@ import msgspec
 
 from perdure.checkpoints.chain import CheckpointChain, LogDigest
 from perdure.errors import InvalidArgumentError, NotStorableError, StoreError, TooLargeError
+from perdure.lineage.store import followed
 from perdure.memory.context import CONTEXT_KINDS, RetractionPayload, WorkingContext
 from perdure.memory.documents import (
     DATED_KINDS,
@@ -77,17 +78,18 @@ class HistoryItem(msgspec.Struct, frozen=True):
 class _RetractionFilter:
     """Filter of a log, read backwards: records that were retracted do not pass."""
 
-    __slots__ = ("_newest",)
+    __slots__ = ("newest",)
 
     def __init__(self) -> None:
-        self._newest = float("inf")
+        self.newest: float = float("inf")
+        """The newest record that counts, of those that were not read yet."""
 
     def shows(self, record: Record) -> bool:
         """Whether a record counts; one that takes others back hides those."""
-        if record.seq > self._newest:
+        if record.seq > self.newest:
             return False
         if record.kind == RETRACT:
-            self._newest = decode(record.payload, RetractionPayload).after
+            self.newest = decode(record.payload, RetractionPayload).after
         return True
 
 
@@ -457,6 +459,26 @@ class Contents:
             else:
                 value = decode(record.payload)
             items.append(HistoryItem(record.seq, record.kind, value))
+
+    async def before_log(self, unsaved: Iterable[Record]) -> list[tuple[int, bytes]]:
+        """Return the messages that a pruned log continues, without those retracted since.
+
+        Args:
+            unsaved: What the store does not have yet, newest first.
+
+        """
+        base = await followed(self._store).base_of(self.key)
+        if base is None or not base.cut:
+            return []
+        context = await context_at(self._store, self.key, base.cut, self.context.limit)
+        below = _RetractionFilter()
+        for record in unsaved:
+            below.shows(record)
+        async with contextlib.aclosing(self._store.read_log(self.key, reverse=True)) as log:
+            async for chunk in log:
+                for record in chunk.records:
+                    below.shows(record)
+        return [(seq, payload) for seq, payload in context.by_seq() if seq <= below.newest]
 
     async def as_of(self, seq: int) -> WorkingContext:
         """Return the working context that the session had at a durable record."""

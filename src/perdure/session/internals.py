@@ -7,20 +7,21 @@ is folded, the store below it, long-term memory, and the claim that makes a work
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
 from perdure.errors import SessionAlreadyActiveError, StoreUnavailableError
 from perdure.lineage.store import followed
-from perdure.memory.documents import fold_items, fold_state
+from perdure.memory.documents import TurnPayload, fold_items, fold_state
 from perdure.memory.ledger import LEDGER, Ledger, fold_ledger
+from perdure.records.json import encode
+from perdure.records.records import TURN, Entry, Record
 
 if TYPE_CHECKING:
     from perdure._lib.loop import Affinity
     from perdure.autosave.tracked import Tracked
     from perdure.memory.context import WorkingContext
     from perdure.records.keys import SessionKey
-    from perdure.records.records import Entry
     from perdure.records.types import Registry
     from perdure.session.base import Turn
     from perdure.session.manager import SessionManager
@@ -90,6 +91,15 @@ def next_turn(session: Session) -> int:
     return session._contents.turns
 
 
+def begin_turn(session: Session, *entries: Entry, at: float) -> int:
+    """Begin a turn that the next one ends, with entries in the same group; return the version."""
+    number = session._contents.turns + 1
+    turned = TurnPayload(turn=f"turn_{number:04d}", number=number, phase="begin", at=at)
+    version = session._accept((Entry(TURN, encode(turned)), *entries))
+    session._contents.turns = number
+    return version
+
+
 def report_step(session: Session, what: str, detail: str) -> None:
     """Add a step to the session's restore report."""
     session._report_step(what, detail)
@@ -140,6 +150,19 @@ async def is_branch(session: Session) -> bool:
 def working_context(session: Session | SessionView) -> WorkingContext:
     """Return the working context, to read only."""
     return session._contents.context
+
+
+async def messages_before_log(
+    source: Session | SessionView, unsaved: Sequence[Record]
+) -> list[tuple[int, bytes]]:
+    """Return the messages that a pruned log continues, with their records; none of any other log.
+
+    Args:
+        source: Whose.
+        unsaved: What the store does not have yet.
+
+    """
+    return await source._contents.before_log(reversed(unsaved))
 
 
 def session_open_here(sessions: SessionManager, key: SessionKey) -> Session | None:

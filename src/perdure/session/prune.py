@@ -138,6 +138,30 @@ class _PruneProgress:
         )
 
 
+class _TurnEnds:
+    """The ends of a log's turns, fed record by record; a turn without one ends at the next."""
+
+    __slots__ = ("_group_end", "_is_open", "found")
+
+    def __init__(self) -> None:
+        self.found: list[TurnEndAt] = []
+        self._is_open = False
+        self._group_end = 0
+
+    def feed(self, record: Record) -> None:
+        """Take the next record in."""
+        if record.kind == TURN:
+            turned = decode(record.payload, TurnPayload)
+            begins = turned.phase == "begin"
+            if not begins:
+                self.found.append(TurnEndAt(record.seq, turned.at))
+            elif self._is_open and self._group_end == record.seq - 1:  # else it is in a group
+                self.found.append(TurnEndAt(record.seq - 1, turned.at))
+            self._is_open = begins
+        if record.end:
+            self._group_end = record.seq
+
+
 @final
 class Pruner:
     """Remove the history that a retention does not keep."""
@@ -215,14 +239,12 @@ class Pruner:
         return [Pruned(key, cut.after, cut.turns, freed)]
 
     async def _cut(self, key: SessionKey, retention: Retention, now: float) -> _Cut:
-        turns: list[TurnEndAt] = []
+        ends = _TurnEnds()
         async with aclosing(self._store.read_log(key)) as log:
             async for chunk in log:
                 for record in chunk.records:
-                    if record.kind == TURN:
-                        turned = decode(record.payload, TurnPayload)
-                        if turned.phase != "begin":
-                            turns.append(TurnEndAt(record.seq, turned.at))
+                    ends.feed(record)
+        turns = ends.found
         after = cut_after(turns, retention, now)
         needed = (await self._chain(key)).needed
         if needed is None or needed.event_seq >= after:
