@@ -59,10 +59,9 @@ class _Perdure(Contender):
 
     async def turn(self, number: int, messages: Plain) -> None:
         session = self._sessions[number]
-        async with session.turn():
+        async with session.turn():  # leaving it waits until it is durable
             for one in messages:
                 session.append(_message(one))
-        await session.save()
 
     async def newest(self, number: int) -> int:
         return len(await self._sessions[number].history(limit=50))

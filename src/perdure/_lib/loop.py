@@ -361,18 +361,24 @@ class Threads:
         return call
 
     def start(
-        self, function: Callable[[*Ts], T], *args: *Ts, then: Callable[[ThreadCall[T]], object]
+        self,
+        function: Callable[[*Ts], T],
+        *args: *Ts,
+        then: Callable[[ThreadCall[T]], object],
+        prompt: bool = True,
     ) -> ThreadCall[T]:
         """Call ``function(*args)`` in a thread, then ``then`` with its ``value`` or ``error``.
 
-        ``then`` is called on the event loop, without a task, and must not raise.
+        ``then`` is called on the event loop, without a task, and must not raise. With
+        ``prompt=False`` the thread gets the interpreter when the event loop next waits, which
+        costs less where the loop has nothing else to do.
         """
         call = ThreadCall(self, function, args, then)
         if not self._end.alive:
             self.busy += 1
             call.refuse()
             return call
-        if self._prompt and self.busy < self._begun:
+        if prompt and self._prompt and self.busy < self._begun:
             self.busy += 1
             call.hand_over(self._jobs)
             return call

@@ -49,8 +49,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     context_bytes: int = 512 * KIB
     record_bytes: int = 16 * MIB
-    fold_ratio: float = 2.0
-    fold_records: int = 1000
+    fold_ratio: float = 4.0
+    fold_records: int = 2000
     loads: int = 16
     inbox_items: int = 10_000
     inbox_bytes: int = 64 * MIB

@@ -179,7 +179,7 @@ class SqliteStore:
         def answer(call: ThreadCall[list[Outcome]]) -> None:
             done(Outcome(Status.IN_DOUBT, call.error) if call.error else call.value[0])
 
-        opened.writes.start(opened.engine.append, (batch,), then=answer)
+        opened.writes.start(opened.engine.append, (batch,), then=answer, prompt=False)
         return True
 
     async def read_log(
