@@ -34,8 +34,8 @@ from perdure.store import Batch, Outcome, Status, Store
 
 log: logging.Logger = logging.getLogger("perdure.autosave")
 
-CHUNK = 32
-"""Sessions settled between two readings of the clock."""
+CHUNK = 8
+"""Sessions settled, and their callers woken, in one step of the event loop."""
 
 
 class _InFlightSave:
@@ -396,8 +396,11 @@ class Writer:
         return f"the store did not answer within {timeout} s; the records will be sent again"
 
     def _settle(self, unsettled: Iterator[tuple[Save, Outcome]], now: float, took: float) -> bool:
-        """Apply outcomes until the time slice is over; return whether all are applied."""
-        begun = self._clock()
+        """Apply some outcomes; return whether all are applied.
+
+        Each caller that is woken does something at once, such as its next turn: all of a batch in
+        one step of the event loop would keep it busy for many milliseconds.
+        """
         for n, (save, outcome) in enumerate(unsettled, 1):
             t = save.t
             had_ended = t.end
@@ -409,7 +412,7 @@ class Writer:
                     self._call(t, t.on_saved, t.durable)
             elif t.end is State.LOST and had_ended is None and t.on_lost is not None:
                 self._call(t, t.on_lost)
-            if n % CHUNK == 0 and self._clock() - begun >= self._core.engine.loop_slice:
+            if n % CHUNK == 0:
                 return False
         return True
 

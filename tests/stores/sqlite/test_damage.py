@@ -163,15 +163,12 @@ async def test_a_newest_row_that_was_exchanged_does_not_fit(tmp_path: Path) -> N
     path = tmp_path / "kept" / "x.db"
     await filled(path)
     con = sqlite3.connect(path)
-    rows = con.execute(
-        "SELECT session, first, last, epoch, seed FROM log WHERE last = 11"
-    ).fetchall()
+    rows = con.execute("SELECT rowid, first, last, epoch, seed FROM log WHERE last = 11").fetchall()
     assert len(rows) == len(KEYS)
-    for session, first, last, epoch, seed in rows:
+    for rowid, first, last, epoch, seed in rows:
         forged = group(*["forged"] * (last - first + 1))
         data, _ = frames.encode(forged, first=first, epoch=epoch, crc=seed)
-        place = (data, session, first)
-        con.execute("UPDATE log SET data = ? WHERE session = ? AND first = ?", place)
+        con.execute("UPDATE log SET data = ? WHERE rowid = ?", (data, rowid))
     con.commit()
     con.close()
     store = SqliteStore(path)
@@ -224,9 +221,9 @@ async def test_a_row_of_another_session_does_not_fit(tmp_path: Path) -> None:
     path = tmp_path / "kept" / "x.db"
     await filled(path)
     con = sqlite3.connect(path)
-    rows = con.execute("SELECT session, seed, data FROM log WHERE first = 4").fetchall()
+    rows = con.execute("SELECT rowid, seed, data FROM log WHERE first = 4").fetchall()
     moved = [(*one[1:], other[0]) for one, other in zip(rows, rows[1:] + rows[:1], strict=True)]
-    con.executemany("UPDATE log SET seed = ?, data = ? WHERE session = ? AND first = 4", moved)
+    con.executemany("UPDATE log SET seed = ?, data = ? WHERE rowid = ?", moved)
     con.commit()
     con.close()
     store = SqliteStore(path)

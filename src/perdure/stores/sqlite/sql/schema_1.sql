@@ -21,18 +21,17 @@ CREATE TABLE session (
 
 CREATE UNIQUE INDEX session_by_key ON session (tenant, agent, session);
 
--- One row for each session and commit: whole groups, framed and chained as in a log file. An
--- older database has a rowid and a unique index instead of the primary key, which is one more page to
--- write in each commit; all statements work on both.
+-- One row for each session and commit: whole groups, framed and chained as in a log file.
 CREATE TABLE log (
     session INTEGER NOT NULL,
     first INTEGER NOT NULL,
     last INTEGER NOT NULL,
     epoch INTEGER NOT NULL,
     seed INTEGER NOT NULL,       -- the checksum of the record before `first`
-    data BLOB NOT NULL,
-    PRIMARY KEY (session, first)
-) WITHOUT ROWID;
+    data BLOB NOT NULL
+);
+
+CREATE UNIQUE INDEX log_by_place ON log (session, first);
 
 CREATE TABLE manifest (
     session INTEGER PRIMARY KEY,
