@@ -388,13 +388,13 @@ class S3Bucket(Bucket):
         return True
 
     def remove(self, names: Collection[str]) -> None:
-        self.many(self._remove, names)
-
-    def _remove(self, name: str) -> None:
-        try:
-            self._obs.delete(self._writes, self._prefix + name)
-        except self._errors as error:
-            self._require_missing(error, f"remove {name} from")
+        todo = list(names)
+        for start in range(0, len(todo), _PAGE):
+            page = [self._prefix + name for name in todo[start : start + _PAGE]]
+            try:
+                self._obs.delete(self._writes, page)  # one request
+            except self._errors as error:
+                self._require_missing(error, f"remove {len(page)} objects from")
 
     def _require_missing(self, error: Exception, doing: str) -> None:
         """Raise unless the error is that an object does not exist."""

@@ -230,7 +230,10 @@ class Story:
                 if self.world.random.random() < 0.3:
                     self.world.trace.append(f"{actor.name} dawdles")
                     actor.step()
-                return leases.acquire(bucket, KEY, after, actor.name)
+                known = seen if self.world.random.random() < 0.5 else None
+                writer = leases.acquire(bucket, KEY, after, actor.name, known)
+                _check_opening(bucket, writer)
+                return writer
             except (LeaseError, StoreUnavailableError):
                 continue
         return None
@@ -369,3 +372,17 @@ def play(seed: int, *, faults: float, deletes: bool) -> int:
         for actor in world.actors:  # none is left waiting
             actor.killed = True
             actor.go.release()
+
+
+def _check_opening(bucket: Any, writer: ObjectLogWriter) -> None:
+    """What an acquire read of the log is all of it from a record on, up to the epoch record."""
+    plan = writer.opening
+    if plan is None:
+        return
+    try:
+        run = reader.read(bucket, reader.ranges(plan, plan.after, None), plan.known)
+    except reader.ObjectMergedAway:  # another one has it by now
+        return
+    seqs = [record.seq for record in run.records if record.seq > plan.after]
+    assert seqs == list(range(plan.after + 1, writer.epoch_seq + 1))
+    assert run.records[-1].epoch == writer.epoch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from perdure.errors import LeaseHeldError, StoreUnavailableError
@@ -256,3 +257,43 @@ def test_a_taker_follows_a_holder_that_goes_on_writing(bucket: Any) -> None:
     assert (taken.epoch, taken.epoch_seq) == (2, 10)
     assert texts_of(bucket, None) == list("abcdefgh")
     assert holder.append(batch(holder, 10, "late")).status is Status.CONFLICT
+
+
+def test_a_released_head_that_names_an_older_commit_is_followed_to_the_end(bucket: Any) -> None:
+    """The answers to the last appends were lost: their writer did not know of them."""
+    writer = leases.acquire(bucket, KEY, 0, "one")
+    append(writer, "a", "b", "c")
+    leases.release(bucket, writer)
+    current = reader.read_head(bucket, KEY)
+    assert current is not None
+    assert current[0].newest == 4
+    stale = msgspec.structs.replace(current[0], newest=2)
+    assert leases.replace_head(bucket, KEY, current, stale) is not None
+    new = leases.acquire(bucket, KEY, 1, "two")
+    assert new.epoch_seq == 5
+    plan = new.opening
+    assert plan is not None
+    run = reader.read(bucket, reader.ranges(plan, plan.after, None), plan.known)
+    assert [record.seq for record in run.records] == [2, 3, 4, 5]
+    append(new, "d")
+    assert texts_of(bucket, None) == ["a", "b", "c", "d"]
+
+
+def test_a_released_session_that_another_one_took_at_half_is_not_taken_twice(bucket: Any) -> None:
+    """Its epoch record is where the released head says that the log ends."""
+
+    class Dies(Requests):
+        def replace(self, name: str, data: bytes, tag: str) -> str | None:
+            raise StoreUnavailableError("gone", unwritten=True)
+
+    writer = leases.acquire(bucket, KEY, 0, "one")
+    append(writer, "a")
+    leases.release(bucket, writer)
+    with pytest.raises(StoreUnavailableError):
+        leases.acquire(Dies(bucket.world), KEY, 1, "dies")  # type: ignore[arg-type]
+    with pytest.raises(LeaseHeldError):
+        leases.acquire(bucket, KEY, 1, "next")
+    new = leases.acquire(bucket, KEY, 2, "next")
+    assert new.epoch_seq == 4
+    append(new, "b")
+    assert texts_of(bucket, None) == ["a", "b"]

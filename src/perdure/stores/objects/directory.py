@@ -203,12 +203,8 @@ def _remove_content(bucket: Bucket, head: SessionHead) -> None:
     )
     inbox.clear(bucket, key)
     owned = [*bucket.listed(f"{folder}/doc/"), *bucket.listed(f"{folder}/seg/")]
-    bucket.remove([entry.name for entry in owned if _epoch_of(entry.name) <= head.epoch])
+    bucket.remove([entry.name for entry in owned if layout.epoch_of(entry.name) <= head.epoch])
     bucket.remove([layout.directory_name(key, head.generation)])
-
-
-def _epoch_of(name: str) -> int:
-    return int(name.rpartition("/")[2].partition("-")[0])
 
 
 def scrub(bucket: Bucket) -> None:
@@ -225,7 +221,9 @@ def _remove_unreferenced(bucket: Bucket, folder: str, head: SessionHead) -> None
     """Remove objects that past epochs wrote and no head references."""
     named = heads.referenced_objects(head)
     names = _names(bucket, (f"{folder}/doc/", f"{folder}/seg/"))
-    bucket.remove([name for name in names if name not in named and _epoch_of(name) < head.epoch])
+    bucket.remove(
+        [name for name in names if name not in named and layout.epoch_of(name) < head.epoch]
+    )
     for generation in bucket.folders(f"{folder}/log/"):
         if int(generation) < head.generation:
             old = bucket.listed(f"{folder}/log/{generation}/")

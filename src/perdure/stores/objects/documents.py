@@ -30,6 +30,7 @@ from perdure.stores.objects.bucket import Bucket, ListedObject
 from perdure.stores.objects.head import DocumentRef, MergedSegment, ReadMark, SessionHead
 from perdure.stores.objects.layout import tenant_name
 from perdure.stores.objects.log import CommitMerge, ObjectLogWriter, lease_lost
+from perdure.stores.objects.reader import ObjectReadPlan
 
 _LARGE_DOCUMENT = 64 * 1024
 """Bytes from which on a document is an object of its own, not copied with others."""
@@ -75,15 +76,22 @@ def _cut_segment(
     return MergedSegment(name, segment.last, segment.size - offset, tuple(marks))
 
 
-def documents(bucket: Bucket, key: SessionKey, names: Collection[str] | None) -> Documents:
+def documents(
+    bucket: Bucket,
+    key: SessionKey,
+    names: Collection[str] | None,
+    opening: ObjectReadPlan | None = None,
+) -> Documents:
     """Return documents, each checked against the manifest's hash.
+
+    An *opening* has the head as it was stored just now.
 
     Raises:
         UnsupportedVersionError: The manifest has a newer format.
 
     """
     name = f"{layout.folder_of(key)}/head"
-    current = reader.read_head(bucket, key)
+    current = (opening.head, opening.tag) if opening else reader.read_head(bucket, key)
     result = Documents()
     for _ in range(_ATTEMPTS):
         manifest = None if current is None else heads.manifest_of(name, current[0])
@@ -116,15 +124,26 @@ def _unlisted(bucket: Bucket, head: SessionHead, names: Collection[str] | None) 
 def _read_documents(
     bucket: Bucket, head: SessionHead, listed: Iterable[str], names: Collection[str] | None
 ) -> dict[str, bytes]:
-    selected = [name for name in listed if names is None or name in names]
-    refs = [head.documents.get(name) for name in selected]
-
-    def read_one(ref: DocumentRef | None) -> bytes | None:
-        end = 0 if ref is None else ref.offset + ref.size
-        return None if ref is None else bucket.part(ref.object, ref.offset, end)
-
-    read = zip(selected, bucket.many(read_one, refs), strict=True)
-    return {name: data for name, data in read if data is not None}
+    places = {
+        name: head.documents[name]
+        for name in listed
+        if name in head.documents and (names is None or name in names)
+    }
+    spans: dict[str, tuple[int, int]] = {}
+    for ref in places.values():
+        low, high = spans.get(ref.object, (ref.offset, 0))
+        spans[ref.object] = min(low, ref.offset), max(high, ref.offset + ref.size)
+    read = bucket.many(lambda span: bucket.part(span[0], *span[1]), spans.items())
+    objects = dict(zip(spans, read, strict=True))
+    found: dict[str, bytes] = {}
+    for name, ref in places.items():
+        data, start = objects[ref.object], ref.offset - spans[ref.object][0]
+        if data is None and spans[ref.object] != (ref.offset, ref.offset + ref.size):
+            # It is shorter than it should be: the other documents in it may be whole.
+            data, start = bucket.part(ref.object, ref.offset, ref.offset + ref.size), 0
+        if data is not None:
+            found[name] = data[start : start + ref.size]
+    return found
 
 
 def fold(
@@ -193,11 +212,12 @@ def _write_documents(
 ) -> dict[str, DocumentRef]:
     """Write documents under new names; return their positions."""
     refs: dict[str, DocumentRef] = {}
+    together = _written_each_time(writer, written)
     parts: dict[str, list[bytes]] = {}
     shared = f"{writer.folder}/doc/{writer.epoch:010d}-{random_id(10)}"
     offset = 0
     for name, data in written.items():
-        if len(data) >= _LARGE_DOCUMENT:
+        if len(data) >= _LARGE_DOCUMENT and name not in together:
             own = f"{writer.folder}/doc/{writer.epoch:010d}-{random_id(10)}"
             refs[name] = DocumentRef(own, 0, len(data))
             parts[own] = [data]
@@ -207,6 +227,19 @@ def _write_documents(
             offset += len(data)
     bucket.many(lambda item: bucket.put(item[0], b"".join(item[1])), parts.items())
     return refs
+
+
+def _written_each_time(writer: ObjectLogWriter, written: Mapping[str, bytes]) -> set[str]:
+    """Return the documents that the last fold wrote, too: one object is enough for them.
+
+    The next fold probably replaces all of them, so none keeps the bytes of the others alive.
+    """
+    if writer.stored_head is None:
+        return set()
+    before = writer.stored_head[0].documents
+    epochs = {name: layout.epoch_of(ref.object) for name, ref in before.items()}
+    last = max(epochs.values(), default=0)
+    return {name for name in written if epochs.get(name) == last}
 
 
 def _replace_head(

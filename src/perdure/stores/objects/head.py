@@ -82,6 +82,8 @@ class SessionHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Objects that this head no longer needs, and that must not be removed earlier."""
     created_at: float = 0.0
     updated_at: float = 0.0
+    newest: int = 0
+    """The first record of the newest commit, if the session was released; 0: not known."""
     nonce: str = ""
     """Identifies a replacement whose response was lost."""
 

@@ -33,7 +33,7 @@ from perdure.records.posts import (
 )
 from perdure.store import DeadLetter, HeartbeatRequests, InboxLimit, PendingItem
 from perdure.stores.objects import head, layout, reader
-from perdure.stores.objects.bucket import Bucket, StoredObject
+from perdure.stores.objects.bucket import Bucket, ListedObject, StoredObject
 from perdure.stores.objects.leases import HeartbeatFile
 from perdure.stores.objects.log import lease_lost
 
@@ -65,8 +65,17 @@ class _PendingObject(msgspec.Struct):
 
 def _names(bucket: Bucket, key: SessionKey) -> list[str]:
     """Return the names of a session's posts, oldest first; the last one may be empty."""
+    return [entry.name for entry in _entries(bucket, key)]
+
+
+def _entries(bucket: Bucket, key: SessionKey) -> list[ListedObject]:
     prefix = layout.inbox_name(layout.folder_of(key), 0).rpartition("/")[0] + "/"
-    return sorted(entry.name for entry in bucket.listed(prefix))
+    return sorted(bucket.listed(prefix), key=lambda entry: entry.name)
+
+
+def _empty_size(key: SessionKey) -> int:
+    """Return the size of a post whose items were removed; any item makes it longer."""
+    return len(head.with_checksum(_Post(key, [])))
 
 
 def _posts(bucket: Bucket, names: Sequence[str]) -> Iterator[_PendingObject]:
@@ -208,12 +217,20 @@ def _put_request(bucket: Bucket, key: SessionKey, owner: str, what: str) -> None
     bucket.put(layout.request_name(owner, what, layout.folder_of(key)), head.with_checksum(key))
 
 
-def take(bucket: Bucket, key: SessionKey, epoch: int, limit: int) -> list[PendingItem]:
-    """Return the pending items, oldest first."""
+def take(
+    bucket: Bucket, key: SessionKey, epoch: int, limit: int, *, is_opening: bool = False
+) -> list[PendingItem]:
+    """Return the pending items, oldest first.
+
+    If the lease was granted just now (*is_opening*), an empty inbox is one listing.
+    """
+    entries = _entries(bucket, key)
+    if is_opening and all(entry.size == _empty_size(key) for entry in entries):
+        return []
     current = reader.read_head(bucket, key)
     if (0 if current is None else current[0].epoch) != epoch:
         raise lease_lost(key, epoch, newest=current[0].epoch if current else None)
-    posts = _posts(bucket, _names(bucket, key))
+    posts = _posts(bucket, [entry.name for entry in entries])
     return list(islice((item for posted in posts for item in posted.items), max(limit, 0)))
 
 

@@ -128,6 +128,11 @@ def key_of(name: str, tenant: str) -> SessionKey | None:
     return SessionKey(bytes.fromhex(agent).decode(), bytes.fromhex(session).decode(), tenant)
 
 
+def epoch_of(name: str) -> int:
+    """Return the epoch in the name of a document's or a segment's object."""
+    return int(name.rpartition("/")[2].partition("-")[0])
+
+
 def owner_name(owner: str) -> str:
     """Return the name of an owner's heartbeat."""
     return f"{OWNERS}{hashlib.sha256(owner.encode()).hexdigest()[:32]}"

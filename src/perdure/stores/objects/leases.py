@@ -20,6 +20,7 @@ import hashlib
 import os
 import platform
 import time
+from collections.abc import Mapping
 
 import msgspec
 
@@ -31,7 +32,7 @@ from perdure.store import LeaseState
 from perdure.stores.objects import head as heads
 from perdure.stores.objects import layout, reader, tenants
 from perdure.stores.objects import layout as commits
-from perdure.stores.objects.bucket import Bucket
+from perdure.stores.objects.bucket import Bucket, ListedObject
 from perdure.stores.objects.head import SessionHead
 from perdure.stores.objects.layout import Header
 from perdure.stores.objects.log import ObjectLogWriter
@@ -67,21 +68,31 @@ class _LogEnd(msgspec.Struct, frozen=True):
     crc: int = 0
     newest: Header | None = None
     """The newest commit's header."""
+    after: int = 0
+    """What was read is complete after this record; 0: altogether."""
+    loose: tuple[ListedObject, ...] = ()
+    known: Mapping[str, bytes] = {}
+    """The loose commits of it that were read, by name."""
 
 
 def holder(bucket: Bucket, key: SessionKey) -> LeaseState | None:
     """Return the state of a lease, from the session's head."""
-    current = reader.read_head(bucket, key)
+    return lease_state(bucket, reader.read_head(bucket, key))
+
+
+def lease_state(bucket: Bucket, current: tuple[SessionHead, str] | None) -> LeaseState | None:
+    """Return the state of a lease; the heartbeat is read only of an owner that holds it."""
     if current is None:
         return None
     head = current[0]
     name = layout.owner_name(head.owner)
-    heartbeat = bucket.get(name)
+    is_free = head.released or head.deleted
+    heartbeat = None if is_free else bucket.get(name)
     return LeaseState(
         epoch=head.epoch,
         owner=head.owner,
         released=head.released,
-        alive=False if heartbeat is None else None,
+        alive=False if heartbeat is None and not is_free else None,
         beat=0 if heartbeat is None else _number(heartbeat.tag),
         deleted=head.deleted,
         host=head.host,
@@ -104,8 +115,21 @@ def _number(tag: str) -> int:
     return int.from_bytes(hashlib.sha256(tag.encode()).digest()[:6], "big")
 
 
-def acquire(bucket: Bucket, key: SessionKey, after: int, owner: str) -> ObjectLogWriter:
+def acquire(
+    bucket: Bucket,
+    key: SessionKey,
+    after: int,
+    owner: str,
+    seen: tuple[SessionHead, str] | None = None,
+) -> ObjectLogWriter:
     """Acquire a session's lease with the epoch after *after*.
+
+    Args:
+        bucket: The bucket.
+        key: The session.
+        after: The newest epoch, 0 for a session without a head.
+        owner: The new holder.
+        seen: The head as it was read just now, with its tag; None: not read, or there is none.
 
     Raises:
         LeaseHeldError: Another process was faster, or *after* is not the newest epoch.
@@ -115,12 +139,15 @@ def acquire(bucket: Bucket, key: SessionKey, after: int, owner: str) -> ObjectLo
     new_holder = _NewHolder(owner, after + 1, platform.node(), os.getpid())
     fields = {"owner": owner, "host": new_holder.host, "pid": new_holder.pid, "at": time.time()}
     record = Entry(EPOCH, msgspec.json.encode({**fields, "id": random_id(8)}))
-    for _ in range(_ATTEMPTS):
-        current = reader.read_head(bucket, key)
+    for attempt in range(_ATTEMPTS):
+        is_seen = not attempt and (seen[0].epoch if seen else 0) == after
+        current = seen if is_seen else reader.read_head(bucket, key)
         newest = 0 if current is None else current[0].epoch
         if newest != after:
             raise _held_error(key, newest, after)
-        end = _log_end(bucket, key, folder, None if current is None else current[0])
+        head = None if current is None else current[0]
+        end = _guessed_end(bucket, folder, head) if not attempt else None
+        end = end or _log_end(bucket, key, folder, head)
         if end is None:
             continue
         if end.newest is not None and end.newest.epoch > after:
@@ -132,13 +159,54 @@ def acquire(bucket: Bucket, key: SessionKey, after: int, owner: str) -> ObjectLo
         end = appended
         if end.seq == 1:
             tenants.add_to_directory(bucket, key, end.generation)
-        name = layout.log_name(folder, end.generation, end.seq)
-        granted = _publish_head(
-            bucket, name, current, _next_head(key, current, end, new_holder), new_holder
-        )
-        return ObjectLogWriter(bucket, key, granted, end.seq, end.crc)
+        return _granted_writer(bucket, key, current, end, new_holder)
     message = f"the lease of {key} was not acquired: its log kept growing; try again"
     raise StoreUnavailableError(message, key=key)
+
+
+def _granted_writer(
+    bucket: Bucket,
+    key: SessionKey,
+    current: tuple[SessionHead, str] | None,
+    end: _LogEnd,
+    new_holder: _NewHolder,
+) -> ObjectLogWriter:
+    """Replace the head, and return the writer of a log that ends with the epoch record."""
+    name = layout.log_name(layout.folder_of(key), end.generation, end.seq)
+    wanted = _next_head(key, current, end, new_holder)
+    granted = _publish_head(bucket, name, current, wanted, new_holder)
+    plan = None
+    if granted[0].nonce == wanted.nonce:
+        # The head that was read was replaced, so nothing was merged since it was read.
+        plan = reader.ObjectReadPlan(*granted, end.loose, end.after, end.known)
+    return ObjectLogWriter(bucket, key, granted, end.seq, end.crc, plan)
+
+
+def _guessed_end(bucket: Bucket, folder: str, head: SessionHead | None) -> _LogEnd | None:
+    """Return where the log probably ends, without a listing; None if nothing says it.
+
+    A wrong guess does no harm. The name after the end of a log is taken for ever by the next epoch
+    record, so an epoch record cannot be created anywhere but there.
+    """
+    if head is None:
+        return _LogEnd(1, crc=layout.generation_seed(folder, 1))
+    if not head.released or head.deleted or not head.newest:
+        return None
+    name = layout.log_name(folder, head.generation, head.newest)
+    try:
+        commit, data = reader.whole_commit(bucket, name)
+    except reader.ObjectMergedAway:
+        return None
+    reader.require_folded(head, commit.header.last)
+    return _LogEnd(
+        head.generation,
+        commit.header.last,
+        commit.crc,
+        commit.header,
+        head.newest - 1,
+        (ListedObject(name, len(data), 0.0),),
+        {name: data},
+    )
 
 
 def _log_end(
@@ -157,13 +225,17 @@ def _log_end(
             if latest is not None and latest[0].floor == head.floor:
                 reader.require_first_commit(key, head, loose)
             return None
+    loose = sorted(loose, key=lambda entry: entry.name)
     try:
-        commit = reader.newest_commit(bucket, sorted(loose, key=lambda entry: entry.name))
+        commit, data = reader.whole_commit(bucket, loose[-1].name)
     except reader.ObjectMergedAway:
         return None
     if head is not None and not head.deleted:
         reader.require_folded(head, commit.header.last)
-    return _LogEnd(generation, commit.header.last, commit.crc, commit.header)
+    known = {loose[-1].name: data}
+    return _LogEnd(
+        generation, commit.header.last, commit.crc, commit.header, 0, tuple(loose), known
+    )
 
 
 def _append_epoch_record(
@@ -180,17 +252,28 @@ def _append_epoch_record(
         data, crc = commits.encode(
             [record], first=first, epoch=new_holder.epoch, owner=new_holder.owner, seed=end.crc
         )
+        added = msgspec.structs.replace(
+            end,
+            loose=(*end.loose, ListedObject(name, len(data), 0.0)),
+            known={**end.known, name: data},
+        )
         if bucket.create(name, data) is not None:
-            return _LogEnd(end.generation, first, crc)
+            return msgspec.structs.replace(added, seq=first, crc=crc, newest=None)
         stored = bucket.get(name)
         if stored is not None and stored.data == data:
-            return _LogEnd(end.generation, first, crc)
+            return msgspec.structs.replace(added, seq=first, crc=crc, newest=None)
         if stored is None or stored.data == commits.GONE:
             return None
         commit = commits.commit(name, first, stored.data)
         if commit.header.cut or commit.header.epoch >= new_holder.epoch:
             return None  # merged by a later holder, or another process was faster
-        end = _LogEnd(end.generation, commit.header.last, commit.crc, commit.header)
+        end = msgspec.structs.replace(
+            added,
+            seq=commit.header.last,
+            crc=commit.crc,
+            newest=commit.header,
+            known={**end.known, name: stored.data},
+        )
     return None
 
 
@@ -220,6 +303,7 @@ def _with_holder(head: SessionHead, holder: _NewHolder) -> SessionHead:
         host=holder.host,
         pid=holder.pid,
         released=False,
+        newest=0,
         updated_at=time.time(),
         nonce=random_id(8),
     )
@@ -322,7 +406,9 @@ def release(bucket: Bucket, writer: ObjectLogWriter) -> None:
         for _ in range(_ATTEMPTS):
             if current is None or current[0].epoch != writer.epoch:
                 return
-            head = msgspec.structs.replace(current[0], released=True, nonce=random_id(8))
+            head = msgspec.structs.replace(
+                current[0], released=True, newest=writer.newest, nonce=random_id(8)
+            )
             if replace_head(bucket, writer.key, current, head) is not None:
                 return
             current = reader.read_head(bucket, writer.key)

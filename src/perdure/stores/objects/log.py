@@ -73,6 +73,7 @@ class ObjectLogWriter:
         "key",
         "log_lock",
         "loose",
+        "opening",
         "owner",
         "stored_head",
     )
@@ -84,6 +85,7 @@ class ObjectLogWriter:
         stored_head: tuple[SessionHead, str],
         epoch_seq: int,
         crc: int,
+        opening: reader.ObjectReadPlan | None = None,
     ) -> None:
         head = stored_head[0]
         self._bucket = bucket
@@ -110,10 +112,18 @@ class ObjectLogWriter:
         """Whether another process has the session."""
         self.stored_head: tuple[SessionHead, str] | None = stored_head
         """The head as it was last written, with its tag."""
+        self.opening: reader.ObjectReadPlan | None = opening
+        """What the acquire read of the log; None once something else was read or written."""
+
+    @property
+    def newest(self) -> int:
+        """The first record of the newest commit."""
+        return self._commit_firsts[-1]
 
     def append(self, batch: Batch) -> Outcome:
         """Append a batch; return expected errors as the outcome."""
         with self.log_lock:
+            self.opening = None
             if self.has_lost_lease:
                 return Outcome(Status.CONFLICT, lease_lost(self.key, batch.epoch))
             try:

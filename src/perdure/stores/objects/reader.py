@@ -10,7 +10,7 @@ Functions block; each is part of one call in a thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import final
 
 import msgspec
@@ -44,6 +44,10 @@ class ObjectReadPlan(msgspec.Struct, frozen=True):
     tag: str
     loose: tuple[ListedObject, ...]
     """Commits after the floor; their names show no gap."""
+    after: int = 0
+    """The plan is of the records after this one; 0: of all."""
+    known: Mapping[str, bytes] = {}
+    """Objects that were read already."""
 
 
 class LogRange(msgspec.Struct, frozen=True):
@@ -133,7 +137,7 @@ def ranges(plan: ObjectReadPlan, after: int, before: int | None) -> list[LogRang
     firsts = [layout.first_of(entry.name) for entry in plan.loose]
     for place, entry in enumerate(plan.loose):
         last = firsts[place + 1] - 1 if place + 1 < len(firsts) else None
-        crc = plan.head.crc if place == 0 else None
+        crc = plan.head.crc if firsts[place] == plan.head.floor + 1 else None
         parts.append(LogRange(entry.name, firsts[place], last, None, crc))
     return [
         part
@@ -152,15 +156,22 @@ def segment_ranges(segment: MergedSegment) -> list[LogRange]:
     ]
 
 
-def read(bucket: Bucket, parts: Sequence[LogRange]) -> RecordRun:
-    """Return the records of consecutive ranges, read concurrently.
+def read(
+    bucket: Bucket, parts: Sequence[LogRange], known: Mapping[str, bytes] | None = None
+) -> RecordRun:
+    """Return the records of consecutive ranges, read concurrently unless they are *known*.
 
     Raises:
         ObjectMergedAway: One of them was merged away.
         CorruptRecordError: One of them is damaged, or does not follow the one before it.
 
     """
-    lines = bucket.many(lambda part: _lines(bucket, part), parts)
+    unread = [part for part in parts if known is None or part.name not in known]
+    fetched = dict(zip(unread, bucket.many(lambda part: _lines(bucket, part), unread), strict=True))
+    lines = [
+        fetched[part] if known is None or part in fetched else _commit_lines(part, known[part.name])
+        for part in parts
+    ]
     records: list[Record] = []
     seed, crc = lines[0][0], None
     for part, (before, data) in zip(parts, lines, strict=True):
@@ -194,9 +205,16 @@ def _lines(bucket: Bucket, part: LogRange) -> tuple[int, bytes]:
             part.name, f"it ends at byte {entry.size}, before {part.span[1]}"
         )
     stored = bucket.get(part.name)
-    if stored is None or stored.data == commits.GONE:
+    if stored is None:
         raise ObjectMergedAway(part.name)
-    commit = commits.commit(part.name, part.first, stored.data)
+    return _commit_lines(part, stored.data)
+
+
+def _commit_lines(part: LogRange, data: bytes) -> tuple[int, bytes]:
+    """Return the record lines of a commit, and the checksum before them."""
+    if data == commits.GONE:
+        raise ObjectMergedAway(part.name)
+    commit = commits.commit(part.name, part.first, data)
     if commit.header.cut:
         raise ObjectMergedAway(part.name)
     if part.crc is not None and commit.header.seed != part.crc:
@@ -211,14 +229,23 @@ def newest_commit(bucket: Bucket, loose: Sequence[ListedObject]) -> commits.Comm
         ObjectMergedAway: It was merged or removed meanwhile.
 
     """
-    name = loose[-1].name
+    return whole_commit(bucket, loose[-1].name)[0]
+
+
+def whole_commit(bucket: Bucket, name: str) -> tuple[commits.Commit, bytes]:
+    """Return a commit, and its object's bytes.
+
+    Raises:
+        ObjectMergedAway: It was merged or removed.
+
+    """
     stored = bucket.get(name)
     if stored is None or stored.data == commits.GONE:
         raise ObjectMergedAway(name)
     commit = commits.commit(name, layout.first_of(name), stored.data)
     if commit.header.cut:
         raise ObjectMergedAway(name)
-    return commit
+    return commit, stored.data
 
 
 def last_seq_of(bucket: Bucket, key: SessionKey) -> int:
@@ -272,7 +299,9 @@ class ObjectLogStream:
         before: int | None,
         *,
         reverse: bool = False,
+        planned: ObjectReadPlan | None = None,
     ) -> None:
+        self._planned = planned
         self._bucket = bucket
         self._key = key
         self._after = max(after, 0)
@@ -289,14 +318,17 @@ class ObjectLogStream:
         """Return the next records in the requested order; none at the end."""
         for _ in range(_ATTEMPTS):
             if self._remaining is None:
-                self._plan = plan(self._bucket, self._key)
+                self._plan, self._planned = self._planned, None
+                if self._plan is None or self._after < self._plan.after:
+                    self._plan = plan(self._bucket, self._key)
                 self._remaining = self._ranges()
             if not self._remaining:
                 return []
             some = self.window
             window = self._remaining[-some:] if self._reverse else self._remaining[:some]
             try:
-                run = read(self._bucket, window)
+                known = None if self._plan is None else self._plan.known
+                run = read(self._bucket, window, known)
             except ObjectMergedAway as missing:
                 assert self._plan is not None
                 require_moved(self._bucket, self._plan, missing)

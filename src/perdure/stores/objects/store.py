@@ -45,6 +45,7 @@ from perdure.stores.objects import documents as folding
 from perdure.stores.objects import documents as stored_blobs
 from perdure.stores.objects.bucket import Bucket
 from perdure.stores.objects.engine import PARALLELISM, OpenBucket, wait_idle
+from perdure.stores.objects.head import SessionHead
 from perdure.stores.objects.log import MAX_RECORD_BYTES, ObjectLogWriter, lease_lost
 
 T = TypeVar("T")
@@ -58,6 +59,10 @@ CAPABILITIES = Capabilities(
     shared=True,
     dead_letters=True,
 )
+
+
+_MAX_SEEN = 1000
+"""Heads of sessions that nobody acquired after their holder was read, at most."""
 
 
 class _Claim:
@@ -92,6 +97,8 @@ class ObjectStore:
         self._capabilities = capabilities
         self._opened: OpenBucket | None = None
         self._writers: dict[SessionKey, ObjectLogWriter] = {}
+        self._seen: dict[SessionKey, tuple[SessionHead, str]] = {}
+        """Heads as they were read, each for the acquire that follows."""
         self._lock = threading.Lock()
 
     @property
@@ -128,6 +135,7 @@ class ObjectStore:
         """Close the bucket; leases that were not released look like those of a dead owner."""
         bucket, self._opened = self._opened, None
         self._writers.clear()
+        self._seen.clear()
         if bucket is not None and bucket.is_own_process:
             await bucket.sign_off()
 
@@ -187,7 +195,12 @@ class ObjectStore:
     ) -> AsyncGenerator[LogChunk, None]:
         """Read records, several objects at a time."""
         stream = reader.ObjectLogStream(
-            self._open_bucket.bucket, key, after, before, reverse=reverse
+            self._open_bucket.bucket,
+            key,
+            after,
+            before,
+            reverse=reverse,
+            planned=None if reverse else self._opening_of(key),
         )
         if past_damage.get():
             stream.window = 1  # one damaged object must not hide others
@@ -208,13 +221,15 @@ class ObjectStore:
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
-        return await self._read(key, lambda bucket: folding.documents(bucket, key, names))
+        opening = self._opening_of(key)
+        return await self._read(key, lambda bucket: folding.documents(bucket, key, names, opening))
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
         """Write documents first, the head last."""
         writer = self._writer(key, manifest.epoch)
+        writer.opening = None
         await self._run(folding.fold, writer, dict(documents), manifest)
 
     # blobs
@@ -231,7 +246,9 @@ class ObjectStore:
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
         """Remove records with ``seq < below``, as the holder; the newest commit stays whole."""
-        return await self._run(folding.trim, self._writer(key, epoch), below)
+        writer = self._writer(key, epoch)
+        writer.opening = None
+        return await self._run(folding.trim, writer, below)
 
     async def blob_names(self, tenant: str) -> list[str]:
         """List the tenant's blobs that can be read, by name."""
@@ -244,19 +261,37 @@ class ObjectStore:
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
         """Return the lease's state; None if the session never had a holder."""
-        return await self._run(leases.holder, key)
+        current = await self._read(key, lambda bucket: reader.read_head(bucket, key))
+        self._seen.pop(key, None)
+        if current is not None:
+            if len(self._seen) >= _MAX_SEEN:
+                del self._seen[next(iter(self._seen))]
+            self._seen[key] = current
+        return await self._run(leases.lease_state, current)
+
+    def _opening_of(self, key: SessionKey) -> reader.ObjectReadPlan | None:
+        """Return what the acquire read, until the inbox is taken or something is written."""
+        writer = self._writers.get(key)
+        return None if writer is None else writer.opening
 
     async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
-        claim = _Claim()
+        claim, seen = _Claim(), self._seen.pop(key, None)
         try:
-            return await self._run(self._acquire, key, after, claim)
+            return await self._run(self._acquire, key, after, claim, seen)
         except BaseException:
             with self._lock:
                 claim.abandoned = True
             raise
 
-    def _acquire(self, bucket: Bucket, key: SessionKey, after: int, claim: _Claim) -> HeldLease:
-        writer = leases.acquire(bucket, key, after, self._owner)
+    def _acquire(
+        self,
+        bucket: Bucket,
+        key: SessionKey,
+        after: int,
+        claim: _Claim,
+        seen: tuple[SessionHead, str] | None,
+    ) -> HeldLease:
+        writer = leases.acquire(bucket, key, after, self._owner, seen)
         with self._lock:
             before = self._writers.get(key)
             if not claim.abandoned and (before is None or before.epoch < writer.epoch):
@@ -297,7 +332,13 @@ class ObjectStore:
         return await self._run(inbox.post, key, list(items), limit)
 
     async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
-        return await self._run(inbox.take, key, epoch, limit)
+        writer = self._writers.get(key)
+        is_opening = writer is not None and writer.epoch == epoch and writer.opening is not None
+        if writer is not None:
+            writer.opening = None
+        return await self._read(
+            key, lambda bucket: inbox.take(bucket, key, epoch, limit, is_opening=is_opening)
+        )
 
     async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
         await self._run(inbox.settle, key, epoch, list(op_ids))
