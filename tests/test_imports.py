@@ -106,6 +106,7 @@ def test_every_module_imports_alone_and_light(package: str) -> None:
     assert {module: names for module, names in heavy.items() if names} == {}
 
 
+@pytest.mark.deep
 def test_whatever_is_imported_is_declared() -> None:
     project = pyproject()["project"]
     known = declared(project["dependencies"], *project["optional-dependencies"].values())

@@ -18,6 +18,7 @@ def package() -> Package:
     return Package(ROOT / "src" / "perdure")
 
 
+@pytest.mark.deep
 def test_each_mutant_is_found_by_its_function_and_changes_it() -> None:
     """Where a function got another name or another shape, tests/mutants/catalog.py follows it."""
     lost = {}

@@ -118,6 +118,7 @@ def test_every_module_says_what_it_is() -> None:
     assert [str(path) for path in files(*CODE) if not ast.get_docstring(parse(path))] == []
 
 
+@pytest.mark.deep
 def test_every_test_file_tests_something() -> None:
     empty = [
         str(path.relative_to(ROOT))

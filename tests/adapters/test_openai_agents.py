@@ -336,6 +336,7 @@ async def test_a_session_is_kept_while_a_caller_has_entered_it(
     assert await first.get_items() == [user("one"), user("two")]
 
 
+@pytest.mark.deep
 async def test_an_idle_session_is_given_back_and_taken_again(tmp_path: Path) -> None:
     idle = perdure.EngineOptions(hibernate_after=0.05)
     async with (
@@ -931,6 +932,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.deep
 async def test_a_process_that_is_killed_leaves_its_items_and_its_lease(tmp_path: Path) -> None:
     killed = await anyio.to_thread.run_sync(program, KILLED, str(tmp_path))
     assert killed.returncode == -signal.SIGKILL, killed.stderr
@@ -959,6 +961,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.deep
 async def test_a_second_process_reads_and_is_told_who_writes(
     sessions: SessionManager, tmp_path: Path
 ) -> None:
@@ -1081,6 +1084,7 @@ print(len(asyncio.get_event_loop().run_until_complete(session.get_items())))
 """
 
 
+@pytest.mark.deep
 def test_a_script_without_a_loop_and_without_a_close_remembers(tmp_path: Path) -> None:
     first = program(BLOCKING, str(tmp_path))
     assert (first.returncode, first.stdout) == (0, "4\n"), first.stderr

@@ -80,6 +80,7 @@ async def gauge(hour: int) -> str:
     return f"At {hour} it is {hour % 5} m. " * 6
 
 
+@pytest.mark.deep
 async def test_two_hundred_compactions_keep_what_matters_and_their_budget(
     memory_world: World, anyio_backend: str
 ) -> None:

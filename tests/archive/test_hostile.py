@@ -54,6 +54,7 @@ async def refused(tmp_path: Path, data: bytes, limits: ArchiveLimits = USUAL) ->
     return message
 
 
+@pytest.mark.deep
 async def test_every_hostile_file_is_refused_and_nothing_is_changed(
     tmp_path: Path, anyio_backend: str
 ) -> None:
@@ -143,6 +144,7 @@ async def test_what_the_disk_has_no_room_for_is_refused_before(tmp_path: Path) -
     assert look(tmp_path / "top" / "home") == {}
 
 
+@pytest.mark.deep
 async def test_every_flipped_byte_is_noticed(tmp_path: Path, anyio_backend: str) -> None:
     """A flip in a name, a size, a hash or the contents; one that changes nothing restores it all."""
     if anyio_backend == "trio":

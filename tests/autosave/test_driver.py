@@ -113,6 +113,7 @@ async def test_a_full_batch_waits_for_nobody() -> None:
     assert await two_saves_each(4) == ([2, 2, 2, 2], 0)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])  # trio runs its tasks in any order
 async def test_less_than_a_full_batch_lets_others_join() -> None:
     assert await two_saves_each(3) == ([2, 2, 2], 2)

@@ -113,6 +113,7 @@ def test_a_session_that_cannot_be_read_keeps_every_blob(command: Command, full: 
     assert "agent-0 cannot be read" in ran.json["blobs"][0]["unknown"]
 
 
+@pytest.mark.deep
 def test_check_knows_what_migrations_leave_for_the_next_run(
     command: Command, full: Path, tmp_path: Path
 ) -> None:

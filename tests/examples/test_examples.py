@@ -69,6 +69,7 @@ def test_an_agent_with_tools_goes_on_with_what_its_tools_have_said(shell: Shell)
     assert again[2].startswith("The turn is durable, up to record ")
 
 
+@pytest.mark.deep
 def test_a_run_of_the_openai_agents_sdk_is_resumed_in_another_process(shell: Shell) -> None:
     (waits,) = shell.run("openai_agents.py", "ask")
     assert waits.startswith("waits for approval: sail(")

@@ -69,6 +69,7 @@ def read(session: Any) -> FullAgentState:
     return state
 
 
+@pytest.mark.deep
 @given(sessions())
 def test_a_state_that_became_a_log_is_folded_to_itself(session: dict[str, Any]) -> None:
     state = read(session)

@@ -298,6 +298,7 @@ def test_deep_values_are_answered_on_a_thread_with_a_small_stack() -> None:
     assert found == [True, True, TooLargeError, TooLargeError]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("levels", "width"), [(60, 2), (4, 100_000)])
 def test_what_is_small_in_memory_and_endless_when_written_is_refused(
     levels: int, width: int

@@ -122,6 +122,7 @@ async def test_what_would_wait_for_its_own_hook_is_refused(what: str) -> None:
         assert session.durable_version == session.version
 
 
+@pytest.mark.deep
 @pytest.mark.anyio
 async def test_hooks_of_two_sessions_do_not_wait_for_each_other() -> None:
     seen: list[str] = []

@@ -144,6 +144,7 @@ def held() -> list[object]:
     return [one for one in gc.get_objects() if type(one) in kinds]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("store", STORES)
 async def test_a_session_that_left_is_out_of_memory(
     store: Callable[[Path], Make], tmp_path: Path

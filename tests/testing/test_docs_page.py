@@ -28,6 +28,7 @@ def block(begin: str) -> str:
     return found
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("plugin", PLUGINS)
 def test_the_tests_on_the_page_pass(plugin, tmp_path):
     (tmp_path / "conftest.py").write_text(block("pytest_plugins"), encoding="utf-8")

@@ -184,6 +184,7 @@ def http(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[str]], Any
             process.stdout.close()
 
 
+@pytest.mark.deep
 async def test_a_server_at_a_url_may_go_and_come(http: Any) -> None:
     url, running, start = http
     async with McpServer(url=url, headers={"Authorization": "secret"}) as tools:

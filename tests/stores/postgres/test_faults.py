@@ -72,6 +72,7 @@ async def test_a_server_that_is_down_has_done_nothing(own_server: Postgres) -> N
     await store.aclose()
 
 
+@pytest.mark.deep
 async def test_a_server_that_hangs_is_given_up_and_used_again(own_server: Postgres) -> None:
     store = PostgresStore(f"{own_server.url}?connect_timeout=2")
     await store.open()

@@ -66,6 +66,7 @@ async def test_so_it_is_while_other_programs_use_it(tmp_path: Path) -> None:
                 await talk(url_of(pooler, tmp_path))
 
 
+@pytest.mark.deep
 async def test_a_pooler_of_sessions_is_as_good_as_the_server(tmp_path: Path) -> None:
     with Pooler(postgres.shared().url, "session", size=12) as pooler:
         assert await talk(url_of(pooler, tmp_path)) == ["one", "two"]

@@ -44,6 +44,7 @@ async def test_a_sentinel_is_refused_with_the_cure(tmp_path: Path) -> None:
         sentinel.kill()
 
 
+@pytest.mark.deep
 async def test_a_cluster_of_several_primaries_is_refused_with_the_cure() -> None:
     ports = free_port(), free_port()
     modes = [("--cluster-enabled", "yes", "--cluster-port", str(port)) for port in ports]
@@ -93,6 +94,7 @@ async def test_durability_is_what_the_server_does(
             assert (await session.save()).durability == durability
 
 
+@pytest.mark.deep
 async def test_ok_waits_for_a_server_that_syncs_once_a_second() -> None:
     with valkey("--appendonly", "yes", "--appendfsync", "everysec") as server:
         store = RedisStore(f"{server.url}?timeout={LONG}")

@@ -125,6 +125,7 @@ def own_server() -> Iterator[S3Server]:
         yield server
 
 
+@pytest.mark.deep
 async def test_a_server_killed_under_load_loses_nothing_that_was_durable(
     own_server: S3Server, tmp_path: Path
 ) -> None:

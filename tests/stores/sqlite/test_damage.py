@@ -68,6 +68,7 @@ async def look(store: Store, key: SessionKey, sound: list[Record]) -> bool:
     return True
 
 
+@pytest.mark.deep
 async def test_a_flipped_bit_is_never_wrong_data(tmp_path: Path) -> None:
     path = tmp_path / "kept" / "x.db"
     logs = await filled(path)

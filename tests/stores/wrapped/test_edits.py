@@ -611,6 +611,7 @@ def test_the_command_line_tells_too(tmp_path: Path) -> None:
         assert "epoch" in done.stdout + done.stderr
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])  # the command line's own
 async def test_the_command_line_goes_on_telling_of_a_cut_tail_until_it_is_repaired(
     tmp_path: Path,

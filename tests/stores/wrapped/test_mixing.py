@@ -141,6 +141,7 @@ def perdure(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.deep
 async def test_the_cure_that_is_named_cures(tmp_path: Path) -> None:
     plain, sealed = f"file:{tmp_path / 'plain'}", f"encrypted+file:{tmp_path / 'sealed'}"
     await say(FileStore(tmp_path / "plain"), "CANARY-4d1e")

@@ -195,7 +195,7 @@ class Engine:
                     done.append((Outcome(Status.PERMANENT, error), None))
         for batch, (_, tail) in zip(batches, done, strict=True):
             if tail is None:
-                self.tails.pop(batch.key, None)
+                self._doubt(batch.key)
             else:
                 self.tails[batch.key] = tail
         return [outcome for outcome, _ in done]
@@ -221,8 +221,14 @@ class Engine:
                 return [outcome for batch in batches for outcome in self.append([batch])]
             status = Status.PERMANENT
         for batch in batches:
-            self.tails.pop(batch.key, None)
+            self._doubt(batch.key)
         return [Outcome(status, cause)] * len(batches)
+
+    def _doubt(self, key: SessionKey) -> None:
+        """Read the end of a log again before the next append to it; its owner stays known."""
+        tail = self.tails.get(key)
+        if tail is not None:
+            tail.head = -1
 
 
 # Opening a database, and running functions in its threads
