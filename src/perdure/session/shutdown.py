@@ -56,6 +56,9 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger("perdure")
 
+AT_ONCE = 64
+"""Sessions at most that are folded, or released, at a time."""
+
 
 SPILLERS: Final = 8
 """Spill files that are written at once: a disk syncs several about as fast as one."""
@@ -250,7 +253,8 @@ class ManagerShutdown:
     async def _let_go(self, at_most: float) -> None:
         """Fold and release every session that is durable; others' leases expire."""
         clean = [session for session in self.runtime.sessions.values() if session._tracked.clean]
-        at_once = self.runtime.store.capabilities.parallelism
+        able = self.runtime.store.capabilities  # a store that takes batches joins calls as well
+        at_once = max(able.parallelism, min(able.batch_max, AT_ONCE))
         with anyio.CancelScope(deadline=self._until):
             await each(clean, self._fold, at_once=at_once)
         with anyio.CancelScope(deadline=at_most):

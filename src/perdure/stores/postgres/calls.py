@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar, final
 
@@ -129,6 +131,26 @@ CLOSE_TIMEOUT = 2.0
 MARGIN = 0.1
 """Seconds after a deadline until its connection is cut."""
 
+TOGETHER = 64
+"""Calls at most that are one transaction."""
+TOGETHER_BYTES = 4 * 1024 * 1024
+"""Bytes from which on no further call is added to a transaction."""
+V = TypeVar("V")
+R = TypeVar("R")
+
+
+class _SharedCall:
+    """A call that one thread makes together with others."""
+
+    __slots__ = ("done", "result", "size", "value")
+
+    def __init__(self, value: object, size: int) -> None:
+        self.value = value
+        self.size = size
+        self.result: Any = None
+        self.done = threading.Event()
+
+
 Function = Callable[Concatenate[Connection, Statements, P], T]
 
 
@@ -150,6 +172,9 @@ class Calls:
         self._others = others
         self._pid = os.getpid()
         self._listener: Listener | None = None
+        self._lock = threading.Lock()
+        self._together: dict[Callable[..., Any], deque[_SharedCall]] = {}
+        """Calls that no thread has taken yet, by what they call."""
 
     @property
     def is_in_this_process(self) -> bool:
@@ -191,6 +216,91 @@ class Calls:
     ) -> T:
         """Call a function once; after an error it may or may not have taken effect."""
         return await self._run(doing, function, args, 1, self._timeout)
+
+    async def run_together(
+        self,
+        doing: str,
+        function: Callable[[Connection, Statements, Sequence[V]], Sequence[R | Exception]],
+        value: V,
+        *,
+        size: int = 0,
+        is_repeatable: bool = True,
+    ) -> R:
+        """Call a function with the values of all callers that wait, in one transaction.
+
+        Args:
+            doing: For messages.
+            function: Returns a result, or an error, for each of its values.
+            value: This caller's value.
+            size: About how many bytes it sends.
+            is_repeatable: Whether the function may be called twice.
+
+        """
+        waiting = self._together.setdefault(function, deque())
+        call = _SharedCall(value, size)
+        waiting.append(call)
+        timeout = self._timeout
+        try:
+            with anyio.move_on_after(timeout + MARGIN):
+                return await self._others.run(
+                    self._call_together, doing, function, waiting, call, is_repeatable
+                )
+        finally:
+            if not call.done.is_set():
+                with self._lock, contextlib.suppress(ValueError):  # a thread has taken it
+                    waiting.remove(call)
+        self.connections.cut()
+        raise self._no_answer_error(doing, timeout)
+
+    def _call_together(
+        self,
+        doing: str,
+        function: Callable[..., Sequence[Any]],
+        waiting: deque[_SharedCall],
+        call: _SharedCall,
+        is_repeatable: bool,  # noqa: FBT001  # passed on by position
+    ) -> Any:
+        """Call the function for one caller and for others, unless a thread does so already."""
+        calls: list[_SharedCall] = []
+        with self._lock:
+            if call in waiting:
+                waiting.remove(call)
+                calls, size = [call], call.size
+                while waiting and len(calls) < TOGETHER and size < TOGETHER_BYTES:
+                    calls.append(waiting.popleft())
+                    size += calls[-1].size
+        if calls:
+            self._finish_together(doing, function, calls, 2 if is_repeatable else 1)
+        if not call.done.wait(self._timeout):
+            raise self._no_answer_error(doing, self._timeout)
+        if isinstance(call.result, Exception):
+            raise call.result.with_traceback(None)
+        return call.result
+
+    def _finish_together(
+        self,
+        doing: str,
+        function: Callable[..., Sequence[Any]],
+        calls: Sequence[_SharedCall],
+        tries: int,
+    ) -> None:
+        parts = [calls]
+        while parts:
+            part = parts.pop(0)
+            values = [call.value for call in part]
+            try:
+                results = self._call_with_retries(doing, function, (values,), tries, self._timeout)
+            except Exception as error:  # noqa: BLE001  # it goes to the callers
+                if not getattr(error.__cause__, "sqlstate", None):  # there is no server
+                    part = [*part, *(call for other in parts for call in other)]
+                    parts = []
+                elif len(part) > 1:  # it refused one of them, and rolled all of them back
+                    parts = [[call] for call in part]
+                    continue
+                results = [error] * len(part)
+            for call, result in zip(part, results, strict=True):
+                call.result = result
+                call.done.set()
 
     async def run_long(
         self, doing: str, function: Function[P, T], *args: P.args, **_: P.kwargs

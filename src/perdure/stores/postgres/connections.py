@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 
+Statement: TypeAlias = tuple[bytes, Mapping[str, object] | Sequence[object]]
+"""A statement and its parameters."""
+
 READ_ONLY = "25006"
 _ROUNDS = 6
 FRESH = 0.5
@@ -125,7 +128,7 @@ def bigint(number: int) -> object:
 
 
 def execute_all(
-    connection: Connection, statements: Sequence[tuple[bytes, Mapping[str, object]]]
+    connection: Connection, statements: Sequence[Statement]
 ) -> list[list[tuple[Any, ...]]]:
     """Run statements in one round trip; return the rows of each.
 
@@ -136,7 +139,7 @@ def execute_all(
     with connection.pipeline() if driver().Pipeline.is_supported() else contextlib.nullcontext():
         for query, values in statements:
             cursors.append(connection.execute(query, values, binary=True))
-    return [cursor.fetchall() for cursor in cursors]
+    return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
 
 
 class _ActiveConnection:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,7 +20,7 @@ from perdure.records.keys import SessionKey, salvage_cure
 from perdure.records.manifest import FORMAT, Manifest, matched
 from perdure.records.records import open_sealed, seal
 from perdure.store import BlobSweep, Documents, SessionInfo
-from perdure.stores.postgres.connections import Connection, execute_all
+from perdure.stores.postgres.connections import Connection, Statement, bigint, execute_all
 from perdure.stores.postgres.leases import tenant_id
 from perdure.stores.postgres.log import (
     OpeningRead,
@@ -40,30 +40,51 @@ class _Format(msgspec.Struct):
     format: int
 
 
+class DocumentsQuery(NamedTuple):
+    """Documents to read; None for all."""
+
+    key: SessionKey
+    names: Collection[str] | None
+
+
 def read(
-    connection: Connection, sql: Statements, key: SessionKey, names: Collection[str] | None
-) -> Documents:
+    connection: Connection, sql: Statements, wanted: Sequence[DocumentsQuery]
+) -> list[Documents | Exception]:
     """Read documents, each checked against the manifest's hash."""
-    query, values = _query(sql, key, names)
-    return _checked(key, names, connection.execute(query, values, binary=True).fetchall())
+    found = execute_all(connection, [_query(sql, one.key, one.names) for one in wanted])
+    return [_checked(one.key, one.names, rows) for one, rows in zip(wanted, found, strict=True)]
 
 
-def read_opening(
-    connection: Connection,
-    sql: Statements,
-    key: SessionKey,
-    names: Collection[str] | None,
-    state: SessionState,
-) -> tuple[Documents, OpeningRead]:
-    """Read documents, and what an open reads after them, in one round trip."""
-    statements = [_query(sql, key, names), *opening_queries(sql, state)]
-    documents, rows, waiting = execute_all(connection, statements)
-    return _checked(key, names, documents), OpeningRead(state, rows, waiting)
+class OpeningQuery(NamedTuple):
+    """Documents to read of a session that was just acquired."""
+
+    key: SessionKey
+    names: Collection[str] | None
+    state: SessionState
 
 
-def _query(
-    sql: Statements, key: SessionKey, names: Collection[str] | None
-) -> tuple[bytes, dict[str, object]]:
+def read_openings(
+    connection: Connection, sql: Statements, wanted: Sequence[OpeningQuery]
+) -> list[tuple[Documents, OpeningRead] | Exception]:
+    """Read documents, and what opens read after them, in one round trip."""
+    statements: list[Statement] = []
+    for one in wanted:
+        statements += (_query(sql, one.key, one.names), *opening_queries(sql, one.state))
+    found = execute_all(connection, statements)
+    return [_opening(one, *found[3 * place : 3 * place + 3]) for place, one in enumerate(wanted)]
+
+
+def _opening(
+    wanted: OpeningQuery, *found: list[tuple[Any, ...]]
+) -> tuple[Documents, OpeningRead] | Exception:
+    documents, rows, waiting = found
+    checked = _checked(wanted.key, wanted.names, documents)
+    if isinstance(checked, Exception):
+        return checked
+    return checked, OpeningRead(wanted.state, rows, waiting)
+
+
+def _query(sql: Statements, key: SessionKey, names: Collection[str] | None) -> Statement:
     values: dict[str, object] = {
         "tenant": key.tenant,
         "agent": key.agent,
@@ -75,7 +96,8 @@ def _query(
 
 def _checked(
     key: SessionKey, names: Collection[str] | None, rows: Iterable[tuple[Any, ...]]
-) -> Documents:
+) -> Documents | Exception:
+    """Return the documents in rows, or why none of them can be used."""
     head, sealed = 0, b""
     stored: dict[str, bytes] = {}
     for row in rows:
@@ -83,7 +105,10 @@ def _checked(
             head, sealed = row[0], row[1]
         else:
             stored[row[2].decode("utf-8", "replace")] = row[3]
-    manifest = _manifest(key, sealed, head) if sealed else None
+    try:
+        manifest = _manifest(key, sealed, head) if sealed else None
+    except (CorruptRecordError, UnsupportedVersionError) as error:
+        return error
     if manifest is None:  # missing or damaged: no stored document can be verified
         return Documents(damaged=tuple(sorted(stored)), remains=stored)
     return matched(manifest, stored, names)
@@ -123,34 +148,49 @@ def _manifest(key: SessionKey, sealed: bytes, head: int) -> Manifest | None:
     return manifest
 
 
-def write(
-    connection: Connection,
-    sql: Statements,
-    key: SessionKey,
-    documents: Mapping[str, bytes],
-    manifest: Manifest,
-) -> None:
-    """Replace documents and the manifest in one statement."""
+class Fold(NamedTuple):
+    """Documents and a manifest to write."""
+
+    row_id: int
+    """0: not known."""
+    key: SessionKey
+    documents: Mapping[str, bytes]
+    manifest: Manifest
+
+
+def write(connection: Connection, sql: Statements, folds: Sequence[Fold]) -> list[Exception | None]:
+    """Replace documents and manifests, each session's in one statement."""
+    # Rows are always locked in the order of their ids.
+    order = sorted(range(len(folds)), key=lambda place: (folds[place].row_id, folds[place].key))
+    found = execute_all(connection, [_fold(sql, folds[place]) for place in order])
+    results: list[Exception | None] = [None] * len(folds)
+    for place, rows in zip(order, found, strict=True):
+        if not rows:
+            key, epoch = folds[place].key, folds[place].manifest.epoch
+            results[place] = lease_lost_error(key, epoch, state_of(connection, sql, key))
+    return results
+
+
+def _fold(sql: Statements, fold: Fold) -> Statement:
+    key, manifest, about = fold.key, fold.manifest, fold.manifest.about
     listed = {name: _hash(name) for name in manifest.documents}
-    written = [name for name in documents if name in listed]
-    about = manifest.about
+    written = [name for name in fold.documents if name in listed]
     values = {
         "tenant": key.tenant,
         "agent": key.agent,
         "session": key.session,
-        "epoch": manifest.epoch,
+        "epoch": bigint(manifest.epoch),
         "ids": [listed[name] for name in written],
         "names": [name.encode() for name in written],
-        "data": [documents[name] for name in written],
+        "data": [fold.documents[name] for name in written],
         "listed": list(listed.values()),
         "sealed": seal(msgspec.json.encode(manifest)),
         "title": without_nul(about.title),
         "owner": without_nul(about.owner),
         "tags": [without_nul(tag) for tag in about.tags],
-        "turns": manifest.counters.get("turns", 0),
+        "turns": bigint(manifest.counters.get("turns", 0)),
     }
-    if connection.execute(sql["fold"], values).fetchone() is None:
-        raise lease_lost_error(key, manifest.epoch, state_of(connection, sql, key))
+    return sql["fold"], values
 
 
 def without_nul(text: str | None) -> str | None:

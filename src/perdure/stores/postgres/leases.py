@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -18,7 +19,7 @@ from perdure.errors import LeaseHeldError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, Entry, encode
 from perdure.store import HeartbeatRequests, HeldLease, LeaseState
-from perdure.stores.postgres.connections import Connection, bigint
+from perdure.stores.postgres.connections import Connection, Statement, bigint, execute_all
 from perdure.stores.postgres.rows import SessionState
 from perdure.stores.postgres.statements import Statements
 
@@ -76,22 +77,52 @@ def lock_session(connection: Connection, sql: Statements, key: SessionKey) -> Se
     return SessionState(*row)
 
 
-def acquire(
-    connection: Connection,
-    sql: Statements,
-    key: SessionKey,
-    after: int,
-    owner: str,
-    seen: SessionState | None,
-) -> tuple[HeldLease, SessionState]:
-    """Acquire a session with the next epoch, and append the epoch record.
+class Acquire(NamedTuple):
+    """A session to acquire, and its row as it was seen; None for no row."""
 
-    One statement, if the session is still in the state that was *seen*; None for no row.
+    key: SessionKey
+    after: int
+    owner: str
+    seen: SessionState | None
+
+
+Acquired: TypeAlias = tuple[HeldLease, SessionState]
+
+
+def acquire(
+    connection: Connection, sql: Statements, wanted: Sequence[Acquire]
+) -> list[Acquired | Exception]:
+    """Acquire sessions with their next epochs, and append the epoch records.
+
+    One round trip for the sessions that are still in the state that was seen.
     """
-    if after == (0 if seen is None else seen.epoch):
-        acquired = _take(connection, sql, key, owner, seen)
-        if acquired is not None:
-            return acquired
+    acquired: list[Acquired | Exception | None] = [None] * len(wanted)
+    # Rows are locked in one order: those that are new by their keys, then the others by their ids.
+    fresh = [
+        place
+        for place, one in enumerate(wanted)
+        if one.after == (0 if one.seen is None else one.seen.epoch)
+    ]
+    fresh.sort(key=lambda place: _lock_order(wanted[place]))
+    takes = [_Take(sql, wanted[place], wanted[place].seen) for place in fresh]
+    found = execute_all(connection, [take.statement for take in takes]) if takes else []
+    for place, take, rows in zip(fresh, takes, found, strict=True):
+        acquired[place] = take.result(rows)
+    return [
+        _acquire_locked(connection, sql, one) if done is None else done
+        for one, done in zip(wanted, acquired, strict=True)
+    ]
+
+
+def _lock_order(wanted: Acquire) -> tuple[int, str, SessionKey]:
+    return (wanted.seen.id if wanted.seen else 0), wanted.key.tenant, wanted.key
+
+
+def _acquire_locked(
+    connection: Connection, sql: Statements, wanted: Acquire
+) -> Acquired | Exception:
+    """Acquire a session under its row's lock; return the error if another one was faster."""
+    key, after = wanted.key, wanted.after
     with connection.transaction():
         previous = lock_session(connection, sql, key)
         if previous.epoch != after:
@@ -99,48 +130,60 @@ def acquire(
                 f"{key} is at epoch {previous.epoch}, not {after}: read its holder again, then "
                 "request a handover or wait"
             )
-            raise LeaseHeldError(message, key=key, epoch=previous.epoch)
-        acquired = _take(connection, sql, key, owner, previous)
+            return LeaseHeldError(message, key=key, epoch=previous.epoch)
+        take = _Take(sql, wanted, previous)
+        query, values = take.statement
+        acquired = take.result(connection.execute(query, values, binary=True).fetchall())
     if acquired is None:
-        raise StoreUnavailableError("a session's row changed under its lock: try again", key=key)
+        message = f"the row of {key} changed under its lock: try again"
+        return StoreUnavailableError(message, key=key)
     return acquired
 
 
-def _take(
-    connection: Connection,
-    sql: Statements,
-    key: SessionKey,
-    owner: str,
-    previous: SessionState | None,
-) -> tuple[HeldLease, SessionState] | None:
-    """Acquire a session from a state of it; None if it is in another one by now."""
-    after, seed = (0, 0) if previous is None else (previous.epoch, previous.crc)
-    epoch, head = after + 1, 1 if previous is None else previous.head + 1
-    record = Entry(EPOCH, msgspec.json.encode({"owner": owner}))
-    lines, crc = encode([record], first=head, epoch=epoch, crc=seed)
-    values = {"owner": owner, "crc": bigint(crc), "lines": lines}
-    if previous is None:
-        names = {"tenant": key.tenant, "agent": key.agent, "session": key.session}
-        cursor = connection.execute(sql["begin"], {**values, **names})
-    else:
-        place = {"id": previous.id, "after": after, "epoch": epoch, "head": head, "seed": seed}
-        numbers = {name: bigint(number) for name, number in place.items()}
-        cursor = connection.execute(sql["take"], {**values, **numbers, "created": head == 1})
-    row = cursor.fetchone()
-    if row is None:
-        return None
-    number, generation, since = row
-    state = SessionState(number, epoch, head, crc, head, generation, since, False, owner)
-    return HeldLease(key, epoch, head, head == 1), state
+class _Take:
+    """Acquires a session from a state of it."""
+
+    def __init__(self, sql: Statements, wanted: Acquire, previous: SessionState | None) -> None:
+        key, owner = wanted.key, wanted.owner
+        after, seed = (0, 0) if previous is None else (previous.epoch, previous.crc)
+        epoch, head = after + 1, 1 if previous is None else previous.head + 1
+        record = Entry(EPOCH, msgspec.json.encode({"owner": owner}))
+        lines, crc = encode([record], first=head, epoch=epoch, crc=seed)
+        self._key = key
+        self._state = SessionState(0, epoch, head, crc, head, 0, 0, False, owner)
+        values = {"owner": owner, "crc": bigint(crc), "lines": lines}
+        self.statement: Statement
+        if previous is None:
+            names = {"tenant": key.tenant, "agent": key.agent, "session": key.session}
+            self.statement = sql["begin"], {**values, **names}
+        else:
+            place = {"id": previous.id, "after": after, "epoch": epoch, "head": head, "seed": seed}
+            numbers = {name: bigint(number) for name, number in place.items()}
+            self.statement = sql["take"], {**values, **numbers, "created": head == 1}
+
+    def result(self, rows: Sequence[tuple[Any, ...]]) -> Acquired | None:
+        """Return what was acquired; None if the session was in another state by then."""
+        if not rows:
+            return None
+        number, generation, since = rows[0]
+        state = self._state._replace(id=number, generation=generation, since=since)
+        return HeldLease(self._key, state.epoch, state.head, state.head == 1), state
 
 
-def holder(
-    connection: Connection, sql: Statements, key: SessionKey
-) -> tuple[LeaseState | None, SessionState | None]:
-    """Return who holds, or last held, a session, and its row; None if there is none."""
-    row = connection.execute(sql["holder"], (key.tenant, key.agent, key.session)).fetchone()
-    if row is None:
-        return None, None
+Holder: TypeAlias = tuple[LeaseState | None, SessionState | None]
+"""Who holds, or last held, a session, and its row; None if there is none."""
+
+
+def holders(
+    connection: Connection, sql: Statements, keys: Sequence[SessionKey]
+) -> list[Holder | Exception]:
+    """Return the holders of sessions."""
+    names = [(key.tenant, key.agent, key.session) for key in keys]
+    found = execute_all(connection, [(sql["holder"], values) for values in names])
+    return [_holder(rows[0]) if rows else (None, None) for rows in found]
+
+
+def _holder(row: tuple[Any, ...]) -> Holder:
     closed, beat, host, pid = row[10:]
     state = SessionState(*row[:10])
     if not state.epoch:  # something was posted to it
@@ -158,9 +201,23 @@ def holder(
     return lease, state
 
 
-def release(connection: Connection, sql: Statements, key: SessionKey, epoch: int) -> None:
-    """Mark a session as released, if the epoch still holds it."""
-    connection.execute(sql["release"], (key.tenant, key.agent, key.session, epoch))
+class Release(NamedTuple):
+    """A lease to release."""
+
+    row_id: int
+    """0: not known."""
+    key: SessionKey
+    epoch: int
+
+
+def release(
+    connection: Connection, sql: Statements, leases: Sequence[Release]
+) -> list[Exception | None]:
+    """Mark sessions as released whose epochs still hold them."""
+    ordered = sorted(leases)  # rows are always locked in the order of their ids
+    names = [(one.key.tenant, one.key.agent, one.key.session, one.epoch) for one in ordered]
+    execute_all(connection, [(sql["release"], values) for values in names])
+    return [None] * len(leases)
 
 
 def renew_heartbeat(

@@ -7,7 +7,7 @@ are OK; each of the others is looked up, and its log compared with the batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, final
 
 from perdure.errors import (
@@ -19,7 +19,13 @@ from perdure.errors import (
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry, Record, encode
 from perdure.store import Batch, Outcome, Status
-from perdure.stores.postgres.connections import Connection, Connections, bigint, execute_all
+from perdure.stores.postgres.connections import (
+    Connection,
+    Connections,
+    Statement,
+    bigint,
+    execute_all,
+)
 from perdure.stores.postgres.errors import is_broken, outcome_of
 from perdure.stores.postgres.rows import (
     CommitRow,
@@ -312,7 +318,7 @@ def read_page(connection: Connection, sql: Statements, run: RowReader, span: Row
     return _current_page(connection, sql, run, span, rows)
 
 
-def _page_query(sql: Statements, span: RowSpan) -> tuple[bytes, dict[str, object]]:
+def _page_query(sql: Statements, span: RowSpan) -> Statement:
     values = _named(span.key) | {
         "low": bigint(span.low),
         "high": bigint(span.high),
@@ -411,9 +417,7 @@ WAITING_ROWS = 32
 """Items of an inbox that an open reads beforehand."""
 
 
-def opening_queries(
-    sql: Statements, state: SessionState
-) -> list[tuple[bytes, Mapping[str, object]]]:
+def opening_queries(sql: Statements, state: SessionState) -> list[Statement]:
     """Return the queries of an `OpeningRead`."""
     limits = {"rows": bigint(PAGE_ROWS), "bytes": OPENING_BYTES}
     place = {"id": bigint(state.id), "since": bigint(state.since), "high": bigint(state.head)}

@@ -226,10 +226,10 @@ class PostgresStore:
         session = self._held_sessions.get(key)
         state = self._granted.pop(key, None)
         if state is None or session is None or (session.epoch, session.head) != state[1:3]:
-            return await self._calls.run_idempotent("read", _documents.read, key, names)
-        found, opening = await self._calls.run_idempotent(
-            "read", _documents.read_opening, key, names, state
-        )
+            plain = _documents.DocumentsQuery(key, names)
+            return await self._calls.run_together("read", _documents.read, plain)
+        query = _documents.OpeningQuery(key, names, state)
+        found, opening = await self._calls.run_together("read", _documents.read_openings, query)
         self._openings[key] = opening
         return found
 
@@ -237,9 +237,13 @@ class PostgresStore:
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
         """Replace documents and manifest in one transaction."""
-        await self._calls.run_idempotent(
-            "write to", _documents.write, key, dict(documents), manifest
-        )
+        fold = _documents.Fold(self._row_id(key), key, dict(documents), manifest)
+        size = sum(map(len, documents.values()))
+        await self._calls.run_together("write to", _documents.write, fold, size=size)
+
+    def _row_id(self, key: SessionKey) -> int:
+        session = self._held_sessions.get(key)
+        return 0 if session is None else session.id
 
     # blobs
 
@@ -263,7 +267,7 @@ class PostgresStore:
     # leases
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
-        lease, state = await self._calls.run_idempotent("read", leases.holder, key)
+        lease, state = await self._calls.run_together("read", leases.holders, key)
         self._seen.pop(key, None)
         if len(self._seen) >= _MAX_SEEN:
             del self._seen[next(iter(self._seen))]
@@ -273,8 +277,9 @@ class PostgresStore:
     async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
         self._openings.pop(key, None)
         seen = self._seen.pop(key, None)
-        grant, state = await self._calls.run_once(
-            "write to", leases.acquire, key, after, self._owner, seen
+        wanted = leases.Acquire(key, after, self._owner, seen)
+        grant, state = await self._calls.run_together(
+            "write to", leases.acquire, wanted, is_repeatable=False
         )
         self._held_sessions[key] = OwnedSession(
             state.id, state.epoch, state.head, state.crc, state.owner
@@ -295,7 +300,8 @@ class PostgresStore:
     async def release(self, key: SessionKey, epoch: int) -> None:
         self._granted.pop(key, None)
         self._openings.pop(key, None)
-        await self._calls.run_idempotent("write to", leases.release, key, epoch)
+        lease = leases.Release(self._row_id(key), key, epoch)
+        await self._calls.run_together("write to", leases.release, lease)
         session = self._held_sessions.get(key)
         if session is not None and session.epoch == epoch:
             del self._held_sessions[key]
