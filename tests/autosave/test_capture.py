@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from perdure.autosave.core import as_group, size_of, whole_groups
 from perdure.autosave.tracked import OVERHEAD
 from perdure.records.records import Entry
+from tests.autosave.rigs import rig
 
 
 def entry(size: int, *, end: bool) -> Entry:
@@ -42,3 +43,17 @@ def test_a_group_ends_once_at_its_end(group: list[Entry]) -> None:
 
 def test_a_record_weighs_more_than_its_payload() -> None:
     assert size_of([entry(10, end=True), entry(0, end=True)]) == 10 + 2 * OVERHEAD
+
+
+async def test_nothing_is_kept_of_a_session_whose_contributors_were_asked() -> None:
+    async with rig() as r:
+        t = r.track()
+
+        async def contribute() -> None:
+            r.append(t)
+
+        t.before_capture = contribute
+        r.append(t)
+        await r.saver.save(t)
+        assert r.stored(t) == 2
+        assert r.saver._contributors._locks == {}

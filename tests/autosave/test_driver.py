@@ -1054,3 +1054,39 @@ async def test_saving_goes_on_soon_after_an_outage(outage: float, at_most: float
             for t in sessions:
                 await r.saver.wait_durable(t)
         assert r.saver.health().status == "ok"
+
+
+async def test_one_group_of_many_records_is_due_at_once() -> None:
+    async with rig(autosave=Autosave(debounce=60.0, max_delay=60.0, max_records=3)) as r:
+        t = r.track()
+        r.append(t, 5)
+        await anyio.sleep(1.0)
+        assert r.stored(t) == 5
+
+
+async def test_whole_groups_before_an_open_one_are_one_save() -> None:
+    async with rig() as r:
+        t = r.track()
+        for _ in range(3):
+            r.append(t)
+        r.saver.open_group(t)
+        r.append(t)
+        with anyio.move_on_after(1.0):
+            await r.saver.save(t)
+        assert (r.stored(t), len(r.store.calls)) == (3, 1)
+        r.saver.close_group(t)
+        await r.saver.save(t)
+
+
+async def test_an_urgent_job_of_a_lost_session_does_not_run() -> None:
+    async with rig() as r:
+        t = r.track()
+        r.append(t)
+        r.saver.lose(t)
+        ran: list[bool] = []
+
+        async def job() -> None:
+            ran.append(True)
+
+        assert await r.saver.exclusive(t, job, urgent=True) is None
+        assert ran == []

@@ -236,3 +236,15 @@ async def test_a_loop_that_does_not_run_is_told() -> None:
         assert watchdog.reasons(anyio.current_time() + 30) == []
         (reason,) = watchdog.reasons(anyio.current_time() + 60)
         assert "has not run the watchdog" in reason
+
+
+async def test_a_breaker_that_is_open_is_no_stall() -> None:
+    engine = EngineOptions(jitter=0.0, eager=False, breaker_failures=1, breaker_reset=600.0)
+    async with rig(InlineStore(faults=["down"] * 50), engine=engine) as r:
+        first, second = r.track("a"), r.track("b")
+        r.append(first)
+        with anyio.move_on_after(1.0):
+            await r.saver.save(first)
+        r.append(second)
+        await anyio.sleep(60.0)
+        assert r.of(events.Stalled) == []

@@ -8,8 +8,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.checkpoints.merkle_tree import MerkleTree, node_of, tree_of
-from perdure.records.chunks import LARGEST, SMALLEST, chunks_of
+from perdure.checkpoints.merkle_tree import MerkleTree, _groups, node_of, tree_of
+from perdure.records.chunks import LARGEST, SMALLEST, ContentChunk, chunks_of
 
 
 def noise(seed: int, size: int) -> bytes:
@@ -79,3 +79,12 @@ def test_a_change_in_a_large_state_is_a_small_one() -> None:
     second = tree_of(data[:500_000] + b"x" + data[500_000:], first)
     assert len(first.blobs) > 200
     assert sum(map(len, second.blobs.values())) < 40_000
+
+
+def test_nodes_of_a_tree_end_where_their_content_says() -> None:
+    """Otherwise a chunk that is inserted would change all nodes after it."""
+    leaves = [ContentChunk(f"{number % 16:x}{number:063x}", 1) for number in range(200)]
+    moved = [ContentChunk("f" * 64, 1), *leaves]
+    before, after = set(_groups(leaves)), set(_groups(moved))
+    assert len(after - before) <= 2
+    assert {len(group) for group in list(_groups(leaves))[1:-1]} == {16}

@@ -21,8 +21,10 @@ from perdure import (
 from perdure.agent import AgentConfig, AgentFactory, EchoModel
 from perdure.memory.context import SNAPSHOT
 from perdure.providers import parse
+from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE_KINDS
 from perdure.restore import WorkingContextSnapshotBootstrapOptions
+from perdure.restore.report import RestoreStep
 from perdure.session.manager import SessionManager
 from perdure.store import Store
 from perdure.types import RestorePlan
@@ -265,3 +267,12 @@ def test_the_blocking_api_plans_too(tmp_path: Path) -> None:
             assert ada.context() == list(plan.messages)
         assert sessions.plan_restore("ada").is_sound
         assert sessions.rebuild_working_context("ada", dry_run=True).dry_run
+
+
+def test_a_plan_names_what_the_provider_does_not_get() -> None:
+    plan = RestorePlan(
+        key=SessionKey("a"), source="snapshot", stripped=(RestoreStep("thinking", "of another"),)
+    )
+    assert [line for line in plan.lines() if line.startswith("strip ")] == [
+        f"strip     {RestoreStep('thinking', 'of another')}"
+    ]

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from perdure.agent.llm import gemini, openai
 from perdure.agent.llm.assembly import AnthropicAnswer, ChatAnswer, ResponsesAnswer, merged_delta
-from perdure.agent.llm.model import Chunk, ReplyStream
+from perdure.agent.llm.model import Chunk, ReplyStream, Usage
 from perdure.agent.llm.sdk import EventLines
 from perdure.records.messages import Message, ToolCall
 
@@ -163,3 +169,30 @@ def test_whole_calls_that_all_have_the_index_0_stay_apart() -> None:
         ("id-a", "{}"),
         ("id-b", "{}"),
     ]
+
+
+def test_a_block_keeps_all_its_citations() -> None:
+    answer = AnthropicAnswer()
+    answer.take({"type": "content_block_start", "index": 0, "content_block": {"type": "text"}})
+    for number in (1, 2):
+        delta = {"type": "citations_delta", "citation": {"n": number}}
+        answer.take({"type": "content_block_delta", "index": 0, "delta": delta})
+    answer.take({"type": "message_stop"})
+    assert answer.whole()["content"][0]["citations"] == [{"n": 1}, {"n": 2}]
+
+
+def test_a_later_count_that_is_null_replaces_nothing() -> None:
+    answer = AnthropicAnswer()
+    answer.take({"type": "message_start", "message": {"usage": {"input_tokens": 7}}})
+    usage = {"input_tokens": None, "output_tokens": 3}
+    answer.take({"type": "message_delta", "delta": {}, "usage": usage})
+    answer.take({"type": "message_stop"})
+    assert answer.whole()["usage"] == {"input_tokens": 7, "output_tokens": 3}
+
+
+@pytest.mark.parametrize("usage_of", [gemini._usage, openai._usage])
+def test_what_a_provider_does_not_count_is_none(
+    usage_of: Callable[[Mapping[str, Any]], Usage | None],
+) -> None:
+    usage = usage_of({"promptTokenCount": 5, "prompt_tokens": 5})
+    assert usage == Usage(input_tokens=5)

@@ -9,7 +9,7 @@ import pytest
 
 from perdure import ConfigError, Message, ToolCall
 from perdure.agent.llm import Chunk, EchoModel, ScriptedModel, call
-from perdure.agent.llm.model import ReplyStream
+from perdure.agent.llm.model import ReplyStream, Usage
 
 
 async def answer(model: ScriptedModel, *messages: Message) -> Message:
@@ -97,3 +97,18 @@ def test_what_came_before_an_interruption_is_marked() -> None:
     assert (partial.text, partial.tool_calls) == ("I was go", ())
     assert bytes(partial.extra["interrupted"]) == b"true"
     assert ReplyStream().partial() is None
+
+
+def test_a_whole_message_stays_whatever_follows() -> None:
+    stream = ReplyStream()
+    stream.take(Chunk(message=Message.assistant("whole")))
+    stream.take(Chunk(usage=Usage(input_tokens=1)))
+    assert stream.message().content == "whole"
+
+
+def test_an_answer_without_text_has_none_only_beside_calls() -> None:
+    call = ToolCall("c1", "add", {})
+    for calls, content in (((call,), None), ((), "")):
+        stream = ReplyStream()
+        stream.take(Chunk(tool_calls=calls))
+        assert stream.message().content == content

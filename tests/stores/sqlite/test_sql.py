@@ -7,7 +7,7 @@ from pathlib import Path
 from perdure.records.keys import SessionKey
 from perdure.store import Batch, Status
 from perdure.stores.sqlite import SqliteStore
-from perdure.stores.sqlite.sql import at_once
+from perdure.stores.sqlite.sql import at_once, statements
 from perdure.testing.conformance._kit import group, read, take
 
 
@@ -36,3 +36,7 @@ async def test_a_commit_of_many_sessions_with_one_that_moved_keeps_the_others(
         ]
     assert len(await read(store, keys[77])) == 1
     await store.aclose()
+
+
+def test_empty_statements_are_left_out() -> None:
+    assert statements("SELECT 1;\n-- nothing\n;\nSELECT 2;\n") == ["SELECT 1", "SELECT 2"]

@@ -11,8 +11,9 @@ from typing import Any
 import anyio
 import pytest
 
-from perdure.errors import CorruptRecordError, SessionError, StoreUnavailableError
+from perdure.errors import CorruptRecordError, LeaseLostError, SessionError, StoreUnavailableError
 from perdure.records.keys import SessionKey
+from perdure.records.manifest import Manifest
 from perdure.store import Batch, Outcome, PendingItem, Status
 from perdure.stores.sqlite import SqliteStore, connections
 from perdure.stores.sqlite.errors import perdure_error
@@ -311,3 +312,39 @@ def test_what_kept_sqlite_from_opening_a_file_is_found_out(
     with monkeypatch.context() as patched:
         patched.setattr(os, "open", failing(errno.EMFILE))
         assert "ulimit -n" in str(perdure_error(error, "read", str(path)))
+
+
+async def test_a_session_that_was_only_posted_to_cannot_be_changed(path: Path) -> None:
+    store = await opened(path)
+    await store.post(KEY, [PendingItem("op-1", "message", b"{}", 1.0)])
+    with pytest.raises(LeaseLostError):
+        await store.trim(KEY, 0, 1)
+    await store.aclose()
+
+
+async def test_what_is_deleted_is_overwritten_in_the_file(path: Path) -> None:
+    store = await opened(path)
+    assert store._database.engine.connection.execute("PRAGMA secure_delete").fetchone() == (1,)
+    await store.aclose()
+
+
+async def test_requests_to_an_owner_that_has_ended_are_removed(path: Path) -> None:
+    first, second = await opened(path), await opened(path)
+    await take(first)
+    holder = await second.holder(KEY)
+    assert holder is not None
+    await second.request_handover(KEY, holder)
+    await first.aclose()
+    await second.aclose()
+    await (await opened(path)).aclose()  # removes the owners that have ended
+    con = sqlite3.connect(path)
+    assert con.execute("SELECT count(*) FROM letter").fetchone() == (0,)
+    con.close()
+
+
+async def test_a_listing_shows_damage_only_where_there_is_some(path: Path) -> None:
+    store = await opened(path)
+    grant = await take(store)
+    await store.write_documents(KEY, {}, Manifest(key=KEY, epoch=grant.epoch, as_of_seq=1))
+    assert [info.damaged for info in await store.sessions()] == [False]
+    await store.aclose()
