@@ -9,6 +9,9 @@ the driver's.
 
 How late the event loop comes is measured beside it, and compared with the same load on the
 store in memory, which has nothing to wait for.
+
+For a store on a server, a proxy before it counts the round trips (or commands, or requests) of an
+open, a close, and a heartbeat of many idle sessions; see `benchmarks.stores.network`.
 """
 
 from benchmarks.stores.run import Options, run

@@ -97,10 +97,10 @@ async def _talk(session: Any, turns: list[tuple[Message, ...]]) -> None:
 
 
 @asynccontextmanager
-async def connected(store: Store, count: int) -> Any:
+async def connected(store: Store, count: int, prefix: str = "agent") -> Any:
     """Open sessions on a store."""
     recorder = Recorder(store)
     shutdown = Shutdown(deadline=120, signals=False)
     async with perdure.connect(recorder, autosave=Autosave(), shutdown=shutdown) as sessions:
-        opened = [await sessions.open(f"agent-{n:04d}") for n in range(count)]
+        opened = [await sessions.open(f"{prefix}-{n:04d}") for n in range(count)]
         yield Talk(opened, recorder)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from statistics import fmean, median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import anyio
 
@@ -16,6 +16,7 @@ import perdure
 from benchmarks.disk import filesystem
 from benchmarks.figures import Report, Row
 from benchmarks.stores.load import connected
+from benchmarks.stores.network import SERVERS, network, processes
 from benchmarks.stores.raw import (
     Plain,
     PlainFiles,
@@ -144,6 +145,21 @@ def run(options: Options) -> Report:
         Row(f"stores.{name}.of_limit", median(one.shares), "rate over the plain driver's")
         for name, one in found.items()
     ]
+    with tempfile.TemporaryDirectory(prefix="perdure-", dir=options.folder) as folder:
+        for name in filter(SERVERS.__contains__, options.stores):
+            rows += network(name, Path(folder), options.backend)
+    together: dict[int, float] = {}
+    if "postgres" in options.stores:
+        turns = -(-options.turns // options.rounds)
+        together = processes(options.sessions // 4 or 1, turns, options.rounds)
+        rows += [
+            Row(
+                f"stores.postgres.processes_{count}_over_{count // 2}",
+                together[count] / together[count // 2],
+                f"turns/s of {count} processes over those of {count // 2}",
+            )
+            for count in (2, 4)
+        ]
     lag = max(one.lag for one in found.values()) / memory.lag
     rows.append(Row("stores.lag_over_memory", lag, "event loop's lag, p99.9, over the memory's"))
     details = {
@@ -155,12 +171,15 @@ def run(options: Options) -> Report:
         }
         for name, one in {"memory": memory, **found}.items()
     }
-    about = {
+    about: dict[str, Any] = {
         "filesystem": kind,
         "sessions": options.sessions,
         "turns": options.turns,
         "rounds": options.rounds,
         "loop": options.backend,
+    }
+    about["turns_per_s_by_processes"] = {
+        str(count): round(rate) for count, rate in together.items()
     }
     return Report(rows, {**about, "stores": details})
 

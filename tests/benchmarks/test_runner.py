@@ -15,6 +15,7 @@ from benchmarks.__main__ import main
 from benchmarks.chat import Chat
 from benchmarks.disk import Mirror, filesystem
 from benchmarks.figures import TARGETS, Report, Row
+from benchmarks.stores.network import network
 from benchmarks.timing import KERNEL, count_writes, kernel_count, quartile, ratio
 from perdure import SessionKey
 
@@ -178,3 +179,16 @@ def test_a_missed_target_fails_only_a_check(
 def test_a_figure_is_the_median_of_ratios_of_lower_quartiles() -> None:
     assert quartile([4.0, 1.0, 3.0, 2.0]) == 2.0
     assert ratio([([2.0], [1.0]), ([9.0], [1.0]), ([3.0], [1.0])]) == 3.0
+
+
+@pytest.mark.parametrize("name", ["postgres", "s3"])
+def test_opens_and_closes_on_a_server_are_counted(tmp_path: Path, name: str) -> None:
+    rows = network(name, tmp_path, "asyncio")
+    judged = {row.name for row in rows if row.target is not None}
+    assert judged == {
+        figure
+        for figure in names_of(f"stores.{name}")
+        if not figure.endswith(("of_limit", "over_1"))
+    }
+    # Not a matter of time: what is sent is counted.
+    assert all(row.met for row in rows), rows
