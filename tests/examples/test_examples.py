@@ -78,6 +78,14 @@ def test_a_run_of_the_openai_agents_sdk_is_resumed_in_another_process(shell: She
     assert shell.run("openai_agents.py", "approve") == ["nothing waits for approval"]
 
 
+def test_a_conversation_of_pydantic_ai_is_resumed_in_another_process(shell: Shell) -> None:
+    (waits,) = shell.run("pydantic_ai_conversation.py", "ask")
+    assert waits == "waits for approval: sail({'harbor': 'Oosthaven'})"
+    done = ["We are there. The conversation has 6 messages."]
+    assert shell.run("pydantic_ai_conversation.py", "approve") == done
+    assert shell.run("pydantic_ai_conversation.py", "approve") == ["nothing waits for approval"]
+
+
 def test_a_persistent_agent_remembers_the_run_before(shell: Shell) -> None:
     """S2-5, S2-31: the short way."""
     assert shell.run("persistent_agent.py", "one") == ["So far you have said: one."]

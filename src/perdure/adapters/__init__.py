@@ -11,8 +11,12 @@ from perdure._lib.lazy import lazy
 
 if TYPE_CHECKING:
     from perdure.adapters.openai_agents import PerdureSession as PerdureSession
+    from perdure.adapters.pydantic_ai import PerdureConversationStore as PerdureConversationStore
 
-_HOME_OF = {"PerdureSession": "perdure.adapters.openai_agents"}
+_HOME_OF = {
+    "PerdureConversationStore": "perdure.adapters.pydantic_ai",
+    "PerdureSession": "perdure.adapters.openai_agents",
+}
 
 __all__ = list(_HOME_OF)
 

@@ -9,7 +9,6 @@ What one call adds or takes away is one group of the log: a crash leaves all of 
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import time
@@ -22,14 +21,20 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, final
 import anyio
 import msgspec
 
+from perdure.adapters.items import (
+    AdapterManager,
+    ItemEnvelope,
+    import_sdk,
+    newest_messages,
+    read_envelope,
+    with_envelope,
+)
 from perdure.errors import (
     FormatError,
     InvalidArgumentError,
-    MissingExtraError,
     NotStorableError,
     SessionClosedError,
     TooLargeError,
-    UnsupportedVersionError,
 )
 from perdure.providers import parse_history, render
 from perdure.providers.openai_responses import FORMAT, items_of
@@ -40,7 +45,6 @@ from perdure.session.internals import (
     accept,
     begin_turn,
     let_go,
-    messages_before_log,
     release_unused,
     replace_tail,
     running_turn,
@@ -57,19 +61,13 @@ if TYPE_CHECKING:
 SDK: Final = "openai-agents"
 SHAPE: Final = 1
 """The version of what is stored here of an item."""
-ENVELOPE: Final = "perdure_foreign"
-"""The field of a message that says whose item it is."""
 RUN_STATE: Final = "openai-agents/run_state"
 """The named state that keeps a run that waits for approval."""
-PAGE: Final = 200
-"""Records that are read from the log at a time."""
 
 
-class Envelope(msgspec.Struct, frozen=True):
+class Envelope(ItemEnvelope, frozen=True):
     """What is stored with a message that is an SDK's item."""
 
-    sdk: str
-    v: int
     item: str | msgspec.UnsetType = msgspec.UNSET
     """The item's JSON as text, where the message alone would not give it back."""
 
@@ -130,26 +128,17 @@ class PerdureSession:
         on_held: OnHeld = "steal",
         wait: float = 10.0,
     ) -> None:
-        if sessions is not None and not isinstance(sessions, SessionManager):
-            message = (
-                f"a {type(sessions).__name__} is no session manager: give the one that `async with "
-                "perdure.connect(url) as sessions` has opened, or use "
-                "PerdureSession.from_url(session_id, url)"
-            )
-            raise InvalidArgumentError(message, option="sessions")
+        instead = "PerdureSession.from_url(session_id, url)"
+        self._connection = AdapterManager(sessions, instead=instead)
         self._key = SessionKey(session_id, session, tenant)
         self.session_id = session_id
         self.session_settings = _settings(session_settings)
         self.durable: bool = durable
-        self._sessions: SessionManager | None = sessions
-        self._is_own = sessions is None
-        """Whether the manager is connected and closed here."""
         self._owner = owner
         self._title = title
         self._tags = tags
         self._on_held: OnHeld = on_held
         self._wait = wait
-        self._url: str | os.PathLike[str] | None = None
         self._lock = anyio.Lock()
         self._is_entered = False
         self._pinned: Session | None = None
@@ -167,7 +156,7 @@ class PerdureSession:
 
         """
         self = cls(session_id, None, **options)
-        self._url = url
+        self._connection.url = url
         return self
 
     @classmethod
@@ -202,12 +191,11 @@ class PerdureSession:
         Unless another caller in this process uses it. What was opened by `from_url` is closed.
         """
         pinned, self._pinned, self._is_entered = self._pinned, None, False
-        sessions = self._sessions
+        sessions = self._connection.opened
         if sessions is None:
             return
-        if self._is_own:
-            self._sessions = None
-            (await sessions.aclose()).raise_if_unsaved()
+        if self._connection.is_own:
+            await self._connection.aclose()
             return
         try:
             session = session_open_here(sessions, self._key)
@@ -293,7 +281,9 @@ class PerdureSession:
 
         """
         source = await self._peek()
-        if source is not None and (working_context(source).size or (await _newest(source, 1))[0]):
+        if source is None:
+            return
+        if working_context(source).size or (await newest_messages(source, 1))[0]:
             await self.replace_items([])
 
     # Beyond the SDK's protocol
@@ -371,27 +361,13 @@ class PerdureSession:
 
     # Inside
 
-    async def _manager(self) -> SessionManager:
-        if self._sessions is None:
-            async with self._lock:
-                if self._sessions is None:
-                    from perdure._connect import connect
-
-                    self._sessions = await connect(self._url)
-        return self._sessions
-
     async def _peek(self) -> Session | SessionView | None:
-        """Return the session to read: as it is here, or else as it is stored."""
-        sessions, key = await self._manager(), self._key
-        session = session_open_here(sessions, key)
-        if session is not None:
-            return session
-        return await sessions.load(key.agent, session=key.session, tenant=key.tenant)
+        return await self._connection.peek(self._key)
 
     @asynccontextmanager
     async def _write(self) -> AsyncGenerator[Session, None]:
         """Hold the session for a change, which is durable at the end of the block."""
-        sessions = await self._manager()
+        sessions = await self._connection.manager()
         async with self._opening(sessions) as session:
             if self._is_entered and self._pinned is not session:
                 self._pinned = await self._opening(sessions)  # one pin more, for after this block
@@ -429,13 +405,9 @@ def _settings(given: Any) -> Any:
 
 
 def _sdk(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if not f"{module}.".startswith(f"{error.name}."):  # the SDK itself lacks something
-            raise
-        message = "PerdureSession needs the OpenAI Agents SDK: pip install 'perdure[openai-agents]'"
-        raise MissingExtraError(message, extra="openai-agents") from error
+    return import_sdk(
+        module, used_by="PerdureSession", name="the OpenAI Agents SDK", extra="openai-agents"
+    )
 
 
 # Items as messages
@@ -461,7 +433,7 @@ def _entry(item: Any, at: str, now: float) -> Entry:
     role = plain.get("role") if isinstance(plain, dict) else None
     shown = Message(role="user" if role == "user" else "assistant")
     try:
-        return encode_message(_with_envelope(shown, Envelope(SDK, SHAPE, text)), now=now)
+        return encode_message(with_envelope(shown, Envelope(SDK, SHAPE, text)), now=now)
     except TooLargeError as error:
         raise TooLargeError(f"{at}: {error}", path=at, size=len(text)) from error
 
@@ -472,7 +444,7 @@ def _as_message(item: Any, now: float) -> Entry | None:
         return None
     try:
         (parsed,) = parse_history([item], FORMAT)
-        entry = encode_message(_with_envelope(parsed, Envelope(SDK, SHAPE)), now=now)
+        entry = encode_message(with_envelope(parsed, Envelope(SDK, SHAPE)), now=now)
         (back,) = items_of(decode_message(entry.payload))
     except (FormatError, NotStorableError, TooLargeError, ValueError):
         return None
@@ -483,34 +455,8 @@ def _canonical(item: Any) -> str:
     return json.dumps(item, sort_keys=True)
 
 
-def _with_envelope(message: Message, envelope: Envelope) -> Message:
-    field = msgspec.Raw(msgspec.json.encode(envelope))
-    return msgspec.structs.replace(message, extra={**message.extra, ENVELOPE: field})
-
-
 def _envelope(message: Message) -> Envelope | None:
-    """Return the envelope of one of the SDK's items; None for any other message.
-
-    Raises:
-        UnsupportedVersionError: A newer release wrote it.
-
-    """
-    field = message.extra.get(ENVELOPE)
-    if field is None:
-        return None
-    try:
-        envelope = msgspec.json.decode(field, type=Envelope)
-    except msgspec.DecodeError:  # the field is another program's
-        return None
-    if envelope.sdk != SDK:
-        return None
-    if envelope.v > SHAPE:
-        text = (
-            f"an item of {SDK} has shape {envelope.v}, and this release reads up to {SHAPE}: "
-            "upgrade perdure"
-        )
-        raise UnsupportedVersionError(text, version=envelope.v)
-    return envelope
+    return read_envelope(message, Envelope, sdk=SDK, newest=SHAPE)
 
 
 def _units(messages: Sequence[tuple[int, Message]]) -> Iterator[_Unit]:
@@ -539,7 +485,7 @@ async def _items(source: Session | SessionView, limit: int | None) -> list[Any]:
         return items if limit is None else items[_begin(items, limit, is_all=True) or 0 :]
     count = None if limit is None else limit + 1
     while True:
-        messages, is_all = await _newest(source, count)
+        messages, is_all = await newest_messages(source, count)
         items = [item for unit in _units(messages) for item in unit.items]
         if limit is None or count is None:
             return items
@@ -549,33 +495,11 @@ async def _items(source: Session | SessionView, limit: int | None) -> list[Any]:
         count *= 2
 
 
-async def _newest(
-    source: Session | SessionView, count: int | None
-) -> tuple[list[tuple[int, Message]], bool]:
-    """Return the newest messages (None: all), oldest first, and whether there are no others."""
-    known = working_context(source).whole()
-    if known is not None:
-        begin = 0 if count is None else max(len(known) - count, 0)
-        return [(seq, decode_message(payload)) for seq, payload in known[begin:]], not begin
-    messages: list[tuple[int, Message]] = []
-    before: int | None = None
-    while count is None or len(messages) < count:
-        page = await source.history(before=before, limit=PAGE)
-        messages[:0] = [(item.seq, item.value) for item in page if isinstance(item.value, Message)]
-        if len(page) < PAGE:
-            unsaved = source.unsaved() if isinstance(source, Session) else ()
-            older = await messages_before_log(source, unsaved)
-            messages[:0] = [(seq, decode_message(payload)) for seq, payload in older]
-            return messages, True
-        before = page[0].seq
-    return messages, False
-
-
 async def _newest_unit(session: Session) -> _Unit | None:
     """Return the newest item with its record, or the newest run that is not the SDK's."""
-    messages, is_all = await _newest(session, 2)
+    messages, is_all = await newest_messages(session, 2)
     if not is_all and (_envelope(messages[-1][1]) is None or messages[-1][0] == messages[-2][0]):
-        messages, _ = await _newest(session, None)  # it may belong to messages before it
+        messages, _ = await newest_messages(session, None)  # it may belong to messages before it
     units = [unit for unit in _units(messages) if unit.items]
     if not units:
         return None

@@ -188,8 +188,10 @@ class Forgetter:
 
     # deleting
 
-    async def delete(self, key: SessionKey, terms: Terms) -> bool:
+    async def delete(self, key: SessionKey, terms: Terms, *, unchanged: int | None = None) -> bool:
         """Remove a session; what its forks reach of it becomes theirs. False if there is none.
+
+        If ``unchanged`` is given, only if the session is open here, and that is its version.
 
         Raises:
             LeaseHeldError: Another process keeps holding it, or one of its forks.
@@ -197,14 +199,24 @@ class Forgetter:
         """
         if await self._store.inner.head(key) == 0:
             return False
-        if await self._delete(key, terms, settling=False):
+        if unchanged is None and await self._delete(key, terms, settling=False):
             return True
         async with self._lock:
-            return await self._delete(key, terms, settling=True)
+            return await self._delete(key, terms, settling=True, unchanged=unchanged)
 
-    async def _delete(self, key: SessionKey, terms: Terms, *, settling: bool) -> bool:
+    async def _delete(
+        self, key: SessionKey, terms: Terms, *, settling: bool, unchanged: int | None = None
+    ) -> bool:
         async with self._access.exclusive(key), AsyncExitStack() as stack:
-            hold = await self.ending(stack, key, terms)
+            if unchanged is not None:
+                session = self._access.open_here(key)
+                if session is None or session.version != unchanged:
+                    return False
+                # Nothing is awaited between this check and the session's end.
+                hold = await self._ended_here(stack, session)
+                await hold.append(Entry(ENDING, b"{}"))
+            else:
+                hold = await self.ending(stack, key, terms)
             if not settling and await self._heirs(hold.key, hold.epoch):
                 return False
             await self.settle_known_forks(key, hold.epoch, terms)
@@ -235,13 +247,18 @@ class Forgetter:
             # What may yet be refused, by one that is held elsewhere, must not cost what is unsaved.
             with suppress(PerdureError), anyio.move_on_after(_SAVING):
                 await runtime.saver.save(session._tracked)
-            await self._access.lifecycle.delete(session)
-            head = await self._store.head(key)
-            hold = HeldSession(self._store, key, session.epoch, head)
-            stack.push_async_callback(self._let_go, hold)
+            hold = await self._ended_here(stack, session)
         else:
             hold = await stack.enter_async_context(self._access.held(key, terms))
         await hold.append(Entry(ENDING, b"{}"))
+        return hold
+
+    async def _ended_here(self, stack: AsyncExitStack, session: SessionBase) -> HeldSession:
+        """Close a session that is open here, and go on holding it."""
+        await self._access.lifecycle.delete(session)
+        head = await self._store.head(session.key)
+        hold = HeldSession(self._store, session.key, session.epoch, head)
+        stack.push_async_callback(self._let_go, hold)
         return hold
 
     async def _let_go(self, hold: HeldSession) -> None:

@@ -73,9 +73,15 @@ class ForkBuilder:
     # forks
 
     async def fork(
-        self, parent: SessionKey, child: SessionKey, at: int | str | Checkpoint | None
+        self,
+        parent: SessionKey,
+        child: SessionKey,
+        at: int | str | Checkpoint | None,
+        more: Sequence[Entry] = (),
     ) -> Fork:
         """Begin a session with another one's history up to a record, and write one record.
+
+        ``more`` follows it in the same group.
 
         Raises:
             HistoryPrunedError: The parent's history up to ``at`` was pruned.
@@ -88,7 +94,7 @@ class ForkBuilder:
         require_different(parent, child, "fork")
         head = await self._access.head(parent)
         point = await self._point(parent, head, at)
-        return await self._begin(parent, child, point, ())
+        return await self._begin(parent, child, point, more)
 
     async def fork_unsaved(self, session: Tracked, child: SessionKey) -> Fork:
         """Begin a session with a session's durable records, followed by its unsaved ones.

@@ -8,14 +8,30 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, cast
+
+import msgspec
 
 from perdure.errors import SessionAlreadyActiveError, StoreUnavailableError
 from perdure.lineage.store import followed
-from perdure.memory.documents import TurnPayload, fold_items, fold_state
+from perdure.memory.context import CONTEXT_KINDS, RetractionPayload
+from perdure.memory.documents import StateSet, TurnPayload, fold_items, fold_state
 from perdure.memory.ledger import LEDGER, Ledger, fold_ledger
+from perdure.memory.state import FOLDER
 from perdure.records.json import encode
-from perdure.records.records import TURN, Entry, Record
+from perdure.records.records import (
+    CONTEXT,
+    MESSAGE_KINDS,
+    RETRACT,
+    STATE,
+    TURN,
+    Entry,
+    Record,
+)
+from perdure.session.contents import meta_entry
+from perdure.session.lifecycle import Terms
+from perdure.session.point_in_time import context_at
 
 if TYPE_CHECKING:
     from perdure._lib.loop import Affinity
@@ -165,6 +181,25 @@ async def messages_before_log(
     return await source._contents.before_log(reversed(unsaved))
 
 
+async def messages_in_log(
+    source: Session | SessionView, unsaved: Sequence[Record]
+) -> list[tuple[int, bytes]]:
+    """Return all messages of the log with their records, those that were retracted too.
+
+    Args:
+        source: Whose.
+        unsaved: What the store does not have yet.
+
+    """
+    records = {record.seq: record for record in unsaved}
+    async with contextlib.aclosing(store_of(source).read_log(source.key)) as log:
+        async for chunk in log:
+            records.update((record.seq, record) for record in chunk.records)
+    return [
+        (seq, records[seq].payload) for seq in sorted(records) if records[seq].kind in MESSAGE_KINDS
+    ]
+
+
 def session_open_here(sessions: SessionManager, key: SessionKey) -> Session | None:
     """Return a session that this manager has open, without pinning it."""
     return cast("Session | None", sessions._check().runtime.sessions.get(key))
@@ -185,6 +220,73 @@ async def replace_tail(
         return False
     session._accept((*retraction, *entries))
     return True
+
+
+async def fork_at(
+    sessions: SessionManager, parent: SessionKey, child: SessionKey, seq: int, *entries: Entry
+) -> None:
+    """Begin a session with another one's conversation up to a record, and entries, at once.
+
+    Shares the log up to the end of that record's group; what is too much of it is retracted.
+
+    Raises:
+        SessionError: The new session exists.
+        SessionNotFoundError: There is no such parent.
+
+    """
+    acts = sessions._acting()
+    store = acts.access.store
+
+    async def begin() -> None:
+        await acts.access.head(parent)  # what is unsaved of it here is saved
+        end, is_more = seq, False
+        log = store.read_log(parent, after=seq - 1)
+        async with contextlib.aclosing(log):
+            async for chunk in log:
+                for record in chunk.records:
+                    end = record.seq
+                    is_more |= end > seq and record.kind in CONTEXT_KINDS
+                    if record.end:
+                        break
+                else:
+                    continue
+                break
+        more = list(entries)
+        if is_more:
+            limit = acts.access.runtime.limits.context_bytes
+            if not (await context_at(store, parent, end, limit)).reaches(seq):
+                context = await context_at(store, parent, seq, limit)
+                more.insert(0, Entry(CONTEXT, context.as_record("retract")))
+            more.insert(0, Entry(RETRACT, encode(RetractionPayload(seq))))
+        group = [*(entry._replace(end=False) for entry in more[:-1]), more[-1]]
+        await acts.forker.fork(parent, child, end, group)
+
+    await acts.access.runtime.host.call(begin)
+
+
+async def delete_unchanged(
+    sessions: SessionManager, key: SessionKey, version: int, *, wait: float
+) -> bool:
+    """Delete a session that is open here; False if that is not its version any more.
+
+    Raises:
+        LeaseHeldError: Another process keeps holding one of its forks.
+
+    """
+    acts, terms = sessions._acting(), Terms("handover", wait)
+    call = acts.access.runtime.host.call
+    return await call(partial(acts.forgetter.delete, unchanged=version), key, terms)
+
+
+def state_entry(key: str, text: str | None) -> Entry:
+    """Return the record that stores a text as a named state, or drops it."""
+    value = msgspec.Raw(encode(text))
+    return Entry(STATE, encode(StateSet(f"{FOLDER}{key}.json", value, dropped=text is None)))
+
+
+def owner_entry(owner: str) -> Entry:
+    """Return the record that says to whom a session belongs."""
+    return meta_entry(owner=owner)
 
 
 def was_folded(session: Session | SessionView) -> bool:

@@ -639,7 +639,7 @@ class HeldSession:
 
     async def announce(self, base: Origin, *more: Entry) -> None:
         """Append a base, and entries that become durable with it; it is not valid yet."""
-        await self.append(Entry(BASE, encode(base)), *more)
+        await self.append(Entry(BASE, encode(base), end=not more), *more)
 
     async def rebase(self, base: Origin, *more: Entry) -> None:
         """Append a valid base, and entries that become durable with it."""

@@ -1,0 +1,161 @@
+"""What the adapters share: where sessions are kept, and another SDK's item as a message.
+
+A field of the message is the envelope, which says whose item it is. What the message alone does
+not give back is in the envelope too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any, Final, TypeVar, final
+
+import anyio
+import msgspec
+
+from perdure.errors import InvalidArgumentError, MissingExtraError, UnsupportedVersionError
+from perdure.records.keys import SessionKey
+from perdure.records.messages import Message, decode_message
+from perdure.session.internals import messages_before_log, session_open_here, working_context
+from perdure.session.manager import SessionManager
+from perdure.session.session import Session, SessionView
+
+ENVELOPE: Final = "perdure_foreign"
+"""The field of a message that says whose item it is."""
+PAGE: Final = 200
+"""Records that are read from the log at a time."""
+
+
+class ItemEnvelope(msgspec.Struct, frozen=True):
+    """What is stored with a message that is an SDK's item."""
+
+    sdk: str
+    v: int
+    """The version of the stored shape."""
+
+
+E = TypeVar("E", bound=ItemEnvelope)
+
+
+def import_sdk(module: str, *, used_by: str, name: str, extra: str) -> Any:
+    """Return a module of an SDK.
+
+    Raises:
+        MissingExtraError: The SDK is not installed.
+
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):  # the SDK itself lacks something
+            raise
+        message = f"{used_by} needs {name}: pip install 'perdure[{extra}]'"
+        raise MissingExtraError(message, extra=extra) from error
+
+
+def with_envelope(message: Message, envelope: ItemEnvelope) -> Message:
+    """Return a message that is marked as an SDK's item."""
+    field = msgspec.Raw(msgspec.json.encode(envelope))
+    return msgspec.structs.replace(message, extra={**message.extra, ENVELOPE: field})
+
+
+def read_envelope(message: Message, shape: type[E], *, sdk: str, newest: int) -> E | None:
+    """Return the envelope of one of the SDK's items; None for any other message.
+
+    Raises:
+        UnsupportedVersionError: A newer release wrote it.
+
+    """
+    field = message.extra.get(ENVELOPE)
+    if field is None:
+        return None
+    try:
+        about = msgspec.json.decode(field, type=ItemEnvelope)
+        if about.sdk == sdk and about.v > newest:
+            text = (
+                f"an item of {sdk} has shape {about.v}, and this release reads up to {newest}: "
+                "upgrade perdure"
+            )
+            raise UnsupportedVersionError(text, version=about.v)
+        envelope = msgspec.json.decode(field, type=shape)
+    except msgspec.DecodeError:  # the field is another program's
+        return None
+    return envelope if envelope.sdk == sdk else None
+
+
+async def newest_messages(
+    source: Session | SessionView, count: int | None
+) -> tuple[list[tuple[int, Message]], bool]:
+    """Return the newest messages (None: all), oldest first, and whether there are no others."""
+    known = working_context(source).whole()
+    if known is not None:
+        begin = 0 if count is None else max(len(known) - count, 0)
+        return [(seq, decode_message(payload)) for seq, payload in known[begin:]], not begin
+    messages: list[tuple[int, Message]] = []
+    before: int | None = None
+    while count is None or len(messages) < count:
+        page = await source.history(before=before, limit=PAGE)
+        messages[:0] = [(item.seq, item.value) for item in page if isinstance(item.value, Message)]
+        if len(page) < PAGE:
+            unsaved = source.unsaved() if isinstance(source, Session) else ()
+            older = await messages_before_log(source, unsaved)
+            messages[:0] = [(seq, decode_message(payload)) for seq, payload in older]
+            return messages, True
+        before = page[0].seq
+    return messages, False
+
+
+@final
+class AdapterManager:
+    """The manager that an adapter uses: a given one, or one of its own, opened at the first call.
+
+    Args:
+        sessions: The given one; None for its own.
+        instead: What to call for one of its own, as an error says it.
+
+    Raises:
+        InvalidArgumentError: It is no manager.
+
+    """
+
+    def __init__(self, sessions: SessionManager | None, *, instead: str) -> None:
+        if sessions is not None and not isinstance(sessions, SessionManager):
+            message = (
+                f"a {type(sessions).__name__} is no session manager: give the one that `async with "
+                f"perdure.connect(url) as sessions` has opened, or use {instead}"
+            )
+            raise InvalidArgumentError(message, option="sessions")
+        self.opened: SessionManager | None = sessions
+        self.is_own: bool = sessions is None
+        """Whether the manager is connected and closed here."""
+        self.url: str | os.PathLike[str] | None = None
+        self._lock = anyio.Lock()
+
+    async def manager(self) -> SessionManager:
+        """Return the manager, opened."""
+        if self.opened is None:
+            async with self._lock:
+                if self.opened is None:
+                    from perdure._connect import connect
+
+                    self.opened = await connect(self.url)
+        return self.opened
+
+    async def peek(self, key: SessionKey) -> Session | SessionView | None:
+        """Return a session to read: as it is here, or else as it is stored."""
+        sessions = await self.manager()
+        session = session_open_here(sessions, key)
+        if session is not None:
+            return session
+        return await sessions.load(key.agent, session=key.session, tenant=key.tenant)
+
+    async def aclose(self) -> None:
+        """Close the manager if it is its own.
+
+        Raises:
+            UnsavedError: Something could not be saved.
+
+        """
+        if self.is_own and self.opened is not None:
+            sessions, self.opened = self.opened, None
+            (await sessions.aclose()).raise_if_unsaved()

@@ -1,0 +1,688 @@
+"""A conversation store of Pydantic AI in a store of perdure: `PerdureConversationStore`.
+
+A conversation is one session, and an entry of it one message or several: a request with the
+results of two tools has two. Their envelopes hold what the messages alone do not give back, so that
+the entry's bytes are those of the SDK's own `ModelMessagesTypeAdapter`. The conversation's record
+is a named state of the session.
+
+A save is one group of the log: a crash leaves all of it or nothing. The session's context is always
+the history up to the record's head: a branch is a retraction, a fork is a fork of the log.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self, final
+
+import msgspec
+import pydantic
+
+from perdure.adapters.items import (
+    AdapterManager,
+    ItemEnvelope,
+    import_sdk,
+    newest_messages,
+    read_envelope,
+    with_envelope,
+)
+from perdure.errors import (
+    InvalidArgumentError,
+    NotStorableError,
+    SessionError,
+    SessionNotFoundError,
+    TooLargeError,
+    UnsupportedVersionError,
+)
+from perdure.records.keys import SessionKey
+from perdure.records.messages import Message, ToolCall, decode_message, encode_message
+from perdure.records.records import Entry
+from perdure.session.internals import (
+    accept,
+    begin_turn,
+    delete_unchanged,
+    fork_at,
+    messages_in_log,
+    owner_entry,
+    replace_tail,
+    running_turn,
+    state_entry,
+)
+from perdure.session.manager import SessionManager
+from perdure.session.session import Session, SessionView
+
+if TYPE_CHECKING:
+    from pydantic_ai import conversation_store as sdk
+    from pydantic_ai import messages as sdk_messages
+
+    from perdure.lease import OnHeld
+else:
+    _ABOUT = {"used_by": "PerdureConversationStore", "name": "Pydantic AI", "extra": "pydantic-ai"}
+    sdk = import_sdk("pydantic_ai.conversation_store", **_ABOUT)
+    sdk_messages = import_sdk("pydantic_ai.messages", **_ABOUT)
+
+SDK: Final = "pydantic-ai"
+SHAPE: Final = 1
+"""The version of what is stored here of an entry."""
+RECORD: Final = "pydantic-ai/conversation"
+"""The named state that keeps the conversation's record."""
+MESSAGES: Final = sdk_messages.ModelMessagesTypeAdapter
+RECORDS: Final = pydantic.TypeAdapter(sdk.ConversationRecord)
+CUT: Final = 64
+"""Characters from which on a text is not stored a second time in the envelope."""
+KNOWN: Final = 10_000
+"""Entries whose conversation is remembered."""
+TEXTS: Final = ("content", "reasoning", "result")
+"""The texts of a message that a piece's number refers to."""
+
+
+class EntryEnvelope(ItemEnvelope, frozen=True):
+    """What is stored with a message that is an entry, or a part of one."""
+
+    id: str
+    """The entry's."""
+    parent: str | None
+    at: int
+    """Which of the entry's messages."""
+    of: int
+    """How many it has."""
+    pieces: tuple[str | int, ...]
+    """The entry's JSON, from where the message before ended: as text, or which of `TEXTS`."""
+
+
+class _Stored(NamedTuple):
+    """An entry as it is stored."""
+
+    id: str
+    parent: str | None
+    seq: int
+    """Its last record."""
+    parts: tuple[tuple[Message, EntryEnvelope], ...]
+
+    @property
+    def data(self) -> bytes:
+        return b"".join(
+            piece.encode() if isinstance(piece, str) else _text_data(message, piece)
+            for message, envelope in self.parts
+            for piece in envelope.pieces
+        )
+
+
+@final
+class PerdureConversationStore(sdk.ConversationStore):
+    """A ``ConversationStore`` of Pydantic AI in any store of perdure.
+
+    Each conversation is a session. A save returns once it is durable. Several processes may save
+    the same conversation: a save that does not know the newest one raises the SDK's
+    ``ConversationConflict``. Reading takes no lease; a write asks the process that has the session
+    for it, and the session is given back when it has been idle for some minutes, or by `aclose`.
+
+    Args:
+        sessions: Where they are kept: what ``perdure.connect(url)`` returns, once that is open.
+            None for a manager of its own: see `from_url`.
+        tenant: Whose they are, where customers share a store.
+        tags: Labels for listing.
+        on_held: What a write does if another process holds the session: ``"handover"`` asks for it,
+            ``"steal"`` waits for it to be released or to expire, ``"raise"`` raises at once.
+        wait: Seconds to wait for another process.
+
+    Raises:
+        InvalidArgumentError: ``sessions`` is no manager.
+
+    """
+
+    def __init__(
+        self,
+        sessions: SessionManager | None,
+        *,
+        tenant: str = "",
+        tags: Sequence[str] = (),
+        on_held: OnHeld = "handover",
+        wait: float = 10.0,
+    ) -> None:
+        instead = "PerdureConversationStore.from_url(url)"
+        self._connection = AdapterManager(sessions, instead=instead)
+        self._tenant = tenant
+        self._tags = tags
+        self._on_held: OnHeld = on_held
+        self._wait = wait
+        self._conversation_of: OrderedDict[str, str] = OrderedDict()
+
+    @classmethod
+    def from_url(cls, url: str | os.PathLike[str] | None = None, **options: Any) -> Self:
+        """Return a store that opens perdure's at the first call; close it with `aclose`.
+
+        Args:
+            url: As for `perdure.connect`.
+            options: As for the class.
+
+        """
+        self = cls(None, **options)
+        self._connection.url = url
+        return self
+
+    @classmethod
+    def in_memory(cls, **options: Any) -> Self:
+        """Return a store in memory, for your tests."""
+        return cls.from_url("memory:", **options)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close what `from_url` has opened. A manager that you have opened stays open."""
+        await self._connection.aclose()
+
+    # What the SDK calls
+
+    async def read_record(self, conversation_id: str) -> sdk.ConversationRecord | None:
+        """Return a conversation's record; None if there is none."""
+        source = await self._connection.peek(self._key(conversation_id))
+        return None if source is None else await self._record(source)
+
+    async def read_records(
+        self, *, scope: str | None = None, limit: int | None = None
+    ) -> list[sdk.ConversationRecord]:
+        """Return the records, or those of a scope, the newest first; reads every conversation."""
+        records = []
+        async for source in self._conversations():
+            record = await self._record(source)
+            if record is not None and scope in (None, record.scope):
+                records.append(record)
+        records.sort(key=lambda record: record.updated_at, reverse=True)
+        return records[:limit]
+
+    async def write_record(
+        self,
+        record: sdk.ConversationRecord,
+        *,
+        new_entries: Sequence[sdk.ConversationEntry] = (),
+        expected_revision: str | None,
+    ) -> None:
+        """Store a record and its new entries, all or nothing, and return once they are durable.
+
+        Raises:
+            ConversationConflict: The stored record is another one than expected, or there is no
+                such entry as its history ends with.
+            NotStorableError: A message is not JSON; nothing was stored.
+            TooLargeError: A message is larger than the limit for a record; nothing was stored.
+            LeaseHeldError: Another process keeps holding the session.
+
+        """
+        key = self._key(record.conversation_id)
+        change = _Change(record, expected_revision, new_entries)
+        base = change.base
+        if expected_revision is None and base is not None:
+            await self._fork(key, change, base)
+        else:
+            await self._save(key, change)
+        self._remember(key, [record.head_id, *record.branches])
+
+    async def delete_record(self, conversation_id: str, *, expected_revision: str) -> None:
+        """Delete a conversation, and its entries; a fork keeps those that it shares.
+
+        Raises:
+            ConversationConflict: The stored record is another one than expected.
+            LeaseHeldError: Another process keeps holding the session, or that of a fork.
+
+        """
+        key = self._key(conversation_id)
+        try:
+            async with await self._open(key, create=False) as session:
+                # First for the SDK, and for all processes: what is removed then is no conversation.
+                while True:
+                    version = session.version
+                    stored = await self._record(session)
+                    if stored is None or stored.revision != expected_revision:
+                        raise sdk.ConversationConflict(conversation_id)
+                    dropped = state_entry(RECORD, None)
+                    if await replace_tail(session, 0, dropped, version=version):
+                        break
+                version = session.version
+                await session.save()
+        except SessionNotFoundError as error:
+            raise sdk.ConversationConflict(conversation_id) from error
+        sessions = await self._connection.manager()
+        await delete_unchanged(sessions, key, version, wait=self._wait)
+
+    async def read_entry(self, entry_id: str) -> sdk.ConversationEntry:
+        """Return an entry.
+
+        It is looked for in the conversation that it was last seen in, and then in all of them.
+
+        Raises:
+            KeyError: There is no such entry.
+
+        """
+        (entry,) = await self.read_history(entry_id, limit=1)
+        return entry
+
+    async def read_history(
+        self, head_id: str | None, *, limit: int | None = None
+    ) -> list[sdk.ConversationEntry]:
+        """Return the entries up to one, oldest first, or the last of them, in one read.
+
+        What `prune` has removed is not among them.
+
+        Raises:
+            KeyError: There is no such entry.
+
+        """
+        if head_id is None or (limit is not None and limit <= 0):
+            return []
+        found = await self._find(head_id, limit)
+        if found is None:
+            raise KeyError(head_id)
+        key, chain = found
+        self._remember(key, [stored.id for stored in chain])
+        messages = MESSAGES.validate_json(b"[%b]" % b",".join(stored.data for stored in chain))
+        return [
+            sdk.ConversationEntry(id=stored.id, parent_id=stored.parent, message=message)
+            for stored, message in zip(chain, messages, strict=True)
+        ]
+
+    # Inside
+
+    def _key(self, conversation_id: str) -> SessionKey:
+        return SessionKey(conversation_id, tenant=self._tenant)
+
+    async def _open(self, key: SessionKey, *, create: bool) -> Session:
+        sessions = await self._connection.manager()
+        return await sessions.open(
+            key.agent,
+            tenant=key.tenant,
+            tags=self._tags,
+            create=create,
+            on_held=self._on_held,
+            wait=self._wait,
+        )
+
+    async def _record(self, source: Session | SessionView) -> sdk.ConversationRecord | None:
+        text = await source.state.get(RECORD)
+        if text is None:
+            return None
+        try:
+            record = RECORDS.validate_json(text)
+        except pydantic.ValidationError as error:
+            version = json.loads(text).get("format_version")
+            if version in (None, 1):
+                raise
+            message = (
+                f"conversation {source.key} has format {version}, and the installed Pydantic AI "
+                "reads 1: upgrade pydantic-ai-slim"
+            )
+            raise UnsupportedVersionError(message, version=version) from error
+        if record.conversation_id != source.key.agent:  # a copy or a fork that perdure has made
+            record = dataclasses.replace(record, conversation_id=source.key.agent)
+        self._remember(source.key, [record.head_id, *record.branches])
+        return record
+
+    def _remember(self, key: SessionKey, entries: Iterable[str | None]) -> None:
+        known = self._conversation_of
+        for entry in entries:
+            if entry is not None:
+                known[entry] = key.agent
+                known.move_to_end(entry)
+        while len(known) > KNOWN:
+            known.popitem(last=False)
+
+    async def _conversations(self) -> AsyncIterator[Session | SessionView]:
+        sessions = await self._connection.manager()
+        after = None
+        while page := await sessions.list(tenant=self._tenant, after=after, limit=500):
+            after = page[-1]
+            for info in page:
+                if info.key == self._key(info.key.agent):
+                    source = await self._connection.peek(info.key)
+                    if source is not None:
+                        yield source
+
+    async def _find(
+        self, entry_id: str, limit: int | None, *hints: str | None
+    ) -> tuple[SessionKey, list[_Stored]] | None:
+        """Return an entry with those before it, and a conversation that has them."""
+        tried = set[SessionKey]()
+        for hint in (self._conversation_of.get(entry_id), *hints):
+            source = None if hint is None else await self._connection.peek(self._key(hint))
+            if source is not None and source.key not in tried:
+                tried.add(source.key)
+                chain = await self._chain_in(source, entry_id, limit)
+                if chain:
+                    return source.key, chain
+        async for source in self._conversations():
+            if source.key not in tried:
+                chain = await self._chain_in(source, entry_id, limit)
+                if chain:
+                    return source.key, chain
+        return None
+
+    async def _chain_in(
+        self, source: Session | SessionView, entry_id: str, limit: int | None
+    ) -> list[_Stored]:
+        if await source.state.get(RECORD) is None:  # of none, or of one that is being deleted
+            return []
+        return await _chain(source, entry_id, limit)
+
+    async def _fork(self, key: SessionKey, change: _Change, base: str) -> None:
+        """Begin a conversation with the entries of another one."""
+        found = await self._find(base, 1, change.record.forked_from)
+        if found is None or found[0] == key:
+            change.conflict()
+        parent, chain = found
+        sessions = await self._connection.manager()
+        entries = change.entries()
+        try:
+            await fork_at(sessions, parent, key, chain[-1].seq, *entries)
+        except SessionNotFoundError:
+            change.conflict()
+        except SessionError:
+            if await self.read_record(key.agent) is not None:
+                change.conflict()
+            raise
+
+    async def _save(self, key: SessionKey, change: _Change) -> None:
+        """Write a conversation that is there, or a new one."""
+        is_new = change.expected is None
+        try:
+            async with await self._open(key, create=is_new) as session:
+                while not await self._apply(session, change):
+                    pass
+                await session.save()
+        except SessionNotFoundError:
+            change.conflict()
+
+    async def _apply(self, session: Session, change: _Change) -> bool:
+        """Append a change; False if something was appended while this was reading."""
+        version = session.version
+        stored = await self._record(session)
+        if (None if stored is None else stored.revision) != change.expected:
+            change.conflict()
+        if stored is None and (await newest_messages(session, 1))[0]:
+            message = (
+                f"session {session.key} exists, and is no conversation of Pydantic AI: choose "
+                "another conversation_id, or delete it first"
+            )
+            raise SessionError(message, key=str(session.key))
+        entries = change.entries(scope=None if stored is None else stored.scope)
+        if change.base != (None if stored is None else stored.head_id):
+            after, copied = await self._rewind(session, change)
+            return await replace_tail(session, after, *copied, *entries, version=version)
+        if session.version != version:
+            return False
+        if change.is_asked and not running_turn(session):
+            begin_turn(session, *entries, at=time.time())
+        else:
+            accept(session, entries)
+        return True
+
+    async def _rewind(self, session: Session, change: _Change) -> tuple[int, list[Entry]]:
+        """Return the record of the entry to continue from; or 0, and that entry's history."""
+        if change.base is None:
+            return 0, []
+        chain = await _chain(session, change.base, 1)
+        if chain:
+            return chain[-1].seq, []
+        found = await self._find(change.base, None)
+        if found is None:
+            change.conflict()
+        return 0, [entry for stored in found[1] for entry in _copied(stored)]
+
+
+class _Change:
+    """What a write stores."""
+
+    def __init__(
+        self,
+        record: sdk.ConversationRecord,
+        expected: str | None,
+        new_entries: Sequence[sdk.ConversationEntry],
+    ) -> None:
+        self.record: sdk.ConversationRecord = record
+        self.expected: str | None = expected
+        self.base: str | None = new_entries[0].parent_id if new_entries else record.head_id
+        """The entry that the new ones follow."""
+        at = self.base
+        for entry in new_entries:
+            if entry.parent_id != at:
+                break
+            at = entry.id
+        if at != record.head_id:
+            message = "new_entries are each after the one before, and head_id is the last of them"
+            raise InvalidArgumentError(message, option="new_entries")
+        first = new_entries[0].message if new_entries else None
+        self.is_asked: bool = isinstance(first, sdk_messages.ModelRequest) and any(
+            isinstance(part, sdk_messages.UserPromptPart) for part in first.parts
+        )
+        """Whether a user's message is the first, as at the beginning of a run."""
+        self._messages = tuple(
+            each for at, entry in enumerate(new_entries) for each in _encoded(entry, at)
+        )
+        self._state = state_entry(RECORD, _json(record))
+
+    def entries(self, *, scope: str | None = None) -> tuple[Entry, ...]:
+        """Return the group to append, to a session whose conversation has that scope."""
+        owner = self.record.scope
+        about = () if not owner or owner == scope else (owner_entry(owner),)
+        return (*about, *self._messages, self._state)
+
+    def conflict(self) -> NoReturn:
+        """Raise ConversationConflict."""
+        raise sdk.ConversationConflict(self.record.conversation_id)
+
+
+def _json(record: sdk.ConversationRecord) -> str:
+    try:
+        return RECORDS.dump_json(record).decode()
+    except ValueError as error:
+        message = f"the record of conversation {record.conversation_id!r} is not JSON ({error})"
+        raise NotStorableError(message, path="record") from error
+
+
+# Entries as messages
+
+
+def _encoded(entry: sdk.ConversationEntry, at: int) -> list[Entry]:
+    """Return an entry as records.
+
+    Raises:
+        NotStorableError: Its message is not JSON.
+        TooLargeError: It is larger than a record may be.
+
+    """
+    try:
+        data = MESSAGES.dump_json([entry.message])[1:-1]
+    except ValueError as error:
+        message = f"new_entries[{at}] is not JSON ({error}): return JSON from tools"
+        raise NotStorableError(message, path=f"new_entries[{at}].message") from error
+    shown = _shown(json.loads(data))
+    when = getattr(entry.message, "timestamp", None)
+    now = time.time() if when is None else when.timestamp()
+    try:
+        return _with_pieces(shown, entry, data, now)
+    except (NotStorableError, TooLargeError):
+        pass  # nested deeper than a record may be: the entry's text is stored, and not shown
+    try:
+        return _with_pieces([Message(role=shown[0].role)], entry, data, now)
+    except TooLargeError as error:
+        message = f"new_entries[{at}]: {error}"
+        raise TooLargeError(message, path=f"new_entries[{at}].message", size=len(data)) from error
+
+
+def _with_pieces(
+    shown: Sequence[Message], entry: sdk.ConversationEntry, data: bytes, now: float
+) -> list[Entry]:
+    records = []
+    begin = 0
+    for at, message in enumerate(shown):
+        pieces: list[str | int] = []
+        for number in range(len(TEXTS)):
+            text = _text_data(message, number)
+            place = data.find(text, begin) if len(text) >= CUT else -1
+            if place >= 0:
+                pieces += [data[begin:place].decode(), number]
+                begin = place + len(text)
+        if at == len(shown) - 1:
+            pieces.append(data[begin:].decode())
+        envelope = EntryEnvelope(
+            sdk=SDK,
+            v=SHAPE,
+            id=entry.id,
+            parent=entry.parent_id,
+            at=at,
+            of=len(shown),
+            pieces=tuple(pieces),
+        )
+        records.append(encode_message(with_envelope(message, envelope), now=now))
+    return records
+
+
+def _text_data(message: Message, number: int) -> bytes:
+    """Return one of a message's texts as JSON, nothing if it is no text."""
+    result = message.tool_result
+    texts = (message.content, message.reasoning, None if result is None else result.result)
+    text = texts[number]
+    return msgspec.json.encode(text) if isinstance(text, str) else b""
+
+
+def _copied(stored: _Stored) -> list[Entry]:
+    return [encode_message(message) for message, _ in stored.parts]
+
+
+def _shown(message: dict[str, Any]) -> list[Message]:
+    """Return what a message of the SDK says, as perdure's messages; at least one."""
+    if message["kind"] == "response":
+        return [_shown_response(message["parts"])]
+    shown = [each for part in message["parts"] for each in _shown_request(part)]
+    return shown or [Message(role="user")]
+
+
+def _shown_request(part: dict[str, Any]) -> Iterator[Message]:
+    kind = part["part_kind"]
+    content: Any = part.get("content")
+    if kind == "system-prompt":
+        yield Message.system(content)
+    elif kind == "user-prompt":
+        yield _shown_user([content] if isinstance(content, str) else content)
+    elif part.get("tool_call_id") and kind in ("tool-return", "retry-prompt"):
+        is_error = kind == "retry-prompt" or part.get("outcome", "success") != "success"
+        text = content if isinstance(content, str) else json.dumps(content)
+        yield Message.tool(
+            part["tool_call_id"],
+            None if is_error else content,
+            name=part.get("tool_name"),
+            error=text if is_error else None,
+        )
+    elif isinstance(content, str):
+        yield Message.user(content)
+
+
+def _shown_user(content: Sequence[Any]) -> Message:
+    texts: list[str] = []
+    urls: dict[str, list[str]] = {"image-url": [], "audio-url": [], "video-url": []}
+    for item in content:
+        if isinstance(item, str):
+            texts.append(item)
+        elif item.get("kind") in urls:
+            urls[item["kind"]].append(item["url"])
+        elif item.get("kind") == "text-content":
+            texts.append(item["content"])
+    images, audios, videos = urls.values()
+    text = "\n".join(texts) if texts else None
+    return Message.user(text, image_urls=images, audio_urls=audios, video_urls=videos)
+
+
+def _shown_response(parts: Sequence[dict[str, Any]]) -> Message:
+    texts = [part["content"] for part in parts if part["part_kind"] == "text"]
+    thoughts = [part["content"] for part in parts if part["part_kind"] == "thinking"]
+    calls = [
+        ToolCall(part["tool_call_id"], part["tool_name"], _arguments(part["args"]))
+        for part in parts
+        if part["part_kind"] == "tool-call"
+    ]
+    return Message.assistant(
+        "".join(texts) if texts else None,
+        reasoning="".join(thoughts) if thoughts else None,
+        tool_calls=calls,
+    )
+
+
+def _arguments(given: Any) -> Any:
+    if not isinstance(given, str):
+        return {} if given is None else given
+    try:
+        return json.loads(given)
+    except ValueError:
+        return given
+
+
+# Reading
+
+
+def _stored(messages: Iterable[tuple[int, Message]]) -> dict[str, _Stored]:
+    """Return the entries that messages are; of some that began before these, nothing."""
+    found: dict[str, _Stored] = {}
+    parts: list[tuple[Message, EntryEnvelope]] = []
+    for seq, message in messages:
+        envelope = read_envelope(message, EntryEnvelope, sdk=SDK, newest=SHAPE)
+        if envelope is None:
+            continue
+        if envelope.at == 0:
+            parts = []
+        elif len(parts) != envelope.at or parts[0][1].id != envelope.id:
+            continue
+        parts.append((message, envelope))
+        if len(parts) == envelope.of:
+            found[envelope.id] = _Stored(envelope.id, envelope.parent, seq, tuple(parts))
+    return found
+
+
+async def _chain(source: Session | SessionView, head: str, limit: int | None) -> list[_Stored]:
+    """Return an entry after those before it, within a limit; nothing if it is not there."""
+    count = None if limit is None else 2 * limit + 2
+    while True:
+        messages, is_all = await newest_messages(source, count)
+        known = _stored(messages)
+        chain, missing = _walked(known, head, limit)
+        if missing is None:
+            return chain
+        if is_all or not chain or count is None:
+            break
+        count *= 4
+    if not is_all:
+        messages, _ = await newest_messages(source, None)
+        known = _stored(messages)
+        chain, missing = _walked(known, head, limit)
+    if missing is not None:
+        unsaved = source.unsaved() if isinstance(source, Session) else ()
+        log = await messages_in_log(source, unsaved)
+        known |= _stored((seq, decode_message(payload)) for seq, payload in log)
+        chain, _ = _walked(known, head, limit)
+    return chain
+
+
+def _walked(
+    known: dict[str, _Stored], head: str, limit: int | None
+) -> tuple[list[_Stored], str | None]:
+    """Return the chain that ends with an entry, and the first one of it that is not known."""
+    chain: list[_Stored] = []
+    entry: str | None = head
+    while entry is not None and (limit is None or len(chain) < limit):
+        stored = known.get(entry)
+        if stored is None:
+            return chain[::-1], entry
+        chain.append(stored)
+        entry = stored.parent
+    return chain[::-1], None

@@ -1,0 +1,792 @@
+"""`PerdureConversationStore` against the SDK's own store, its agents, and other processes."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic_ai import Agent, DeferredToolRequests
+from pydantic_ai.conversation import Conversation
+from pydantic_ai.conversation_store import (
+    ConversationConflict,
+    ConversationEntry,
+    ConversationRecord,
+    ConversationStore,
+    InMemoryConversationStore,
+)
+from pydantic_ai.exceptions import UserError
+from pydantic_ai.messages import (
+    BinaryContent,
+    ImageUrl,
+    ModelMessage,
+    ModelMessagesTypeAdapter,
+    ModelRequest,
+    ModelResponse,
+    SystemPromptPart,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+from pydantic_ai.models.test import TestModel
+from pydantic_ai.usage import RunUsage
+
+import perdure
+from perdure import Limits, NotStorableError, SessionManager
+from perdure.adapters import PerdureConversationStore
+from perdure.testing import MemoryBacking, MemoryStore
+
+GUARD = 60
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """The command line's programs run on asyncio; the store's own tests cover trio."""
+    return "asyncio"
+
+
+@pytest.fixture
+async def sessions(tmp_path: Path) -> AsyncIterator[SessionManager]:
+    async with perdure.connect(tmp_path / "store") as manager:
+        yield manager
+
+
+def asked(text: str) -> ModelRequest:
+    return ModelRequest(parts=[UserPromptPart(text)])
+
+
+def said(text: str) -> ModelResponse:
+    return ModelResponse(parts=[TextPart(text)])
+
+
+LONG = 'a long "text" of the model, which is not stored twice: é\n\x7f\u2028 ' * 4
+
+ODD: list[ModelMessage] = [
+    ModelRequest(
+        parts=[
+            SystemPromptPart("Be brief."),
+            UserPromptPart(
+                [
+                    LONG,
+                    ImageUrl("https://harbor.example/map.png"),
+                    BinaryContent(b"\x00\xff", media_type="image/png"),
+                ]
+            ),
+        ],
+        instructions="Answer in English.",
+        metadata={"trace": [1, None, 2.5]},
+    ),
+    ModelResponse(
+        parts=[
+            ThinkingPart(
+                LONG, signature="EqQBCgIYAhIM1gbcDa9GJwZA2b3h==", provider_name="anthropic"
+            ),
+            TextPart(LONG),
+            ToolCallPart("tide", {"harbor": "Oosthaven"}, "call_1"),
+            ToolCallPart("tide", '{"harbor":  "half', "call_2"),
+        ],
+        provider_details={"finish": "tool_use", "deep": {"a": [[]]}},
+    ),
+    ModelRequest(
+        parts=[
+            ToolReturnPart("tide", LONG, "call_1"),
+            ToolReturnPart("tide", {"low": [1, {"at": None}], "big": 2**70}, "call_2"),
+            UserPromptPart("Go on"),
+        ]
+    ),
+    ModelResponse(parts=[ThinkingPart(LONG), ThinkingPart("two"), TextPart(LONG), TextPart("two")]),
+    ModelResponse(parts=[]),
+    ModelRequest(parts=[]),
+]
+
+
+def data_of(messages: Sequence[ModelMessage]) -> bytes:
+    return ModelMessagesTypeAdapter.dump_json(list(messages))
+
+
+async def test_messages_come_back_with_the_bytes_that_the_sdk_dumps(tmp_path: Path) -> None:
+    async with PerdureConversationStore.from_url(tmp_path) as store:
+        assert isinstance(store, ConversationStore)
+        await store.save(Conversation(messages=list(ODD), conversation_id="a"))
+    async with PerdureConversationStore.from_url(tmp_path) as store:
+        loaded = await store.load("a")
+        assert loaded is not None
+        assert data_of(loaded.messages) == data_of(ODD)
+        for limit in range(len(ODD) + 2):
+            part = await store.load("a", limit=limit)
+            assert part is not None
+            assert data_of(part.messages) == data_of(ODD[max(len(ODD) - limit, 0) :])
+
+
+async def test_a_long_text_is_stored_once(sessions: SessionManager) -> None:
+    store = PerdureConversationStore(sessions)
+    text = "mooring " * 40_000
+    await store.save(Conversation(messages=[asked(text), said(text)], conversation_id="a"))
+    state = await perdure.export_state(sessions, "a")
+    assert str(state).count("mooring mooring") <= 2 * 40_000
+
+
+async def test_what_is_no_json_is_refused_and_nothing_is_stored() -> None:
+    async with PerdureConversationStore.in_memory() as store:
+        bad = ModelRequest(parts=[ToolReturnPart("tide", object(), "call_1")])
+        with pytest.raises(NotStorableError, match=r"new_entries\[1\] is not JSON .*object"):
+            await store.save(Conversation(messages=[asked("one"), bad], conversation_id="a"))
+        assert await store.load("a") is None
+        assert await store.list_conversations() == []
+
+
+async def test_a_message_that_is_too_large_is_named_and_nothing_is_stored() -> None:
+    async with PerdureConversationStore.in_memory() as store:
+        large = asked("x" * 17 * 1024 * 1024)
+        with pytest.raises(perdure.TooLargeError, match=r"new_entries\[1\]: .* the limit is"):
+            await store.save(Conversation(messages=[said("one"), large], conversation_id="a"))
+        assert await store.load("a") is None
+
+
+@pytest.mark.parametrize("given", ["sqlite:///a.db", None.__class__])
+def test_what_is_no_manager_is_refused_with_what_to_write(given: Any) -> None:
+    with pytest.raises(perdure.InvalidArgumentError, match=r"PerdureConversationStore\.from_url"):
+        PerdureConversationStore(given)
+
+
+# Against the SDK's own store
+
+
+IDS = st.sampled_from("abc")
+SCOPES = st.sampled_from([None, "ada", "bob"])
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("save"), IDS, st.integers(1, 4), SCOPES),
+        st.tuples(st.just("stale"), IDS, st.integers(1, 2), st.none()),
+        st.tuples(st.just("rewrite"), IDS, st.integers(0, 3), st.none()),
+        st.tuples(st.just("branch"), IDS, st.integers(0, 6), st.none()),
+        st.tuples(st.just("back"), IDS, st.integers(0, 2), st.none()),
+        st.tuples(st.just("fork"), IDS, st.integers(0, 6), IDS),
+        st.tuples(st.just("fork_branch"), IDS, st.integers(0, 2), IDS),
+        st.tuples(st.just("delete"), IDS, st.just(0), SCOPES),
+        st.tuples(st.just("reopen"), st.just(""), st.just(0), st.none()),
+        st.tuples(st.just("compare"), st.just(""), st.integers(0, 3), st.none()),
+    ),
+    max_size=14,
+)
+
+
+class Twin:
+    """One of two stores, and what a program holds of it."""
+
+    def __init__(self, store: ConversationStore) -> None:
+        self.store = store
+        self.old: dict[str, Conversation] = {}
+
+    async def do(self, what: str, name: str, number: int, other: Any, made: list[Any]) -> Any:
+        """Do one step; return what can be compared."""
+        try:
+            return await getattr(self, what)(name, number, other, made)
+        except (ConversationConflict, UserError) as error:
+            return type(error).__name__
+
+    async def save(self, name: str, number: int, scope: str | None, made: list[Any]) -> Any:
+        held = await self.store.load(name) or Conversation(conversation_id=name)
+        held.messages.extend(made[:number])
+        held.usage = held.usage + RunUsage(requests=1, input_tokens=number)
+        if number == 3:
+            call = ToolCallPart("tide", {"at": 1}, "c")
+            held.deferred_tool_requests = DeferredToolRequests(approvals=[call])
+        entries = await self.store.save(held, scope=scope)
+        self.old[name] = held
+        return len(entries)
+
+    async def stale(self, name: str, number: int, other: Any, made: list[Any]) -> Any:
+        """Save what was held at the last save, which another one may have overtaken."""
+        held = self.old.get(name) or Conversation(conversation_id=name)
+        held.messages = [*held.messages, *made[:number]]
+        return len(await self.store.save(held))
+
+    async def rewrite(self, name: str, number: int, other: Any, made: list[Any]) -> Any:
+        """Save another history from a message on, as a program that compacts does."""
+        held = await self.store.load(name)
+        if held is None:
+            return None
+        new = Conversation(
+            messages=[*held.messages[:number], *made[:2]],
+            conversation_id=name,
+            revision=held.revision,
+        )
+        return len(await self.store.save(new))
+
+    async def branch(self, name: str, number: int, other: Any, made: list[Any]) -> Any:
+        record = await self.store.read_record(name)
+        revision = "none" if record is None else record.revision
+        held = await self.store.branch(name, at=number, expected_revision=revision)
+        return data_of(held.messages)
+
+    async def back(self, name: str, number: int, other: Any, made: list[Any]) -> Any:
+        record = await self.store.read_record(name)
+        if record is None or number >= len(record.branches):
+            return None
+        tip = record.branches[number]
+        held = await self.store.branch(name, from_entry=tip, expected_revision=record.revision)
+        return data_of(held.messages)
+
+    async def fork(self, name: str, number: int, other: Any, made: list[Any]) -> Any:
+        held = await self.store.fork(name, at=number, new_conversation_id=other)
+        return data_of(held.messages)
+
+    async def fork_branch(self, name: str, number: int, other: Any, made: list[Any]) -> Any:
+        record = await self.store.read_record(name)
+        if record is None or number >= len(record.branches):
+            return None
+        tip = record.branches[number]
+        held = await self.store.fork(name, from_entry=tip, new_conversation_id=other)
+        return data_of(held.messages)
+
+    async def delete(self, name: str, number: int, scope: str | None, made: list[Any]) -> Any:
+        return await self.store.delete(name, scope=scope)
+
+    async def shown(self, limit: int | None) -> list[Any]:
+        """Return all that the store knows, but for ids that it has made."""
+        shown: list[Any] = []
+        for record in await self.store.list_conversations(limit=limit):
+            entries = await self.store.load_entries(record.conversation_id, limit=limit)
+            assert entries is not None
+            for entry in entries:
+                assert await self.store.read_entry(entry.id) == entry
+            tips = [await self.store.read_history(tip, limit=limit) for tip in record.branches]
+            shown.append(
+                (
+                    record.conversation_id,
+                    record.scope,
+                    record.forked_from,
+                    record.usage,
+                    record.deferred_tool_requests,
+                    [data_of([entry.message for entry in line]) for line in [entries, *tips]],
+                )
+            )
+        scoped = await self.store.list_conversations(scope="ada", limit=limit)
+        return [*shown, [record.conversation_id for record in scoped]]
+
+
+@given(steps=STEPS, context_bytes=st.sampled_from([700, 512 * 1024]))
+def test_it_does_what_the_sdk_s_store_does(
+    steps: list[tuple[str, str, int, Any]], context_bytes: int
+) -> None:
+    """With a small context, what is older is read from the log."""
+
+    async def main() -> None:
+        backing = MemoryBacking()
+
+        def connected() -> SessionManager:
+            store, limits = MemoryStore(backing=backing), Limits(context_bytes=context_bytes)
+            return perdure.connect(store, limits=limits, autosave=None)
+
+        sessions = await connected()
+        mine, theirs = (
+            Twin(PerdureConversationStore(sessions)),
+            Twin(InMemoryConversationStore()),
+        )
+        for at, (what, name, number, other) in enumerate([*steps, ("reopen", "", 0, None)]):
+            if what == "reopen":
+                await sessions.aclose()
+                sessions = await connected()
+                mine.store = PerdureConversationStore(sessions)
+                assert await mine.shown(None) == await theirs.shown(None)
+            elif what == "compare":
+                assert await mine.shown(number) == await theirs.shown(number)
+            else:
+                made = [asked(f"q{at} {'x' * 90}"), ODD[1], ODD[2], said(f"a{at}")]
+                one = await mine.do(what, name, number, other, made)
+                assert one == await theirs.do(what, name, number, other, made), what
+        await sessions.aclose()
+
+    asyncio.run(main())
+
+
+async def test_a_write_is_checked_as_the_sdk_says(sessions: SessionManager) -> None:
+    store = PerdureConversationStore(sessions)
+    first = ConversationEntry(parent_id=None, message=asked("one"))
+    unknown = ConversationRecord(conversation_id="a", head_id="unknown")
+    with pytest.raises(ConversationConflict):
+        await store.write_record(unknown, expected_revision=None)
+    assert await sessions.list() == []
+    record = ConversationRecord(conversation_id="a", head_id=first.id)
+    with pytest.raises(ConversationConflict):
+        await store.write_record(record, new_entries=[first], expected_revision="other")
+    assert await sessions.list() == []
+    await store.write_record(record, new_entries=[first], expected_revision=None)
+    for expected in (None, "other"):
+        with pytest.raises(ConversationConflict):
+            await store.write_record(record, expected_revision=expected)
+    with pytest.raises(ConversationConflict):
+        await store.write_record(unknown, expected_revision=record.revision)
+    with pytest.raises(perdure.InvalidArgumentError, match="new_entries"):
+        await store.write_record(unknown, new_entries=[first], expected_revision=record.revision)
+    with pytest.raises(ConversationConflict):
+        await store.delete_record("a", expected_revision="other")
+    with pytest.raises(ConversationConflict):
+        await store.delete_record("b", expected_revision="other")
+    with pytest.raises(LookupError):
+        await store.read_entry("unknown")
+    assert await store.read_entry(first.id) == first
+
+
+async def test_a_head_may_move_to_another_conversation_s_entry(sessions: SessionManager) -> None:
+    store, twin = PerdureConversationStore(sessions), InMemoryConversationStore()
+    for each in (store, twin):
+        await each.save(Conversation(messages=[asked("one"), said("two")], conversation_id="a"))
+        await each.save(Conversation(messages=[asked("three")], conversation_id="b"))
+        a, b = await each.read_record("a"), await each.read_record("b")
+        assert a is not None
+        assert b is not None
+        moved = ConversationRecord(conversation_id="b", head_id=a.head_id)
+        await each.write_record(moved, expected_revision=b.revision)
+        await each.delete("a")
+        loaded = await each.load("b")
+        assert loaded is not None
+        assert [type(message) for message in loaded.messages] == [ModelRequest, ModelResponse]
+
+
+async def test_another_program_s_session_is_no_conversation(sessions: SessionManager) -> None:
+    async with sessions.open("a") as session:
+        session.append(perdure.Message.user("Hello"))
+    store = PerdureConversationStore(sessions)
+    assert await store.load("a") is None
+    with pytest.raises(perdure.SessionError, match="no conversation of Pydantic AI"):
+        await store.save(Conversation(messages=[asked("one")], conversation_id="a"))
+    assert [item.value.text for item in await session.history()] == ["Hello"]
+
+
+# As a session of perdure
+
+
+async def test_a_fork_shares_the_log(sessions: SessionManager, tmp_path: Path) -> None:
+    store = PerdureConversationStore(sessions)
+    for at in range(4):
+        held = await store.load("a") or Conversation(conversation_id="a")
+        held.messages += [asked(f"{at} {'tide ' * 10_000}"), said("At noon.")]
+        await store.save(held)
+    before = size_of(tmp_path)
+    for at in range(9):
+        forked = await store.fork("a", at=at, new_conversation_id=f"fork {at}", scope=f"p{at}")
+        assert data_of(forked.messages) == data_of(held.messages[:at])
+    assert size_of(tmp_path) - before < 300_000
+    listed = {info.key.agent: info.owner for info in await sessions.list(prefix="fork")}
+    assert set(listed) == {f"fork {at}" for at in range(9)}
+    await store.delete("a")
+    for at in range(9):
+        kept = await store.load(f"fork {at}", scope=f"p{at}")
+        assert kept is not None
+        assert data_of(kept.messages) == data_of(held.messages[:at])
+        assert len((await sessions.load(f"fork {at}")).context()) == at  # type: ignore[union-attr]
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+async def test_delete_erases_a_conversation_that_no_fork_shares(tmp_path: Path) -> None:
+    async with PerdureConversationStore.from_url(tmp_path) as store:
+        held = Conversation(messages=[asked("one"), said("secret words")], conversation_id="a")
+        await store.save(held, scope="ada")
+        record = await store.read_record("a")
+        assert record is not None
+        await store.branch("a", at=1, expected_revision=record.revision)
+        assert files_with(b"secret words", tmp_path)
+        await store.delete("a")
+        assert await store.list_conversations() == []
+        assert files_with(b"secret words", tmp_path) == []
+
+
+async def test_what_a_fork_shared_is_erased_when_it_is_forgotten(
+    sessions: SessionManager, tmp_path: Path
+) -> None:
+    store = PerdureConversationStore(sessions)
+    held = Conversation(messages=[asked("one"), said("secret words")], conversation_id="a")
+    await store.save(held)
+    await store.fork("a", new_conversation_id="b")
+    await store.delete("a")
+    assert files_with(b"secret words", tmp_path)
+    await sessions.forget("b")
+    assert files_with(b"secret words", tmp_path) == []
+
+
+def files_with(data: bytes, folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and data in path.read_bytes()]
+
+
+async def test_a_person_s_conversations_are_forgotten_by_scope(sessions: SessionManager) -> None:
+    store = PerdureConversationStore(sessions)
+    for name, scope in (("a", "ada"), ("b", "bob")):
+        await store.save(Conversation(messages=[asked("one")], conversation_id=name), scope=scope)
+    await store.fork("b", new_conversation_id="c", scope="ada")
+    await sessions.forget(owner="ada")
+    assert [each.conversation_id for each in await store.list_conversations()] == ["b"]
+
+
+async def test_the_context_is_the_current_history(sessions: SessionManager) -> None:
+    store = PerdureConversationStore(sessions)
+    await store.save(Conversation(messages=list(ODD[:4]), conversation_id="a"))
+    view = await sessions.load("a")
+    assert view is not None
+    roles = [message.role for message in view.context()]
+    assert roles == ["system", "user", "assistant", "tool", "tool", "user", "assistant"]
+    assert view.context()[2].tool_calls[0].arguments == {"harbor": "Oosthaven"}
+    for target in ("openai", "openai-responses", "anthropic", "gemini"):
+        assert view.context(target)
+    record = await store.read_record("a")
+    assert record is not None
+    await store.branch("a", at=1, expected_revision=record.revision)
+    view = await sessions.load("a")
+    assert view is not None
+    assert [message.role for message in view.context()] == ["system", "user"]
+
+
+async def test_conversations_are_backed_up_copied_renamed_and_moved(
+    sessions: SessionManager, tmp_path: Path
+) -> None:
+    store = PerdureConversationStore(sessions)
+    await store.save(Conversation(messages=list(ODD), conversation_id="a"))
+    await store.fork("a", at=3, new_conversation_id="b")
+    await sessions.copy("a", "copy")
+    await sessions.rename("copy", "new")
+    exported = await perdure.export_state(sessions, "a")
+    async with perdure.connect(tmp_path / "other") as others:
+        await perdure.import_state(others, exported)
+        other = PerdureConversationStore(others)
+        loaded = await other.load("a")
+        assert loaded is not None
+        assert data_of(loaded.messages) == data_of(ODD)
+    for name, count in (("a", len(ODD)), ("b", 3), ("new", len(ODD))):
+        loaded = await store.load(name)
+        assert loaded is not None
+        assert data_of(loaded.messages) == data_of(ODD[:count])
+        loaded.messages.append(said("more"))
+        await store.save(loaded)
+    names = {each.conversation_id for each in await store.list_conversations()}
+    assert names == {"a", "b", "new"}
+
+
+async def test_a_pruned_conversation_gives_what_is_left(tmp_path: Path) -> None:
+    limits = Limits(context_bytes=4000)
+    async with perdure.connect(tmp_path, limits=limits) as sessions:
+        store = PerdureConversationStore(sessions)
+        for at in range(12):
+            held = await store.load("a") or Conversation(conversation_id="a")
+            held.messages += [asked(f"{at} {'x' * 400}"), said("yes")]
+            await store.save(held)
+    async with perdure.connect(tmp_path, limits=limits) as sessions:
+        store = PerdureConversationStore(sessions)
+        await sessions.prune(perdure.Retention(keep_turns=2))
+        left = await store.load("a")
+        assert left is not None
+        assert 4 <= len(left.messages) < 24
+        assert left.messages == held.messages[-len(left.messages) :]
+        left.messages.append(said("more"))
+        await store.save(left)
+        again = await store.load("a")
+        assert again is not None
+        assert again.messages == left.messages
+
+
+def test_the_command_line_shows_and_checks_a_conversation(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with PerdureConversationStore.from_url(tmp_path) as store:
+            await store.save(Conversation(messages=[asked("low tide?")], conversation_id="a"))
+
+    asyncio.run(main())
+    for arguments in (["ls"], ["show", "a"], ["check"]):
+        command = [sys.executable, "-m", "perdure", *arguments, "--store", str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=GUARD)
+        assert done.returncode == 0, done.stderr
+        assert ("low tide?" in done.stdout) == (arguments[0] == "show")
+
+
+# Agents
+
+
+async def test_an_agent_with_tools_goes_on_after_a_restart(tmp_path: Path) -> None:
+    agent = Agent(TestModel())
+
+    @agent.tool_plain
+    def tide(harbor: str) -> str:
+        return f"low in {harbor}"
+
+    for turn in range(1, 4):
+        async with PerdureConversationStore.from_url(tmp_path) as store:
+            held = await store.load("a") or Conversation(conversation_id="a")
+            result = await agent.run("When is low tide?", conversation=held)
+            await store.save(result, scope="ada")
+            loaded = await store.load("a", scope="ada")
+            assert loaded is not None
+            assert data_of(loaded.messages) == result.all_messages_json()
+            assert loaded.usage == result.conversation.usage
+            assert len(loaded.messages) == 4 * turn if turn == 1 else len(loaded.messages) > 4
+            assert await store.load("a", scope="bob") is None
+
+
+async def test_a_stream_is_saved_as_the_sdk_s_store_saves_it(sessions: SessionManager) -> None:
+    agent = Agent(TestModel(custom_output_text="low tide at noon"))
+    for store in (PerdureConversationStore(sessions), InMemoryConversationStore()):
+        async with agent.run_stream("When?", conversation_id="a") as stream:
+            assert [part async for part in stream.stream_text(delta=True)]
+            held = Conversation(messages=stream.all_messages(), conversation_id="a")
+        await store.save(held)
+        loaded = await store.load("a")
+        assert loaded is not None
+        assert data_of(loaded.messages) == data_of(held.messages)
+
+
+async def test_a_run_that_waits_for_approval_is_resumed_after_a_restart(tmp_path: Path) -> None:
+    agent = Agent(TestModel(), output_type=[str, DeferredToolRequests])
+
+    @agent.tool_plain(requires_approval=True)
+    def sail(harbor: str) -> str:
+        return f"sailed to {harbor}"
+
+    async with PerdureConversationStore.from_url(tmp_path) as store:
+        result = await agent.run("Sail", conversation=Conversation(conversation_id="a"))
+        assert isinstance(result.output, DeferredToolRequests)
+        await store.save(result)
+    async with PerdureConversationStore.from_url(tmp_path) as store:
+        held = await store.load("a")
+        assert held is not None
+        assert held.deferred_tool_requests is not None
+        approved = held.deferred_tool_requests.build_results(approve_all=True)
+        done = await agent.run(conversation=held, deferred_tool_results=approved)
+        assert isinstance(done.output, str)
+        assert "sailed to" in done.output
+        await store.save(done)
+        assert (await store.load("a")).deferred_tool_requests is None  # type: ignore[union-attr]
+
+
+async def test_a_save_that_is_cancelled_is_there_or_not_as_a_whole(
+    sessions: SessionManager,
+) -> None:
+    store = PerdureConversationStore(sessions)
+    for waits in range(12):
+        held = Conversation(messages=[asked("one"), said("two")], conversation_id=f"c{waits}")
+        task = asyncio.create_task(store.save(held))
+        for _ in range(waits):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        loaded = await store.load(held.conversation_id)
+        assert loaded is None or len(loaded.messages) == 2
+
+
+async def test_one_of_many_runs_at_the_same_time_is_saved_and_the_others_are_told(
+    sessions: SessionManager,
+) -> None:
+    stores = [PerdureConversationStore(sessions) for _ in range(3)]
+    gate = anyio.Event()
+
+    async def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        await gate.wait()
+        return said(f"answer {len(messages)}")
+
+    agent = Agent(FunctionModel(answer))
+    await stores[0].save(Conversation(conversation_id="a"))
+    told: list[str] = []
+
+    async def run(store: PerdureConversationStore, name: str) -> None:
+        held = await store.load("a")
+        result = await agent.run(name, conversation=held)
+        try:
+            await store.save(result)
+        except ConversationConflict:
+            told.append(name)
+
+    async with anyio.create_task_group() as group:
+        for number in range(9):
+            group.start_soon(run, stores[number % 3], f"run {number}")
+        await anyio.wait_all_tasks_blocked()
+        gate.set()
+    assert len(told) == 8
+    loaded = await stores[0].load("a")
+    assert loaded is not None
+    assert len(loaded.messages) == 2
+
+
+async def test_a_conversation_that_was_deleted_while_another_saves_is_whole_or_gone(
+    sessions: SessionManager,
+) -> None:
+    store = PerdureConversationStore(sessions)
+    for number in range(8):
+        held = Conversation(messages=[asked("one")], conversation_id="a")
+        await store.save(held)
+        held.messages.append(said("two"))
+        fresh = Conversation(messages=[asked("new")], conversation_id="a")
+
+        async def later(conversation: Conversation, waits: int) -> Any:
+            for _ in range(waits):
+                await asyncio.sleep(0)
+            return await store.save(conversation)
+
+        saved, made, deleted = await asyncio.gather(
+            later(held, number),
+            later(fresh, 2 * number),
+            store.delete("a"),
+            return_exceptions=True,
+        )
+        assert deleted is None
+        loaded = await store.load("a")
+        if isinstance(made, list):  # it was acknowledged after the deletion
+            assert loaded is not None
+            assert data_of(loaded.messages) == data_of(fresh.messages)
+        elif not isinstance(saved, list):
+            assert loaded is None
+        assert {type(made), type(saved)} <= {
+            list,
+            ConversationConflict,
+            perdure.SessionNotFoundError,
+        }
+        await store.delete("a")
+
+
+# Other processes
+
+
+PROGRAM = """
+import asyncio, sys
+from pydantic_ai.conversation import Conversation
+from pydantic_ai.conversation_store import ConversationConflict
+from pydantic_ai.messages import ModelRequest, UserPromptPart
+from perdure.adapters import PerdureConversationStore
+
+def asked(text):
+    return ModelRequest(parts=[UserPromptPart(text)])
+"""
+
+
+def program(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM + code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=GUARD * 4,
+        check=False,
+    )
+
+
+WRITES = """
+async def main():
+    done, told = 0, 0
+    async with PerdureConversationStore.from_url(sys.argv[1], wait=60) as store:
+        while done < int(sys.argv[3]):
+            held = await store.load("a") or Conversation(conversation_id="a")
+            held.messages.append(asked(f"{sys.argv[2]} {done}"))
+            try:
+                await store.save(held)
+                done += 1
+            except ConversationConflict:
+                told += 1
+    print(done)
+
+asyncio.run(main())
+"""
+
+
+async def test_two_processes_that_save_the_same_conversation_lose_nothing(tmp_path: Path) -> None:
+    await several_write(tmp_path, "xy", 2)
+
+
+@pytest.mark.deep
+async def test_processes_that_save_the_same_conversation_lose_nothing(tmp_path: Path) -> None:
+    await several_write(tmp_path, "wxyz", 8)
+
+
+async def several_write(folder: Path, names: str, count: int) -> None:
+    done: list[subprocess.CompletedProcess[str]] = []
+
+    async def work(name: str) -> None:
+        arguments = (WRITES, str(folder), name, str(count))
+        done.append(await anyio.to_thread.run_sync(program, *arguments))
+
+    async with anyio.create_task_group() as group:
+        for name in names:
+            group.start_soon(work, name)
+    assert [worker.stderr for worker in done if worker.returncode] == []
+    async with PerdureConversationStore.from_url(folder) as store:
+        held = await store.load("a")
+    assert held is not None
+    found = [str(message.parts[0].content) for message in held.messages]  # type: ignore[union-attr]
+    assert sorted(found) == sorted(f"{name} {at}" for name in names for at in range(count))
+    for name in names:
+        own = [text for text in found if text.startswith(name)]
+        assert own == [f"{name} {at}" for at in range(count)]
+
+
+WORKS = """
+async def main():
+    async with PerdureConversationStore.from_url(sys.argv[1], wait=60) as store:
+        held = await store.load("a") or Conversation(conversation_id="a")
+        begin = len(held.messages)
+        for number in range(begin, begin + 5000, 2):
+            held.messages += [asked(f"{number}"), asked(f"{number + 1}")]
+            await store.save(held)
+            if number % 20 == 0:
+                await store.fork("a", new_conversation_id=f"fork {number}", at=number + 1)
+            print(number + 2, flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.deep
+async def test_kills_at_any_time_leave_what_was_acknowledged(tmp_path: Path) -> None:
+    """What was under way when the process was killed is there as a whole, or not at all."""
+    count = 0
+    for cycle in range(8):
+        command = [sys.executable, "-c", PROGRAM + WORKS, str(tmp_path)]
+        acknowledged = count
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
+            assert worker.stdout is not None
+            for line in worker.stdout:
+                acknowledged = int(line)
+                if acknowledged >= count + 14 * cycle + 3:
+                    break
+            worker.kill()
+            acknowledged = int((worker.stdout.read().split() or [str(acknowledged)])[-1])
+        assert worker.returncode == -signal.SIGKILL
+        async with PerdureConversationStore.from_url(tmp_path) as store:
+            held = await store.load("a")
+            assert held is not None
+            count = len(held.messages)
+            texts = [str(message.parts[0].content) for message in held.messages]  # type: ignore[union-attr]
+            assert texts == [str(at) for at in range(count)]
+            assert count in (acknowledged, acknowledged + 2), cycle
+            for record in await store.list_conversations():
+                if record.conversation_id != "a":
+                    forked = await store.load(record.conversation_id)
+                    assert forked is not None
+                    number = int(record.conversation_id.removeprefix("fork "))
+                    assert data_of(forked.messages) == data_of(held.messages[: number + 1])
+
+
+def test_without_the_sdk_the_error_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['pydantic_ai'] = None\n"
+        "from perdure.adapters import PerdureConversationStore"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "MissingExtraError" in done.stderr
+    assert "pip install 'perdure[pydantic-ai]'" in done.stderr
+
+
+def test_the_sdk_is_imported_when_it_is_used() -> None:
+    code = (
+        "import sys, perdure.adapters\n"
+        "print({'agents', 'openai', 'pydantic', 'pydantic_ai'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
