@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 import anyio
+import psycopg
 import pytest
 
 from benchmarks.stores.wire import CountingProxy, postgres_round_trips
@@ -205,3 +206,17 @@ async def test_a_caller_that_gave_up_before_its_turn_acquires_nothing(
     calls = store._opened
     assert calls is not None
     assert not any(calls._together.values())
+
+
+async def test_a_driver_without_pipelines_opens_and_closes_all_the_same(
+    server: Postgres, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A libpq before version 14: each statement is a round trip and a transaction of its own."""
+    monkeypatch.setattr(psycopg.Pipeline, "is_supported", classmethod(lambda _: False))
+    monkeypatch.setattr(psycopg.Connection, "pipeline", None)
+    async with connect(PostgresStore(server.url, schema=schema), shutdown=QUIET) as sessions:
+        for cycle in range(3):
+            session = await sessions.open("agent")
+            assert session.version == 2 * cycle + 1
+            session.append(Message.user("hello"))
+            await session.aclose()
