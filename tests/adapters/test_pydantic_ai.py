@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -52,7 +54,7 @@ GUARD = 60
 
 @pytest.fixture(scope="module")
 def anyio_backend() -> str:
-    """The command line's programs run on asyncio; the store's own tests cover trio."""
+    """The SDK's agents run on asyncio; the store does on trio, too: there is a test for that."""
     return "asyncio"
 
 
@@ -129,12 +131,14 @@ async def test_messages_come_back_with_the_bytes_that_the_sdk_dumps(tmp_path: Pa
             assert data_of(part.messages) == data_of(ODD[max(len(ODD) - limit, 0) :])
 
 
-async def test_a_long_text_is_stored_once(sessions: SessionManager) -> None:
-    store = PerdureConversationStore(sessions)
+async def test_a_long_text_is_stored_once(tmp_path: Path) -> None:
     text = "mooring " * 40_000
-    await store.save(Conversation(messages=[asked(text), said(text)], conversation_id="a"))
-    state = await perdure.export_state(sessions, "a")
-    assert str(state).count("mooring mooring") <= 2 * 40_000
+    messages = [asked(text), ModelResponse(parts=[ThinkingPart(text), TextPart(text)])]
+    messages.append(ModelRequest(parts=[ToolReturnPart("tide", text, "call_1")]))
+    async with PerdureConversationStore.from_url(tmp_path) as store:
+        await store.save(Conversation(messages=messages, conversation_id="a"))
+    logs = [path for path in tmp_path.rglob("log/*") if path.is_file()]
+    assert sum(path.read_bytes().count(b"mooring ") for path in logs) == 4 * 40_000
 
 
 async def test_what_is_no_json_is_refused_and_nothing_is_stored() -> None:
@@ -185,8 +189,9 @@ STEPS = st.lists(
 class Twin:
     """One of two stores, and what a program holds of it."""
 
-    def __init__(self, store: ConversationStore) -> None:
+    def __init__(self, store: ConversationStore, sessions: SessionManager | None = None) -> None:
         self.store = store
+        self.sessions = sessions
         self.old: dict[str, Conversation] = {}
 
     async def do(self, what: str, name: str, number: int, other: Any, made: list[Any]) -> Any:
@@ -254,6 +259,23 @@ class Twin:
     async def delete(self, name: str, number: int, scope: str | None, made: list[Any]) -> Any:
         return await self.store.delete(name, scope=scope)
 
+    async def check_context(self, name: str, limit: int | None) -> None:
+        """The working context is the end of the history."""
+        assert self.sessions is not None
+        view = await self.sessions.load(name)
+        held = await self.store.load(name)
+        assert view is not None
+        assert held is not None
+        texts = [message.text for message in view.context() if message.role == "user"]
+        history = [
+            part.content
+            for message in held.messages
+            if isinstance(message, ModelRequest)
+            for part in message.parts
+            if isinstance(part, UserPromptPart)
+        ]
+        assert texts == (history[-len(texts) :] if texts else [])
+
     async def shown(self, limit: int | None) -> list[Any]:
         """Return all that the store knows, but for ids that it has made."""
         shown: list[Any] = []
@@ -273,6 +295,8 @@ class Twin:
                     [data_of([entry.message for entry in line]) for line in [entries, *tips]],
                 )
             )
+            if self.sessions is not None:
+                await self.check_context(record.conversation_id, limit)
         scoped = await self.store.list_conversations(scope="ada", limit=limit)
         return [*shown, [record.conversation_id for record in scoped]]
 
@@ -292,14 +316,14 @@ def test_it_does_what_the_sdk_s_store_does(
 
         sessions = await connected()
         mine, theirs = (
-            Twin(PerdureConversationStore(sessions)),
+            Twin(PerdureConversationStore(sessions), sessions),
             Twin(InMemoryConversationStore()),
         )
         for at, (what, name, number, other) in enumerate([*steps, ("reopen", "", 0, None)]):
             if what == "reopen":
                 await sessions.aclose()
                 sessions = await connected()
-                mine.store = PerdureConversationStore(sessions)
+                mine.store, mine.sessions = PerdureConversationStore(sessions), sessions
                 assert await mine.shown(None) == await theirs.shown(None)
             elif what == "compare":
                 assert await mine.shown(number) == await theirs.shown(number)
@@ -388,6 +412,21 @@ async def test_a_fork_shares_the_log(sessions: SessionManager, tmp_path: Path) -
         assert kept is not None
         assert data_of(kept.messages) == data_of(held.messages[:at])
         assert len((await sessions.load(f"fork {at}")).context()) == at  # type: ignore[union-attr]
+
+
+async def test_a_fork_of_old_messages_has_their_context(tmp_path: Path) -> None:
+    """With a small context, what the fork begins with was cut off the other one's."""
+    names = [f"{at} {'x' * 200}" for at in range(20)]
+    async with perdure.connect(tmp_path, limits=Limits(context_bytes=3000)) as sessions:
+        store = PerdureConversationStore(sessions)
+        messages: list[ModelMessage] = [asked(name) for name in names]
+        await store.save(Conversation(messages=messages, conversation_id="a"))
+        await store.fork("a", at=5, new_conversation_id="b")
+        view = await sessions.load("b")
+        assert view is not None
+        texts = [message.text for message in view.context()]
+        assert texts
+        assert texts == names[:5][-len(texts) :]
 
 
 def size_of(folder: Path) -> int:
@@ -617,6 +656,75 @@ async def test_one_of_many_runs_at_the_same_time_is_saved_and_the_others_are_tol
     assert len(loaded.messages) == 2
 
 
+@pytest.mark.parametrize("is_new", [True, False])
+async def test_of_writes_that_expect_the_same_record_one_is_done(
+    tmp_path: Path, *, is_new: bool
+) -> None:
+    async with PerdureConversationStore.from_url(tmp_path) as store:
+        if not is_new:
+            await store.save(Conversation(messages=[asked("one")], conversation_id="a"))
+    done: list[str] = []
+
+    async with PerdureConversationStore.from_url(tmp_path) as store:
+        stored = await store.read_record("a")
+        revision = None if stored is None else stored.revision
+        parent = None if stored is None else stored.head_id
+
+        async def write(at: int) -> None:
+            entry = ConversationEntry(parent_id=parent, message=asked(f"{at}"))
+            record = ConversationRecord(conversation_id="a", head_id=entry.id)
+            with contextlib.suppress(ConversationConflict):
+                await store.write_record(record, new_entries=[entry], expected_revision=revision)
+                done.append(entry.id)
+
+        async with anyio.create_task_group() as group:
+            for at in range(8):
+                group.start_soon(write, at)
+        record = await store.read_record("a")
+        assert record is not None
+        assert done == [record.head_id]
+
+
+async def test_a_torn_write_leaves_all_of_a_change_or_nothing(
+    sessions: SessionManager, tmp_path: Path
+) -> None:
+    """The log is cut at each byte that a call has written, as a crash might cut it."""
+    store = PerdureConversationStore(sessions)
+    held = Conversation(messages=list(ODD[:3]), conversation_id="a")
+
+    async def add() -> None:
+        await store.save(held)
+
+    async def branch() -> None:
+        await store.branch("a", at=1, expected_revision=str(held.revision))
+
+    async def fork() -> None:
+        await store.fork("a", at=1, new_conversation_id="b", scope="ada")
+
+    agents = tmp_path / "store" / "agents"
+    for change, name in ((add, "a"), (fork, "b"), (branch, "a")):
+        before = await seen(store, name)
+        found = list(agents.glob(f"{name}/log/*.jsonl"))
+        start = max((path.stat().st_size for path in found), default=0)
+        await change()
+        after = await seen(store, name)
+        assert before != after
+        (log,) = agents.glob(f"{name}/log/*.jsonl")
+        whole = log.read_bytes()
+        for end in {start, *range(start + 1, len(whole), 61), len(whole) - 1, len(whole)}:
+            copy = tmp_path / f"{change.__name__}-{end}"
+            shutil.copytree(tmp_path / "store", copy)
+            (copy / log.relative_to(tmp_path / "store")).write_bytes(whole[:end])
+            async with PerdureConversationStore.from_url(copy) as torn:
+                assert await seen(torn, name) in (before, after), (name, end)
+            shutil.rmtree(copy)
+
+
+async def seen(store: PerdureConversationStore, name: str) -> Any:
+    held, record = await store.load(name), await store.read_record(name)
+    return held and data_of(held.messages), record and (record.scope, record.branches)
+
+
 async def test_a_conversation_that_was_deleted_while_another_saves_is_whole_or_gone(
     sessions: SessionManager,
 ) -> None:
@@ -651,6 +759,19 @@ async def test_a_conversation_that_was_deleted_while_another_saves_is_whole_or_g
             perdure.SessionNotFoundError,
         }
         await store.delete("a")
+
+
+def test_the_store_works_on_trio(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with PerdureConversationStore.from_url(tmp_path) as store:
+            await store.save(Conversation(messages=list(ODD), conversation_id="a"))
+            await store.fork("a", at=2, new_conversation_id="b")
+            await store.delete("a")
+            loaded = await store.load("b")
+            assert loaded is not None
+            assert data_of(loaded.messages) == data_of(ODD[:2])
+
+    anyio.run(main, backend="trio")
 
 
 # Other processes

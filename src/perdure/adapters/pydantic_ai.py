@@ -408,9 +408,12 @@ class PerdureConversationStore(sdk.ConversationStore):
         """Append a change; False if something was appended while this was reading."""
         version = session.version
         stored = await self._record(session)
+        is_used = stored is None and bool((await newest_messages(session, 1))[0])
+        if session.version != version:
+            return False
         if (None if stored is None else stored.revision) != change.expected:
             change.conflict()
-        if stored is None and (await newest_messages(session, 1))[0]:
+        if is_used:
             message = (
                 f"session {session.key} exists, and is no conversation of Pydantic AI: choose "
                 "another conversation_id, or delete it first"
@@ -420,8 +423,6 @@ class PerdureConversationStore(sdk.ConversationStore):
         if change.base != (None if stored is None else stored.head_id):
             after, copied = await self._rewind(session, change)
             return await replace_tail(session, after, *copied, *entries, version=version)
-        if session.version != version:
-            return False
         if change.is_asked and not running_turn(session):
             begin_turn(session, *entries, at=time.time())
         else:
