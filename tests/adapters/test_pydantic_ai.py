@@ -656,6 +656,30 @@ async def test_one_of_many_runs_at_the_same_time_is_saved_and_the_others_are_tol
     assert len(loaded.messages) == 2
 
 
+async def test_a_handover_between_opening_and_writing_is_asked_back(
+    sessions: SessionManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = PerdureConversationStore(sessions)
+    held = Conversation(messages=[asked("one")], conversation_id="a")
+    await store.save(held)
+    async with perdure.connect(tmp_path / "store") as others:
+        taken: list[Any] = []
+        read = PerdureConversationStore._record
+
+        async def after_a_handover(self: Any, source: Any) -> Any:
+            if isinstance(source, perdure.Session) and len(taken) < 2:
+                async with others.open("a") as session:
+                    taken.append(session)
+            return await read(self, source)
+
+        held.messages.append(said("two"))
+        monkeypatch.setattr(PerdureConversationStore, "_record", after_a_handover)
+        await store.save(held)
+        assert len(taken) == 2
+        await store.delete("a")
+        assert await store.load("a") is None
+
+
 @pytest.mark.parametrize("is_new", [True, False])
 async def test_of_writes_that_expect_the_same_record_one_is_done(
     tmp_path: Path, *, is_new: bool
@@ -892,6 +916,45 @@ async def test_kills_at_any_time_leave_what_was_acknowledged(tmp_path: Path) -> 
                     assert forked is not None
                     number = int(record.conversation_id.removeprefix("fork "))
                     assert data_of(forked.messages) == data_of(held.messages[: number + 1])
+
+
+KILLED = """
+import os, signal
+from pydantic_ai import Agent
+from pydantic_ai.models.test import TestModel
+
+agent = Agent(TestModel())
+runs = []
+
+@agent.tool_plain
+def tide(harbor: str) -> str:
+    if runs:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "low"
+
+async def main():
+    store = PerdureConversationStore.from_url(sys.argv[1])
+    held = Conversation(conversation_id="a")
+    result = await agent.run("When?", conversation=held)
+    await store.save(result)
+    runs.append(1)
+    await agent.run("And in Westhaven?", conversation_id="a")
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.deep
+async def test_a_process_that_is_killed_in_a_run_leaves_the_runs_before(tmp_path: Path) -> None:
+    killed = await anyio.to_thread.run_sync(program, KILLED, str(tmp_path))
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    async with PerdureConversationStore.from_url(tmp_path, wait=GUARD) as store:
+        held = await store.load("a")
+        assert held is not None
+        assert len(held.messages) == 4
+        result = await Agent(TestModel()).run("And now?", conversation=held)
+        await store.save(result)
+        assert len((await store.load("a")).messages) == 6  # type: ignore[union-attr]
 
 
 def test_without_the_sdk_the_error_says_what_to_install() -> None:

@@ -16,7 +16,8 @@ import json
 import os
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self, final
 
@@ -33,6 +34,7 @@ from perdure.adapters.items import (
 )
 from perdure.errors import (
     InvalidArgumentError,
+    LeaseLostError,
     NotStorableError,
     SessionError,
     SessionNotFoundError,
@@ -240,19 +242,17 @@ class PerdureConversationStore(sdk.ConversationStore):
 
         """
         key = self._key(conversation_id)
+
+        async def drop(session: Session) -> bool:
+            version = session.version
+            stored = await self._record(session)
+            if stored is None or stored.revision != expected_revision:
+                raise sdk.ConversationConflict(conversation_id)
+            return await replace_tail(session, 0, state_entry(RECORD, None), version=version)
+
+        # First for the SDK, and for all processes: what is removed then is no conversation.
         try:
-            async with await self._open(key, create=False) as session:
-                # First for the SDK, and for all processes: what is removed then is no conversation.
-                while True:
-                    version = session.version
-                    stored = await self._record(session)
-                    if stored is None or stored.revision != expected_revision:
-                        raise sdk.ConversationConflict(conversation_id)
-                    dropped = state_entry(RECORD, None)
-                    if await replace_tail(session, 0, dropped, version=version):
-                        break
-                version = session.version
-                await session.save()
+            version = await self._change(key, drop, create=False)
         except SessionNotFoundError as error:
             raise sdk.ConversationConflict(conversation_id) from error
         sessions = await self._connection.manager()
@@ -395,16 +395,27 @@ class PerdureConversationStore(sdk.ConversationStore):
 
     async def _save(self, key: SessionKey, change: _Change) -> None:
         """Write a conversation that is there, or a new one."""
-        is_new = change.expected is None
         try:
-            async with await self._open(key, create=is_new) as session:
-                while not await self._apply(session, change):
-                    pass
-                await session.save()
+            await self._change(key, partial(self._apply, change), create=change.expected is None)
         except SessionNotFoundError:
             change.conflict()
 
-    async def _apply(self, session: Session, change: _Change) -> bool:
+    async def _change(
+        self, key: SessionKey, apply: Callable[[Session], Awaitable[bool]], *, create: bool
+    ) -> int:
+        """Hold a session, and append to it until that is done; return its durable version."""
+        while True:
+            async with await self._open(key, create=create) as session:
+                try:
+                    while not await apply(session):
+                        pass
+                except LeaseLostError:  # handed over before anything was appended: ask for it back
+                    continue
+                version = session.version
+                await session.save()
+                return version
+
+    async def _apply(self, change: _Change, session: Session) -> bool:
         """Append a change; False if something was appended while this was reading."""
         version = session.version
         stored = await self._record(session)
