@@ -25,6 +25,7 @@ from perdure.agent import (
     ScriptedModel,
     WorkerEventDispatcher,
 )
+from perdure.errors import SessionClosedError
 from perdure.stores.memory import MemoryStore
 from tests.agent.conftest import Configure, World
 
@@ -402,3 +403,38 @@ async def test_an_event_goes_to_the_handler_of_its_type_or_is_refused(
             with pytest.raises(SessionError, match="nothing handles a int"):
                 await dispatcher.dispatch(5, agent.context)
             assert handled == [("text", agent.context)]
+
+
+@pytest.mark.parametrize("kind", ["async", "plain"])
+async def test_a_class_of_ones_own_gets_ready_before_the_first_message(
+    memory_world: World, kind: str
+) -> None:
+    order: list[str] = []
+
+    class Plain(Agent):
+        def setup(self) -> None:  # type: ignore[override]
+            order.append("setup")
+
+    class Async(Agent):
+        async def setup(self) -> None:
+            await anyio.sleep(0)
+            order.append("setup")
+
+    def answer(_messages: Any) -> str:
+        order.append("model")
+        return "yes"
+
+    made = Plain if kind == "plain" else Async
+    async with memory_world.connect() as sessions:
+        async with made.create("ada", model=ScriptedModel(answer), sessions=sessions) as agent:
+            assert await agent.ask("ready?") == "yes"
+    assert order == ["setup", "model"]
+
+
+async def test_an_agent_that_has_stopped_resumes_nothing(memory_world: World) -> None:
+    async with memory_world.connect() as sessions:
+        agent = await Agent.create("ada", model=EchoModel(), sessions=sessions)
+        async with agent:
+            await agent.ask("x")
+        with pytest.raises(SessionClosedError, match="does not run"):
+            await agent.resume()

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.checkpoints.merkle_tree import MerkleTree, _groups, node_of, tree_of
+from perdure.checkpoints.states import INLINE, CheckpointStates
 from perdure.records.chunks import LARGEST, SMALLEST, ContentChunk, chunks_of
+from perdure.stores.memory import MemoryStore
 
 
 def noise(seed: int, size: int) -> bytes:
@@ -88,3 +90,13 @@ def test_nodes_of_a_tree_end_where_their_content_says() -> None:
     before, after = set(_groups(leaves)), set(_groups(moved))
     assert len(after - before) <= 2
     assert {len(group) for group in list(_groups(leaves))[1:-1]} == {16}
+
+
+async def test_a_state_of_the_size_that_is_inline_is_not_stored_apart() -> None:
+    store = MemoryStore()
+    await store.open()
+    states = CheckpointStates(store, "")
+    for size, is_inline in ((INLINE, True), (INLINE + 1, False)):
+        state = await states.keep(b'"' + b"x" * (size - 2) + b'"', None, None)
+        assert (state.root == "") == is_inline
+    await store.aclose()
