@@ -95,7 +95,6 @@ MEANINGS = {
     "save.over_limit": "a turn's save over write + fdatasync of the same bytes",
     "save.growth": "the last turn's save over the tenth's",
     "save.p99_with_folds_over_without": "99th percentile of a turn's save, folds on over folds off",
-    "save.worst_with_folds_over_without": "the same of the worst turn",
     "save.bytes": "bytes written in a turn over its JSON, folds off",
     "save.bytes_with_folds": "the same with folds: documents and manifests too",
 }
@@ -114,7 +113,6 @@ async def _measure(folder: Path, options: Options) -> dict[str, Any]:
             "save.p99_with_folds_over_without": median(
                 percentile(on, 0.99) / percentile(off, 0.99) for on, off in tails
             ),
-            "save.worst_with_folds_over_without": median(max(on) / max(off) for on, off in tails),
             "save.bytes": bare["written"] / bare["json"],
             "save.bytes_with_folds": folded["written"] / folded["json"],
         },
