@@ -1092,26 +1092,6 @@ def test_a_script_without_a_loop_and_without_a_close_remembers(tmp_path: Path) -
     assert (second.returncode, second.stdout) == (0, "8\n"), second.stderr
 
 
-def test_without_the_sdk_the_error_says_what_to_install() -> None:
-    code = (
-        "import sys; sys.modules['agents'] = None\n"
-        "from perdure.adapters.openai_agents import PerdureSession\n"
-        "PerdureSession.in_memory()"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "MissingExtraError" in done.stderr
-    assert "pip install 'perdure[openai-agents]'" in done.stderr
-
-
-def test_the_sdk_is_imported_when_it_is_used() -> None:
-    code = (
-        "import sys, perdure.adapters.openai_agents\n"
-        "print({'agents', 'openai', 'pydantic'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
-
-
 def test_what_is_stored_is_the_envelope_that_the_decision_describes() -> None:
     from perdure.adapters.openai_agents import Envelope
 

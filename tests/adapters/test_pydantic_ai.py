@@ -955,22 +955,3 @@ async def test_a_process_that_is_killed_in_a_run_leaves_the_runs_before(tmp_path
         result = await Agent(TestModel()).run("And now?", conversation=held)
         await store.save(result)
         assert len((await store.load("a")).messages) == 6  # type: ignore[union-attr]
-
-
-def test_without_the_sdk_the_error_says_what_to_install() -> None:
-    code = (
-        "import sys; sys.modules['pydantic_ai'] = None\n"
-        "from perdure.adapters import PerdureConversationStore"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "MissingExtraError" in done.stderr
-    assert "pip install 'perdure[pydantic-ai]'" in done.stderr
-
-
-def test_the_sdk_is_imported_when_it_is_used() -> None:
-    code = (
-        "import sys, perdure.adapters\n"
-        "print({'agents', 'openai', 'pydantic', 'pydantic_ai'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"

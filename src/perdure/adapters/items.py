@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import Any, Final, TypeVar, final
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar, final
 
 import anyio
 import msgspec
@@ -153,9 +154,30 @@ class AdapterManager:
         """Close the manager if it is its own.
 
         Raises:
-            UnsavedError: Something could not be saved.
+            UnsavedChangesError: Something could not be saved.
 
         """
         if self.is_own and self.opened is not None:
             sessions, self.opened = self.opened, None
             (await sessions.aclose()).raise_if_unsaved()
+
+
+class Adapter:
+    """What every adapter has: a manager, and an end that closes what it has opened."""
+
+    _connection: AdapterManager
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close what ``from_url`` has opened. A manager that you have opened stays open."""
+        await self._connection.aclose()

@@ -15,13 +15,13 @@ import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import groupby
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, final
 
 import anyio
 import msgspec
 
 from perdure.adapters.items import (
+    Adapter,
     AdapterManager,
     ItemEnvelope,
     import_sdk,
@@ -81,7 +81,7 @@ class _Unit(NamedTuple):
 
 
 @final
-class PerdureSession:
+class PerdureSession(Adapter):
     """A session for ``Runner.run(agent, …, session=…)``, in any store of perdure.
 
     Reading takes no lease. The first write does, and the session is given back to other
@@ -170,14 +170,6 @@ class PerdureSession:
     async def __aenter__(self) -> Self:
         self._is_entered = True
         return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
     async def acquire(self) -> None:
         """Take the lease now, and keep it until `aclose`: from before a run reads its history."""

@@ -18,13 +18,13 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self, final
 
 import msgspec
 import pydantic
 
 from perdure.adapters.items import (
+    Adapter,
     AdapterManager,
     ItemEnvelope,
     import_sdk,
@@ -116,7 +116,7 @@ class _Stored(NamedTuple):
 
 
 @final
-class PerdureConversationStore(sdk.ConversationStore):
+class PerdureConversationStore(Adapter, sdk.ConversationStore):
     """A ``ConversationStore`` of Pydantic AI in any store of perdure.
 
     Each conversation is a session. A save returns once it is durable. Several processes may save
@@ -172,21 +172,6 @@ class PerdureConversationStore(sdk.ConversationStore):
     def in_memory(cls, **options: Any) -> Self:
         """Return a store in memory, for your tests."""
         return cls.from_url("memory:", **options)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """Close what `from_url` has opened. A manager that you have opened stays open."""
-        await self._connection.aclose()
 
     # What the SDK calls
 

@@ -184,8 +184,7 @@ class SessionManager:
         """Open a session to write: await it, or ``async with`` it.
 
         Callers in this process that open the same id share one object; tags and autosave are
-        those of the last caller. Leaving ``async with`` lets go of it;
-        autosave owns it from then on.
+        those of the last caller. Leaving ``async with`` lets go of it: autosave owns it from then.
 
         Args:
             id: The agent's id.
