@@ -17,12 +17,16 @@ HEAVY = frozenset(
     "rich sqlite3 ssl starlette uvicorn yaml".split()
 )
 SURFACES = {
+    # A subclass of the SDK's own class, which only its first use imports.
+    "perdure.adapters.pydantic_ai": frozenset(
+        {"asyncio", "httpx", "pydantic", "rich", "ssl", "trio"}
+    ),
     "perdure.cli": frozenset({"cyclopts", "rich", "asyncio", "ssl"}),
     "perdure.testing": frozenset({"pytest", "asyncio", "ssl"}),
 }
-"""What a package may bring in besides the core's dependencies."""
+"""What a package, or a module, may bring in besides the core's dependencies."""
 
-DISTRIBUTIONS = {"yaml": "pyyaml"}
+DISTRIBUTIONS = {"pydantic_ai": "pydantic_ai_slim", "yaml": "pyyaml"}
 """Import names that differ from the names that pip knows."""
 
 
@@ -70,7 +74,7 @@ def packages() -> list[str]:
 
 def allowed(module: str) -> frozenset[str]:
     package = ".".join(module.split(".")[:2])
-    return SURFACES.get(package, frozenset())
+    return SURFACES.get(package, SURFACES.get(module, frozenset()))
 
 
 def third_party() -> dict[str, str]:

@@ -73,7 +73,9 @@ SHAPE: Final = 1
 """The version of what is stored here of an entry."""
 RECORD: Final = "pydantic-ai/conversation"
 """The named state that keeps the conversation's record."""
-MESSAGES: Final = sdk_messages.ModelMessagesTypeAdapter
+MESSAGES: Final[pydantic.TypeAdapter[list[sdk_messages.ModelMessage]]] = (
+    sdk_messages.ModelMessagesTypeAdapter
+)
 RECORDS: Final = pydantic.TypeAdapter(sdk.ConversationRecord)
 CUT: Final = 64
 """Characters from which on a text is not stored a second time in the envelope."""
