@@ -611,7 +611,7 @@ def _require_private(folder: Folder, path: str) -> None:
     mode, user = stat.S_IMODE(status.st_mode), os.geteuid()
     if mode & _OTHERS_WRITE:
         cure = f"chmod go-w {path}"
-        if user not in {0, status.st_uid}:
+        if user not in {0, status.st_uid} or mode & stat.S_ISVTX:  # such as /tmp, which all share
             cure = f"use a folder of your own below it, such as {os.path.join(path, 'perdure')}"
         message = f"{path} can be written by others (mode {mode:04o}), {_WHY}: {cure}"
         raise ConfigError(message, path=path, mode=mode)

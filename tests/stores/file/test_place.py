@@ -224,6 +224,22 @@ async def test_who_cannot_change_a_shared_folder_is_told_to_use_one_below_it(
     await (await opened(str(caught.value).split()[-1])).aclose()
 
 
+@posix
+@pytest.mark.parametrize("url", ["{}", "sqlite:///{}/agents.db"])
+async def test_a_folder_that_all_share_is_not_to_be_changed_for_one(
+    tmp_path: Path, url: str
+) -> None:
+    """Such as /tmp: to take the others' right to write would break their programs."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    below = shared / "perdure"
+    with pytest.raises(ConfigError, match=f"own below it, such as {below}"):
+        await perdure.connect(url.format(shared))
+    async with perdure.connect(url.format(below)) as sessions:
+        await sessions.open("a")
+
+
 async def test_a_missing_parent_is_told_and_not_made(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailableError, match="mkdir -p"):
         await opened(tmp_path / "typo" / "store")
