@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import shutil
 from collections.abc import AsyncGenerator, Callable
@@ -56,8 +57,29 @@ class World:
             return World(image)
         self.kills += 1
         image_path = self.content.with_name(f"{self.content.name}-{self.kills}")
-        shutil.copytree(self.content, image_path)
+        _copy_at_a_moment(self.content, image_path)
         return World(image_path)
+
+
+def _copy_at_a_moment(folder: Path, image: Path) -> None:
+    """Copy a folder in which a fold may be writing, as it was at one moment."""
+    for _ in range(1000):
+        before = _files(folder)
+        with contextlib.suppress(shutil.Error, FileNotFoundError):  # a temporary file is gone
+            shutil.copytree(folder, image)
+            if _files(folder) == before:
+                return
+        shutil.rmtree(image, ignore_errors=True)
+    raise AssertionError(f"{folder} does not come to rest")
+
+
+def _files(folder: Path) -> dict[Path, tuple[int, int]]:
+    found = {}
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            status = path.stat()
+            found[path] = status.st_size, status.st_mtime_ns
+    return found
 
 
 @pytest.fixture(params=["memory", "file"])
