@@ -92,9 +92,8 @@ def lowest_versions() -> list[str]:
 def sbom(session: nox.Session) -> None:
     """Write what an installation with all extras brings along: dist/perdure-VERSION.cdx.json."""
     project = nox.project.load_toml("pyproject.toml")["project"]
-    extras = [
-        name for name in project["optional-dependencies"] if name not in {"test", "check", "bench"}
-    ]
+    tools = {"test", "test-adapters", "test-browser", "docs", "check", "bench"}
+    extras = [name for name in project["optional-dependencies"] if name not in tools]
     session.install(f".[{','.join(extras)}]")
     written = Path("dist") / f"perdure-{project['version']}.cdx.json"
     written.parent.mkdir(exist_ok=True)
