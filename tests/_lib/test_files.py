@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -225,3 +227,19 @@ def test_a_file_that_is_held_goes_with_its_descriptor(
         assert folder.names() == []
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(fd)
+
+
+def test_a_part_is_read_where_trio_is_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(b"0123456789")
+    program = """
+        import asyncio, os, sys
+        from perdure._lib.files import read_part
+
+        def opener(name, flags):
+            return os.open(sys.argv[1], flags)
+
+        assert asyncio.run(read_part(opener, 2, 5)) == b"234"
+        assert "trio" not in sys.modules
+    """
+    arguments = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path / "data")]
+    subprocess.run(arguments, check=True, timeout=60)

@@ -38,8 +38,8 @@ class Doors:
             return "closed"
 
         model = ScriptedModel(wants)
-        options = {"approve": ask, **options}
-        return configured(model=model, tools=[open_door, look], **options)
+        options = {"approve": ask, "model": model, **options}
+        return configured(tools=[open_door, look], **options)
 
 
 def ask(tool_call: Any, context: Any) -> Any:
@@ -109,6 +109,33 @@ async def test_a_call_waits_for_its_answer(
         assert "cold" in endings[0] or yes
         assert doors.opened == (["north"] if yes else [])
         assert agent.pending_approvals == agent.context.ledger.approvals == ()
+
+
+async def test_each_of_two_calls_gets_its_own_answer(
+    memory_world: World, configured: Configure
+) -> None:
+    """The second one is answered first, and differently."""
+
+    def wants_two(messages: Sequence[Message]) -> Any:
+        if any(one.tool_result for one in messages):
+            return "done"
+        return [call("open_door", door="north"), call("open_door", door="south")]
+
+    doors = Doors()
+    config = doors.config(configured, model=ScriptedModel(wants_two))
+    async with memory_world.agent(config) as agent:
+        async with agent.events() as events:
+            await agent.post_user_message("go")
+            await until_asked(events)
+            while len(agent.pending_approvals) < 2:
+                await anyio.sleep(0.001)
+            first, second = (one.call for one in agent.pending_approvals)
+            await agent.deny(second, "it is cold outside")
+            await agent.approve(first)
+            async for event in events:
+                if isinstance(event, TurnEnded):
+                    break
+        assert doors.opened == ["north"]
 
 
 async def test_always_is_remembered(memory_world: World, configured: Configure) -> None:

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.checkpoints.chain import CheckpointChain, canonical, fold_chain, problems_of, sealed
+from perdure.checkpoints.chain import (
+    CheckpointChain,
+    canonical,
+    digest,
+    fold_chain,
+    hash_of,
+    problems_of,
+    sealed,
+    state_hash,
+)
 from perdure.records.checkpoints import (
     CapturedState,
     Checkpoint,
@@ -138,3 +147,20 @@ def test_a_tombstone_keeps_its_place() -> None:
 def test_canonical_json_knows_no_order(value: dict[str, int]) -> None:
     turned = dict(reversed(value.items()))
     assert canonical(value) == canonical(turned)
+
+
+def test_a_hash_is_of_the_state_s_hash_so_a_state_may_be_kept_elsewhere() -> None:
+    """S3-G5: whoever has a checkpoint without its state can still verify the chain."""
+    link = Checkpoint(
+        id=1,
+        label="a",
+        state=given_state(1),
+        timestamp=1,
+        event_seq=10,
+        previous="",
+        hash="",
+    )
+    fields = {name: getattr(link, name) for name in link.__struct_fields__}
+    del fields["hash"], fields["state"]
+    fields["state_hash"] = state_hash(link.state)
+    assert hash_of(link) == digest(canonical(fields))

@@ -143,6 +143,8 @@ async def test_a_session_replays_whole(tmp_path: Path) -> None:
     assert (report.snapshots, report.unverified, report.decisions) == (5, 1, 4)
     assert [one.name for one in rows] == ["plan", "plan", "plan", "done"]
     assert [one.token_id for one in rows] == [1, 2, 3, 0]
+    said = [one.created_at for one in view.context() if one.role == "user"]
+    assert [one.at for one in rows[:3]] == said
     assert (later.ok, later.since, later.decisions, later.snapshots) == (True, 4, 2, 2)
 
 

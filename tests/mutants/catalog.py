@@ -63,7 +63,7 @@ GROUPS = {
     "lease": Group(("lease", "session", "conformance/test_file.py"), ("lease",)),
     "restore": Group(("restore", "session", "stores/wrapped"), ("restore",)),
     "checkpoints": Group(("checkpoints", "session"), ("checkpoints",)),
-    "agent": Group(("agent", "archive/test_agent_home.py"), ("agent",)),
+    "agent": Group(("agent", "archive/test_agent_home.py", "config", "memory"), ("agent",)),
     "wrapped": Group(("stores/wrapped", "conformance/test_wrapped.py"), ("stores.wrapped",)),
 }
 

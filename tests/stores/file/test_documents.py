@@ -237,3 +237,17 @@ async def test_a_link_in_a_document_s_place_is_not_followed(
     await store.write_documents(KEY, NEW, manifest_of(grant, head, NEW))
     assert outside.read_bytes() == b"old"
     assert not path.is_symlink()
+
+
+async def test_a_damaged_manifest_is_copied_before_the_next_epoch_s_replaces_it(
+    store, open_store, root: Path
+) -> None:
+    await folded(store)
+    agent = root / "agents/agent"
+    (agent / "manifest-1.json").write_bytes(b"damaged")
+    other = await open_store("other")
+    grant = await take(other)
+    await other.write_documents(KEY, NEW, manifest_of(grant, grant.head, NEW))
+    assert not (agent / "manifest-1.json").exists()
+    copies = [one.read_bytes() for one in (agent / "quarantine").iterdir()]
+    assert b"damaged" in copies

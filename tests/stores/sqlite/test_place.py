@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from perdure import store_for
+from perdure._lib.files import Folder
 from perdure.errors import (
     ConfigError,
     CorruptRecordError,
@@ -55,6 +56,28 @@ async def test_all_files_are_private_whatever_the_umask(path: Path) -> None:
     assert {one.stat().st_mode & 0o777 for one in files.values()} == {0o600}
     assert path.parent.stat().st_mode & 0o777 == 0o700
     await store.aclose()
+
+
+async def test_a_new_database_s_name_survives_a_cut_of_power(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    link, sync = Folder.link, Folder.sync
+
+    def linked(self: Folder, *names: str) -> None:
+        link(self, *names)
+        done.append(names[-1])
+
+    def synced(self: Folder) -> None:
+        sync(self)
+        done.append(Path(self.path).name)
+
+    monkeypatch.setattr(Folder, "link", linked)
+    monkeypatch.setattr(Folder, "sync", synced)
+    store = SqliteStore(path)
+    await store.open()
+    await store.aclose()
+    assert "kept" in done[done.index("x.db") :]
 
 
 async def test_a_folder_that_others_may_write_to_is_refused(path: Path) -> None:

@@ -338,6 +338,24 @@ async def test_a_session_whose_key_could_not_be_written_is_let_go(how: How) -> N
     await append_ok(store, grant, grant.head + 1, *group("a"))
 
 
+async def test_a_page_of_sessions_is_as_long_as_it_was_asked_for(inner: Inner) -> None:
+    """Also the page from which the keys' own session is left out."""
+    store = await opened(inner)
+    names = ["A", "B", "x", "y", "z"]
+    for name in names:
+        grant = await take(store, SessionKey(name))
+        await append_ok(store, grant, grant.head + 1, *group("a"))
+    for limit in range(1, len(names) + 2):
+        pages: list[list[str]] = []
+        after = None
+        while page := await store.sessions(after=after, limit=limit):
+            pages.append([info.key.agent for info in page])
+            after = page[-1].key
+        assert sum(pages, []) == names
+        assert [len(page) for page in pages[:-1]] == [limit] * (len(pages) - 1)
+    await store.aclose()
+
+
 async def test_many_at_once_make_one_key_for_a_tenant(inner: Inner) -> None:
     stores = [await opened(inner) for _ in range(5)]
     names = [name_of(str(n).encode()) for n in range(5)]
