@@ -18,6 +18,7 @@ from perdure.agent import (
     EchoModel,
     MemoryManager,
     ScriptedModel,
+    WorkingContextSnapshotBootstrapOptions,
     call,
 )
 from perdure.agent.llm.model import Chunk, Usage
@@ -271,6 +272,43 @@ async def test_a_compaction_done_twice_is_done_once(world: World) -> None:
         again = await managed(session).compact("Be kind.")
         assert (again.episodic, again.semantic) == ((), ())
         assert (session.version, session.context()) == (version, context)
+
+
+async def test_a_session_in_which_nothing_was_said_is_compacted_to_its_prompt(
+    memory_world: World,
+) -> None:
+    async with memory_world.connect() as sessions, sessions.open("ada") as session:
+        done = await managed(session).compact("Be kind.")
+        assert (done.episodic, done.semantic) == ((), ())
+        assert [one.text for one in session.context()] == ["Be kind."]
+
+
+async def test_a_long_prompt_leaves_less_room_for_what_was_said(memory_world: World) -> None:
+    policy = CompactionPolicy(max_tokens=400, count_tokens=words, keep_turns=9, episode_turns=2)
+    kept: list[int] = []
+    async with memory_world.connect() as sessions, sessions.open("ada") as session:
+        await talk(session, 12)
+        for prompt in ("Be kind.", "Be kind. " * 100):
+            memory = MemoryManager(session, compactor=Compactor(Plain()), compaction_policy=policy)
+            await memory.compact(prompt)
+            assert sum(map(words, session.context())) <= 400
+            kept.append(sum(one.text.startswith("q") for one in session.context()))
+    assert kept[0] > kept[1]
+
+
+async def test_a_manager_by_hand_gives_as_many_memories_as_it_is_told(
+    memory_world: World,
+) -> None:
+    policy = CompactionPolicy(keep_turns=1, episode_turns=1)
+    options = WorkingContextSnapshotBootstrapOptions(max_episodic=2)
+    async with memory_world.connect() as sessions, sessions.open("ada") as session:
+        await talk(session, 8)
+        memory = MemoryManager(
+            session, compactor=Compactor(Plain()), compaction_policy=policy, options=options
+        )
+        await memory.compact("Be kind.")
+        (memories,) = (one for one in session.context() if is_memory(one))
+        assert memories.text.count("4 messages") == 2
 
 
 async def test_counters_go_on_after_a_restore_and_do_not_move_for_one(world: World) -> None:

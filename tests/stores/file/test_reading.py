@@ -19,7 +19,7 @@ from perdure.errors import (
 )
 from perdure.records.keys import SessionKey
 from perdure.records.records import seal
-from perdure.store import LeaseState
+from perdure.store import LeaseState, past_damage
 from perdure.stores.file import FileStore, leases
 from perdure.stores.file import home as acts
 from perdure.stores.file import log as trimming
@@ -536,3 +536,15 @@ async def test_a_trim_under_a_reader_is_no_damage(
         with pytest.raises(StoreUnavailableError, match="read it again"):
             await read_on()
         assert (await read(reader))[-1].seq == 41
+
+
+async def test_what_is_salvaged_is_read_backwards_as_any_other_log(store) -> None:
+    grant = await take(store)
+    await append_ok(store, grant, 2, *group("a", "b", "c"))
+    reset = past_damage.set(True)
+    try:
+        forwards = [one.seq for one in await read(store)]
+        backwards = [one.seq for one in await read(store, reverse=True)]
+    finally:
+        past_damage.reset(reset)
+    assert backwards == forwards[::-1] == [4, 3, 2, 1]

@@ -74,6 +74,8 @@ async def test_a_new_database_s_name_survives_a_cut_of_power(
 
     monkeypatch.setattr(Folder, "link", linked)
     monkeypatch.setattr(Folder, "sync", synced)
+    (path.parent / "x.db-owners").mkdir(parents=True, mode=0o700)  # of a database that is gone
+    path.parent.chmod(0o700)
     store = SqliteStore(path)
     await store.open()
     await store.aclose()

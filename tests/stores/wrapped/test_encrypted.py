@@ -352,7 +352,8 @@ async def test_a_page_of_sessions_is_as_long_as_it_was_asked_for(inner: Inner) -
             pages.append([info.key.agent for info in page])
             after = page[-1].key
         assert sum(pages, []) == names
-        assert [len(page) for page in pages[:-1]] == [limit] * (len(pages) - 1)
+        assert {len(page) for page in pages[:-1]} <= {limit}
+        assert len(pages[-1]) <= limit
     await store.aclose()
 
 
