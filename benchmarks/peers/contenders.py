@@ -229,14 +229,16 @@ class GroupCommit(Contender):
     async def open(self, folder: Path, sessions: int) -> None:
         self._loop = asyncio.get_running_loop()
         self._waiting: list[tuple[int, list[bytes], asyncio.Future[None]]] = []
-        self._arrived, self._ends = threading.Event(), False
+        self._lock, self._arrived, self._ends = threading.Lock(), threading.Event(), False
         self._path = folder / "limit.db"
         self._thread = threading.Thread(target=self._commit)
         self._thread.start()
 
     async def turn(self, number: int, messages: Plain) -> None:
         done = self._loop.create_future()
-        self._waiting.append((number, [json.dumps(one).encode() for one in messages], done))
+        lines = [json.dumps(one).encode() for one in messages]
+        with self._lock:
+            self._waiting.append((number, lines, done))
         self._arrived.set()
         await done
 
@@ -249,7 +251,8 @@ class GroupCommit(Contender):
         )
         while self._arrived.wait() and not (self._ends and not self._waiting):
             self._arrived.clear()
-            batch, self._waiting = self._waiting, []
+            with self._lock:
+                batch, self._waiting = self._waiting, []
             database.execute("BEGIN IMMEDIATE")
             rows = [(number, data) for number, lines, _ in batch for data in lines]
             database.executemany("INSERT INTO log (session, data) VALUES (?, ?)", rows)
