@@ -87,12 +87,13 @@ MADE_BY_PERDURE = {
             "Session SessionManager SessionView Turn",
             "checkpoints.CheckpointEngine checkpoints.CheckpointReader",
             "checkpoints.KernelEventReader checkpoints.KernelEventStream agent.AgentContext",
-            "types.Attachment types.LostSession types.SessionOpening types.States",
-            "types.WorkingMemory",
+            "types.Attachment types.LostSession types.Scope types.SessionOpening",
+            "types.States types.WorkingMemory",
         ),
         "perdure.sync": (
             "Attachment CheckpointEngine CheckpointReader KernelEventReader KernelEventStream",
-            "LostSession SessionManager Session SessionView States Turn TypedState WorkingMemory",
+            "LostSession Scope SessionManager Session SessionView States Turn TypedState",
+            "WorkingMemory",
         ),
     }.items()
     for line in names

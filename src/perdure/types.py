@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from perdure.session.prune import Pruned as Pruned
     from perdure.session.prune import PruneReport as PruneReport
     from perdure.session.rebuild import RebuildReport as RebuildReport
+    from perdure.session.scope import Scope as Scope
+    from perdure.session.scope import ScopeChange as ScopeChange
 
 _HOMES = {
     "perdure.autosave.reports": ("Health", "ShutdownReport", "Unsaved"),
@@ -81,6 +83,7 @@ _HOMES = {
     "perdure.session.open": ("SessionOpening",),
     "perdure.session.prune": ("CheckpointHold", "PruneReport", "Pruned"),
     "perdure.session.rebuild": ("RebuildReport",),
+    "perdure.session.scope": ("Scope", "ScopeChange"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

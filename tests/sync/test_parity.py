@@ -32,6 +32,7 @@ PAIRS = [
     (perdure.Turn, perdure.sync.Turn),
     (working_memory.WorkingMemory, perdure.sync.WorkingMemory),
     (state.States, perdure.sync.States),
+    (perdure.types.Scope, perdure.sync.Scope),
     (state.TypedState, perdure.sync.TypedState),
     (perdure.types.Attachment, perdure.sync.Attachment),
     (contributors.Contributor, perdure.sync.Contributor),

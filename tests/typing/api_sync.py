@@ -9,6 +9,7 @@ from perdure import Autosave, Message
 from perdure.sync import (
     Attachment,
     Contributor,
+    Scope,
     Session,
     SessionManager,
     SessionView,
@@ -18,7 +19,7 @@ from perdure.sync import (
     WorkingMemory,
     connect,
 )
-from perdure.types import PostReceipt, Receipt, ShutdownReport
+from perdure.types import PostReceipt, Receipt, ScopeChange, ShutdownReport
 
 
 def a_script() -> None:
@@ -37,6 +38,11 @@ def a_script() -> None:
             assert_type(session.memory.search("city", limit=3)[0].key, str)
         assert_type(sessions.post("mia", Message.user("Hello"), key="k"), PostReceipt)
         assert_type(sessions.load("mia"), SessionView | None)
+        scope = sessions.scope("user:mia")
+        assert_type(scope, Scope)
+        with scope.edit() as values:
+            assert_type(values, dict[str, Any])
+        assert_type(scope.history(), list[ScopeChange])
         assert_type(sessions.close(), ShutdownReport)
 
 

@@ -44,7 +44,7 @@ from perdure.lineage.store import followed
 from perdure.providers.context_fit import Format
 from perdure.providers.issued import stamp_of
 from perdure.records.checkpoints import Checkpoint
-from perdure.records.keys import DEFAULT_SESSION, SessionKey, require_filters
+from perdure.records.keys import DEFAULT_SESSION, SCOPES, SessionKey, require_filters
 from perdure.records.manifest import Manifest
 from perdure.records.messages import Message
 from perdure.records.records import Record
@@ -54,6 +54,7 @@ from perdure.session.fork import Fork
 from perdure.session.manager import SessionManager
 from perdure.session.prune import PruneReport
 from perdure.session.retention import Retention
+from perdure.session.scope import list_sessions
 from perdure.session.session import SessionView
 from perdure.store import LeaseState, SessionInfo, Store
 from perdure.transfer.backups import follow_deletions, require_backup
@@ -79,6 +80,7 @@ def ls(
     after_session: str = DEFAULT_SESSION,
     limit: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 1000,
     waiting: bool = False,
+    scopes: bool = False,
     where: StoreOption = StoreOption(),  # noqa: B008  # frozen
 ) -> int:
     """List the sessions of a store, in the order of their ids.
@@ -94,10 +96,15 @@ def ls(
         after_session: Which of its sessions that was.
         limit: The maximum number to list.
         waiting: List the sessions for which a post waits instead, opened before or not.
+        scopes: List the scopes instead, which sessions share; `show` and `forget` take their
+            agent and session as they are listed.
 
     """
     filters = {"tenant": tenant, "owner": owner, "tag": tag, "prefix": prefix}
     last = None if after is None else SessionKey(after, after_session, tenant)
+    if scopes:
+        filters["prefix"] = SCOPES
+        last = SessionKey(SCOPES, after, tenant) if after is not None else None
     anyio.run(_ls_waiting if waiting else _ls, filters, last, limit, where)
     return 0
 
@@ -132,7 +139,7 @@ async def _list(
     while len(sessions) < limit:
         last = sessions[-1].key if sessions else after
         count = min(PAGE, limit - len(sessions))
-        page = await store.sessions(**filters, after=last, limit=count)
+        page = await list_sessions(store, **filters, after=last, limit=count)
         sessions += page
         if len(page) < count:
             break

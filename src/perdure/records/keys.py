@@ -18,6 +18,9 @@ DEFAULT_SESSION = "default"
 KEYRING = "perdure:keyring"
 """The agent id of the sessions that hold an encrypted store's keys, one for each tenant."""
 
+SCOPES = "perdure:scope"
+"""The agent id of the sessions that are scopes; the session's id is the scope's."""
+
 
 class SessionKey(msgspec.Struct, frozen=True, order=True):
     """Name one session of one agent of one tenant."""

@@ -4,6 +4,7 @@
     opening and closing  open, lifecycle, spill, shutdown
     a session            session, base, contents
     with its messages    contributors, checkpoints
+    what sessions share  scope
     other writers        inbox, for any process; internals, for an agent's worker
     folding              fold, rebuild
     as it was            point_in_time

@@ -22,10 +22,21 @@ from perdure.autosave.options import Autosave, EngineOptions, Shutdown
 from perdure.autosave.reports import NAMED, Health
 from perdure.lease import LeaseOptions, renew_heartbeat
 from perdure.records.types import Registry
+from perdure.session.delete import (
+    ForgetReport,
+    Forgetter,
+    Renamer,
+    SessionFilter,
+    chosen,
+    only_posted_to,
+)
+from perdure.session.fork import ForkBuilder
 from perdure.session.inbox import Inbox
-from perdure.session.lifecycle import SessionLifecycle
+from perdure.session.lifecycle import ExclusiveAccess, SessionLifecycle, Terms
 from perdure.session.open import Opener
 from perdure.session.options import Limits, require_sessions
+from perdure.session.prune import Pruner, PruneReport
+from perdure.session.retention import Retention
 from perdure.session.runtime import Clock, EventName, Hooks, Runtime, catch_up
 from perdure.session.shutdown import ExitHandler, ManagerShutdown, SignalWatch
 from perdure.store import HeartbeatRequests, Store
@@ -289,3 +300,31 @@ def manager_facts(connected: ManagerParts | None) -> dict[str, object]:
         "saving": health.status,
         "unsaved": f"{health.unsaved_bytes} bytes unsaved",
     }
+
+
+class ManagerCore:
+    """What can be done to one manager's sessions from outside."""
+
+    __slots__ = ("access", "forgetter", "forker", "pruner", "renamer")
+
+    def __init__(self, connected: ManagerParts) -> None:
+        self.access: ExclusiveAccess = ExclusiveAccess(connected.runtime, connected.lifecycle)
+        self.forker: ForkBuilder = ForkBuilder(self.access)
+        self.forgetter: Forgetter = Forgetter(self.access, self.forker)
+        self.renamer: Renamer = Renamer(self.access, self.forker, self.forgetter)
+        self.pruner: Pruner = Pruner(self.access, self.forgetter)
+
+    async def forget(self, wanted: SessionFilter, terms: Terms, *, dry_run: bool) -> ForgetReport:
+        """Forget the sessions that a filter finds, also those that were only posted to."""
+        keys = await chosen(self.access.store, wanted, self.access.runtime.sessions)
+        keys += await only_posted_to(self.access.store, wanted)
+        return await self.forgetter.forget(keys, wanted.tenant, terms, dry_run=dry_run)
+
+    async def prune(
+        self, retention: Retention, wanted: SessionFilter, terms: Terms, *, dry_run: bool
+    ) -> PruneReport:
+        """Prune the sessions that a filter finds; all of the tenant's if it names no id."""
+        keys = None
+        if wanted.id is not None:
+            keys = await chosen(self.access.store, wanted, self.access.runtime.sessions)
+        return await self.pruner.prune(retention, keys, wanted.tenant, terms, dry_run=dry_run)

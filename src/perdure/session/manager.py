@@ -29,24 +29,21 @@ from perdure.records.types import Registry
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
 from perdure.restore.ladder import restore
 from perdure.restore.report import RestorePlan
-from perdure.session.connected import ManagerParts, connected, manager_facts
+from perdure.session.connected import ManagerCore, ManagerParts, connected, manager_facts
 from perdure.session.delete import (
     ForgetReport,
-    Forgetter,
-    Renamer,
     SessionFilter,
-    chosen,
-    only_posted_to,
 )
-from perdure.session.fork import Fork, ForkBuilder
+from perdure.session.fork import Fork
 from perdure.session.inbox import PostReceipt
-from perdure.session.lifecycle import ExclusiveAccess, LostSession, Terms
+from perdure.session.lifecycle import LostSession, Terms
 from perdure.session.open import OpenRequest, SessionOpening
 from perdure.session.options import Limits, require_options
-from perdure.session.prune import Pruner, PruneReport
+from perdure.session.prune import PruneReport
 from perdure.session.rebuild import RebuildReport, rebuild_session
 from perdure.session.retention import Retention
 from perdure.session.runtime import Clock, EventName, Hook, wrong_loop
+from perdure.session.scope import Scope, list_scopes, list_sessions, scope_key
 from perdure.session.session import SessionView
 from perdure.store import DeadLetter, SessionInfo, Store
 
@@ -337,6 +334,39 @@ class SessionManager:
         inbox = self._check().inbox
         return await inbox.drop_dead_letters(SessionKey(id, session, tenant), keys)
 
+    def scope(
+        self, id: str, *, tenant: str = "", owner: str | None = None, wait: float = 10.0
+    ) -> Scope:
+        """Return values that outlive a session, and that sessions share. It reads nothing yet.
+
+        Args:
+            id: The scope's id, such as "user:ada" or "app:notes"; it is no session's id.
+            tenant: Whose it is, where customers share a store.
+            owner: Who it belongs to: a label, by which `forget` finds it.
+            wait: Seconds that a change waits for another process.
+
+        Raises:
+            InvalidArgumentError: The id is empty or too long.
+
+        """
+        return Scope(self, scope_key(id, tenant), owner=owner, wait=wait)
+
+    async def list_scopes(
+        self,
+        *,
+        tenant: str = "",
+        owner: str | None = None,
+        prefix: str = "",
+        after: SessionInfo | None = None,
+        limit: int = 100,
+    ) -> list[SessionInfo]:
+        """List scopes by id, which is ``info.key.session``; see `list` for the next page."""
+        self._check()
+        last = "" if after is None else after.key.session
+        return await list_scopes(
+            self._store, tenant=tenant, owner=owner, prefix=prefix, after=last, limit=limit
+        )
+
     async def list(
         self,
         *,
@@ -350,11 +380,18 @@ class SessionManager:
         """List sessions by id; pass the last one as ``after`` for the next page.
 
         What it reports, and what ``owner`` and ``tag`` match, is as of each session's last fold.
+        Scopes are not in it: see `list_scopes`.
         """
         self._check()
         last = None if after is None else after.key
-        return await self._store.sessions(
-            tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=last, limit=limit
+        return await list_sessions(
+            self._store,
+            tenant=tenant,
+            owner=owner,
+            tag=tag,
+            prefix=prefix,
+            after=last,
+            limit=limit,
         )
 
     async def exists(
@@ -643,7 +680,7 @@ class SessionManager:
             message = "forget: give an id, an owner or a tag, so that not everything is forgotten"
             raise InvalidArgumentError(message, option="id")
         terms = Terms(on_held, wait)
-        call = partial(_forget, acts, wanted, terms, dry_run=dry_run)
+        call = partial(acts.forget, wanted, terms, dry_run=dry_run)
         return await acts.access.runtime.host.call(call)
 
     async def prune(
@@ -678,7 +715,7 @@ class SessionManager:
         acts = self._acting()
         wanted = SessionFilter(id, session, tenant, None, None)
         terms = Terms(on_held, wait)
-        call = partial(_prune, acts, retention, wanted, terms, dry_run=dry_run)
+        call = partial(acts.prune, retention, wanted, terms, dry_run=dry_run)
         return await acts.access.runtime.host.call(call)
 
     async def plan_restore(
@@ -757,35 +794,3 @@ class SessionManager:
         acts, key = self._acting(), SessionKey(id, session, tenant)
         call = partial(rebuild_session, acts.access, key, Terms(on_held, wait), dry_run=dry_run)
         return await acts.access.runtime.host.call(call)
-
-
-class ManagerCore:
-    """What can be done to one manager's sessions from outside."""
-
-    __slots__ = ("access", "forgetter", "forker", "pruner", "renamer")
-
-    def __init__(self, connected: ManagerParts) -> None:
-        self.access: ExclusiveAccess = ExclusiveAccess(connected.runtime, connected.lifecycle)
-        self.forker: ForkBuilder = ForkBuilder(self.access)
-        self.forgetter: Forgetter = Forgetter(self.access, self.forker)
-        self.renamer: Renamer = Renamer(self.access, self.forker, self.forgetter)
-        self.pruner: Pruner = Pruner(self.access, self.forgetter)
-
-
-async def _forget(
-    acts: ManagerCore, wanted: SessionFilter, terms: Terms, *, dry_run: bool
-) -> ForgetReport:
-    keys = await chosen(acts.access.store, wanted, acts.access.runtime.sessions)
-    keys += await only_posted_to(acts.access.store, wanted)
-    return await acts.forgetter.forget(keys, wanted.tenant, terms, dry_run=dry_run)
-
-
-async def _prune(
-    acts: ManagerCore, retention: Retention, wanted: SessionFilter, terms: Terms, *, dry_run: bool
-) -> PruneReport:
-    keys = (
-        None
-        if wanted.id is None
-        else await chosen(acts.access.store, wanted, acts.access.runtime.sessions)
-    )
-    return await acts.pruner.prune(retention, keys, wanted.tenant, terms, dry_run=dry_run)

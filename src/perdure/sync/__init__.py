@@ -29,6 +29,7 @@ from perdure.sync.contributors import Attachment, Contributor
 from perdure.sync.manager import SessionManager, connect
 from perdure.sync.session import (
     LostSession,
+    Scope,
     Session,
     SessionView,
     States,
@@ -46,6 +47,7 @@ __all__ = [
     "KernelEventReader",
     "KernelEventStream",
     "LostSession",
+    "Scope",
     "Session",
     "SessionManager",
     "SessionView",

@@ -36,7 +36,7 @@ from perdure.restore.report import RestorePlan
 from perdure.session.rebuild import RebuildReport
 from perdure.session.shutdown import THREAD
 from perdure.sync.loop import HookThread, LoopThread, closed
-from perdure.sync.session import LostSession, Session, SessionView
+from perdure.sync.session import LostSession, Scope, Session, SessionView
 
 if TYPE_CHECKING:
     from perdure.autosave.options import Autosave, EngineOptions, Shutdown
@@ -452,6 +452,31 @@ class SessionManager:
         """
         view = self._loop.call(lambda: self._inner.load(id, session=session, tenant=tenant))
         return None if view is None else SessionView(self._loop, view)
+
+    def scope(
+        self, id: str, *, tenant: str = "", owner: str | None = None, wait: float = 10.0
+    ) -> Scope:
+        """Return values that outlive a session, and that sessions share.
+
+        As `perdure.SessionManager.scope`.
+        """
+        return Scope(self._loop, self._inner.scope(id, tenant=tenant, owner=owner, wait=wait))
+
+    def list_scopes(
+        self,
+        *,
+        tenant: str = "",
+        owner: str | None = None,
+        prefix: str = "",
+        after: SessionInfo | None = None,
+        limit: int = 100,
+    ) -> list[SessionInfo]:
+        """List scopes by id. As `perdure.SessionManager.list_scopes`."""
+        return self._loop.call(
+            lambda: self._inner.list_scopes(
+                tenant=tenant, owner=owner, prefix=prefix, after=after, limit=limit
+            )
+        )
 
     def list(
         self,

@@ -1,4 +1,4 @@
-"""Sessions, views, memory and named states in blocking style.
+"""Sessions, views, memory, named states and scopes in blocking style.
 
 Any thread may use them. Plain values are read as they are; everything else is done in the manager's
 own thread, one call at a time.
@@ -7,7 +7,8 @@ own thread, one call at a time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, final, overload
 
@@ -35,12 +36,13 @@ if TYPE_CHECKING:
     from perdure.records.records import Record
     from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
     from perdure.restore.report import RestorePlan, RestoreReport
-    from perdure.session import base, lifecycle, session
+    from perdure.session import base, lifecycle, scope, session
     from perdure.session import session as view
     from perdure.session.base import Receipt
     from perdure.session.contents import HistoryItem
     from perdure.session.contributors import Contributor as AsyncContributor
     from perdure.session.fork import Fork
+    from perdure.session.scope import ScopeChange
     from perdure.session.session import ContextFormat, Listed, Separate
     from perdure.sync.loop import LoopThread
 
@@ -65,7 +67,7 @@ class Turn:
         self._session = session
         self._inner = inner
         self._in_turn = in_turn
-        self._life = _TurnTask(inner)
+        self._life = _BlockTask(inner)
 
     @property
     def id(self) -> str:
@@ -148,11 +150,13 @@ class TurnThread:
             raise SessionError(message, key=str(key))
 
 
-class _TurnTask:
-    """A turn's task: it enters the turn, waits for the end of the block, and leaves it."""
+class _BlockTask:
+    """A block's task: it enters what the block is of, waits for the block's end, and leaves it."""
 
-    def __init__(self, inner: base.Turn) -> None:
+    def __init__(self, inner: AbstractAsyncContextManager[Any]) -> None:
         self._inner = inner
+        self.entered: Any = None
+        """What entering it gave."""
         self._scope: anyio.CancelScope | None = None
         self._error: Exception | None = None
         self._given_up = False
@@ -164,7 +168,7 @@ class _TurnTask:
         with anyio.CancelScope() as self._scope:
             if self._given_up:
                 return
-            await self._inner.__aenter__()
+            self.entered = await self._inner.__aenter__()
             try:
                 task_status.started()
                 await self._leave.wait()
@@ -182,26 +186,26 @@ class _TurnTask:
             self._left.set()
 
     async def leave(self, error: _Error) -> None:
-        """Leave the turn; cancelling this ends the wait only."""
+        """Leave it; cancelling this ends the wait only."""
         self.request_exit(error)
         await self._left.wait()
         if self._error is not None:
             raise self._error
 
     def request_exit(self, error: _Error) -> None:
-        """Make the task leave the turn, unless it already does."""
+        """Make the task leave it, unless it already does."""
         if not self._leave.is_set():
             self._told = error
             self._leave.set()
 
     def give_up(self) -> None:
-        """Interrupt the turn: its caller has not received it."""
+        """Interrupt it: its caller has not received it."""
         self._given_up = True
         if self._scope is not None:
             self._scope.cancel()
 
 
-# Working memory and named states in blocking style
+# Working memory, named states and scopes in blocking style
 
 
 @final
@@ -316,6 +320,64 @@ class TypedState(Generic[T]):
     def drop(self) -> int:
         """Forget it (no error if it is not there), and return the session's version."""
         return self._loop.do(self._inner.drop)
+
+
+@final
+class Scope:
+    """Values that many sessions share: ``sessions.scope("user:ada")``. As `perdure.types.Scope`."""
+
+    def __init__(self, loop: LoopThread, inner: scope.Scope) -> None:
+        self._loop = loop
+        self._inner = inner
+
+    @property
+    def id(self) -> str:
+        """The scope's id."""
+        return self._inner.id
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value under a key, or ``default``."""
+        return self._loop.call(lambda: self._inner.get(key, default))
+
+    def values(self, prefix: str = "") -> dict[str, Any]:
+        """Return all values by their keys, or those whose keys begin with a prefix."""
+        return self._loop.call(lambda: self._inner.values(prefix))
+
+    def set(self, key: str, value: Any) -> None:
+        """Store a value under a key. As `perdure.types.Scope.set`."""
+        self._loop.call(lambda: self._inner.set(key, value))
+
+    def delete(self, *keys: str) -> None:
+        """Delete keys (no error if one does not exist). As `perdure.types.Scope.delete`."""
+        self._loop.call(lambda: self._inner.delete(*keys))
+
+    def update(self, values: Mapping[str, Any], *, delete: Collection[str] = ()) -> None:
+        """Store several values and delete others: all or none. As `perdure.types.Scope.update`."""
+        self._loop.call(lambda: self._inner.update(values, delete=delete))
+
+    @contextmanager
+    def edit(self, prefix: str = "") -> Iterator[dict[str, Any]]:
+        """Read, change and store values with nobody in between. As `perdure.types.Scope.edit`."""
+        life = _BlockTask(self._inner.edit(prefix))
+        try:
+            self._loop.call(lambda: self._loop.tasks.start(life.live))
+            yield life.entered
+        except BaseException as error:
+            if life.entered is None or not isinstance(error, Exception):
+                self._loop.post(life.give_up)
+                raise
+            told: _Error = (type(error), error, error.__traceback__)
+            self._loop.call(lambda: life.leave(told))
+            raise
+        self._loop.call(lambda: life.leave((None, None, None)))
+
+    def history(self, *, before: int | None = None, limit: int = 50) -> list[ScopeChange]:
+        """Return the newest changes, oldest first. As `perdure.types.Scope.history`."""
+        return self._loop.call(lambda: self._inner.history(before=before, limit=limit))
+
+    def forget(self) -> bool:
+        """Remove the scope with its history and all values. As `perdure.types.Scope.forget`."""
+        return self._loop.call(self._inner.forget)
 
 
 # What a model is shown of a session, in blocking style
