@@ -8,7 +8,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import checkpoints, imports, live, memory, peers, replay, restore, save, stores
+from benchmarks import (
+    checkpoints,
+    imports,
+    live,
+    memory,
+    peers,
+    replay,
+    restore,
+    save,
+    scale,
+    stores,
+)
 from benchmarks.figures import Report
 
 __all__ = ["main"]
@@ -43,6 +54,9 @@ def _run(given: argparse.Namespace) -> Report:
         return restore.run(restore.Options(given.messages, given.few, given.rounds, given.folder))
     if given.benchmark == "replay":
         return replay.run(replay.Options(given.events, given.few, given.folder))
+    if given.benchmark == "scale":
+        sizes = (given.records, given.sessions, given.rounds)
+        return scale.run(scale.Options(*sizes, given.backend, given.folder))
     if given.benchmark == "stores":
         chosen = tuple(given.store or stores.Options().stores)
         options = stores.Options(given.sessions, given.turns, given.rounds, chosen)
@@ -112,6 +126,12 @@ def _add_long_sessions(kinds: Any, parents: list[argparse.ArgumentParser]) -> No
     sealing.add_argument("--rounds", type=_count, default=60)
     sealing.add_argument("--checkpoints", type=_count, default=1000, help="of a growing session")
     sealing.add_argument("--items", type=_count, default=10_000, help="of a state, of 1 KB each")
+
+    scaling = kinds.add_parser("scale", parents=parents, help=scale.__doc__)
+    scaling.add_argument("--records", type=_count, default=1_000_000, help="of the long log")
+    scaling.add_argument("--sessions", type=_count, default=10_000)
+    scaling.add_argument("--rounds", type=_count, default=21)
+    scaling.add_argument("--backend", choices=("asyncio", "trio"), default="asyncio")
 
     replaying = kinds.add_parser("replay", parents=parents, help=replay.__doc__)
     replaying.add_argument("--events", type=_count, default=1_000_000)

@@ -129,6 +129,12 @@ def test_restore_gives_its_figures_and_reads_no_history(tmp_path: Path) -> None:
     assert figures["restore.bytes_growth"] <= TARGETS["restore.bytes_growth"]
 
 
+def test_scale_gives_its_figures(tmp_path: Path) -> None:
+    given = ("--records", "3000", "--sessions", "40", "--rounds", "3", "--folder", str(tmp_path))
+    figures = figures_of(tmp_path, "scale", *given)
+    assert {"history.any_of_3000", "scale.reopen_40", "scale.close_40"} <= set(figures)
+
+
 def test_a_turn_is_about_7_kb_and_no_two_are_alike() -> None:
     chat = Chat(1)
     turns = [chat.turn() for _ in range(20)]

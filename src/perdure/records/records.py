@@ -265,6 +265,24 @@ def verify(line: bytes, *, seq: int, epoch: int, seed: int) -> tuple[Record, int
     return None if record is None else (record, int(line[-10:-2], 16))
 
 
+SEED_BYTES = 11
+"""The last bytes of a line that hold its checksum: 8 digits, ``"}`` and the newline."""
+
+
+def seed_of(data: bytes) -> int | None:
+    """Return the checksum at the end of *data*, which seeds the next line; None without one."""
+    try:
+        return int(data[-SEED_BYTES:-3], 16)
+    except ValueError:
+        return None
+
+
+def number_of(line: bytes) -> int:
+    """Return the number that a line states, which is not verified yet; 0 for no record."""
+    head = _HEAD.match(line)
+    return 0 if head is None else int(head[1])
+
+
 def follows(data: bytes, crc: int) -> bool:
     """Return whether sound records follow a damaged line, with which *data* begins.
 

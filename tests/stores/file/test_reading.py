@@ -73,6 +73,73 @@ async def test_a_large_log_is_read_in_parts_either_way(
         assert got == wanted[::-1][:limit]
 
 
+def find_closely(patch: pytest.MonkeyPatch, near: int) -> None:
+    """Look for a record until its place is known this closely, in windows that are too small."""
+    small_parts(patch, 4 * near + 2000)
+    patch.setattr(streaming, "_FIRST_PART", near + 200)
+    patch.setattr(chain, "_NEAR", near)
+    patch.setattr(chain, "_PROBE", 7)
+
+
+@pytest.mark.parametrize("near", [1, 90, 600])
+async def test_a_page_anywhere_is_the_same_as_in_the_whole_log(
+    store, open_store, monkeypatch: pytest.MonkeyPatch, near: int
+) -> None:
+    find_closely(monkeypatch, near)
+    monkeypatch.setattr(writing, "SEGMENT_BYTES", 3000)
+    for owner in ("a", "b"):
+        writer = await open_store(owner)
+        await write(writer, await take(writer), *["x" * (n * n * 7 % 400) for n in range(20)])
+    whole = await read(store)
+    for seq in range(0, len(whole) + 2, 3):
+        assert (
+            await read(store, before=seq, limit=3, reverse=True)
+            == whole[: max(seq - 1, 0)][: -4 if seq else None : -1]
+        )
+        assert await read(store, after=seq, limit=3) == whole[seq : seq + 3]
+        assert await read(store, after=seq, before=seq + 3) == whole[seq : seq + 2]
+
+
+async def test_a_page_anywhere_reads_little_of_the_log(
+    store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_closely(monkeypatch, 2000)
+    grant = await take(store)
+    head = 1
+    for n in range(20):
+        head = await append_ok(store, grant, head + 1, *group(*[f"{n}" * 50] * 100))
+    size = 0
+    read_part = streaming.read_part
+
+    async def counted(opener, start: int, stop: int) -> bytes:
+        nonlocal size
+        size += stop - start
+        return await read_part(opener, start, stop)
+
+    monkeypatch.setattr(streaming, "read_part", counted)
+    page = await read(store, before=700, limit=5, reverse=True)
+    assert [record.seq for record in page] == [699, 698, 697, 696, 695]
+    assert size < 10_000
+
+
+async def test_a_page_is_found_above_damage_and_not_in_it(
+    store, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_closely(monkeypatch, 300)
+    await write(store, await take(store), *[f"{n}" * 60 for n in range(40)])
+    whole = await read(store)
+    (name,) = segments(root)
+    file = log_folder(root) / name
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1  # where the search looks first
+    file.write_bytes(data)
+    damaged = data[: len(data) // 2].count(b"\n") + 1
+    for seq in (len(whole) - 4, len(whole)):
+        assert await read(store, before=seq, limit=1, reverse=True) == [whole[seq - 2]]
+    with pytest.raises(CorruptRecordError):
+        await read(store, before=damaged + 1, limit=1, reverse=True)
+
+
 async def test_a_chunk_is_never_much_larger_than_a_part(store) -> None:
     grant = await take(store)
     head = 1

@@ -5,18 +5,25 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from perdure.errors import CorruptRecordError, LeaseLostError, SessionError, StoreUnavailableError
+from perdure.errors import (
+    CorruptRecordError,
+    LeaseHeldError,
+    LeaseLostError,
+    SessionError,
+    StoreUnavailableError,
+)
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
 from perdure.store import Batch, Outcome, PendingItem, Status
-from perdure.stores.sqlite import SqliteStore, connections
-from perdure.stores.sqlite.errors import perdure_error
+from perdure.stores.sqlite import SqliteStore, connections, leases
+from perdure.stores.sqlite.errors import InDoubtError, perdure_error
 from perdure.testing.conformance._kit import (
     KEY,
     append,
@@ -37,6 +44,39 @@ async def opened(path: Path, **options: Any) -> SqliteStore:
     store = SqliteStore(path, **options)
     await store.open()
     return store
+
+
+async def test_writes_that_wait_together_are_one_commit_and_fail_alone(path: Path) -> None:
+    store = await opened(path)
+    keys = [SessionKey(f"agent-{n}") for n in range(30)]
+    held = await store.acquire(keys[7], after=0)
+    statements: list[str] = []
+    store._database.engine.connection.set_trace_callback(statements.append)
+    grants: dict[SessionKey, int] = {}
+    refused: list[SessionKey] = []
+
+    async def acquire(key: SessionKey) -> None:
+        try:
+            grants[key] = (await store.acquire(key, after=0)).epoch
+        except LeaseHeldError:
+            refused.append(key)
+
+    async with anyio.create_task_group() as tasks:
+        for key in keys:
+            tasks.start_soon(acquire, key)
+    assert refused == [keys[7]]
+    assert grants == dict.fromkeys(set(keys) - {keys[7]}, 1)
+    statements.clear()
+    async with anyio.create_task_group() as tasks:
+        for key in keys:
+            tasks.start_soon(store.release, key, held.epoch)
+    assert 1 <= statements.count("COMMIT") <= 5
+    for key in keys:
+        holder = await store.holder(key)
+        assert holder is not None
+        assert holder.released
+        assert len(await read(store, key)) == 1
+    await store.aclose()
 
 
 async def test_while_another_process_writes_it_is_transient(path: Path) -> None:
@@ -93,6 +133,27 @@ class FailingCommit:
         error = sqlite3.OperationalError("disk I/O error")
         error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
         raise error
+
+
+@pytest.mark.parametrize("applied", [True, False])
+async def test_a_commit_that_fails_is_in_doubt_for_all_that_share_it(
+    path: Path, applied: bool
+) -> None:
+    store = await opened(path)
+    database = store._database
+    engine = database.engine
+    engine._con = FailingCommit(engine.connection, applied=applied)  # type: ignore[assignment]
+    keys = [SessionKey(f"agent-{n}") for n in range(8)]
+    writes = [
+        database.shared.add(partial(leases.acquire, key=key, after=0, owner="me", at=0.0))
+        for key in keys
+    ]
+    for write in writes:
+        await database.writes.run(database.shared.run, write)
+    assert [type(write.error) for write in writes] == [InDoubtError] * 8
+    assert [await store.holder(key) is not None for key in keys] == [applied] * 8
+    assert (await store.acquire(keys[0], after=int(applied))).epoch == 1 + applied
+    await store.aclose()
 
 
 @pytest.mark.parametrize("applied", [False, True])

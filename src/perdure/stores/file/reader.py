@@ -67,6 +67,8 @@ def plan(
     before: int | None,
     durable: DurablePosition | None,
     owners: Owners,
+    *,
+    reverse: bool = False,
 ) -> ReadPlan:
     """Plan a read of the log as it is now; a plan that is not settled should be made again.
 
@@ -77,6 +79,7 @@ def plan(
         before: Only records before this one are requested.
         durable: How far the log is durable, if this store holds the session.
         owners: Shows whether the newest epoch's owner is alive.
+        reverse: Whether the read begins with the newest of the requested records.
 
     Raises:
         CorruptRecordError: The log is damaged before its tail.
@@ -102,12 +105,33 @@ def plan(
             if newest_epoch(folder) != epoch:
                 return ReadPlan(settled=False)  # it was deleted meanwhile
             raise
-        if before is not None:
-            read_plan.spans = tuple(span for span in read_plan.spans if span.start.seq + 1 < before)
+        read_plan.spans = _narrowed(folder, read_plan.spans, after, before, reverse=reverse)
         read_plan.settled = newest_epoch(folder) == epoch and _is_settled(
             folder, read_plan, lease, owners
         )
         return read_plan
+
+
+def _narrowed(
+    folder: Folder, spans: tuple[SegmentSpan, ...], after: int, before: int | None, *, reverse: bool
+) -> tuple[SegmentSpan, ...]:
+    """Return the spans to read, of which the first one begins close to the requested records."""
+    if before is not None:
+        spans = tuple(span for span in spans if span.start.seq + 1 < before)
+    seq = after if not reverse else 0 if before is None else before - 1
+    if not spans or not seq:
+        return spans
+    span = spans[-1] if reverse else spans[0]
+    if span.records is not None or not span.start.seq < seq < span.stop.seq:
+        return spans
+    try:
+        with folder.enter(LOG) as log:
+            start, stop = segments.bracket(log, span.segment, span.start, span.stop, seq)
+    except (FileNotFoundError, CorruptRecordError):
+        return spans  # trimmed meanwhile, or lost: whoever reads it finds out
+    if reverse:
+        return (*spans[:-1], msgspec.structs.replace(span, stop=stop))
+    return (msgspec.structs.replace(span, start=start), *spans[1:])
 
 
 def _is_settled(
@@ -213,8 +237,8 @@ def _newest_span(
 
 
 PART = 256 * 1024
-_SEED = 11
-"""The last bytes of a line that hold its checksum: 8 digits, ``"}`` and the newline."""
+"""A part at most; a reader that goes backward begins with less, for a page of the newest."""
+_FIRST_PART = 32 * 1024
 
 
 class _TrimmedError(Exception):
@@ -312,12 +336,14 @@ class _BackwardReader:
         """Lines up to here are not returned yet; the line after it holds its checksum."""
         self._partial_line = b""
         """The end of a line whose beginning is not read yet."""
+        self._size = _FIRST_PART
 
     async def part(self) -> list[Record] | None:
         span, start = self._span, self._span.start
         if self._at == start.offset:
             return None
-        low = max(start.offset, self._at - PART)
+        low = max(start.offset, self._at - self._size)
+        self._size = min(self._size * 2, PART)
         data = await self._stream.read(span, low, self._at)
         if len(data) < self._at - low:
             raise self._stream.damage_error(span, low + len(data))
@@ -329,7 +355,7 @@ class _BackwardReader:
 
     def _first_line(self, data: bytes) -> int:
         """Return where the first line begins whose predecessor's checksum is in *data*."""
-        return data.find(b"\n", _SEED - 1) + 1 or len(data)
+        return data.find(b"\n", frames.SEED_BYTES - 1) + 1 or len(data)
 
     def _records(self, data: bytes, offset: int) -> list[Record]:
         if not data:
@@ -350,10 +376,7 @@ class _BackwardReader:
         """Return the checksum of the line before the next ones, which seeds theirs."""
         if self._at == self._span.start.offset and not self._partial_line:
             return self._span.start.crc
-        try:
-            return int(self._partial_line[-_SEED:-3], 16)
-        except ValueError:
-            return None
+        return frames.seed_of(self._partial_line)
 
 
 # Salvage reads of a damaged log: the records that can still be proven

@@ -26,6 +26,8 @@ SEGMENT = "segment"
 
 _MAX_FIRST_LINE = 64 * 1024
 _CHUNK = 1024 * 1024
+_NEAR = 8 * 1024
+_PROBE = 4 * 1024
 
 
 class SegmentEnd(msgspec.Struct, frozen=True, rename={"number": "n"}):
@@ -222,6 +224,58 @@ def scan(
     if scanner.damage is not None:
         _raise_if_followed(log, segment.name, scanner.damage, scanner.next.crc)
     return SegmentScan(scanner.end, size, None if records is None else tuple(records))
+
+
+def bracket(
+    log: Folder, segment: LogSegment, start: Position, stop: Position, seq: int
+) -> tuple[Position, Position]:
+    """Return positions around the end of record *seq*, about 8 KiB apart or closer.
+
+    A bisection: lines stand in order of their numbers, and each proves itself by the checksum of
+    the line before it. So the log is its own index, and nothing has to be kept beside it. Where
+    a line does not prove itself, the bracket stays wide, and whoever reads it finds the damage.
+
+    Args:
+        log: The folder of the segments.
+        segment: The segment.
+        start: A valid position up to *seq*.
+        stop: A valid position from *seq* on.
+        seq: The record.
+
+    """
+    fd = _open(log, segment.name)
+    limit = stop.offset
+    try:
+        while limit - start.offset > _NEAR:
+            middle = (start.offset + limit) // 2
+            position = _position_after(fd, middle, stop.offset, segment.epoch)
+            if position is None or not start.seq <= position.seq <= stop.seq:
+                limit = middle
+            elif position.seq <= seq:
+                start = position
+            else:
+                stop, limit = position, middle
+    finally:
+        os.close(fd)
+    return start, stop
+
+
+def _position_after(fd: int, offset: int, limit: int, epoch: int) -> Position | None:
+    """Return the first position after an offset, if the line behind it proves it."""
+    data, begin, end = b"", 0, -1
+    size = _PROBE
+    while end < 0:
+        os.lseek(fd, offset, os.SEEK_SET)
+        data = os.read(fd, min(size, limit - offset))
+        begin = data.find(b"\n", frames.SEED_BYTES - 1) + 1
+        end = data.find(b"\n", begin) if begin else -1
+        if end < 0 and (size > _CHUNK or len(data) < size):
+            return None
+        size *= 4
+    seed, number = frames.seed_of(data[:begin]), frames.number_of(data[begin:end])
+    if seed is None or frames.verify(data[begin:end], seq=number, epoch=epoch, seed=seed) is None:
+        return None
+    return Position(offset + begin, number - 1, seed)
 
 
 def damage_error(path: str, offset: int, length: int | None = None) -> CorruptRecordError:

@@ -190,7 +190,7 @@ class FileStore:
             for record in itertools.islice(contiguous_run(key, salvaged, after, before), limit):
                 yield LogChunk((record,))
             return
-        plan = await self._plan(key, after, before)
+        plan = await self._plan(key, after, before, reverse=reverse)
         stream = LogStream(self._root, key, plan, reverse=reverse)
         last = before if before is not None else plan.head + 1
         remaining, is_settled_reported = (plan.head if limit is None else limit), plan.settled
@@ -221,11 +221,14 @@ class FileStore:
         """Remove the log files whose records are all below ``below``."""
         return await self._run_in_thread("trim", log.trim, await self._idle(key, epoch), below)
 
-    async def _plan(self, key: SessionKey, after: int, before: int | None) -> reader.ReadPlan:
+    async def _plan(
+        self, key: SessionKey, after: int, before: int | None, *, reverse: bool = False
+    ) -> reader.ReadPlan:
         async def make_plan() -> reader.ReadPlan:
             durable = self._held_sessions.durable_position(key)
+            plan = partial(reader.plan, reverse=reverse)
             return await self._run_in_thread(
-                "read", reader.plan, self._root, key, after, before, durable, self._owners
+                "read", plan, self._root, key, after, before, durable, self._owners
             )
 
         return await wait_settled(make_plan)

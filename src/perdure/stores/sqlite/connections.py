@@ -349,7 +349,7 @@ def read_page(
     if before is not None and before.born != row.born:
         return None  # deleted meanwhile, and acquired again
     return (
-        _previous_page(con, row, before, after)
+        _previous_page(con, row, before, after, max_bytes)
         if reverse
         else _next_page(con, row, before, after, max_bytes)
     )
@@ -370,12 +370,12 @@ def _next_page(
 
 
 def _previous_page(
-    con: sqlite3.Connection, row: SessionRow, before: RowPage | None, last: int
+    con: sqlite3.Connection, row: SessionRow, before: RowPage | None, last: int, max_bytes: int
 ) -> RowPage | None:
     seq, expected = (before.at, before.expected) if before else (min(last, row.head), None)
     if seq < row.low:
         return None
     rows = LogRows(con, row, seq, expected)
-    records = rows.backward(PART_BYTES)
+    records = rows.backward(max_bytes)
     first = records[-1].seq if records else row.low
     return RowPage(records, row.born, first - 1, rows.expected, first > row.low)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, final
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, final
 
 import anyio
 import msgspec
@@ -231,11 +232,91 @@ class Engine:
             tail.head = -1
 
 
-# Opening a database, and running functions in its threads
+# Writes that share a transaction
 
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+TOGETHER = 64
+"""Writes in one transaction, at most."""
+_TOGETHER_SECONDS = 0.02
+"""How long a transaction takes in more writes: an append may be waiting behind it."""
+
+
+class _WriteError(Exception):
+    """One of several writes raised, and all were rolled back."""
+
+
+class _SharedWrite(Generic[T]):
+    """One caller's write, and what became of it."""
+
+    __slots__ = ("error", "function", "is_done", "value")
+
+    def __init__(self, function: Callable[[sqlite3.Connection], T]) -> None:
+        self.function: Callable[[sqlite3.Connection], T] = function
+        self.is_done: bool = False
+        self.error: Exception | None = None
+        self.value: T
+
+
+class SharedWrites:
+    """Writes of several callers: those that wait at the same time are one commit.
+
+    `add` is called on the event loop, and `run` then in the writer's thread, in the same order.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._waiting: deque[_SharedWrite[Any]] = deque()
+
+    def add(self, function: Callable[[sqlite3.Connection], T]) -> _SharedWrite[T]:
+        """Queue a function; it may be called twice, where another one's error rolls it back."""
+        write: _SharedWrite[T] = _SharedWrite(function)
+        self._waiting.append(write)
+        return write
+
+    def run(self, write: _SharedWrite[Any]) -> None:
+        """Commit a write and those that wait behind it, unless an earlier commit took it along."""
+        if write.is_done:
+            return
+        writes = [self._waiting.popleft()]
+        assert writes[0] is write
+        try:
+            with self._engine.transaction() as con:
+                self._take_in(con, writes)
+        except _WriteError as error:
+            self._run_alone(writes, error)
+        except Exception as error:  # noqa: BLE001  # raised in the callers
+            for one in writes:
+                one.error = error
+        for one in writes:
+            one.is_done = True
+
+    def _take_in(self, con: sqlite3.Connection, writes: list[_SharedWrite[Any]]) -> None:
+        until = time.monotonic() + _TOGETHER_SECONDS
+        try:
+            writes[0].value = writes[0].function(con)
+            while self._waiting and len(writes) < TOGETHER and time.monotonic() < until:
+                writes.append(self._waiting.popleft())
+                writes[-1].value = writes[-1].function(con)
+        except Exception as error:
+            raise _WriteError from error
+
+    def _run_alone(self, writes: list[_SharedWrite[Any]], error: _WriteError) -> None:
+        if len(writes) == 1 and isinstance(error.__cause__, Exception):
+            writes[0].error = error.__cause__
+            return
+        for write in writes:
+            try:
+                with self._engine.transaction() as con:
+                    write.value = write.function(con)
+            except Exception as own:  # noqa: BLE001  # raised in the caller
+                write.error = own
+
+
+# Opening a database, and running functions in its threads
+
 
 _READERS = 4
 _POLL = 0.1
@@ -254,6 +335,7 @@ class OpenDatabase(msgspec.Struct, frozen=True):
     pid: int
     last_notified: list[int]
     """The notification counter at the last poll: one item, since the struct is frozen."""
+    shared: SharedWrites
     read_only: bool = False
 
     async def write(
@@ -265,6 +347,8 @@ class OpenDatabase(msgspec.Struct, frozen=True):
     ) -> T:
         """Call a function in a durable transaction; after a cancellation it still runs to its end.
 
+        It may be called twice, and has to do the same then: see `SharedWrites`.
+
         Raises:
             SessionError: The store was opened read-only.
 
@@ -273,12 +357,12 @@ class OpenDatabase(msgspec.Struct, frozen=True):
             message = f"cannot {doing} {self.path}: it was opened read-only"
             raise SessionError(message, path=self.path)
 
-        def work() -> T:
-            with self.engine.transaction() as con:
-                return function(con, *args, **options)
-
+        write = self.shared.add(lambda con: function(con, *args, **options))
         with map_errors(doing, self.path):
-            return await self.writes.run(work)
+            await self.writes.run(self.shared.run, write)
+            if write.error is not None:
+                raise write.error.with_traceback(None)
+            return write.value
 
     async def read(
         self,
@@ -337,7 +421,8 @@ async def open_database(path: str, owner: str, timeout: float) -> OpenDatabase: 
     ((engine, presence),) = opened
     reads = Threads(_READERS, name="perdure sqlite read")
     readers = Readers(path, timeout)
-    return OpenDatabase(path, engine, readers, presence, writes, reads, os.getpid(), [0])
+    shared = SharedWrites(engine)
+    return OpenDatabase(path, engine, readers, presence, writes, reads, os.getpid(), [0], shared)
 
 
 def _open_as_owner(path: str, owner: str, timeout: float) -> tuple[Engine, Presence]:
@@ -378,8 +463,9 @@ async def open_database_read_only(path: str, timeout: float) -> OpenDatabase:  #
     reads = Threads(_READERS, name="perdure sqlite read")
     engine = Engine(path, timeout)  # connects when it writes, which is never
     presence = PresenceReader(owners)
+    pid, shared = os.getpid(), SharedWrites(engine)
     return OpenDatabase(
-        path, engine, readers, presence, writes, reads, os.getpid(), [0], read_only=True
+        path, engine, readers, presence, writes, reads, pid, [0], shared, read_only=True
     )
 
 

@@ -57,6 +57,8 @@ if TYPE_CHECKING:
 
 
 _CHUNK = 256
+_FIRST_BYTES = 32 * 1024
+"""Of a log that is read backward: a page of the newest records is most often all that is read."""
 _END = 2**62
 
 _CAPABILITIES = Capabilities(
@@ -195,7 +197,7 @@ class SqliteStore:
         remaining = _END if limit is None else limit
         seq = end - 1 if reverse else after
         page: RowPage | None = None
-        max_bytes = PART_BYTES
+        max_bytes = _FIRST_BYTES if reverse else PART_BYTES
         if past_damage.get() and not reverse:
             seq, max_bytes = after + 1, 1  # row by row, so that a damaged one hides no others
         while remaining > 0:
@@ -206,6 +208,7 @@ class SqliteStore:
             remaining -= len(records)
             for start in range(0, len(records), _CHUNK):
                 yield LogChunk(tuple(records[start : start + _CHUNK]))
+            max_bytes = min(max_bytes * 4, PART_BYTES) if reverse else max_bytes
             if not page.more or not (page.at > after if reverse else page.at < end):
                 return
 
