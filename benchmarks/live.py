@@ -1,9 +1,15 @@
 """One process with very many sessions: what an append costs, and how long others must wait.
 
-The sessions are opened and collected once, then a stream of appends goes to them at random
-for a while, at a rate of which saving does not make a backlog. The store is in memory, so
-that nothing but perdure is measured. With many sessions nearly every append is the first one
-since its session was saved, and finds nothing of it in the processor's caches.
+The sessions are opened and collected once. Then each gets a mark, in the order in which they
+were opened: an append of the application's own bytes. Its floor is to append the same bytes to a
+list, in a dict that has one for each session. One session takes in a chat as well, next to
+`msgspec.json.encode` of dicts that say the same. Both are ratios of 25th percentiles over blocks
+of 1,000, in CPU time of this thread.
+
+Then a stream of appends goes to them at random for a while, at a rate of which saving does not
+make a backlog. The store is in memory, so that nothing but perdure is measured. With many
+sessions nearly every append is the first one since its session was saved, and finds nothing of it
+in the processor's caches.
 
 Half of the appends are records of the application's own kind, which is what `EncodedRecord` is for;
 the others are encoded messages, which go into the working context too, and have a figure
@@ -26,9 +32,11 @@ from time import perf_counter, thread_time
 from typing import Any, NamedTuple
 
 import anyio
+import msgspec
 import psutil
 
 import perdure
+from benchmarks.chat import Chat
 from benchmarks.figures import Report, Row
 from benchmarks.steps import Steps, living, watch
 from benchmarks.timing import quartile
@@ -41,12 +49,21 @@ TICK = 0.01
 CLOSED_BYTES = 200_000
 """Of each session that is opened and closed."""
 WARM_UP = 20
+BLOCK = 1000
+MESSAGES = 20_000
+"""Of a chat that one session takes in."""
 TEXT = "x" * 270
 ITEMS = {
     "mark_us": EncodedRecord("app:event", f'{{"event":"seen","what":"{TEXT}"}}'.encode()),
     "mark_message_us": EncodedRecord("message", f'{{"role":"user","content":"{TEXT}"}}'.encode()),
 }
 """What is appended, by the name of its figure."""
+
+FOUND = {
+    "mark_over_floor": "a mark over appending its bytes to a list in a dict, sessions in order",
+    "append_over_msgspec": "append of a message over msgspec.json.encode of the same dict",
+    "bytes_per_session": "resident memory of an idle session",
+}
 
 
 class Options(NamedTuple):
@@ -112,6 +129,47 @@ def _spend(
     return thread_time() - start
 
 
+async def _ratios(opened: list[Session]) -> dict[str, float]:
+    """Compare marks with their floor, and messages with their encoding, block by block."""
+    record = ITEMS["mark_us"]
+    payload = record.entry.payload
+    lists: dict[str, list[bytes]] = {session.id: [] for session in opened}
+    taken: dict[str, list[float]] = {"mark": [], "floor": [], "append": [], "encode": []}
+    for first in range(0, len(opened), BLOCK):
+        block = opened[first : first + BLOCK]
+        names = [session.id for session in block]
+        start = thread_time()
+        for session in block:
+            session.append(record)
+        marked = thread_time()
+        for name in names:
+            lists[name].append(payload)
+        floor = thread_time()
+        taken["mark"].append((marked - start) / len(block))
+        taken["floor"].append((floor - marked) / len(block))
+        await anyio.sleep(0)  # what is due is saved
+    chat = Chat(3)
+    for _ in range(MESSAGES // BLOCK):
+        turns = [chat.turn() for _ in range(BLOCK // 4)]
+        start = thread_time()
+        for turn in turns:
+            for message in turn.messages:
+                opened[0].append(message)
+        appended = thread_time()
+        for turn in turns:
+            for plain in turn.plain:
+                msgspec.json.encode(plain)
+        encoded = thread_time()
+        taken["append"].append(appended - start)
+        taken["encode"].append(encoded - appended)
+        await opened[0].save()
+    found = {name: quartile(seconds) for name, seconds in taken.items()}
+    return {
+        "mark_over_floor": found["mark"] / found["floor"],
+        "append_over_msgspec": found["append"] / found["encode"],
+    }
+
+
 class Collections:
     """How often the garbage collector ran, and the longest that it took."""
 
@@ -148,6 +206,8 @@ async def _measure(options: Options) -> Report:
         opening = perf_counter() - start
         each = (_memory() - before) / options.sessions
         collections = Collections()
+        ratios = await _ratios(opened)
+        await sessions.flush()
         gc.callbacks.append(collections)
         stream = Stream(opened)
         try:
@@ -157,7 +217,8 @@ async def _measure(options: Options) -> Report:
             gc.callbacks.remove(collections)
         unsaved = await _settle(sessions, opened)
     details = _details(options, stream, steps, collections)
-    return Report(_rows(stream, steps, each), {**details, "opening_s": opening, "unsaved": unsaved})
+    rows = _rows(stream, steps, {**ratios, "bytes_per_session": each})
+    return Report(rows, {**details, "opening_s": opening, "unsaved": unsaved})
 
 
 async def _measure_closed(options: Options) -> Report:
@@ -197,7 +258,7 @@ async def _settle(sessions: SessionManager, opened: list[Session]) -> int:
     return sum(session.version != session.durable_version for session in opened)
 
 
-def _rows(stream: Stream, steps: Steps, bytes_each: float) -> list[Row]:
+def _rows(stream: Stream, steps: Steps, found: dict[str, float]) -> list[Row]:
     return [
         Row(
             "live.mark_us",
@@ -212,7 +273,7 @@ def _rows(stream: Stream, steps: Steps, bytes_each: float) -> list[Row]:
         Row("live.worst_slice_ms", steps.longest * 1e3, "longest step of perdure's tasks, CPU"),
         Row("live.tasks", stream.most_tasks, "tasks of the process, at most"),
         Row("live.timers", stream.most_timers, "timers of its event loop, at most"),
-        Row("live.bytes_per_session", bytes_each, "resident memory of an idle session"),
+        *(Row(f"live.{name}", found[name], meaning) for name, meaning in FOUND.items()),
     ]
 
 

@@ -93,7 +93,7 @@ def test_live_gives_its_figures_and_has_no_task_or_timer_per_session(
     figures = figures_of(
         tmp_path, "live", "--sessions", "200", "--seconds", "0.3", "--backend", backend
     )
-    assert set(figures) == names_of("live") | {"live.mark_message_us", "live.bytes_per_session"}
+    assert set(figures) == names_of("live") | {"live.mark_message_us"}
     assert figures["live.tasks"] <= TARGETS["live.tasks"]
     assert figures["live.timers"] <= TARGETS["live.timers"]
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any, Final, Generic, Protocol, TypeVar, final
@@ -244,7 +243,7 @@ class SessionValues:
         self._store = store
         self._key = key
         self._loads: dict[str, Lazy[bytes]] = {}
-        self._cache: OrderedDict[str, bytes] = OrderedDict()
+        self._cache: dict[str, bytes] = {}  # the least recently used first
         self._size = 0
 
     def has(self, entry: MemoryEntry) -> bool:
@@ -263,7 +262,7 @@ class SessionValues:
             return bytes(entry.value)
         value_of_name = self._cache.get(name)
         if value_of_name is not None:
-            self._cache.move_to_end(name)
+            self._cache[name] = self._cache.pop(name)
             return value_of_name
         load = self._loads.get(name)
         if load is None:  # it stays until it has finished: concurrent callers join it
@@ -281,7 +280,7 @@ class SessionValues:
         self._size += len(data) - len(self._cache.pop(name, b""))
         self._cache[name] = data
         while self._size > CACHE_BYTES and len(self._cache) > 1:
-            self._size -= len(self._cache.popitem(last=False)[1])
+            self._size -= len(self._cache.pop(next(iter(self._cache))))
 
     async def read(self, entry: MemoryEntry) -> bytes:
         """Read a value without caching it; errors as ``of``."""

@@ -203,7 +203,6 @@ class TurnQueue:
     __slots__ = (
         "_free",
         "_holder",
-        "_later",
         "_since",
         "_used",
         "_waiting",
@@ -212,10 +211,10 @@ class TurnQueue:
     )
 
     def __init__(self) -> None:
-        self._free = anyio.Semaphore(1, fast_acquire=True)
+        # Of the running turn and those behind it; most sessions are idle, and it takes 800 bytes.
+        self._free: anyio.Semaphore | None = None
         self._holder: CurrentTask | None = None
-        self._waiting: set[CurrentTask] = set()
-        self._later = loop_timer()
+        self._waiting: dict[CurrentTask, None] = {}
         self._used: bool | anyio.Event = False
         self._since = anyio.current_time()
         self.idle: anyio.Event | None = None
@@ -257,14 +256,17 @@ class TurnQueue:
                 "end it before beginning another"
             )
             raise SessionError(message, key=session)
+        if self._free is None:
+            self._free = anyio.Semaphore(1, fast_acquire=True)
         if self._free.value:
             await self._free.acquire()
         else:
-            await self._wait(session, me)
+            await self._wait(session, me, self._free)
         self._holder = me
 
-    async def _wait(self, session: str, me: CurrentTask) -> None:
+    async def _wait(self, session: str, me: CurrentTask, free: anyio.Semaphore) -> None:
         """Wait for the earlier turns, unless the running one waits for this task."""
+        later = loop_timer()
         disarm: Callable[[], None] | None = None
         checks = 0
 
@@ -285,16 +287,16 @@ class TurnQueue:
                     session,
                     extra={"session": session},
                 )
-            disarm = self._later(CHECK_INTERVAL, check)
+            disarm = later(CHECK_INTERVAL, check)
 
-        self._waiting.add(me)
+        self._waiting[me] = None
         try:
             with anyio.CancelScope() as scope:
                 check()
-                await self._free.acquire()
+                await free.acquire()
                 return
         finally:
-            self._waiting.discard(me)
+            self._waiting.pop(me, None)
             if disarm is not None:
                 disarm()
         self.require_no_wait(session, me)
@@ -320,7 +322,9 @@ class TurnQueue:
         """End the turn, and let the next one begin."""
         self.number = 0
         self._holder = None
-        self._free.release()
+        if self._free is not None:
+            self._free.release()
+            self._free = self._free if self._waiting else None
         if self.idle is not None:
             self.idle.set()
             self.idle = None
@@ -597,7 +601,7 @@ class SessionBase(_Hot):
 
     def _folded(self, manifest: Manifest, tail: tuple[int, int]) -> None:
         """Update the contents after a fold; ``tail`` is its ``_durable_tail`` when it began."""
-        self._contents.folded(manifest.as_of_seq, manifest.documents)
+        self._contents.folded(manifest.as_of_seq)
         size, records = tail
         self._tail_bytes = max(self._tail_bytes - size, 0)
         self._tail_records = max(self._tail_records - records, 0)
@@ -622,8 +626,13 @@ def _size(manifest: Manifest | None) -> int:
     return 0 if manifest is None else sum(document.size for document in manifest.documents.values())
 
 
+_NO_LIMIT = MemoryLimit()
+
+
 def _memory_limit(runtime: Runtime, key: SessionKey) -> MemoryLimit:
     """Return the limit of a session's memory; an eviction is an event."""
+    if runtime.limits.memory_bytes is None:
+        return _NO_LIMIT
 
     def report(evicted: Sequence[MemoryInfo]) -> None:
         keys = tuple(entry.key for entry in evicted)

@@ -62,6 +62,7 @@ from perdure.session.fold import OpenTail, system_prompt_of
 from perdure.session.point_in_time import context_at
 from perdure.store import Store
 
+_NONE: frozenset[str] = frozenset()
 MOST_FOLDS = 100
 """How many folds a read may meet in a row."""
 
@@ -191,7 +192,6 @@ class Contents:
         "key",
         "memory",
         "messages",
-        "names",
         "report",
         "state",
         "taken",
@@ -214,7 +214,7 @@ class Contents:
         self.key: SessionKey = restored.key
         self.report: RestoreReport = restored.report
         """How it came back; what loads later and is damaged is added when it does."""
-        self.damaged: set[str] = set()
+        self.damaged: frozenset[str] = _NONE
         """Documents that were rebuilt when they were loaded; the next fold writes them."""
         self.context: WorkingContext = restored.context
         self.turns: int = restored.turns
@@ -231,7 +231,6 @@ class Contents:
         self.info_document: SessionDocument | None = restored.info
         manifest = restored.manifest
         self._folded = 0 if manifest is None else manifest.as_of_seq
-        self.names: set[str] = set() if manifest is None else set(manifest.documents)
         self._overlay = [record for record in restored.tail if record.kind != META]
         self._session_tail = [record for record in restored.tail if record.kind == META]
         self._dated = _DatedRecords(
@@ -318,11 +317,10 @@ class Contents:
         elif self.chain.value is not None:
             self.chain.value.apply(record.kind, record.payload)
 
-    def folded(self, as_of_seq: int, names: Iterable[str]) -> None:
+    def folded(self, as_of_seq: int) -> None:
         """Drop what the documents have taken in."""
         self._folded = as_of_seq
-        self.names = set(names)
-        self.damaged.clear()
+        self.damaged = _NONE
         self._overlay = [record for record in self._overlay if record.seq > as_of_seq]
         self.info_document = self.describe()
         self._session_tail = [record for record in self._session_tail if record.seq > as_of_seq]
@@ -338,7 +336,7 @@ class Contents:
             as_of = 0 if document is None else document.as_of_seq
             lost = name in documents.damaged
             if lost:
-                self.damaged.add(name)
+                self.damaged |= {name}
                 self.report = self.report.with_damaged(name, documents.why.get(name))
             older = await self._older(name, as_of) if lost else []
             manifest = documents.manifest

@@ -244,9 +244,11 @@ class Session(SessionBase, Rendered):
             WrongLoopError: The session belongs to another loop, thread or process.
 
         """
-        if len(items) == 1 and type(items[0]) is EncodedRecord:
-            return self._accept((items[0].entry,))
         registry = self._runtime.registry
+        if len(items) == 1:
+            item = items[0]
+            entry = item.entry if type(item) is EncodedRecord else entry_of(item, registry)
+            return self._accept((entry,))
         entries = tuple([entry_of(item, registry) for item in items])
         if not entries:
             return self.version
