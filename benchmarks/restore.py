@@ -21,8 +21,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
+from time import process_time
 from typing import Any, NamedTuple
 
 import anyio
@@ -38,8 +40,9 @@ __all__ = ["Options", "fill", "full_tail", "run"]
 
 TURN = 4
 """Messages of one turn."""
+PAGE = 50
 WAYS = ("closed", "killed")
-MEASURES = {"seconds": quartile, "bytes": median, "peak_bytes": median}
+MEASURES = {"seconds": quartile, "context_seconds": quartile, "bytes": median, "peak_bytes": median}
 
 
 class Options(NamedTuple):
@@ -53,7 +56,7 @@ class Options(NamedTuple):
 
 SAMPLE = """
 import asyncio, json, os, sys
-from time import perf_counter
+from time import perf_counter, thread_time
 import perdure
 
 def read_so_far():
@@ -67,15 +70,18 @@ def peak():
 async def opened(root):
     sessions = await perdure.connect(root, shutdown=perdure.Shutdown(signals=False))
     session = await sessions.open("ada")
-    return session, session.context()
+    began = thread_time()
+    context = session.context()
+    return session, context, thread_time() - began
 
 async def main():
     await opened(sys.argv[2])
     before, began = read_so_far(), perf_counter()
-    session, context = await opened(sys.argv[1])
+    session, context, rendering = await opened(sys.argv[1])
     seconds, read = perf_counter() - began, read_so_far() - before
     print(json.dumps({
         "seconds": seconds, "bytes": read, "peak_bytes": peak(), "messages": len(context),
+        "context_seconds": rendering,
         "version": session.version, "source": session.restore_report.source,
     }), flush=True)
     os._exit(0)
@@ -94,11 +100,12 @@ def run(options: Options) -> Report:
         warm_up = int(options.rounds > 1)
         rounds = [measure(Path(folder), places) for _ in range(options.rounds + warm_up)]
         samples = rounds[warm_up:]
+        beside = anyio.run(_beside, Path(folder), options)
     found = {
         kind: {name: of([one[kind][name] for one in samples]) for name, of in MEASURES.items()}
         for kind in samples[0]
     }
-    return _report(options, found, samples[-1])
+    return _report(options, found, samples[-1], beside)
 
 
 def prepare(folder: Path, options: Options) -> dict[str, Path]:
@@ -170,8 +177,54 @@ def measure(folder: Path, places: dict[str, Path]) -> dict[str, dict[str, Any]]:
     return found
 
 
+async def _beside(folder: Path, options: Options) -> dict[str, float]:
+    """Return CPU seconds to get the last messages of a stored chat; empty without their SDK.
+
+    All are on SQLite and of one process that is connected already: perdure's `load` and `open`,
+    each with a page of history, and `get_items` of OpenAI Agents' SQLiteSession.
+    """
+    if find_spec("agents") is None:
+        return {}
+    from agents import SQLiteSession
+
+    chat, theirs = Chat(3), SQLiteSession("ada", str(folder / "openai.db"))
+    url = f"sqlite:///{folder}/perdure.db"
+    async with perdure.connect(url, autosave=None, shutdown=Shutdown(signals=False)) as sessions:
+        async with sessions.open("ada") as session:
+            turns = [chat.turn() for _ in range(options.few // TURN)]
+            await theirs.add_items([item for turn in turns for item in turn.plain])  # type: ignore[misc]  # as they come
+            for turn in turns:
+                session.append(*turn.messages)
+                await session.save()
+            await session.aclose()
+        taken: dict[str, list[float]] = {"openai": [], "load": [], "open": []}
+        for _ in range(3 * options.rounds):
+            start = process_time()
+            await theirs.get_items(limit=PAGE)
+            theirs_end = process_time()
+            view = await sessions.load("ada")
+            assert view is not None
+            await view.history(limit=PAGE)
+            loaded = process_time()
+            session = await sessions.open("ada")
+            await session.history(limit=PAGE)
+            opened = process_time()
+            await session.aclose()
+            for name, seconds in (
+                ("openai", theirs_end - start),
+                ("load", loaded - theirs_end),
+                ("open", opened - loaded),
+            ):
+                taken[name].append(seconds)
+    theirs.close()
+    return {name: quartile(seconds) for name, seconds in taken.items()}
+
+
 def _report(
-    options: Options, found: dict[str, dict[str, float]], last: dict[str, dict[str, Any]]
+    options: Options,
+    found: dict[str, dict[str, float]],
+    last: dict[str, dict[str, Any]],
+    beside: dict[str, float],
 ) -> Report:
     def growth(measure: str, *, over: float = 0.0) -> float:
         return max(
@@ -182,6 +235,7 @@ def _report(
     empty = found["empty"]["peak_bytes"]
     rows = [
         Row("restore.growth", growth("seconds"), "time to open, the long session over the short"),
+        Row("restore.first_context", growth("context_seconds"), "the first context, the same"),
         Row("restore.bytes_growth", growth("bytes"), "bytes read, the same"),
         Row(
             "restore.memory_growth",
@@ -197,5 +251,8 @@ def _report(
             for way in WAYS
         ),
     ]
-    details = {**options._asdict(), "folder": None, "taken": found, "last": last}
+    for name in ("load", "open") if beside else ():
+        meaning = f"CPU to {name} and get the last {PAGE} messages, over OpenAI's SQLiteSession"
+        rows.append(Row(f"restore.{name}_over_openai", beside[name] / beside["openai"], meaning))
+    details = {**options._asdict(), "folder": None, "beside": beside, "taken": found, "last": last}
     return Report(rows, details)

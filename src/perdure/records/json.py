@@ -30,10 +30,9 @@ MAX_CONTAINERS = 250_000
 """The most lists and dicts in a value, counted as often as each is written: a value with shared
 parts can be small in memory, and endless when it is encoded."""
 
-# Possessive, and always a match once a quote is seen: linear on any input. A string that never
-# ends, or ends in a lone backslash, swallows the rest, as it does for a decoder.
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.?[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
-_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+# A string that never ends swallows the rest, as it does for a decoder.
+_STRING = re.compile(rb'"[^"]*+(?:"|\Z)')
+_NO_SIGNS = bytes(set(range(256)) - set(b'[]{}"'))
 _PLAIN_BRACKETS = bytes.maketrans(b"{}", b"[]")
 _SIGNS = bytes.maketrans(b"[]", b"\x01\xff")
 _COLLAPSES = 4
@@ -47,7 +46,11 @@ def depth_of(data: bytes) -> int:
     >>> depth_of(b'{"a": [1, "[[["]}')
     2
     """
-    brackets = _STRING.sub(b"", data).translate(_PLAIN_BRACKETS, _NO_BRACKETS)
+    if b"\\" in data:  # escaped quotes begin and end no string
+        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    # Two quotes in a row are an empty string, or join two strings: most are gone by that.
+    signs = data.translate(_PLAIN_BRACKETS, _NO_SIGNS).replace(b'""', b"")
+    brackets = _STRING.sub(b"", signs)
     for height in range(_COLLAPSES):  # most JSON is wide and shallow: this empties it
         if not brackets:
             return height
