@@ -13,6 +13,7 @@ from benchmarks import (
     imports,
     live,
     memory,
+    observe,
     peers,
     replay,
     restore,
@@ -54,6 +55,8 @@ def _run(given: argparse.Namespace) -> Report:
         return restore.run(restore.Options(given.messages, given.few, given.rounds, given.folder))
     if given.benchmark == "replay":
         return replay.run(replay.Options(given.events, given.few, given.folder))
+    if given.benchmark == "observe":
+        return observe.run(observe.Options(given.sessions, given.turns, given.rounds))
     if given.benchmark == "scale":
         sizes = (given.records, given.sessions, given.rounds)
         return scale.run(scale.Options(*sizes, given.backend, given.folder))
@@ -126,6 +129,11 @@ def _add_long_sessions(kinds: Any, parents: list[argparse.ArgumentParser]) -> No
     sealing.add_argument("--rounds", type=_count, default=60)
     sealing.add_argument("--checkpoints", type=_count, default=1000, help="of a growing session")
     sealing.add_argument("--items", type=_count, default=10_000, help="of a state, of 1 KB each")
+
+    observing = kinds.add_parser("observe", parents=parents, help=observe.__doc__)
+    observing.add_argument("--sessions", type=_count, default=10_000, help="that a scrape is of")
+    observing.add_argument("--turns", type=_count, default=400, help="in a block")
+    observing.add_argument("--rounds", type=_count, default=41)
 
     scaling = kinds.add_parser("scale", parents=parents, help=scale.__doc__)
     scaling.add_argument("--records", type=_count, default=1_000_000, help="of the long log")

@@ -31,6 +31,8 @@ TARGETS = {
     "memory.open_bytes_share": 0.02,
     "memory.touch_bytes_over_value": 2.0,
     "history.any_of_1000000": 3.0,
+    "observe.overhead": 1.03,
+    "observe.scrape_10000_ms": 50.0,
     "scale.reopen_10000": 10.0,
     "scale.close_10000": 10.0,
     "stores.lag_over_memory": 3.0,

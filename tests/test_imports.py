@@ -26,7 +26,12 @@ SURFACES = {
 }
 """What a package, or a module, may bring in besides the core's dependencies."""
 
-DISTRIBUTIONS = {"pydantic_ai": "pydantic_ai_slim", "yaml": "pyyaml"}
+DISTRIBUTIONS = {
+    "google": "google_adk",
+    "opentelemetry": "opentelemetry_api",
+    "pydantic_ai": "pydantic_ai_slim",
+    "yaml": "pyyaml",
+}
 """Import names that differ from the names that pip knows."""
 
 

@@ -282,6 +282,7 @@ async def connected(
     )
     if clock is not None:
         clock.drive(partial(catch_up, runtime))
+    log.info("connected", extra={"location": store.location, "owner": store.owner})
     return ManagerParts(runtime, close)
 
 

@@ -131,6 +131,16 @@ def in_background(session: Session, job: Callable[[], Awaitable[object]]) -> Non
     session._runtime.host.spawn(job)
 
 
+def in_managers_background(sessions: SessionManager, job: Callable[[], Awaitable[object]]) -> None:
+    """Start a job next to a manager's own tasks; it is cancelled when the manager is closed.
+
+    Raises:
+        SessionClosedError: The manager is not open.
+
+    """
+    sessions._check().runtime.host.spawn(job)
+
+
 def home_of(session: Session) -> Affinity:
     """Return the loop, thread and process that the session belongs to."""
     return session._runtime.home

@@ -337,7 +337,7 @@ class SessionManager:
     def scope(
         self, id: str, *, tenant: str = "", owner: str | None = None, wait: float = 10.0
     ) -> Scope:
-        """Return values that outlive a session, and that sessions share. It reads nothing yet.
+        """Return values that sessions share, and that outlive them. It reads nothing yet.
 
         Args:
             id: The scope's id, such as "user:ada" or "app:notes"; it is no session's id.
@@ -360,7 +360,7 @@ class SessionManager:
         after: SessionInfo | None = None,
         limit: int = 100,
     ) -> list[SessionInfo]:
-        """List scopes by id, which is ``info.key.session``; see `list` for the next page."""
+        """List scopes by id, which is ``info.key.session``; pages are as for `list`."""
         self._check()
         last = "" if after is None else after.key.session
         return await list_scopes(
@@ -385,13 +385,7 @@ class SessionManager:
         self._check()
         last = None if after is None else after.key
         return await list_sessions(
-            self._store,
-            tenant=tenant,
-            owner=owner,
-            tag=tag,
-            prefix=prefix,
-            after=last,
-            limit=limit,
+            self._store, tenant, owner=owner, tag=tag, prefix=prefix, after=last, limit=limit
         )
 
     async def exists(
@@ -527,6 +521,11 @@ class SessionManager:
         await wait_through(closed)
         if errors:
             raise errors[0]
+
+    @property
+    def shutdown_report(self) -> ShutdownReport | None:
+        """What became of every unsaved record, once the manager has been closed."""
+        return None if self._connected is None else self._connected.closing.report
 
     def _acting(self) -> ManagerCore:
         connected = self._check()

@@ -182,6 +182,7 @@ class Opener:
 
     async def _load(self, wanted: OpenRequest) -> None:
         runtime, key = self._runtime, wanted.key
+        began = anyio.current_time()
         grant = await acquire_lease(
             runtime.store,
             key,
@@ -203,7 +204,9 @@ class Opener:
                 await self._give_up(grant, session)
             raise
         self._lifecycle.keep(session)
-        runtime.hooks.emit("opened", SessionOpened(str(key), grant.epoch, session.restore_report))
+        took = anyio.current_time() - began
+        opened = SessionOpened(str(key), grant.epoch, session.restore_report, took)
+        runtime.hooks.emit("opened", opened)
         await self._inbox.begin(session)
 
     async def _give_up(self, grant: HeldLease, session: Session | None) -> None:

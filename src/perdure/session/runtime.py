@@ -47,6 +47,8 @@ class SessionOpened(msgspec.Struct, frozen=True):
     session: str
     epoch: int
     report: RestoreReport
+    took: float
+    """Seconds that it took, waiting for the lease included."""
 
 
 class SessionClosed(msgspec.Struct, frozen=True):

@@ -235,8 +235,8 @@ def scope_key(id: str, tenant: str) -> SessionKey:
 
 async def list_sessions(
     store: Store,
-    *,
     tenant: str = "",
+    *,
     owner: str | None = None,
     tag: str | None = None,
     prefix: str = "",
@@ -265,7 +265,7 @@ async def list_scopes(
     last = SessionKey(SCOPES, after, tenant) if after else None
     while len(found) < limit:
         page = await list_sessions(
-            store, tenant=tenant, owner=owner, prefix=SCOPES, after=last, limit=limit
+            store, tenant, owner=owner, prefix=SCOPES, after=last, limit=limit
         )
         found += [info for info in page if info.key.session.startswith(prefix)]
         if len(page) < limit:

@@ -85,6 +85,7 @@ class ManagerShutdown:
         if self.runtime.draining:
             return
         self.runtime.draining = True
+        log.info("draining", extra={"sessions": len(self.runtime.sessions)})
         for pending_load in self.runtime.pending_loads.values():
             pending_load.scope.cancel()  # a load: its waiters are refused in any case
         self.runtime.saver.begin_drain()
@@ -138,7 +139,10 @@ class ManagerShutdown:
         report = await self._spill(report)
         await self._let_go(self._until + grace)
         self._close_all()
-        return msgspec.structs.replace(report, duration=clock() - start)
+        report = msgspec.structs.replace(report, duration=clock() - start)
+        facts = {"clean": report.clean, "saved": report.saved, "duration": report.duration}
+        log.info("stopped", extra=facts | {"not_durable": len(report.not_durable)})
+        return report
 
     def _left(self) -> float:
         return max(self._until - self.runtime.clock(), 0.0)

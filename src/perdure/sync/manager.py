@@ -456,10 +456,7 @@ class SessionManager:
     def scope(
         self, id: str, *, tenant: str = "", owner: str | None = None, wait: float = 10.0
     ) -> Scope:
-        """Return values that outlive a session, and that sessions share.
-
-        As `perdure.SessionManager.scope`.
-        """
+        """Return values that sessions share. As `perdure.SessionManager.scope`."""
         return Scope(self._loop, self._inner.scope(id, tenant=tenant, owner=owner, wait=wait))
 
     def list_scopes(
@@ -538,11 +535,13 @@ class SessionManager:
         return self._loop.do(self._inner.health)
 
     @property
-    def lost(self) -> tuple[LostSession, ...]:
-        """Sessions that others have taken over, with records that are only in memory here.
+    def shutdown_report(self) -> ShutdownReport | None:
+        """What became of every unsaved record, once the manager has been closed."""
+        return self._inner.shutdown_report
 
-        As `perdure.SessionManager.lost`.
-        """
+    @property
+    def lost(self) -> tuple[LostSession, ...]:
+        """Sessions that others have taken over. As `perdure.SessionManager.lost`."""
         return self._loop.read(
             lambda: tuple([LostSession(self._loop, session) for session in self._inner.lost])
         )

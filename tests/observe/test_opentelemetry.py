@@ -1,0 +1,147 @@
+"""OpenTelemetry: the names of the Prometheus text, spans with a session's id, an agent's tools."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+pytest.importorskip("opentelemetry.sdk")
+
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+import perdure
+from perdure import Message, Shutdown
+from perdure.agent import Agent, ScriptedModel, call
+from perdure.observe import Telemetry
+from tests.observe.test_metrics import read
+
+QUIET = Shutdown(signals=False)
+
+
+class Collected:
+    """A set-up of OpenTelemetry that keeps everything in memory."""
+
+    def __init__(self) -> None:
+        self.reader, self.spans = InMemoryMetricReader(), InMemorySpanExporter()
+        self._meters = MeterProvider(metric_readers=[self.reader])
+        tracers = TracerProvider()
+        tracers.add_span_processor(SimpleSpanProcessor(self.spans))
+        self.telemetry = Telemetry(meter_provider=self._meters, tracer_provider=tracers)
+
+    def figures(self) -> dict[str, list[Any]]:
+        data = self.reader.get_metrics_data()
+        scopes = [scope for resource in data.resource_metrics for scope in resource.scope_metrics]
+        return {one.name: list(one.data.data_points) for scope in scopes for one in scope.metrics}
+
+
+async def test_figures_and_spans_of_a_session(tmp_path: Path) -> None:
+    collected = Collected()
+    store = collected.telemetry.observed(perdure.store_for(f"sqlite:///{tmp_path}/x.db"))
+    async with perdure.connect(store, shutdown=QUIET) as sessions:
+        collected.telemetry.add(sessions)
+        async with sessions.open("ada") as session, session.turn():
+            session.append(Message.user("a secret"))
+        found = collected.figures()
+        there = await anyio.to_thread.run_sync(collected.figures)  # as an exporter's thread does
+    assert found.keys() == there.keys()
+    (saves,) = [one for one in found["perdure.saves"] if one.attributes == {"outcome": "ok"}]
+    assert saves.value == 1
+    (took,) = found["perdure.save.duration"]
+    assert (took.count, took.sum > 0) == (1, True)
+    operations = {
+        one.attributes["db.operation.name"]: one for one in found["db.client.operation.duration"]
+    }
+    assert {"acquire", "append_many"} <= operations.keys()
+    assert operations["append_many"].attributes["db.system.name"] == "sqlite"
+    spans = {one.name: one for one in collected.spans.get_finished_spans()}
+    assert spans.keys() == {"perdure.restore", "perdure.save"}
+    for span in spans.values():
+        assert span.attributes["gen_ai.conversation.id"] == "ada"
+        assert span.end_time > span.start_time
+    assert spans["perdure.save"].attributes["perdure.records"] == 3
+    assert "secret" not in repr(found) + repr([one.to_json() for one in spans.values()])
+
+
+async def test_an_error_of_the_store_is_named() -> None:
+    collected = Collected()
+    store = collected.telemetry.observed(perdure.store_for("memory:"))
+    await store.open()
+    with pytest.raises(perdure.LeaseError):
+        from perdure.records.keys import SessionKey
+
+        await store.acquire(SessionKey("ada"), after=0)
+        await store.acquire(SessionKey("ada"), after=0)
+    points = collected.figures()["db.client.operation.duration"]
+    assert {one.attributes.get("error.type") for one in points} == {None, "LeaseHeldError"}
+    await store.aclose()
+
+
+async def test_an_agent_s_turns_and_tools_are_spans_within_each_other() -> None:
+    collected = Collected()
+
+    async def look(where: str) -> str:
+        """Look."""
+        if where == "down":
+            raise ValueError(where)
+        return "it"
+
+    model = ScriptedModel([call("look", where="up"), call("look", where="down")], "done")
+    async with perdure.connect("memory:", shutdown=QUIET) as sessions:
+        async with anyio.create_task_group() as group:
+            agent = Agent.create("ada", model=model, tools=[look], sessions=sessions)
+            async with agent as running:
+                group.start_soon(collected.telemetry.follow, running)
+                await anyio.wait_all_tasks_blocked()
+                assert await running.ask("look") == "done"
+    found = collected.figures()
+    (turn,) = found["gen_ai.invoke_agent.duration"]
+    assert (turn.count, dict(turn.attributes)) == (1, {"gen_ai.operation.name": "invoke_agent"})
+    tools = {one.attributes.get("error.type"): one for one in found["gen_ai.execute_tool.duration"]}
+    assert tools.keys() == {None, "tool_error"}
+    *inner, outer = collected.spans.get_finished_spans()
+    assert outer.name == "invoke_agent ada"
+    assert [one.name for one in inner] == ["execute_tool look"] * 2
+    assert {one.parent.span_id for one in inner} == {outer.context.span_id}
+    assert outer.attributes["gen_ai.conversation.id"] == "ada"
+
+
+def test_the_exporter_for_prometheus_gives_the_same_names() -> None:
+    exporter = pytest.importorskip("opentelemetry.exporter.prometheus")
+    from prometheus_client import REGISTRY, generate_latest
+
+    async def main() -> tuple[str, str]:
+        reader = exporter.PrometheusMetricReader()
+        provider = MeterProvider(metric_readers=[reader])
+        telemetry = Telemetry(meter_provider=provider)
+        async with perdure.connect("memory:", shutdown=QUIET) as sessions:
+            telemetry.add(sessions)
+            async with sessions.open("ada") as session, session.turn():
+                session.append(Message.user("x"))
+            await asyncio.sleep(0.3)
+            theirs = generate_latest(REGISTRY).decode()
+            ours = telemetry.metrics.render()
+            provider.shutdown()
+            return theirs, ours
+
+    theirs, ours = asyncio.run(main())
+
+    def families(text: str) -> set[tuple[str, str]]:
+        return {
+            (line.split()[2], line.split()[3])
+            for line in text.splitlines()
+            if line.startswith("# TYPE perdure")
+        }
+
+    assert families(ours) - families(theirs) == set()
+    ours_saved, theirs_saved = read(ours), theirs
+    assert ours_saved['perdure_saves_total{outcome="ok"}'] == 1
+    assert "perdure_saves_total{" in theirs_saved
+    assert 'le="0.0005"' in theirs_saved
