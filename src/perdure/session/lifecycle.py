@@ -259,25 +259,6 @@ class _Fold:
         self._runtime.hooks.emit("folded", facts)
 
 
-class _Hooks:
-    """What autosave calls for one session: bound methods, which are smaller than closures."""
-
-    __slots__ = ("_lifecycle", "_session")
-
-    def __init__(self, lifecycle: SessionLifecycle, session: SessionBase) -> None:
-        self._lifecycle = lifecycle
-        self._session = session
-
-    def saved(self, _durable: int) -> None:
-        self._lifecycle._saved(self._session)
-
-    def idle(self) -> None:
-        self._lifecycle._runtime.host.spawn(self._lifecycle.idle, self._session)
-
-    def lost(self) -> None:
-        self._lifecycle.lost(self._session)
-
-
 class SessionLifecycle:
     """What happens to sessions between open and close."""
 
@@ -291,8 +272,9 @@ class SessionLifecycle:
     def keep(self, session: SessionBase) -> None:
         """Register a session that was just loaded."""
         tracked = session._tracked
-        hooks = _Hooks(self, session)
-        tracked.on_saved, tracked.on_idle, tracked.on_lost = hooks.saved, hooks.idle, hooks.lost
+        tracked.on_saved = lambda _: self._saved(session)
+        tracked.on_idle = lambda: self._runtime.host.spawn(self.idle, session)
+        tracked.on_lost = lambda: self.lost(session)
         self._runtime.sessions[session.key] = session
         self._heed_hooks(session)
 
