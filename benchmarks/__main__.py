@@ -11,11 +11,13 @@ from typing import Any
 from benchmarks import (
     checkpoints,
     imports,
+    large,
     live,
     memory,
     observe,
     peers,
     replay,
+    report,
     restore,
     save,
     scale,
@@ -31,11 +33,14 @@ LOOPS = {"both": ("asyncio", "trio"), "asyncio": ("asyncio",), "trio": ("trio",)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one benchmark; return 1 if a figure misses its target and ``--check`` was given."""
     given = _parser().parse_args(arguments)
-    report = _run(given)
-    print(report.table())
+    if given.benchmark == "report":
+        print(report.page(report.Options(given.file, given.images)), end="")
+        return 0
+    measured = _run(given)
+    print(measured.table())
     if given.json is not None:
-        report.save(given.json)
-    return 1 if given.check and not report.met else 0
+        measured.save(given.json)
+    return 1 if given.check and not measured.met else 0
 
 
 def _run(given: argparse.Namespace) -> Report:
@@ -60,6 +65,8 @@ def _run(given: argparse.Namespace) -> Report:
     if given.benchmark == "scale":
         sizes = (given.records, given.sessions, given.rounds)
         return scale.run(scale.Options(*sizes, given.backend, given.folder))
+    if given.benchmark == "large":
+        return large.run(large.Options(given.megabytes, given.folder))
     if given.benchmark == "stores":
         chosen = tuple(given.store or stores.Options().stores)
         options = stores.Options(given.sessions, given.turns, given.rounds, chosen)
@@ -113,6 +120,10 @@ def _parser() -> argparse.ArgumentParser:
     beside.add_argument("--turns", type=_count, default=3000, help="of all sessions together")
     beside.add_argument("--rounds", type=_count, default=5)
     beside.add_argument("--contender", action="append", choices=peers.NAMES)
+
+    writing = kinds.add_parser("report", help=report.__doc__)
+    writing.add_argument("file", type=Path, help="what `peers --json` has written")
+    writing.add_argument("--images", type=Path, default=report.Options(Path()).images)
     return parser
 
 
@@ -140,6 +151,9 @@ def _add_long_sessions(kinds: Any, parents: list[argparse.ArgumentParser]) -> No
     scaling.add_argument("--sessions", type=_count, default=10_000)
     scaling.add_argument("--rounds", type=_count, default=21)
     scaling.add_argument("--backend", choices=("asyncio", "trio"), default="asyncio")
+
+    storing = kinds.add_parser("large", parents=parents, help=large.__doc__)
+    storing.add_argument("--megabytes", type=_count, default=1000)
 
     replaying = kinds.add_parser("replay", parents=parents, help=replay.__doc__)
     replaying.add_argument("--events", type=_count, default=1_000_000)

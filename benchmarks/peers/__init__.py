@@ -2,7 +2,9 @@
 
 Each contender runs in a process of its own, all of them in each round, in another order each
 time. A ratio is the median over rounds of the ratio within a round. Products that are not
-installed (extra ``bench``) are left out, and the figures that need them as well.
+installed (extra ``bench``) are left out, and the figures that need them as well. A product that
+fails in a round, such as on a locked database, has no figures of that round; its error is in the
+details.
 """
 
 from __future__ import annotations
@@ -47,12 +49,14 @@ def run(options: Options) -> Report:
     names = [name for name in options.contenders if _is_installed(name)]
     rows: list[Row] = []
     details: dict[str, list[Round]] = {}
+    failures: dict[str, dict[str, list[str]]] = {}
     for sessions in options.sessions:
-        rounds = [_round(names, sessions, options, at) for at in range(options.rounds)]
         prefix = "peers.one" if sessions == 1 else f"peers.many{sessions}"
+        failed = failures[prefix] = {}
+        rounds = [_round(names, sessions, options, at, failed) for at in range(options.rounds)]
         details[prefix] = rounds
         rows += _ratios(prefix, rounds) + _figures(prefix, rounds)
-    return Report(rows, {"turns": options.turns, "rounds": details})
+    return Report(rows, {"turns": options.turns, "rounds": details, "failed": failures})
 
 
 def _is_installed(name: str) -> bool:
@@ -63,19 +67,34 @@ def _is_installed(name: str) -> bool:
         return False
 
 
-def _round(names: Sequence[str], sessions: int, options: Options, at: int) -> Round:
+def _round(
+    names: Sequence[str], sessions: int, options: Options, at: int, failed: dict[str, list[str]]
+) -> Round:
     order = [*names[at % len(names) :], *names[: at % len(names)]]
-    return {name: _measure(name, sessions, options) for name in order}
+    found: Round = {}
+    for name in order:
+        figures = _measure(name, sessions, options)
+        if isinstance(figures, str):
+            failed.setdefault(name, []).append(figures)
+        else:
+            found[name] = figures
+    return found
 
 
-def _measure(name: str, sessions: int, options: Options) -> Figures:
+def _measure(name: str, sessions: int, options: Options) -> Figures | str:
+    """Return a contender's figures, or the error that another product ended with."""
     turns = max(1, options.turns // SLOW.get(name, 1) // sessions)
     with tempfile.TemporaryDirectory(prefix="perdure-", dir=options.folder) as folder:
         command = [sys.executable, "-m", "benchmarks.peers.worker", name, folder]
         command += ["--sessions", str(sessions), "--turns", str(turns)]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    figures: Figures = json.loads(done.stdout)
-    return figures
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode == 0:
+        figures: Figures = json.loads(done.stdout)
+        return figures
+    if name not in NEEDS:
+        raise SystemExit(done.stderr)
+    lines = [line.strip(" |") for line in done.stderr.splitlines() if "Error" in line]
+    return lines[0] if lines else f"exit code {done.returncode}"
 
 
 RATIOS = (
@@ -105,9 +124,10 @@ MEANINGS = {
 def _ratios(prefix: str, rounds: list[Round]) -> list[Row]:
     rows = []
     for name, figure, ours, theirs in RATIOS:
-        if not {ours, theirs} <= rounds[0].keys():
+        both = [one for one in rounds if {ours, theirs} <= one.keys()]
+        values = [one[ours][figure] / max(one[theirs][figure], 1e-9) for one in both]
+        if not values:
             continue
-        values = [one[ours][figure] / max(one[theirs][figure], 1e-9) for one in rounds]
         spread = f"{min(values):.2f} to {max(values):.2f}"
         meaning = f"{MEANINGS[figure]}, {ours} over {theirs} ({spread})"
         rows.append(Row(f"{prefix}.{name}", median(values), meaning))
@@ -117,8 +137,9 @@ def _ratios(prefix: str, rounds: list[Round]) -> list[Row]:
 def _figures(prefix: str, rounds: list[Round]) -> list[Row]:
     rows = []
     for name in NAMES:
-        for figure in rounds[0].get(name, {}):
-            values = [one[name][figure] for one in rounds]
+        own = [one[name] for one in rounds if name in one]
+        for figure in own[0] if own else ():
+            values = [one[figure] for one in own]
             meaning = f"{min(values):,.2f} to {max(values):,.2f}"
             rows.append(Row(f"{prefix}.{name}.{figure}", median(values), meaning))
     return rows

@@ -135,6 +135,13 @@ def test_scale_gives_its_figures(tmp_path: Path) -> None:
     assert {"history.any_of_3000", "scale.reopen_40", "scale.close_40"} <= set(figures)
 
 
+def test_a_large_store_is_listed_checked_and_moved(tmp_path: Path) -> None:
+    """Not a matter of time: a killed migration is continued, and memory does not grow with it."""
+    figures = figures_of(tmp_path, "large", "--megabytes", "8", "--folder", str(tmp_path))
+    assert figures["large.copied_again"] <= 1
+    assert figures["large.check_peak_mb"] < 300
+
+
 def test_a_turn_is_about_7_kb_and_no_two_are_alike() -> None:
     chat = Chat(1)
     turns = [chat.turn() for _ in range(20)]
