@@ -6,6 +6,7 @@ import ast
 import tomllib
 from collections.abc import Iterator
 from functools import cache
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,16 @@ ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 CODE = ("src", "benchmarks", "examples")
 """The folders whose files keep the sizes; tests may be longer."""
+
+
+LARGE_SDKS = {"google.adk": "google-adk"}
+"""Packages that bring much along, and are not in every environment, with their distributions."""
+
+
+def missing_sdks() -> list[str]:
+    """Return the large packages that are not installed."""
+    installed = {found.metadata["Name"] for found in distributions()}
+    return [sdk for sdk, name in LARGE_SDKS.items() if name not in installed]
 
 
 def files(*folders: str) -> list[Path]:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.source_tree import files, imports, modules, place, pyproject
+from tests.source_tree import files, imports, missing_sdks, modules, place, pyproject
 
 LOOPS = frozenset({"asyncio", "trio"})
 HEAVY = frozenset(
@@ -17,7 +17,11 @@ HEAVY = frozenset(
     "rich sqlite3 ssl starlette uvicorn yaml".split()
 )
 SURFACES = {
-    # A subclass of the SDK's own class, which only its first use imports.
+    # Subclasses of an SDK's own class, which only their first use imports.
+    **dict.fromkeys(
+        ("perdure.adapters.google_adk", "perdure.adapters.google_adk_events"),
+        frozenset({"asyncio", "httpx", "pydantic", "rich", "ssl"}),
+    ),
     "perdure.adapters.pydantic_ai": frozenset(
         {"asyncio", "httpx", "pydantic", "rich", "ssl", "trio"}
     ),
@@ -32,6 +36,7 @@ DISTRIBUTIONS = {
     "pydantic_ai": "pydantic_ai_slim",
     "yaml": "pyyaml",
 }
+DISTRIBUTIONS = {"google": "google_adk", "pydantic_ai": "pydantic_ai_slim", "yaml": "pyyaml"}
 """Import names that differ from the names that pip knows."""
 
 
@@ -107,7 +112,12 @@ def test_import_perdure_brings_in_no_loop_and_nothing_slow() -> None:
 @pytest.mark.deep
 @pytest.mark.parametrize("package", packages())
 def test_every_module_imports_alone_and_light(package: str) -> None:
-    inside = [one for one in modules() if one == package or one.startswith(f"{package}.")]
+    missing = tuple(f"perdure.adapters.{sdk.replace('.', '_')}" for sdk in missing_sdks())
+    inside = [
+        one
+        for one in modules()
+        if (one == package or one.startswith(f"{package}.")) and not one.startswith(missing)
+    ]
     heavy = {
         module: loaded & ((LOOPS | HEAVY) - allowed(module))
         for module, loaded in loaded_by(*inside).items()

@@ -291,6 +291,11 @@ class _Asking:
         self._pause = min(self._pause * SLOWER, LATE)
 
 
+def named(holder: LeaseState) -> str:
+    """Return a holder as errors name it."""
+    return f"process {holder.pid} on {holder.host}" if holder.pid else f"owner {holder.owner}"
+
+
 def lease_held(
     key: SessionKey, holder: LeaseState, on_held: OnHeld, waited: float
 ) -> LeaseHeldError:
@@ -300,8 +305,7 @@ def lease_held(
         if on_held == "raise"
         else "close it there, wait longer (wait=…), or read it with load(), which needs no lease"
     )
-    who = f"process {holder.pid} on {holder.host}" if holder.pid else f"owner {holder.owner}"
-    message = f"session {key} is held by {who} (waited {waited:.1f} s): {cure}"
+    message = f"session {key} is held by {named(holder)} (waited {waited:.1f} s): {cure}"
     return LeaseHeldError(message, key=str(key), owner=holder.owner, epoch=holder.epoch)
 
 

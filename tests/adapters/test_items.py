@@ -18,6 +18,7 @@ def program(code: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("sdk", "extra", "use"),
     [
+        ("google.adk", "google-adk", "PerdureSessionService"),
         ("agents", "openai-agents", "PerdureSession; PerdureSession.in_memory()"),
         ("pydantic_ai", "pydantic-ai", "PerdureConversationStore"),
     ],

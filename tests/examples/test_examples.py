@@ -70,6 +70,19 @@ def test_an_agent_with_tools_goes_on_with_what_its_tools_have_said(shell: Shell)
 
 
 @pytest.mark.deep
+def test_a_session_of_google_adk_is_continued_and_rewound(shell: Shell) -> None:
+    pytest.importorskip("google.adk")
+    for number in (1, 2):
+        answer, looked_up = shell.run("google_adk.py", "When is low tide?")
+        assert answer.endswith(f"You have asked {number} questions.")
+        assert looked_up == f"Looked up for ada: {number}"
+    shell.run("google_adk.py", "--rewind")
+    answer, looked_up = shell.run("google_adk.py", "And today?")
+    assert answer.endswith("You have asked 2 questions.")
+    assert looked_up == "Looked up for ada: 3"
+
+
+@pytest.mark.deep
 def test_a_run_of_the_openai_agents_sdk_is_resumed_in_another_process(shell: Shell) -> None:
     (waits,) = shell.run("openai_agents.py", "ask")
     assert waits.startswith("waits for approval: sail(")

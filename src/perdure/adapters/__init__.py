@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 from perdure._lib.lazy import lazy
 
 if TYPE_CHECKING:
+    from perdure.adapters.google_adk import PerdureSessionService as PerdureSessionService
     from perdure.adapters.openai_agents import PerdureSession as PerdureSession
     from perdure.adapters.pydantic_ai import PerdureConversationStore as PerdureConversationStore
 
 _HOME_OF = {
     "PerdureConversationStore": "perdure.adapters.pydantic_ai",
     "PerdureSession": "perdure.adapters.openai_agents",
+    "PerdureSessionService": "perdure.adapters.google_adk",
 }
 
 __all__ = list(_HOME_OF)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, final
 
@@ -25,6 +26,13 @@ ENVELOPE: Final = "perdure_foreign"
 """The field of a message that says whose item it is."""
 PAGE: Final = 200
 """Records that are read from the log at a time."""
+CUT: Final = 64
+"""Characters from which on a text is not stored a second time in the envelope."""
+TEXTS: Final = ("content", "reasoning", "result")
+"""The texts of a message that a piece's number refers to."""
+
+Piece = str | int
+"""A part of an item's JSON: as text, or which of the message's `TEXTS`."""
 
 
 class ItemEnvelope(msgspec.Struct, frozen=True):
@@ -82,6 +90,44 @@ def read_envelope(message: Message, shape: type[E], *, sdk: str, newest: int) ->
     except msgspec.DecodeError:  # the field is another program's
         return None
     return envelope if envelope.sdk == sdk else None
+
+
+def pieces_of(data: bytes, shown: Sequence[Message]) -> list[tuple[Piece, ...]]:
+    """Return an item's JSON in pieces, some for each message that shows it.
+
+    Long texts that a message has as well are references to it, so that they are stored once.
+    """
+    begin = 0
+    pieces: list[tuple[Piece, ...]] = []
+    for at, message in enumerate(shown):
+        own: list[Piece] = []
+        for number in range(len(TEXTS)):
+            text = _text_data(message, number)
+            place = data.find(text, begin) if len(text) >= CUT else -1
+            if place >= 0:
+                own += [data[begin:place].decode(), number]
+                begin = place + len(text)
+        if at == len(shown) - 1:
+            own.append(data[begin:].decode())
+        pieces.append(tuple(own))
+    return pieces
+
+
+def joined(parts: Iterable[tuple[Message, Sequence[Piece]]]) -> bytes:
+    """Return the JSON of an item: of its messages, each with its pieces."""
+    return b"".join(
+        piece.encode() if isinstance(piece, str) else _text_data(message, piece)
+        for message, pieces in parts
+        for piece in pieces
+    )
+
+
+def _text_data(message: Message, number: int) -> bytes:
+    """Return one of a message's texts as JSON, nothing if it is no text."""
+    result = message.tool_result
+    texts = (message.content, message.reasoning, None if result is None else result.result)
+    text = texts[number]
+    return msgspec.json.encode(text) if isinstance(text, str) else b""
 
 
 async def newest_messages(

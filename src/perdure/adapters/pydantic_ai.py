@@ -20,15 +20,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self, final
 
-import msgspec
 import pydantic
 
 from perdure.adapters.items import (
     Adapter,
     AdapterManager,
     ItemEnvelope,
+    Piece,
     import_sdk,
+    joined,
     newest_messages,
+    pieces_of,
     read_envelope,
     with_envelope,
 )
@@ -77,12 +79,8 @@ MESSAGES: Final[pydantic.TypeAdapter[list[sdk_messages.ModelMessage]]] = (
     sdk_messages.ModelMessagesTypeAdapter
 )
 RECORDS: Final = pydantic.TypeAdapter(sdk.ConversationRecord)
-CUT: Final = 64
-"""Characters from which on a text is not stored a second time in the envelope."""
 KNOWN: Final = 10_000
 """Entries whose conversation is remembered."""
-TEXTS: Final = ("content", "reasoning", "result")
-"""The texts of a message that a piece's number refers to."""
 
 
 class EntryEnvelope(ItemEnvelope, frozen=True):
@@ -95,8 +93,8 @@ class EntryEnvelope(ItemEnvelope, frozen=True):
     """Which of the entry's messages."""
     of: int
     """How many it has."""
-    pieces: tuple[str | int, ...]
-    """The entry's JSON, from where the message before ended: as text, or which of `TEXTS`."""
+    pieces: tuple[Piece, ...]
+    """The entry's JSON, from where the message before ended."""
 
 
 class _Stored(NamedTuple):
@@ -110,11 +108,7 @@ class _Stored(NamedTuple):
 
     @property
     def data(self) -> bytes:
-        return b"".join(
-            piece.encode() if isinstance(piece, str) else _text_data(message, piece)
-            for message, envelope in self.parts
-            for piece in envelope.pieces
-        )
+        return joined((message, envelope.pieces) for message, envelope in self.parts)
 
 
 @final
@@ -524,17 +518,7 @@ def _with_pieces(
     shown: Sequence[Message], entry: sdk.ConversationEntry, data: bytes, now: float
 ) -> list[Entry]:
     records = []
-    begin = 0
-    for at, message in enumerate(shown):
-        pieces: list[str | int] = []
-        for number in range(len(TEXTS)):
-            text = _text_data(message, number)
-            place = data.find(text, begin) if len(text) >= CUT else -1
-            if place >= 0:
-                pieces += [data[begin:place].decode(), number]
-                begin = place + len(text)
-        if at == len(shown) - 1:
-            pieces.append(data[begin:].decode())
+    for at, (message, pieces) in enumerate(zip(shown, pieces_of(data, shown), strict=True)):
         envelope = EntryEnvelope(
             sdk=SDK,
             v=SHAPE,
@@ -542,18 +526,10 @@ def _with_pieces(
             parent=entry.parent_id,
             at=at,
             of=len(shown),
-            pieces=tuple(pieces),
+            pieces=pieces,
         )
         records.append(encode_message(with_envelope(message, envelope), now=now))
     return records
-
-
-def _text_data(message: Message, number: int) -> bytes:
-    """Return one of a message's texts as JSON, nothing if it is no text."""
-    result = message.tool_result
-    texts = (message.content, message.reasoning, None if result is None else result.result)
-    text = texts[number]
-    return msgspec.json.encode(text) if isinstance(text, str) else b""
 
 
 def _copied(stored: _Stored) -> list[Entry]:

@@ -122,13 +122,19 @@ class Inbox:
             InboxFullError: Too much waits for the session; nothing was posted.
 
         """
-        runtime = self._runtime
-        op = random_id() if op is None else checked_key(op)
         if not items:
             raise InvalidArgumentError(
                 "post: there are no items: give at least one", option="items"
             )
-        entries = tuple([entry_of(item, runtime.registry) for item in items])
+        entries = tuple([entry_of(item, self._runtime.registry) for item in items])
+        return await self.post_entries(key, entries, op)
+
+    async def post_entries(
+        self, key: SessionKey, entries: tuple[Entry, ...], op: str | None
+    ) -> PostReceipt:
+        """Leave encoded items for a session, as `post` does."""
+        runtime = self._runtime
+        op = random_id() if op is None else checked_key(op)
         check_sizes(key, entries, runtime.max_record_bytes, most=runtime.store_record_bytes)
         now = time.time()
         posted = [

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from perdure.errors import SessionAlreadyActiveError, StoreUnavailableError
+from perdure.lease import named
 from perdure.lineage.store import followed
 from perdure.memory.context import CONTEXT_KINDS, RetractionPayload
 from perdure.memory.documents import StateSet, TurnPayload, fold_items, fold_state
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from perdure.records.keys import SessionKey
     from perdure.records.types import Registry
     from perdure.session.base import Turn
+    from perdure.session.inbox import PostReceipt
     from perdure.session.manager import SessionManager
     from perdure.session.session import Session, SessionView
     from perdure.store import Store
@@ -213,6 +215,28 @@ async def messages_in_log(
 def session_open_here(sessions: SessionManager, key: SessionKey) -> Session | None:
     """Return a session that this manager has open, without pinning it."""
     return cast("Session | None", sessions._check().runtime.sessions.get(key))
+
+
+async def other_holder(sessions: SessionManager, key: SessionKey) -> str | None:
+    """Name the process that holds a session, or did so last, if it is not this one."""
+    store = sessions._check().runtime.store
+    holder = await store.holder(key)
+    return None if holder is None or holder.owner == store.owner else named(holder)
+
+
+async def post_entries(
+    sessions: SessionManager, key: SessionKey, *entries: Entry, post: str | None = None
+) -> PostReceipt:
+    """Post entries of any kind, as `SessionManager.post` posts items.
+
+    Args:
+        sessions: The manager.
+        key: The session to post to.
+        entries: What to post, as one group.
+        post: What names this post; None for a new name.
+
+    """
+    return await sessions._check().inbox.post_entries(key, entries, post)
 
 
 async def replace_tail(

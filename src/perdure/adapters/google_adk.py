@@ -1,0 +1,566 @@
+"""A session service of Google ADK in a store of perdure: `PerdureSessionService`.
+
+A session of the SDK is a session, and an event a message of it. The session's own state is a named
+state, of which a write stores only the keys that changed. State of an app and of a user belongs to
+many sessions, and is kept in scopes.
+
+What one call adds to a session is one group of the log: a crash leaves all of it or nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, final
+
+import msgspec
+
+from perdure._lib.tasks import each
+from perdure.adapters.google_adk_events import (
+    SDK,
+    SHAPE,
+    EventLog,
+    EventLogs,
+    SessionOrigin,
+    StoredEvent,
+    adk,
+    encoded,
+    json_of,
+    origin_of,
+    read_log,
+)
+from perdure.adapters.items import Adapter, AdapterManager
+from perdure.errors import LeaseLostError, SessionNotFoundError
+from perdure.memory.documents import StateSet
+from perdure.records.json import MAX_PAYLOAD_DEPTH, is_deeper, too_deep
+from perdure.records.keys import SessionKey
+from perdure.records.records import STATE, Entry
+from perdure.session.contents import meta_entry
+from perdure.session.internals import (
+    accept,
+    begin_turn,
+    document_of,
+    other_holder,
+    post_entries,
+    running_turn,
+    session_open_here,
+)
+from perdure.session.manager import SessionManager
+from perdure.session.session import Session, SessionView
+
+if TYPE_CHECKING:
+    from google.adk.errors import StaleSessionError
+    from google.adk.errors.already_exists_error import AlreadyExistsError
+    from google.adk.errors.session_not_found_error import (
+        SessionNotFoundError as UnknownSessionError,
+    )
+    from google.adk.events.event import Event
+    from google.adk.events.event_actions import EventActions
+    from google.adk.platform import time as platform_time
+    from google.adk.platform import uuid as platform_uuid
+    from google.adk.sessions import base_session_service as sdk
+    from google.adk.sessions.session import Session as AdkSession
+
+    from perdure.lease import OnHeld
+else:
+    platform_time = adk("platform.time")
+    platform_uuid = adk("platform.uuid")
+    sdk = adk("sessions.base_session_service")
+    AdkSession = adk("sessions.session").Session
+    Event = adk("events.event").Event
+    EventActions = adk("events.event_actions").EventActions
+    StaleSessionError = adk("errors").StaleSessionError
+    AlreadyExistsError = adk("errors.already_exists_error").AlreadyExistsError
+    UnknownSessionError = adk("errors.session_not_found_error").SessionNotFoundError
+
+STATE_DOCUMENT: Final = f"state/{SDK}.json"
+"""The named state that is the state of the SDK's session."""
+CACHED_BYTES: Final = 64 * 1024 * 1024
+"""JSON of events that is kept in memory, of sessions that are open here."""
+
+
+@final
+class PerdureSessionService(Adapter, sdk.BaseSessionService):
+    """A ``BaseSessionService`` of Google ADK in any store of perdure.
+
+    ``append_event`` returns once the event is durable. Several processes may run the same session,
+    one after another: one whose session object does not know the newest event gets the SDK's
+    ``StaleSessionError``, which names the process that has continued it. Reading takes no lease.
+    The first write of a session does, and it is given back when another process asks for it, when
+    it has been idle for some minutes, or by `aclose`.
+
+    Args:
+        store: Where sessions are kept: a URL as for `perdure.connect`, opened at the first call; or
+            what ``perdure.connect(url)`` returns, once that is open. None for the default store.
+        tenant: Whose they are, where customers share a store.
+        durable: Whether a write returns once it is durable. If not, autosave saves it soon, and
+            ``flush`` at once.
+        on_held: What a write does if another process holds the session: ``"handover"`` asks for it,
+            ``"steal"`` waits for it to be released or to expire, ``"raise"`` raises at once.
+        wait: Seconds to wait for another process.
+
+    Raises:
+        InvalidArgumentError: ``store`` is neither a URL nor a manager.
+
+    """
+
+    def __init__(
+        self,
+        store: SessionManager | str | os.PathLike[str] | None = None,
+        *,
+        tenant: str = "",
+        durable: bool = True,
+        on_held: OnHeld = "handover",
+        wait: float = 10.0,
+    ) -> None:
+        is_url = store is None or isinstance(store, str | os.PathLike)
+        instead = "PerdureSessionService(url)"
+        self._connection = AdapterManager(None if is_url else store, instead=instead)  # type: ignore[arg-type]  # which checks it
+        self._connection.url = store if is_url else None  # type: ignore[assignment]  # as above
+        self.durable: bool = durable
+        self._tenant = tenant
+        self._on_held: OnHeld = on_held
+        self._wait = wait
+        self._logs = EventLogs(CACHED_BYTES)
+
+    @classmethod
+    def in_memory(cls, **options: Any) -> Self:
+        """Return a service in memory, for your tests."""
+        return cls("memory:", **options)
+
+    async def close(self) -> None:
+        """Close it, as `aclose` does: the SDK's own service has this name."""
+        await self.aclose()
+
+    # What the SDK calls
+
+    async def create_session(
+        self,
+        *,
+        app_name: str,
+        user_id: str,
+        state: dict[str, Any] | None = None,
+        session_id: str | None = None,
+    ) -> AdkSession:
+        """Create a session, durably.
+
+        Raises:
+            AlreadyExistsError: There is one of this id. It is the SDK's error.
+            InvalidArgumentError: An id cannot be used; it is a ``ValueError``.
+            NotStorableError: The state is not JSON.
+            LeaseHeldError: Another process keeps holding the session.
+
+        """
+        session_id = (session_id or "").strip() or platform_uuid.new_uuid()
+        key = self._key(app_name, user_id, session_id)
+        delta = _Delta(EventActions(state_delta=state or {}))
+        now = platform_time.get_time()
+        origin = {SDK: msgspec.to_builtins(SessionOrigin(SHAPE, now))}
+        entries = (
+            meta_entry(owner=user_id or None, metadata=origin),
+            _state_entry(delta.session, is_new=True),
+        )
+        while True:
+            async with await self._open(key, create=True) as held:
+                if origin_of(held) is not None:
+                    raise AlreadyExistsError(f"Session with id {session_id} already exists.")
+                version = held.version
+                await self._share(key, delta)
+                if held.version != version:
+                    continue
+                try:
+                    accept(held, entries)
+                except LeaseLostError:  # handed over in the meantime: ask for it back
+                    continue
+                await held.save()
+            break
+        created = await self.get_session(app_name=app_name, user_id=user_id, session_id=session_id)
+        if created is None:  # deleted by another process at once
+            raise UnknownSessionError(f"Session {session_id} not found.")
+        return created
+
+    async def get_session(
+        self,
+        *,
+        app_name: str,
+        user_id: str,
+        session_id: str,
+        config: sdk.GetSessionConfig | None = None,
+    ) -> AdkSession | None:
+        """Return a session with its events; None if there is none. Takes no lease.
+
+        With a config only the end of its log is read, if the number or the time allows that.
+        """
+        key = self._key(app_name, user_id, session_id.strip())
+        source = await self._connection.peek(key)
+        origin = None if source is None else origin_of(source)
+        if source is None or origin is None:
+            return None
+        config = sdk.GetSessionConfig() if config is None else config
+        log = await self._log(source, origin, config)
+        state = await _session_state(source) | await self._shared(app_name, user_id)
+        return _as_session(key, state, log, log.recent(config))
+
+    async def list_sessions(
+        self, *, app_name: str, user_id: str | None = None
+    ) -> sdk.ListSessionsResponse:
+        """List sessions with their state and without events, the oldest update first.
+
+        It reads the end of every session's log.
+        """
+        found: list[AdkSession] = []
+        newest = sdk.GetSessionConfig(num_recent_events=0)
+
+        async def read(key: SessionKey) -> None:
+            user = _user_of(key)
+            session = await self.get_session(
+                app_name=app_name, user_id=user, session_id=key.session, config=newest
+            )
+            if session is not None:
+                found.append(session)
+
+        await each([key async for key in self._keys(app_name, user_id)], read)
+        found.sort(key=lambda session: (session.last_update_time, session.user_id, session.id))
+        return sdk.ListSessionsResponse(sessions=found)
+
+    async def delete_session(self, *, app_name: str, user_id: str, session_id: str) -> None:
+        """Delete a session, if there is one. State of the app and of the user stays.
+
+        Raises:
+            LeaseHeldError: Another process keeps holding it.
+
+        """
+        key = self._key(app_name, user_id, session_id.strip())
+        sessions = await self._connection.manager()
+        await sessions.delete(
+            key.agent,
+            session=key.session,
+            tenant=key.tenant,
+            on_held=self._on_held,
+            wait=self._wait,
+        )
+
+    async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, Any]:
+        """Return a user's state, by keys without their prefix."""
+        return await self._read_scope(_user_scope(app_name, user_id))
+
+    async def append_event(self, session: AdkSession, event: Event) -> Event:
+        """Append an event, and return it once it is durable; a partial one is not stored.
+
+        An event that was stored before, and is given again, is stored once: so a call that was
+        cancelled or has failed can be repeated.
+
+        Raises:
+            StaleSessionError: The session was continued since it was loaded; nothing was stored.
+                It is the SDK's error, and names the process that did so.
+            SessionNotFoundError: There is no such session. It is the SDK's error.
+            NotStorableError: The event is not JSON; nothing was stored.
+            TooLargeError: The event is larger than the limit for a record; nothing was stored.
+            LeaseHeldError: Another process keeps holding the session.
+
+        """
+        if event.partial:
+            return event
+        self._apply_temp_state(session, event)
+        event = self._trim_temp_delta_state(event)
+        key = self._key(session.app_name, session.user_id, session.id)
+        change = _Change(event)
+        held = await self._append(key, session, change)
+        if self.durable:
+            try:
+                await held.save()
+            except LeaseLostError as error:
+                await self._refuse(key, error)
+        return event
+
+    async def flush(self) -> None:
+        """Make everything durable that was appended."""
+        if self._connection.opened is not None:
+            await self._connection.opened.flush()
+
+    # Beyond the SDK's interface
+
+    async def post_event(
+        self, *, app_name: str, user_id: str, session_id: str, event: Event, key: str | None = None
+    ) -> None:
+        """Add an event from outside of a run, durably, whichever process has the session.
+
+        It takes no lease, and makes no session object of a run stale. The session's holder adds it
+        at once; without a holder, the next process that opens the session to write.
+
+        Args:
+            app_name: Whose session.
+            user_id: Of which user.
+            session_id: Which.
+            event: What to add.
+            key: What names this event, such as a request's id: a retry with the same key adds
+                nothing twice. By default the event's id.
+
+        Raises:
+            SessionNotFoundError: There is no such session. It is the SDK's error.
+            NotStorableError: The event is not JSON, or the store has no inbox.
+            InboxFullError: Too much waits for the session.
+
+        """
+        session_key = self._key(app_name, user_id, session_id.strip())
+        sessions = await self._connection.manager()
+        source = await self._connection.peek(session_key)
+        if source is None or origin_of(source) is None:
+            raise UnknownSessionError(f"Session {session_id} not found.")
+        change = _Change(self._trim_temp_delta_state(event), is_posted=True)
+        await self._share(session_key, change.delta)
+        await post_entries(sessions, session_key, *change.entries, post=key or event.id)
+
+    # Inside
+
+    def _key(self, app_name: str, user_id: str, session_id: str) -> SessionKey:
+        return SessionKey(f"{_quoted(app_name)}/{user_id}", session_id, self._tenant)
+
+    async def _keys(self, app_name: str, user_id: str | None) -> AsyncIterator[SessionKey]:
+        """Yield the keys of an app's sessions, or of a user's."""
+        sessions = await self._connection.manager()
+        prefix, after = f"{_quoted(app_name)}/{user_id or ''}", None
+        while page := await sessions.list(
+            tenant=self._tenant, prefix=prefix, after=after, limit=500
+        ):
+            after = page[-1]
+            for info in page:
+                if user_id in (None, _user_of(info.key)):
+                    yield info.key
+
+    async def _open(self, key: SessionKey, *, create: bool = False) -> Session:
+        sessions = await self._connection.manager()
+        return await sessions.open(
+            key.agent,
+            session=key.session,
+            tenant=key.tenant,
+            create=create,
+            on_held=self._on_held,
+            wait=self._wait,
+        )
+
+    async def _log(
+        self, source: Session | SessionView, origin: SessionOrigin, config: sdk.GetSessionConfig
+    ) -> EventLog:
+        """Return a session's events, as many as are asked for, or more."""
+        log = self._logs.get(source)
+        if log is None or not log.has_enough(config):
+            log = await read_log(source, origin, config)
+            if isinstance(source, Session):
+                self._logs.keep(log)
+        return log
+
+    async def _append(self, key: SessionKey, session: AdkSession, change: _Change) -> Session:
+        """Append an event where nothing else was appended since the caller's session."""
+        sessions = await self._connection.manager()
+        while True:
+            try:
+                if session_open_here(sessions, key) is None:
+                    # Who was overtaken does not ask for the lease.
+                    view = await sessions.load(key.agent, session=key.session, tenant=key.tenant)
+                    await self._require_current(view, session, change)
+                async with await self._open(key) as held:
+                    while not await self._apply(held, session, change):
+                        pass
+                    return held
+            except SessionNotFoundError as error:
+                raise UnknownSessionError(f"Session {session.id} not found.") from error
+            except LeaseLostError:  # handed over before anything was appended
+                continue
+
+    async def _apply(self, held: Session, session: AdkSession, change: _Change) -> bool:
+        """Append an event; False if something was appended while this was waiting."""
+        version = held.version
+        log = await self._require_current(held, session, change)
+        known = log.by_id.get(change.event.id)
+        if known is not None and known.data == change.data:
+            if known is log.written and change.event.id not in {e.id for e in session.events}:
+                self._commit(session, change.event, log)  # a call that was cancelled
+            return True
+        await self._share(held.key, change.delta)
+        if held.version != version:
+            return False
+        if change.is_asked and not running_turn(held):
+            begin_turn(held, *change.entries, at=change.event.timestamp)
+        else:
+            accept(held, change.entries)
+        # Nothing is awaited from here on: the session object knows what it has to.
+        seq = held.version - (1 if change.delta.session else 0)
+        log.add(change.stored(seq), held.version)
+        self._commit(session, change.event, log)
+        return True
+
+    def _commit(self, session: AdkSession, event: Event, log: EventLog) -> None:
+        session.last_update_time = event.timestamp
+        session._storage_update_marker = log.marker  # noqa: SLF001  # it is for session services
+        self._commit_event_to_session(session, event)
+
+    async def _require_current(
+        self, source: Session | SessionView | None, session: AdkSession, change: _Change
+    ) -> EventLog:
+        """Return the newest events, if the caller's session knows them, or the event is stored."""
+        origin = None if source is None else origin_of(source)
+        if source is None or origin is None:
+            raise UnknownSessionError(f"Session {session.id} not found.")
+        log = await self._log(source, origin, sdk.GetSessionConfig(num_recent_events=1))
+        known = log.by_id.get(change.event.id)
+        is_stored = known is not None and known.data == change.data
+        if not is_stored and _is_stale(session, log):
+            await self._refuse(source.key)
+        return log
+
+    async def _refuse(self, key: SessionKey, cause: Exception | None = None) -> NoReturn:
+        """Raise StaleSessionError, and name the process that has continued the session."""
+        other = await other_holder(await self._connection.manager(), key)
+        message = (
+            f"session {key} was continued by {other or 'another run of this process'} since it was "
+            "loaded: call get_session again before you append to it"
+        )
+        raise StaleSessionError(message) from cause
+
+    # State that sessions share
+
+    async def _share(self, key: SessionKey, delta: _Delta) -> None:
+        """Write what an event changes in the state of the app and of the user, once."""
+        app_name, user_id = _app_of(key), _user_of(key)
+        if delta.app:
+            await self._update_scope(_app_scope(app_name), delta.app)
+            delta.app = {}
+        if delta.user:
+            await self._update_scope(_user_scope(app_name, user_id), delta.user)
+            delta.user = {}
+
+    async def _shared(self, app_name: str, user_id: str) -> dict[str, Any]:
+        """Return the state of the app and of the user, by the keys that a session shows."""
+        app = await self._read_scope(_app_scope(app_name))
+        user = await self._read_scope(_user_scope(app_name, user_id))
+        return {f"app:{name}": value for name, value in app.items()} | {
+            f"user:{name}": value for name, value in user.items()
+        }
+
+    async def _read_scope(self, name: str) -> dict[str, Any]:
+        source = await self._connection.peek(SessionKey(name, tenant=self._tenant))
+        return {} if source is None else await _session_state(source)
+
+    async def _update_scope(self, name: str, delta: Mapping[str, Any]) -> None:
+        while True:
+            async with await self._open(SessionKey(name, tenant=self._tenant), create=True) as held:
+                try:
+                    accept(held, (_state_entry(delta),))
+                    await held.save()
+                except LeaseLostError:
+                    continue
+                return
+
+
+class _Delta:
+    """What an event changes in the state: of the session, of the user, of the app; as JSON."""
+
+    def __init__(self, actions: EventActions) -> None:
+        self.app: dict[str, Any] = {}
+        self.user: dict[str, Any] = {}
+        self.session: dict[str, Any] = {}
+        if not actions.state_delta:
+            return
+        changed = json.loads(json_of(actions, "the state", include={"state_delta"}))["state_delta"]
+        for key, value in changed.items():
+            if key.startswith("app:"):
+                self.app[key.removeprefix("app:")] = value
+            elif key.startswith("user:"):
+                self.user[key.removeprefix("user:")] = value
+            elif not key.startswith("temp:"):
+                self.session[key] = value
+
+
+class _Change:
+    """What is stored of an event."""
+
+    def __init__(self, event: Event, *, is_posted: bool = False) -> None:
+        self.event: Event = event
+        self.data: bytes = json_of(event, f"event {event.id}", exclude_none=True)
+        self.delta: _Delta = _Delta(event.actions)
+        parts = None if event.content is None else event.content.parts
+        self.is_asked: bool = event.author == "user" and any(
+            part.function_response is None for part in parts or ()
+        )
+        """Whether it is a user's message, with which an invocation begins."""
+        entries = encoded(self.data, is_posted=is_posted)
+        if self.delta.session:
+            entries.append(_state_entry(self.delta.session))
+        self.entries: tuple[Entry, ...] = tuple(entries)
+
+    def stored(self, seq: int) -> StoredEvent:
+        """Return the event as it is stored, its last message being that record."""
+        return StoredEvent(self.event.id, seq, self.event.timestamp, self.data, is_posted=False)
+
+
+def _quoted(app_name: str) -> str:
+    """Return an app's name without what ends it in a key."""
+    return app_name.replace("%", "%25").replace("/", "%2F").replace(":", "%3A")
+
+
+def _app_of(key: SessionKey) -> str:
+    quoted = key.agent.partition("/")[0]
+    return quoted.replace("%3A", ":").replace("%2F", "/").replace("%25", "%")
+
+
+def _user_of(key: SessionKey) -> str:
+    return key.agent.partition("/")[2]
+
+
+def _app_scope(app_name: str) -> str:
+    return f"app:{_quoted(app_name)}"
+
+
+def _user_scope(app_name: str, user_id: str) -> str:
+    return f"user:{_quoted(app_name)}/{user_id}"
+
+
+# Reading
+
+
+async def _session_state(source: Session | SessionView) -> dict[str, Any]:
+    data = await document_of(source, STATE_DOCUMENT)
+    state: dict[str, Any] = {} if data is None else json.loads(data)
+    return state
+
+
+def _state_entry(delta: Mapping[str, Any], *, is_new: bool = False) -> Entry:
+    """Return the record that changes some keys of a state, or begins one.
+
+    Raises:
+        TooLargeError: A value is nested too deep.
+
+    """
+    value = msgspec.Raw(json.dumps(delta).encode())
+    payload = msgspec.json.encode(StateSet(STATE_DOCUMENT, value, partial=not is_new))
+    if is_deeper(payload, MAX_PAYLOAD_DEPTH):
+        raise too_deep("the state", MAX_PAYLOAD_DEPTH)
+    return Entry(STATE, payload)
+
+
+def _is_stale(session: AdkSession, log: EventLog) -> bool:
+    """Whether a session object does not know the newest event that a run has appended."""
+    marker = session._storage_update_marker  # noqa: SLF001  # it is for session services
+    if marker is not None:
+        return marker != log.marker
+    # Another service's, or made by hand: as the SDK's own database service does.
+    if log.updated_at <= session.last_update_time or log.written is None:
+        return False
+    return log.written.id not in {event.id for event in session.events}
+
+
+def _as_session(
+    key: SessionKey, state: dict[str, Any], log: EventLog, events: Sequence[StoredEvent]
+) -> AdkSession:
+    session = AdkSession(
+        id=key.session,
+        app_name=_app_of(key),
+        user_id=_user_of(key),
+        state=state,
+        last_update_time=log.updated_at,
+    )
+    session.events = [stored.event() for stored in events]
+    session._storage_update_marker = log.marker  # noqa: SLF001  # it is for session services
+    return session

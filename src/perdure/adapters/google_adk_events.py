@@ -1,0 +1,356 @@
+"""Events of Google ADK as messages of a session, and what is known of them in memory.
+
+An event is one message, or several: one with the results of two tools has two. Their envelopes hold
+what the messages alone do not give back, so that an event's JSON comes back byte for byte.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from perdure.adapters.items import (
+    ItemEnvelope,
+    Piece,
+    import_sdk,
+    joined,
+    newest_messages,
+    pieces_of,
+    read_envelope,
+    with_envelope,
+)
+from perdure.errors import NotStorableError, TooLargeError
+from perdure.records.keys import SessionKey
+from perdure.records.messages import Message, ToolCall, encode_message
+from perdure.records.records import Entry
+from perdure.session.session import Session, SessionView
+
+if TYPE_CHECKING:
+    from google.adk.events.event import Event
+    from google.adk.events.event_actions import EventActions
+    from google.adk.sessions.base_session_service import GetSessionConfig
+
+
+def adk(module: str) -> Any:
+    """Return a module of the SDK.
+
+    Raises:
+        MissingExtraError: The SDK is not installed.
+
+    """
+    return import_sdk(
+        f"google.adk.{module}",
+        used_by="PerdureSessionService",
+        name="Google ADK",
+        extra="google-adk",
+    )
+
+
+if not TYPE_CHECKING:
+    Event = adk("events.event").Event
+
+SDK: Final = "google-adk"
+SHAPE: Final = 1
+"""The version of what is stored here of an event."""
+TAIL: Final = 64
+"""Messages that are read to find the newest events."""
+
+
+class EventEnvelope(ItemEnvelope, frozen=True, omit_defaults=True):
+    """What is stored with a message that is an event, or a part of one."""
+
+    id: str
+    """The event's."""
+    at: int = 0
+    """Which of the event's messages."""
+    of: int = 1
+    """How many it has."""
+    pieces: tuple[Piece, ...] = ()
+    """The event's JSON, from where the message before ended."""
+    is_posted: bool = False
+    """Whether it came through the inbox, from outside of any run."""
+
+
+class SessionOrigin(msgspec.Struct, frozen=True):
+    """What is said about a session that is the SDK's."""
+
+    v: int
+    created_at: float
+    """Seconds since 1970."""
+
+
+class StoredEvent:
+    """An event as it is stored."""
+
+    __slots__ = ("_event", "at", "data", "id", "is_posted", "seq")
+
+    def __init__(self, id: str, seq: int, at: float, data: bytes, *, is_posted: bool) -> None:
+        self.id: str = id
+        self.seq: int = seq
+        """Its last record."""
+        self.at: float = at
+        """Seconds since 1970."""
+        self.data: bytes = data
+        self.is_posted: bool = is_posted
+        self._event: Event | None = None
+
+    def event(self) -> Event:
+        """Return the event, for the caller to change."""
+        if self._event is None:
+            self._event = Event.model_validate_json(self.data)
+        return copy.deepcopy(self._event)
+
+
+class EventLog:
+    """Events of a session, as of one of its versions: all, or the newest."""
+
+    __slots__ = ("by_id", "created_at", "events", "is_all", "session", "size", "version")
+
+    def __init__(
+        self,
+        session: Session | SessionView,
+        version: int,
+        events: list[StoredEvent],
+        created_at: float,
+        *,
+        is_all: bool,
+    ) -> None:
+        self.session: Session | SessionView = session
+        self.version: int = version
+        self.events: list[StoredEvent] = events
+        self.is_all: bool = is_all
+        self.created_at: float = created_at
+        self.by_id: dict[str, StoredEvent] = {stored.id: stored for stored in events}
+        self.size: int = sum(len(stored.data) for stored in events)
+
+    def add(self, stored: StoredEvent, version: int) -> None:
+        """Take in an event that was appended."""
+        self.events.append(stored)
+        self.by_id[stored.id] = stored
+        self.size += len(stored.data)
+        self.version = version
+
+    @property
+    def written(self) -> StoredEvent | None:
+        """The newest event that a run has appended; what was posted makes no session stale."""
+        return next((stored for stored in reversed(self.events) if not stored.is_posted), None)
+
+    @property
+    def marker(self) -> str:
+        """The revision that a session object has to know to be continued."""
+        written = self.written
+        return f"created {self.created_at}" if written is None else f"{written.seq} {written.id}"
+
+    @property
+    def updated_at(self) -> float:
+        """When something was added last; seconds since 1970."""
+        return self.events[-1].at if self.events else self.created_at
+
+    def has_enough(self, config: GetSessionConfig) -> bool:
+        """Whether there is what was asked for, and the newest event that a run appended."""
+        if self.is_all:
+            return True
+        count, after = config.num_recent_events, config.after_timestamp
+        if self.written is None or (count is None and after is None):
+            return False
+        is_counted = count is not None and len(self.events) >= count
+        return is_counted or (after is not None and any(each.at < after for each in self.events))
+
+    def recent(self, config: GetSessionConfig) -> list[StoredEvent]:
+        """Return what was asked for: so many, and of these those after the last older one."""
+        count, after = config.num_recent_events, config.after_timestamp
+        events = self.events if count is None else self.events[max(len(self.events) - count, 0) :]
+        if after is not None:
+            older = [place for place, stored in enumerate(events) if stored.at < after]
+            events = events[older[-1] + 1 :] if older else events
+        return events
+
+
+class EventLogs:
+    """Logs of sessions that are open here, within a number of bytes; the last used stay."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._logs: OrderedDict[SessionKey, EventLog] = OrderedDict()
+
+    def get(self, session: Session | SessionView) -> EventLog | None:
+        """Return the events of a session, unless something else has changed it since."""
+        log = self._logs.get(session.key)
+        if log is None or log.session is not session:
+            return None
+        self._logs.move_to_end(session.key)
+        return log if isinstance(session, Session) and log.version == session.version else None
+
+    def keep(self, log: EventLog) -> None:
+        """Keep the events of a session."""
+        self._logs[log.session.key] = log
+        self._logs.move_to_end(log.session.key)
+        size = sum(each.size for each in self._logs.values())
+        while size > self._limit and len(self._logs) > 1:
+            size -= self._logs.popitem(last=False)[1].size
+
+
+# Events as messages
+
+
+def encoded(data: bytes, *, is_posted: bool) -> list[Entry]:
+    """Return an event as records.
+
+    Raises:
+        TooLargeError: It is larger than a record may be.
+
+    """
+    event = json.loads(data)
+    shown = _shown(event)
+    try:
+        return _with_envelopes(shown, event, data, is_posted=is_posted)
+    except (NotStorableError, TooLargeError):
+        pass  # nested deeper than a record may be: the event's text is stored, and not shown
+    plain = [Message(role=shown[0].role)]
+    try:
+        return _with_envelopes(plain, event, data, is_posted=is_posted)
+    except TooLargeError as error:
+        message = f"event {event['id']}: {error}; keep large parts as artifacts"
+        raise TooLargeError(message, path=event["id"], size=len(data)) from error
+
+
+def _with_envelopes(
+    shown: Sequence[Message], event: Mapping[str, Any], data: bytes, *, is_posted: bool
+) -> list[Entry]:
+    entries = []
+    for at, (message, pieces) in enumerate(zip(shown, pieces_of(data, shown), strict=True)):
+        envelope = EventEnvelope(
+            sdk=SDK,
+            v=SHAPE,
+            id=event["id"],
+            at=at,
+            of=len(shown),
+            pieces=pieces,
+            is_posted=is_posted,
+        )
+        entries.append(encode_message(with_envelope(message, envelope), now=event["timestamp"]))
+    return entries
+
+
+def _shown(event: Mapping[str, Any]) -> list[Message]:
+    """Return what an event says, as perdure's messages; at least one."""
+    compaction = event["actions"].get("compaction")
+    content = compaction["compacted_content"] if compaction else event.get("content")
+    parts = (content or {}).get("parts") or []
+    results = [
+        _result(part["function_response"])
+        for part in parts
+        if part.get("function_response", {}).get("id")
+    ]
+    calls = [
+        ToolCall(call["id"], call.get("name", ""), call.get("args", {}))
+        for call in (part.get("function_call", {}) for part in parts)
+        if call.get("id")
+    ]
+    texts = [part["text"] for part in parts if part.get("text") and not part.get("thought")]
+    thoughts = [part["text"] for part in parts if part.get("text") and part.get("thought")]
+    if results and not (texts or thoughts or calls):
+        return results
+    said = Message(
+        role="user" if event["author"] == "user" else "assistant",
+        content="".join(texts) if texts else None,
+        reasoning="".join(thoughts) if thoughts else None,
+        tool_calls=tuple(calls),
+    )
+    return [said, *results]
+
+
+def _result(response: Mapping[str, Any]) -> Message:
+    return Message.tool(response["id"], response.get("response"), name=response.get("name"))
+
+
+def _events(messages: Iterable[tuple[int, Message]]) -> Iterator[StoredEvent]:
+    """Yield the events that messages are; of one that began before these, nothing."""
+    parts: list[tuple[Message, EventEnvelope]] = []
+    for seq, message in messages:
+        envelope = read_envelope(message, EventEnvelope, sdk=SDK, newest=SHAPE)
+        if envelope is None:
+            yield _foreign(seq, message)
+            continue
+        if envelope.at == 0:
+            parts = []
+        elif len(parts) != envelope.at or parts[0][1].id != envelope.id:
+            continue
+        parts.append((message, envelope))
+        if len(parts) == envelope.of:
+            data = joined((part, each.pieces) for part, each in parts)
+            at = message.created_at or 0.0
+            yield StoredEvent(envelope.id, seq, at, data, is_posted=envelope.is_posted)
+
+
+def _foreign(seq: int, message: Message) -> StoredEvent:
+    """Return a message that is not the SDK's as an event; so is what anybody posts."""
+    parts: list[dict[str, Any]] = []
+    if message.reasoning:
+        parts.append({"text": message.reasoning, "thought": True})
+    if message.text:
+        parts.append({"text": message.text})
+    for call in message.tool_calls:
+        arguments = call.arguments if isinstance(call.arguments, dict) else {"text": call.arguments}
+        parts.append({"function_call": {"id": call.id, "name": call.name, "args": arguments}})
+    result = message.tool_result
+    if result is not None:
+        given = result.result if result.error is None else {"error": result.error}
+        response = given if isinstance(given, dict) else {"result": given}
+        answer = {"id": result.call_id, "name": result.name, "response": response}
+        parts.append({"function_response": answer})
+    is_model = message.role == "assistant"
+    event = Event.model_validate(
+        {
+            "id": f"perdure-{seq}",
+            "invocation_id": f"perdure-{seq}",
+            "author": "model" if is_model else "user",
+            "timestamp": message.created_at or 0.0,
+            "content": {"role": "model" if is_model else "user", "parts": parts},
+        }
+    )
+    data = json_of(event, f"record {seq}", exclude_none=True)
+    return StoredEvent(event.id, seq, event.timestamp, data, is_posted=True)
+
+
+def json_of(model: Event | EventActions, what: str, **options: Any) -> bytes:
+    """Return a model of the SDK's as JSON.
+
+    Raises:
+        NotStorableError: It holds something that is not JSON.
+
+    """
+    try:
+        return model.model_dump_json(**options).encode()
+    except ValueError as error:
+        message = f"{what} is not JSON ({error}): return JSON from tools, and keep it in the state"
+        raise NotStorableError(message, path=what) from error
+
+
+# Reading
+
+
+def origin_of(source: Session | SessionView) -> SessionOrigin | None:
+    """Return what is said about a session that is the SDK's; None for any other."""
+    said = source.info.metadata.extra.get(SDK)
+    return None if said is None else msgspec.json.decode(said, type=SessionOrigin)
+
+
+async def read_log(
+    source: Session | SessionView, origin: SessionOrigin, config: GetSessionConfig
+) -> EventLog:
+    """Return as many events as are asked for, or more; read backwards from the newest."""
+    is_limited = config.num_recent_events is not None or config.after_timestamp is not None
+    count = TAIL + 2 * (config.num_recent_events or 0) if is_limited else None
+    while True:
+        version = source.version if isinstance(source, Session) else source.seq
+        messages, is_all = await newest_messages(source, count)
+        log = EventLog(source, version, [*_events(messages)], origin.created_at, is_all=is_all)
+        if log.has_enough(config) or count is None:
+            return log
+        count *= 4
