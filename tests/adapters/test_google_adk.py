@@ -63,11 +63,11 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def deep(kind: str) -> Any:
-    return pytest.param(kind, marks=pytest.mark.deep)
+STORES = os.environ.get("ADAPTER_STORES", "sqlite,file").split(",")
+"""All of them: ``ADAPTER_STORES=sqlite,file,postgres,redis,s3 pytest tests/adapters``."""
 
 
-@pytest.fixture(params=["sqlite", "file", deep("postgres"), deep("redis"), deep("s3")])
+@pytest.fixture(params=STORES)
 def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connect]:
     """Connect to one store again and again: as several processes would, or after a restart."""
     lease = LeaseOptions(heartbeat=0.1, ttl=20)
@@ -409,7 +409,9 @@ async def test_what_is_no_json_is_refused_and_nothing_is_stored(
     assert session.events == []
 
 
-async def test_sessions_and_caches_share_no_event(service: PerdureSessionService) -> None:
+async def test_what_a_caller_changes_is_not_given_to_the_next(
+    service: PerdureSessionService,
+) -> None:
     session = await service.create_session(**HERE, state={"list": [1]})
     await service.append_event(session, said("At noon."))
     for _ in range(2):

@@ -9,6 +9,7 @@ What one call adds to a session is one group of the log: a crash leaves all of i
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -25,8 +26,9 @@ from perdure.adapters.google_adk_events import (
     SessionOrigin,
     StoredEvent,
     adk,
+    as_json,
     encoded,
-    json_of,
+    not_json,
     origin_of,
     read_log,
 )
@@ -199,7 +201,7 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
             return None
         config = sdk.GetSessionConfig() if config is None else config
         log = await self._log(source, origin, config)
-        state = await _session_state(source) | await self._shared(app_name, user_id)
+        state = await self._state(source, log) | await self._shared(app_name, user_id)
         return _as_session(key, state, log, log.recent(config))
 
     async def list_sessions(
@@ -351,6 +353,15 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
                 self._logs.keep(log)
         return log
 
+    async def _state(self, source: Session | SessionView, log: EventLog) -> dict[str, Any]:
+        """Return the session's own state, for the caller to change."""
+        state = log.state
+        if state is None:
+            state = await _session_state(source)
+            if isinstance(source, Session) and source.version == log.version:
+                log.state = state
+        return copy.deepcopy(state)
+
     async def _append(self, key: SessionKey, session: AdkSession, change: _Change) -> Session:
         """Append an event where nothing else was appended since the caller's session."""
         sessions = await self._connection.manager()
@@ -387,7 +398,7 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
             accept(held, change.entries)
         # Nothing is awaited from here on: the session object knows what it has to.
         seq = held.version - (1 if change.delta.session else 0)
-        log.add(change.stored(seq), held.version)
+        log.add(change.stored(seq), held.version, change.delta.session)
         self._commit(session, change.event, log)
         return True
 
@@ -463,7 +474,11 @@ class _Delta:
         self.session: dict[str, Any] = {}
         if not actions.state_delta:
             return
-        changed = json.loads(json_of(actions, "the state", include={"state_delta"}))["state_delta"]
+        try:
+            data = actions.model_dump_json(include={"state_delta"})
+        except ValueError as error:
+            raise not_json("the state", error) from error
+        changed = json.loads(data)["state_delta"]
         for key, value in changed.items():
             if key.startswith("app:"):
                 self.app[key.removeprefix("app:")] = value
@@ -478,7 +493,10 @@ class _Change:
 
     def __init__(self, event: Event, *, is_posted: bool = False) -> None:
         self.event: Event = event
-        self.data: bytes = json_of(event, f"event {event.id}", exclude_none=True)
+        try:
+            self.data: bytes = as_json(event)
+        except ValueError as error:
+            raise not_json(f"event {event.id}", error) from error
         self.delta: _Delta = _Delta(event.actions)
         parts = None if event.content is None else event.content.parts
         self.is_asked: bool = event.author == "user" and any(

@@ -32,7 +32,6 @@ from perdure.session.session import Session, SessionView
 
 if TYPE_CHECKING:
     from google.adk.events.event import Event
-    from google.adk.events.event_actions import EventActions
     from google.adk.sessions.base_session_service import GetSessionConfig
 
 
@@ -100,16 +99,16 @@ class StoredEvent:
         self._event: Event | None = None
 
     def event(self) -> Event:
-        """Return the event, for the caller to change."""
-        if self._event is None:
+        """Return the event as it was stored: the same object each time, unless it was changed."""
+        if self._event is None or as_json(self._event) != self.data:
             self._event = Event.model_validate_json(self.data)
-        return copy.deepcopy(self._event)
+        return self._event
 
 
 class EventLog:
     """Events of a session, as of one of its versions: all, or the newest."""
 
-    __slots__ = ("by_id", "created_at", "events", "is_all", "session", "size", "version")
+    __slots__ = ("by_id", "created_at", "events", "is_all", "session", "size", "state", "version")
 
     def __init__(
         self,
@@ -125,11 +124,15 @@ class EventLog:
         self.events: list[StoredEvent] = events
         self.is_all: bool = is_all
         self.created_at: float = created_at
+        self.state: dict[str, Any] | None = None
+        """The session's own state at that version, once it was read."""
         self.by_id: dict[str, StoredEvent] = {stored.id: stored for stored in events}
         self.size: int = sum(len(stored.data) for stored in events)
 
-    def add(self, stored: StoredEvent, version: int) -> None:
-        """Take in an event that was appended."""
+    def add(self, stored: StoredEvent, version: int, delta: Mapping[str, Any]) -> None:
+        """Take in an event that was appended, and what it has changed in the state."""
+        if self.state is not None:
+            self.state.update(copy.deepcopy(dict(delta)))
         self.events.append(stored)
         self.by_id[stored.id] = stored
         self.size += len(stored.data)
@@ -314,22 +317,23 @@ def _foreign(seq: int, message: Message) -> StoredEvent:
             "content": {"role": "model" if is_model else "user", "parts": parts},
         }
     )
-    data = json_of(event, f"record {seq}", exclude_none=True)
-    return StoredEvent(event.id, seq, event.timestamp, data, is_posted=True)
+    return StoredEvent(event.id, seq, event.timestamp, as_json(event), is_posted=True)
 
 
-def json_of(model: Event | EventActions, what: str, **options: Any) -> bytes:
-    """Return a model of the SDK's as JSON.
+def as_json(event: Event) -> bytes:
+    """Return an event as it is stored.
 
     Raises:
-        NotStorableError: It holds something that is not JSON.
+        ValueError: It holds something that is not JSON.
 
     """
-    try:
-        return model.model_dump_json(**options).encode()
-    except ValueError as error:
-        message = f"{what} is not JSON ({error}): return JSON from tools, and keep it in the state"
-        raise NotStorableError(message, path=what) from error
+    return event.model_dump_json(exclude_none=True).encode()
+
+
+def not_json(what: str, error: ValueError) -> NotStorableError:
+    """Return the error for something of the SDK's that is not JSON."""
+    message = f"{what} is not JSON ({error}): return JSON from tools, and keep it in the state"
+    return NotStorableError(message, path=what)
 
 
 # Reading
