@@ -163,7 +163,7 @@ PARTS: dict[str, list[types.Part]] = {
 }
 
 NESTED: Any = 0
-for _ in range(190):
+for _ in range(180):
     NESTED = [NESTED]
 
 EVENTS = {
@@ -256,7 +256,7 @@ async def test_events_are_messages_for_everything_else_in_perdure(connect: Conne
 
 # Against the SDK's own services
 
-KEYS = st.sampled_from(["color", "n/m", "app:fleet", "user:name", "temp:now", "app:", "user:é"])
+KEYS = st.sampled_from(["color", "n/m", "app:fleet", "user:name", "temp:now", "app:é", "user:x/y"])
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 3) | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2), inner),
@@ -384,6 +384,8 @@ async def test_an_id_that_exists_or_cannot_be_used_is_refused(
         await service.create_session(**WHO, session_id=made.id)
     with pytest.raises(InvalidArgumentError, match="control character"):
         await service.create_session(**WHO, session_id="a\nb")
+    with pytest.raises(InvalidArgumentError, match="without a name"):
+        await service.append_event(made, said("x", **{"app:": 1}))
     with pytest.raises(InvalidArgumentError, match="no session manager"):
         PerdureSessionService(7)  # type: ignore[arg-type]
     assert await service.get_session(**WHO, session_id="other") is None
@@ -561,6 +563,23 @@ async def test_the_end_of_a_long_log_is_read_backwards(connect: Connect) -> None
         assert few is not None
         await service.append_event(few, said("more"))
         assert len(texts(await service.get_session(**HERE))) == 301
+
+
+async def test_state_of_users_and_apps_is_in_scopes_that_others_read(connect: Connect) -> None:
+    async with connect() as sessions:
+        service = PerdureSessionService(sessions)
+        state = {"user:name": "Ada", "app:fleet": [1], "own": True}
+        await service.create_session(**HERE, state=state)
+        assert await sessions.scope("app:harbor").values() == {"fleet": [1]}
+        await sessions.scope("user:harbor/ada").set("name", "Ada L.")
+        found = await service.get_session(**HERE)
+        assert found is not None
+        assert found.state == {**state, "user:name": "Ada L."}
+        await sessions.forget(owner=USER)
+        assert await service.get_session(**HERE) is None
+        assert await service.get_user_state(**WHO) == {}
+        again = await service.create_session(**HERE)
+        assert again.state == {"app:fleet": [1]}
 
 
 async def test_autosave_by_choice_and_flush_at_once(tmp_path: Path) -> None:

@@ -33,9 +33,9 @@ from perdure.adapters.google_adk_events import (
     read_log,
 )
 from perdure.adapters.items import Adapter, AdapterManager
-from perdure.errors import LeaseLostError, SessionNotFoundError
+from perdure.errors import InvalidArgumentError, LeaseLostError, SessionNotFoundError
 from perdure.memory.documents import StateSet
-from perdure.records.json import MAX_PAYLOAD_DEPTH, is_deeper, too_deep
+from perdure.records.json import MAX_VALUE_DEPTH, is_deeper, too_deep
 from perdure.records.keys import SessionKey
 from perdure.records.records import STATE, Entry
 from perdure.session.contents import meta_entry
@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from google.adk.sessions.session import Session as AdkSession
 
     from perdure.lease import OnHeld
+    from perdure.session.scope import Scope
 else:
     platform_time = adk("platform.time")
     platform_uuid = adk("platform.uuid")
@@ -245,7 +246,7 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
 
     async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, Any]:
         """Return a user's state, by keys without their prefix."""
-        return await self._read_scope(_user_scope(app_name, user_id))
+        return await (await self._user_scope(app_name, user_id)).values()
 
     async def append_event(self, session: AdkSession, event: Event) -> Event:
         """Append an event, and return it once it is durable; a partial one is not stored.
@@ -432,60 +433,75 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
 
     # State that sessions share
 
+    async def _app_scope(self, app_name: str) -> Scope:
+        sessions = await self._connection.manager()
+        return sessions.scope(f"app:{_quoted(app_name)}", tenant=self._tenant, wait=self._wait)
+
+    async def _user_scope(self, app_name: str, user_id: str) -> Scope:
+        sessions = await self._connection.manager()
+        name = f"user:{_quoted(app_name)}/{user_id}"
+        owner = user_id or None
+        return sessions.scope(name, tenant=self._tenant, owner=owner, wait=self._wait)
+
     async def _share(self, key: SessionKey, delta: _Delta) -> None:
         """Write what an event changes in the state of the app and of the user, once."""
         app_name, user_id = _app_of(key), _user_of(key)
         if delta.app:
-            await self._update_scope(_app_scope(app_name), delta.app)
+            await (await self._app_scope(app_name)).update(delta.app)
             delta.app = {}
         if delta.user:
-            await self._update_scope(_user_scope(app_name, user_id), delta.user)
+            await (await self._user_scope(app_name, user_id)).update(delta.user)
             delta.user = {}
 
     async def _shared(self, app_name: str, user_id: str) -> dict[str, Any]:
         """Return the state of the app and of the user, by the keys that a session shows."""
-        app = await self._read_scope(_app_scope(app_name))
-        user = await self._read_scope(_user_scope(app_name, user_id))
+        app = await (await self._app_scope(app_name)).values()
+        user = await self.get_user_state(app_name=app_name, user_id=user_id)
         return {f"app:{name}": value for name, value in app.items()} | {
             f"user:{name}": value for name, value in user.items()
         }
 
-    async def _read_scope(self, name: str) -> dict[str, Any]:
-        source = await self._connection.peek(SessionKey(name, tenant=self._tenant))
-        return {} if source is None else await _session_state(source)
-
-    async def _update_scope(self, name: str, delta: Mapping[str, Any]) -> None:
-        while True:
-            async with await self._open(SessionKey(name, tenant=self._tenant), create=True) as held:
-                try:
-                    accept(held, (_state_entry(delta),))
-                    await held.save()
-                except LeaseLostError:
-                    continue
-                return
-
 
 class _Delta:
-    """What an event changes in the state: of the session, of the user, of the app; as JSON."""
+    """What an event changes in the state: of the session, of the user, of the app; as JSON.
+
+    Raises:
+        InvalidArgumentError: A key is only a prefix.
+        NotStorableError: A value is not JSON.
+        TooLargeError: A value is nested too deep.
+
+    """
 
     def __init__(self, actions: EventActions) -> None:
-        self.app: dict[str, Any] = {}
-        self.user: dict[str, Any] = {}
-        self.session: dict[str, Any] = {}
-        if not actions.state_delta:
-            return
-        try:
-            data = actions.model_dump_json(include={"state_delta"})
-        except ValueError as error:
-            raise not_json("the state", error) from error
-        changed = json.loads(data)["state_delta"]
-        for key, value in changed.items():
-            if key.startswith("app:"):
-                self.app[key.removeprefix("app:")] = value
-            elif key.startswith("user:"):
-                self.user[key.removeprefix("user:")] = value
-            elif not key.startswith("temp:"):
-                self.session[key] = value
+        changed = _changed(actions) if actions.state_delta else {}
+        self.app: dict[str, Any] = _behind("app:", changed)
+        self.user: dict[str, Any] = _behind("user:", changed)
+        self.session: dict[str, Any] = {
+            key: value
+            for key, value in changed.items()
+            if not key.startswith(("app:", "user:", "temp:"))
+        }
+        if "" in self.app or "" in self.user:
+            message = "the state has a key without a name behind its prefix: give it one"
+            raise InvalidArgumentError(message, option="state")
+
+
+def _changed(actions: EventActions) -> dict[str, Any]:
+    try:
+        data = actions.model_dump_json(include={"state_delta"})
+    except ValueError as error:
+        raise not_json("the state", error) from error
+    if is_deeper(data.encode(), MAX_VALUE_DEPTH):
+        raise too_deep("the state", MAX_VALUE_DEPTH)
+    changed: dict[str, Any] = json.loads(data)["state_delta"]
+    return changed
+
+
+def _behind(prefix: str, changed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what belongs to a prefix, by keys without it."""
+    return {
+        key.removeprefix(prefix): value for key, value in changed.items() if key.startswith(prefix)
+    }
 
 
 class _Change:
@@ -515,24 +531,16 @@ class _Change:
 
 def _quoted(app_name: str) -> str:
     """Return an app's name without what ends it in a key."""
-    return app_name.replace("%", "%25").replace("/", "%2F").replace(":", "%3A")
+    return app_name.replace("%", "%25").replace("/", "%2F")
 
 
 def _app_of(key: SessionKey) -> str:
     quoted = key.agent.partition("/")[0]
-    return quoted.replace("%3A", ":").replace("%2F", "/").replace("%25", "%")
+    return quoted.replace("%2F", "/").replace("%25", "%")
 
 
 def _user_of(key: SessionKey) -> str:
     return key.agent.partition("/")[2]
-
-
-def _app_scope(app_name: str) -> str:
-    return f"app:{_quoted(app_name)}"
-
-
-def _user_scope(app_name: str, user_id: str) -> str:
-    return f"user:{_quoted(app_name)}/{user_id}"
 
 
 # Reading
@@ -545,17 +553,9 @@ async def _session_state(source: Session | SessionView) -> dict[str, Any]:
 
 
 def _state_entry(delta: Mapping[str, Any], *, is_new: bool = False) -> Entry:
-    """Return the record that changes some keys of a state, or begins one.
-
-    Raises:
-        TooLargeError: A value is nested too deep.
-
-    """
+    """Return the record that changes some keys of a state, or begins one."""
     value = msgspec.Raw(json.dumps(delta).encode())
-    payload = msgspec.json.encode(StateSet(STATE_DOCUMENT, value, partial=not is_new))
-    if is_deeper(payload, MAX_PAYLOAD_DEPTH):
-        raise too_deep("the state", MAX_PAYLOAD_DEPTH)
-    return Entry(STATE, payload)
+    return Entry(STATE, msgspec.json.encode(StateSet(STATE_DOCUMENT, value, partial=not is_new)))
 
 
 def _is_stale(session: AdkSession, log: EventLog) -> bool:
