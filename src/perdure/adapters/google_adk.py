@@ -165,9 +165,12 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
             _state_entry(delta.session, is_new=True),
         )
         while True:
+            stored = await self._connection.peek(key)  # whoever has it is not asked for it
+            if stored is not None and origin_of(stored) is not None:
+                raise AlreadyExistsError(f"Session with id {session_id} already exists.")
             async with await self._open(key, create=True) as held:
                 if origin_of(held) is not None:
-                    raise AlreadyExistsError(f"Session with id {session_id} already exists.")
+                    continue
                 version = held.version
                 await self._share(key, delta)
                 if held.version != version:
@@ -274,6 +277,7 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
             try:
                 await held.save()
             except LeaseLostError as error:
+                await held.discard_unsaved()  # the caller is told that it was not stored
                 await self._refuse(key, error)
         return event
 
