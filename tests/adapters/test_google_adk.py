@@ -28,6 +28,8 @@ pytest.importorskip("google.adk")
 from google.adk.agents import LlmAgent, RunConfig
 from google.adk.agents.run_config import StreamingMode
 from google.adk.apps import App
+from google.adk.apps.app import EventsCompactionConfig
+from google.adk.apps.base_events_summarizer import BaseEventsSummarizer
 from google.adk.errors import StaleSessionError
 from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.errors.session_not_found_error import SessionNotFoundError
@@ -738,6 +740,99 @@ async def test_a_rewind_leaves_what_the_sdk_s_service_has(service: PerdureSessio
             event["actions"].pop("rewind_before_invocation_id", None)
         left.append(session)
     assert left[0] == left[1]
+
+
+SHARED = {"user:harbor": "A", "app:asked": True}
+
+
+class Sums(BaseEventsSummarizer):
+    """A summarizer that counts what it was given."""
+
+    async def maybe_summarize_events(self, *, events: list[Event]) -> Event:
+        text = f"{len(events)} events: {events[0].timestamp} to {events[-1].timestamp}"
+        content = types.Content(role="model", parts=[types.Part(text=text)])
+        compaction = EventCompaction(
+            start_timestamp=events[0].timestamp,
+            end_timestamp=events[-1].timestamp,
+            compacted_content=content,
+        )
+        return Event(author="user", actions=EventActions(compaction=compaction))
+
+
+@pytest.mark.filterwarnings("ignore:.EXPERIMENTAL.")
+async def test_sessions_that_begin_at_the_last_summary_give_the_model_the_same(
+    connect: Connect,
+) -> None:
+    asked, sizes = [], []
+    config = EventsCompactionConfig(summarizer=Sums(), token_threshold=1, event_retention_size=3)
+    async with connect() as sessions:
+        for name, compacted in [("cut", True), ("whole", False)]:
+            service = PerdureSessionService(sessions, tenant=name, compacted=compacted)
+            await service.create_session(**HERE, state={"seed": 1})
+            script = [calls("tide", harbor="A"), answers("0 " * 60)]
+            script += [answers(f"{number} " * 60) for number in range(1, 9)]
+            model = Script(answers=script, asked=[])
+            agent = LlmAgent(name="pilot", model=model, tools=[tide], output_key="answer")
+            app = App(name=APP, root_agent=agent, events_compaction_config=config)
+            clock = iter(range(1000, 9000))
+            platform_time.set_time_provider(lambda clock=clock: float(next(clock)))
+            run = Runner(app=app, session_service=service)
+            for number in range(6):
+                await ask(run, f"Question {number} " * 20)
+            found = await service.get_session(**HERE)
+            assert found is not None
+            sizes.append(len(found.events))
+            assert found.state["asked"] == 1
+            # A rewind knows the state of the events that are not read.
+            last = found.events[-1].invocation_id or found.events[-2].invocation_id
+            await run.rewind_async(user_id=USER, session_id="s", rewind_before_invocation_id=last)
+            rewound = await service.get_session(**HERE)
+            assert rewound is not None
+            assert rewound.state == {"asked": 1, "answer": "4 " * 60, "seed": None} | SHARED
+            await ask(run, "And now?")
+            asked.append([str(contents) for contents in model.asked])
+    platform_time.reset_time_provider()
+    assert sizes[0] < 8 < 14 < sizes[1]
+    assert asked[0] == asked[1]
+    assert "events: 1" in asked[0][5]
+
+
+@pytest.mark.parametrize(
+    ("second", "kept"),
+    [
+        (said("plain", "pilot"), 1),
+        (EVENTS["calls"], 3),
+        (Event(author="pilot", long_running_tool_ids={"a"}), 3),
+        (Event(author="pilot", branch="a.b"), 3),
+        (Event(author="pilot", isolation_scope="fc"), 3),
+        (Event(author="pilot", invocation_id="i2"), 3),
+    ],
+)
+async def test_a_summary_replaces_nothing_that_may_be_asked_for(second: Event, kept: int) -> None:
+    async with PerdureSessionService.in_memory(compacted=True) as service:
+        session = await service.create_session(**HERE)
+        first = said("first", at=1.0, **{"a": 1, "b": 1, "app:x": 1})
+        third, last = said("third", "pilot", at=3.0, b=None), said("last", at=4.0)
+        for event in [first, second.model_copy(update={"timestamp": 2.0}), third]:
+            await service.append_event(session, event)
+        await service.append_event(session, last.model_copy(update={"invocation_id": "i2"}))
+        whole = await service.get_session(**HERE)
+        summary = EventCompaction(
+            start_timestamp=1.0, end_timestamp=3.0, compacted_content=types.Content(parts=[])
+        )
+        event = Event(author="user", actions=EventActions(compaction=summary))
+        await service.append_event(session, event)
+        found = await service.get_session(**HERE)
+        assert found is not None
+        assert whole is not None
+        base, *events = found.events
+        assert exact(events) == exact([*whole.events[-kept:], event])
+        assert (base.content, base.timestamp) == (None, 1.0)
+        assert base.actions.state_delta == ({"a": 1} if kept == 1 else {"a": 1, "b": 1})
+        await service.append_event(found, said("more"))
+        all_events = await service.get_session(**HERE, config=GetSessionConfig())
+        assert all_events is not None
+        assert len(all_events.events) == 6
 
 
 async def test_a_run_that_is_cancelled_keeps_what_it_has_done(connect: Connect) -> None:

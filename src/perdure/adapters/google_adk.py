@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, final
 
 import msgspec
@@ -25,12 +25,16 @@ from perdure.adapters.google_adk_events import (
     EventLogs,
     SessionOrigin,
     StoredEvent,
+    Tail,
+    Wanted,
     adk,
     as_json,
     encoded,
     not_json,
     origin_of,
     read_log,
+    tail_behind,
+    with_base,
 )
 from perdure.adapters.items import Adapter, AdapterManager
 from perdure.errors import InvalidArgumentError, LeaseLostError, SessionNotFoundError
@@ -79,6 +83,8 @@ else:
 
 STATE_DOCUMENT: Final = f"state/{SDK}.json"
 """The named state that is the state of the SDK's session."""
+TAIL_DOCUMENT: Final = f"state/{SDK}/tail.json"
+"""The named state that says from where on events are needed next to the last summary."""
 CACHED_BYTES: Final = 64 * 1024 * 1024
 """JSON of events that is kept in memory, of sessions that are open here."""
 
@@ -99,6 +105,8 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         tenant: Whose they are, where customers share a store.
         durable: Whether a write returns once it is durable. If not, autosave saves it soon, and
             ``flush`` at once.
+        compacted: Whether a session is read from its last summary on, where the summary of the
+            SDK's compaction stands for everything before. A rewind then reaches back to there.
         on_held: What a write does if another process holds the session: ``"handover"`` asks for it,
             ``"steal"`` waits for it to be released or to expire, ``"raise"`` raises at once.
         wait: Seconds to wait for another process.
@@ -114,6 +122,7 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         *,
         tenant: str = "",
         durable: bool = True,
+        compacted: bool = False,
         on_held: OnHeld = "handover",
         wait: float = 10.0,
     ) -> None:
@@ -122,6 +131,7 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         self._connection = AdapterManager(None if is_url else store, instead=instead)  # type: ignore[arg-type]  # which checks it
         self._connection.url = store if is_url else None  # type: ignore[assignment]  # as above
         self.durable: bool = durable
+        self.compacted: bool = compacted
         self._tenant = tenant
         self._on_held: OnHeld = on_held
         self._wait = wait
@@ -203,10 +213,14 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         origin = None if source is None else origin_of(source)
         if source is None or origin is None:
             return None
-        config = sdk.GetSessionConfig() if config is None else config
-        log = await self._log(source, origin, config)
+        if config is not None:
+            wanted = Wanted(config.num_recent_events, config.after_timestamp)
+            log = await self._log(source, origin, wanted)
+            events = [stored.event() for stored in log.recent(wanted)]
+        else:
+            log, events = await self._events(source, origin)
         state = await self._state(source, log) | await self._shared(app_name, user_id)
-        return _as_session(key, state, log, log.recent(config))
+        return _as_session(key, state, log, events)
 
     async def list_sessions(
         self, *, app_name: str, user_id: str | None = None
@@ -348,15 +362,29 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         )
 
     async def _log(
-        self, source: Session | SessionView, origin: SessionOrigin, config: sdk.GetSessionConfig
+        self, source: Session | SessionView, origin: SessionOrigin, wanted: Wanted
     ) -> EventLog:
         """Return a session's events, as many as are asked for, or more."""
         log = self._logs.get(source)
-        if log is None or not log.has_enough(config):
-            log = await read_log(source, origin, config)
+        if log is None or not log.has_enough(wanted):
+            log = await read_log(source, origin, wanted)
             if isinstance(source, Session):
                 self._logs.keep(log)
         return log
+
+    async def _events(
+        self, source: Session | SessionView, origin: SessionOrigin
+    ) -> tuple[EventLog, list[Event]]:
+        """Return the events that a run needs: all, or those behind the last summary."""
+        tail = await _tail_of(source) if self.compacted else None
+        if tail is not None:
+            wanted = Wanted(seq=tail.seq)
+            log = await self._log(source, origin, wanted)
+            events = with_base([stored.event() for stored in log.recent(wanted)], tail)
+            if events is not None:
+                return log, events
+        log = await self._log(source, origin, Wanted())
+        return log, [stored.event() for stored in log.events]
 
     async def _state(self, source: Session | SessionView, log: EventLog) -> dict[str, Any]:
         """Return the session's own state, for the caller to change."""
@@ -395,17 +423,31 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
                 self._commit(session, change.event, log)  # a call that was cancelled
             return True
         await self._share(held.key, change.delta)
+        entries = change.entries
+        if self.compacted and change.event.actions.compaction is not None:
+            entries += await self._tail_entry(held, change.event)
         if held.version != version:
             return False
         if change.is_asked and not running_turn(held):
-            begin_turn(held, *change.entries, at=change.event.timestamp)
+            begin_turn(held, *entries, at=change.event.timestamp)
         else:
-            accept(held, change.entries)
+            accept(held, entries)
         # Nothing is awaited from here on: the session object knows what it has to.
-        seq = held.version - (1 if change.delta.session else 0)
+        seq = held.version - sum(entry.kind == STATE for entry in entries)
         log.add(change.stored(seq), held.version, change.delta.session)
         self._commit(session, change.event, log)
         return True
+
+    async def _tail_entry(self, held: Session, summary: Event) -> tuple[Entry, ...]:
+        """Return the record that says from where on events are needed next to a summary."""
+        origin, before = origin_of(held), await _tail_of(held)
+        if origin is None:
+            return ()
+        log = await self._log(held, origin, Wanted(seq=None if before is None else before.seq))
+        tail = tail_behind(log, summary, before)
+        if tail is None:
+            return ()
+        return (_document_entry(TAIL_DOCUMENT, msgspec.to_builtins(tail), is_new=True),)
 
     def _commit(self, session: AdkSession, event: Event, log: EventLog) -> None:
         session.last_update_time = event.timestamp
@@ -419,7 +461,7 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         origin = None if source is None else origin_of(source)
         if source is None or origin is None:
             raise UnknownSessionError(f"Session {session.id} not found.")
-        log = await self._log(source, origin, sdk.GetSessionConfig(num_recent_events=1))
+        log = await self._log(source, origin, Wanted(newest=1))
         known = log.by_id.get(change.event.id)
         is_stored = known is not None and known.data == change.data
         if not is_stored and _is_stale(session, log):
@@ -556,10 +598,19 @@ async def _session_state(source: Session | SessionView) -> dict[str, Any]:
     return state
 
 
+async def _tail_of(source: Session | SessionView) -> Tail | None:
+    data = await document_of(source, TAIL_DOCUMENT)
+    return None if data is None else msgspec.convert(json.loads(data), Tail)
+
+
 def _state_entry(delta: Mapping[str, Any], *, is_new: bool = False) -> Entry:
-    """Return the record that changes some keys of a state, or begins one."""
-    value = msgspec.Raw(json.dumps(delta).encode())
-    return Entry(STATE, msgspec.json.encode(StateSet(STATE_DOCUMENT, value, partial=not is_new)))
+    """Return the record that changes some keys of a session's state, or begins it."""
+    return _document_entry(STATE_DOCUMENT, delta, is_new=is_new)
+
+
+def _document_entry(name: str, fields: Mapping[str, Any], *, is_new: bool) -> Entry:
+    value = msgspec.Raw(json.dumps(fields).encode())
+    return Entry(STATE, msgspec.json.encode(StateSet(name, value, partial=not is_new)))
 
 
 def _is_stale(session: AdkSession, log: EventLog) -> bool:
@@ -574,7 +625,7 @@ def _is_stale(session: AdkSession, log: EventLog) -> bool:
 
 
 def _as_session(
-    key: SessionKey, state: dict[str, Any], log: EventLog, events: Sequence[StoredEvent]
+    key: SessionKey, state: dict[str, Any], log: EventLog, events: list[Event]
 ) -> AdkSession:
     session = AdkSession(
         id=key.session,
@@ -583,6 +634,6 @@ def _as_session(
         state=state,
         last_update_time=log.updated_at,
     )
-    session.events = [stored.event() for stored in events]
+    session.events = events
     session._storage_update_marker = log.marker  # noqa: SLF001  # it is for session services
     return session

@@ -10,7 +10,7 @@ import copy
 import json
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -32,7 +32,6 @@ from perdure.session.session import Session, SessionView
 
 if TYPE_CHECKING:
     from google.adk.events.event import Event
-    from google.adk.sessions.base_session_service import GetSessionConfig
 
 
 def adk(module: str) -> Any:
@@ -81,6 +80,30 @@ class SessionOrigin(msgspec.Struct, frozen=True):
     v: int
     created_at: float
     """Seconds since 1970."""
+
+
+class Wanted(NamedTuple):
+    """Which of a session's events are asked for; all of them without any limit."""
+
+    newest: int | None = None
+    """So many of the newest."""
+    after: float | None = None
+    """Seconds since 1970: those after the last older one."""
+    seq: int | None = None
+    """From that record on."""
+
+
+class Tail(msgspec.Struct, frozen=True):
+    """Where a session's events begin that no summary of the SDK's stands for."""
+
+    seq: int
+    """The record of the first of them."""
+    at: float
+    """When the first event happened that is left out; seconds since 1970."""
+    state: dict[str, Any]
+    """What the events before it have changed in the session's state."""
+    artifacts: dict[str, int]
+    """The versions of the artifacts that they have made."""
 
 
 class StoredEvent:
@@ -154,24 +177,27 @@ class EventLog:
         """When something was added last; seconds since 1970."""
         return self.events[-1].at if self.events else self.created_at
 
-    def has_enough(self, config: GetSessionConfig) -> bool:
+    def has_enough(self, wanted: Wanted) -> bool:
         """Whether there is what was asked for, and the newest event that a run appended."""
         if self.is_all:
             return True
-        count, after = config.num_recent_events, config.after_timestamp
-        if self.written is None or (count is None and after is None):
+        if self.written is None:
             return False
-        is_counted = count is not None and len(self.events) >= count
-        return is_counted or (after is not None and any(each.at < after for each in self.events))
+        count, after, seq = wanted
+        return (
+            (count is not None and len(self.events) >= count)
+            or (after is not None and any(stored.at < after for stored in self.events))
+            or (seq is not None and self.events[0].seq <= seq)
+        )
 
-    def recent(self, config: GetSessionConfig) -> list[StoredEvent]:
+    def recent(self, wanted: Wanted) -> list[StoredEvent]:
         """Return what was asked for: so many, and of these those after the last older one."""
-        count, after = config.num_recent_events, config.after_timestamp
+        count, after, seq = wanted
         events = self.events if count is None else self.events[max(len(self.events) - count, 0) :]
         if after is not None:
             older = [place for place, stored in enumerate(events) if stored.at < after]
             events = events[older[-1] + 1 :] if older else events
-        return events
+        return [stored for stored in events if seq is None or stored.seq >= seq]
 
 
 class EventLogs:
@@ -346,15 +372,93 @@ def origin_of(source: Session | SessionView) -> SessionOrigin | None:
 
 
 async def read_log(
-    source: Session | SessionView, origin: SessionOrigin, config: GetSessionConfig
+    source: Session | SessionView, origin: SessionOrigin, wanted: Wanted
 ) -> EventLog:
     """Return as many events as are asked for, or more; read backwards from the newest."""
-    is_limited = config.num_recent_events is not None or config.after_timestamp is not None
-    count = TAIL + 2 * (config.num_recent_events or 0) if is_limited else None
+    count = None if wanted == Wanted() else TAIL + 2 * (wanted.newest or 0)
     while True:
         version = source.version if isinstance(source, Session) else source.seq
         messages, is_all = await newest_messages(source, count)
-        log = EventLog(source, version, [*_events(messages)], origin.created_at, is_all=is_all)
-        if log.has_enough(config) or count is None:
+        events = [*_events(messages)]
+        log = EventLog(source, version, events, origin.created_at, is_all=is_all)
+        if log.has_enough(wanted) or count is None:
             return log
         count *= 4
+
+
+# Events that a summary stands for
+
+
+def tail_behind(log: EventLog, summary: Event, before: Tail | None) -> Tail | None:
+    """Return where the events begin that are needed next to a summary; None: all are.
+
+    What is left out is in the summary's range, and nothing later can ask for it: no open call,
+    nothing of another branch, nothing of the newest invocation.
+
+    Args:
+        log: All events, or those from the last such place on.
+        summary: The event of the SDK's compaction.
+        before: The last such place.
+
+    """
+    stored = log.recent(Wanted(seq=None if before is None else before.seq))
+    events = [one.event() for one in stored]
+    end = _closed_calls(events[: _covered(events, summary)])
+    if end in (0, len(stored)):
+        return None
+    state = {} if before is None else dict(before.state)
+    artifacts = {} if before is None else dict(before.artifacts)
+    for event in events[:end]:
+        changed = json.loads(event.actions.model_dump_json(include={"state_delta"}))["state_delta"]
+        for key, value in changed.items():
+            if not key.startswith(("app:", "user:")):
+                state[key] = value
+        artifacts.update(event.actions.artifact_delta)
+    at = events[0].timestamp if before is None else before.at
+    kept = {key: value for key, value in state.items() if value is not None}
+    return Tail(stored[end].seq, at, kept, artifacts)
+
+
+def _covered(events: Sequence[Event], summary: Event) -> int:
+    """Return how many of the first events a summary stands for."""
+    about = summary.actions.compaction
+    if about is None:
+        return 0
+    newest = [event.invocation_id for event in events if event.actions.compaction is None][-1:]
+    for place, event in enumerate(events):
+        older = event.actions.compaction
+        begin, end = (
+            (event.timestamp, event.timestamp)
+            if older is None
+            else (older.start_timestamp, older.end_timestamp)
+        )
+        is_inside = about.start_timestamp <= begin <= end <= about.end_timestamp
+        is_seen = (event.branch, event.isolation_scope) == (summary.branch, summary.isolation_scope)
+        is_open = bool(event.long_running_tool_ids) or event.invocation_id in newest
+        if not is_inside or not is_seen or is_open:
+            return place
+    return len(events)
+
+
+def _closed_calls(events: Sequence[Event]) -> int:
+    """Return how many of the first events have no call that a later one answers."""
+    waiting: set[str | None] = set()
+    closed = 0
+    for place, event in enumerate(events, 1):
+        waiting -= {response.id for response in event.get_function_responses()}
+        waiting |= {call.id for call in event.get_function_calls()}
+        if not waiting:
+            closed = place
+    return closed
+
+
+def with_base(events: list[Event], tail: Tail) -> list[Event] | None:
+    """Return the events of a tail after one that sums up the state; None if all are needed.
+
+    A rewind may take the summary back, and then what it stands for is needed.
+    """
+    if any(event.actions.rewind_before_invocation_id for event in events):
+        return None
+    actions = {"state_delta": tail.state, "artifact_delta": tail.artifacts}
+    base = {"id": f"{SDK}-{tail.seq}", "author": "user", "timestamp": tail.at, "actions": actions}
+    return [Event.model_validate(base), *events]
