@@ -67,6 +67,13 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHONS[0])
+def adapters(session: nox.Session) -> None:
+    """Hold the adapters to what their SDKs ask of them, on several stores, and to kills."""
+    session.install(".[test-adapters]")
+    session.run("pytest", *(session.posargs or ["-q", "tests/adapters"]))
+
+
+@nox.session(python=PYTHONS[0])
 def lowest(session: nox.Session) -> None:
     """Run tests with the lowest versions that pyproject.toml allows; by default the security's."""
     floors = Path(session.create_tmp()) / "floors.txt"

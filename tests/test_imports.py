@@ -21,6 +21,14 @@ SURFACES = {
     **dict.fromkeys(
         ("perdure.adapters.google_adk", "perdure.adapters.google_adk_events"),
         frozenset({"asyncio", "httpx", "pydantic", "rich", "ssl"}),
+    # A subclass of the SDK's own class, which only its first use imports.
+    **dict.fromkeys(
+        (
+            "perdure.adapters.langgraph",
+            "perdure.adapters.thread_values",
+            "perdure.adapters.threads",
+        ),
+        frozenset({"asyncio", "httpx", "pydantic", "rich", "ssl", "trio", "uvicorn"}),
     ),
     "perdure.adapters.pydantic_ai": frozenset(
         {"asyncio", "httpx", "pydantic", "rich", "ssl", "trio"}

@@ -99,6 +99,14 @@ def test_a_conversation_of_pydantic_ai_is_resumed_in_another_process(shell: Shel
     assert shell.run("pydantic_ai_conversation.py", "approve") == ["nothing waits for approval"]
 
 
+def test_a_run_of_langgraph_is_resumed_in_another_process(shell: Shell) -> None:
+    pytest.importorskip("langgraph")
+    assert shell.run("langgraph_approval.py", "ask") == ["waits for approval: sail to Oosthaven?"]
+    done = ["We are there. The thread has 3 messages."]
+    assert shell.run("langgraph_approval.py", "approve") == done
+    assert shell.run("langgraph_approval.py", "approve") == ["nothing waits for approval"]
+
+
 def test_a_persistent_agent_remembers_the_run_before(shell: Shell) -> None:
     """S2-5, S2-31: the short way."""
     assert shell.run("persistent_agent.py", "one") == ["So far you have said: one."]

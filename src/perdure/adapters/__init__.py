@@ -11,11 +11,13 @@ from perdure._lib.lazy import lazy
 
 if TYPE_CHECKING:
     from perdure.adapters.google_adk import PerdureSessionService as PerdureSessionService
+    from perdure.adapters.langgraph import PerdureSaver as PerdureSaver
     from perdure.adapters.openai_agents import PerdureSession as PerdureSession
     from perdure.adapters.pydantic_ai import PerdureConversationStore as PerdureConversationStore
 
 _HOME_OF = {
     "PerdureConversationStore": "perdure.adapters.pydantic_ai",
+    "PerdureSaver": "perdure.adapters.langgraph",
     "PerdureSession": "perdure.adapters.openai_agents",
     "PerdureSessionService": "perdure.adapters.google_adk",
 }

@@ -56,6 +56,8 @@ APPROVAL = "approval"
 """A tool call that waits for approval, and the answer."""
 MISSING = "missing"
 """Records were lost to damage from here on; the payload says which."""
+FOREIGN = "foreign"
+"""What an adapter keeps for its SDK that is no message: an envelope says whose it is."""
 EPOCH = "epoch"
 """A new holder of the session; written by the store when a lease is taken."""
 

@@ -212,6 +212,17 @@ async def messages_in_log(
     ]
 
 
+def store_of_manager(sessions: SessionManager) -> Store:
+    """Return the store below a manager."""
+    return sessions._check().runtime.store
+
+
+def loop_of(sessions: SessionManager) -> object:
+    """Return the event loop that a manager was opened in; None before."""
+    parts = sessions._connected
+    return None if parts is None else parts.runtime.loop
+
+
 def session_open_here(sessions: SessionManager, key: SessionKey) -> Session | None:
     """Return a session that this manager has open, without pinning it."""
     return cast("Session | None", sessions._check().runtime.sessions.get(key))
@@ -310,6 +321,19 @@ async def delete_unchanged(
     acts, terms = sessions._acting(), Terms("handover", wait)
     call = acts.access.runtime.host.call
     return await call(partial(acts.forgetter.delete, unchanged=version), key, terms)
+
+
+async def drop_history(
+    sessions: SessionManager, key: SessionKey, below: int, *, wait: float
+) -> None:
+    """Remove a session's records before one, where no checkpoint of it needs them.
+
+    Raises:
+        LeaseHeldError: Another process keeps holding it, or one of its forks.
+
+    """
+    acts, terms = sessions._acting(), Terms("handover", wait)
+    await acts.access.runtime.host.call(acts.pruner.drop, key, below - 1, terms)
 
 
 def state_entry(key: str, text: str | None) -> Entry:

@@ -203,6 +203,14 @@ class Pruner:
             await self._store.scrub()
         return progress.report(dry_run=dry_run)
 
+    async def drop(self, key: SessionKey, cut: int, terms: Terms) -> None:
+        """Remove a session's records up to one, where no checkpoint of it needs them."""
+        needed = (await self._chain(key)).needed
+        if needed is not None and needed.event_seq < cut:
+            return
+        if await self._prune(key, _Cut(cut, 0), terms, dry_run=False):
+            await self._store.scrub()
+
     async def _expired(
         self, retention: Retention, keys: list[SessionKey] | None, tenant: str, now: float
     ) -> list[SessionKey]:

@@ -1,0 +1,645 @@
+"""A checkpointer for LangGraph in any store of perdure: `PerdureSaver`.
+
+A thread is one session. What LangGraph puts is appended to the session's log in the order of its
+calls, before the first ``await`` of a call, so a checkpoint is never durable without the writes
+before it. Values are stored once: see `perdure.adapters.thread_log`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar, cast, final
+
+import anyio.from_thread
+import msgspec
+
+from perdure.adapters.items import Adapter, AdapterManager, import_sdk
+from perdure.adapters.thread_log import (
+    SDK,
+    CheckpointPut,
+    Mark,
+    PutChange,
+    TaskWrites,
+    ThreadIndex,
+    WritesChange,
+)
+from perdure.adapters.thread_values import DataSerializer, ValueCodec, require_data_only
+from perdure.adapters.threads import Thread, ThreadSessions, has_room, release_put, saved
+from perdure.errors import FormatError, InvalidArgumentError, WrongLoopError
+from perdure.records.json import encode
+from perdure.records.values import is_plain
+from perdure.session.internals import release_unused
+from perdure.session.manager import SessionManager
+
+if TYPE_CHECKING:
+    from langchain_core.runnables import RunnableConfig
+    from langgraph.checkpoint import base as sdk
+    from langgraph.checkpoint.serde.base import SerializerProtocol
+
+    from perdure.lease import OnHeld
+else:
+    sdk = import_sdk(
+        "langgraph.checkpoint.base", used_by="PerdureSaver", name="LangGraph", extra="langgraph"
+    )
+
+PAGE: Final = 64
+"""Checkpoints that are read from the log at a time."""
+
+T = TypeVar("T")
+
+
+class _Place(NamedTuple):
+    """What a config names."""
+
+    thread: str
+    ns: str
+    id: str | None
+
+
+class _Reader:
+    """Read a thread's checkpoints with one serializer."""
+
+    def __init__(self, threads: ThreadSessions, codec: ValueCodec) -> None:
+        self._threads = threads
+        self.codec: ValueCodec = codec
+
+    async def values(self, thread: Thread, names: Collection[str]) -> Callable[[str, str], Any]:
+        """Return what loads these values of a thread; it is told the channel, for its errors."""
+        index, codec = thread.index, self.codec
+        known = {name: codec.pin(name) for name in index.parts_of(names)}
+        pinned = {name: copied for name, copied in known.items() if copied is not None}
+        leaves = await self._threads.leaves_of(thread, known.keys() - pinned.keys())
+
+        def load(name: str, channel: str) -> Any:
+            try:
+                return codec.load(index, name, leaves, pinned)
+            except FormatError as error:
+                message = f"thread {thread.key}: channel {channel!r} cannot be read back: {error}"
+                raise type(error)(message, key=str(thread.key), channel=channel) from error
+
+        return load
+
+    async def bodies(
+        self, thread: Thread, places: Sequence[tuple[str, str, Mark]]
+    ) -> list[dict[str, Any]]:
+        """Return what checkpoints have apart from channels: ``checkpoint`` and ``metadata``."""
+        puts = await self._threads.puts_at(thread, [mark.seq for _, _, mark in places])
+        stored = [puts[mark.seq] for _, _, mark in places]
+        load = await self.values(thread, [put.opaque for put in stored if put.opaque])
+        return [
+            load(put.opaque, "metadata") if put.opaque else msgspec.json.decode(put.body)
+            for put in stored
+        ]
+
+    async def filtered(
+        self,
+        thread: Thread,
+        places: Sequence[tuple[str, str, Mark]],
+        wanted: dict[str, Any] | None,
+    ) -> list[tuple[str, str, Mark]]:
+        if not wanted:
+            return list(places)
+        bodies = await self.bodies(thread, places)
+        return [
+            place
+            for place, body in zip(places, bodies, strict=True)
+            if all(body["metadata"].get(name) == value for name, value in wanted.items())
+        ]
+
+    async def tuples(
+        self, thread: Thread, places: Sequence[tuple[str, str, Mark]]
+    ) -> list[sdk.CheckpointTuple]:
+        """Return checkpoints as LangGraph knows them."""
+        index = thread.index
+        writes = [index.writes_of(ns, id_) for ns, id_, _ in places]
+        bodies = await self.bodies(thread, places)
+        names = [name for _, _, mark in places for name in mark.channels.values()]
+        names += [write.value for each in writes for _, _, write in each]
+        load = await self.values(thread, names)
+        found = []
+        for (ns, id_, mark), stored, body in zip(places, writes, bodies, strict=True):
+            values = {channel: load(name, channel) for channel, name in mark.channels.items()}
+            checkpoint = {**body["checkpoint"], "id": id_, "channel_values": values}
+            checkpoint["channel_versions"] = dict(mark.versions)
+            pending = [
+                (task, write.channel, load(write.value, write.channel)) for task, _, write in stored
+            ]
+            thread_id = thread.key.agent
+            parent = None if mark.parent is None else _config(thread_id, ns, mark.parent)
+            found.append(
+                sdk.CheckpointTuple(
+                    config=_config(thread_id, ns, id_),
+                    checkpoint=cast("sdk.Checkpoint", checkpoint),
+                    metadata=body["metadata"],
+                    parent_config=parent,
+                    pending_writes=pending,
+                )
+            )
+        return found
+
+
+@final
+class PerdureSaver(Adapter, sdk.BaseCheckpointSaver[Any]):
+    """A LangGraph checkpointer: ``graph.compile(checkpointer=saver)``.
+
+    Each thread is a session, whose id is the ``thread_id``. A call returns once what it stores is
+    durable. Reading takes no lease. The first write of a thread does, and the session is given to
+    a process that asks for it, between two writes, or when it has been idle for some minutes. A run
+    that goes on after another process has changed its thread gets a LeaseLostError that names it.
+
+    It belongs to the event loop that the manager was opened in. The synchronous methods, which
+    ``graph.invoke`` calls, work in every other thread; for a program without an event loop,
+    ``with PerdureSaver.from_conn_string(url) as saver`` runs one in a thread of its own.
+
+    Args:
+        sessions: Where threads are kept: what ``perdure.connect(url)`` returns, once that is open.
+            None for a manager of its own: see `from_conn_string`.
+        types: Your classes that may be read back. LangGraph's and LangChain's own always are;
+            any other that is found in the store raises.
+        serde: A serializer of yours, which then decides what is read back.
+        tenant: Whose the threads are, where customers share a store.
+        tags: Labels for listing.
+        on_held: What a write does if another process holds the session: ``"handover"`` asks for
+            it, ``"steal"`` waits for it to be released or to expire, ``"raise"`` raises at once.
+        wait: Seconds to wait for another process.
+
+    Raises:
+        InvalidArgumentError: ``sessions`` is no manager, or ``serde`` would read pickles.
+
+    """
+
+    def __init__(
+        self,
+        sessions: SessionManager | None,
+        *,
+        types: Sequence[type | tuple[str, ...]] = (),
+        serde: SerializerProtocol | None = None,
+        tenant: str = "",
+        tags: Sequence[str] = (SDK,),
+        on_held: OnHeld = "handover",
+        wait: float = 10.0,
+    ) -> None:
+        require_data_only(serde)
+        super().__init__(serde=DataSerializer(types) if serde is None else serde)
+        instead = "PerdureSaver.from_conn_string(url)"
+        self._connection = AdapterManager(sessions, instead=instead)
+        self._threads = ThreadSessions(
+            self._connection, tenant=tenant, tags=tags, on_held=on_held, wait=wait
+        )
+        self._reader = _Reader(self._threads, ValueCodec(self.serde))
+        self._portal: AbstractContextManager[anyio.from_thread.BlockingPortal] | None = None
+
+    @classmethod
+    def from_conn_string(
+        cls, conn_string: str | os.PathLike[str] | None = None, **options: Any
+    ) -> Self:
+        """Return a saver that opens its own store: ``async with`` it, or `aclose` it.
+
+        Args:
+            conn_string: As for `perdure.connect`.
+            options: As for the class.
+
+        """
+        self = cls(None, **options)
+        self._connection.url = conn_string
+        return self
+
+    @classmethod
+    def in_memory(cls, **options: Any) -> Self:
+        """Return a saver in memory, for your tests."""
+        return cls.from_conn_string("memory:", **options)
+
+    async def __aenter__(self) -> Self:
+        await self._threads.manager()
+        return self
+
+    def __enter__(self) -> Self:
+        self._portal = anyio.from_thread.start_blocking_portal(name="perdure saver")
+        self._portal.__enter__().call(self.__aenter__)
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        portal, self._portal = self._portal, None
+        try:
+            self._wait_for(self.aclose())
+        finally:
+            if portal is not None:
+                portal.__exit__(None, None, None)
+
+    async def release(self, thread_id: str) -> None:
+        """Make a thread durable, and give it back to other processes now."""
+        session = self._threads.open_here(self._threads.thread(thread_id))
+        if session is not None and session.is_writable:
+            await session.save()
+            await release_unused(session)
+
+    def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> Self:
+        """Return a saver of the same threads that reads more classes back."""
+        clone = cast("Self", super().with_allowlist(extra_allowlist))
+        if clone is not self:
+            clone._reader = _Reader(self._threads, ValueCodec(clone.serde))  # noqa: SLF001  # a copy
+        return clone
+
+    def get_next_version(self, current: Any, channel: None) -> Any:
+        """Return the version after one, as a number, or as text where another saver began so."""
+        if not isinstance(current, str):
+            return 1 if current is None else current + 1
+        number, _, rest = current.partition(".")
+        return f"{int(number) + 1:0{len(number)}}{'.' if rest else ''}{rest}"
+
+    # What a graph calls
+
+    async def aget_tuple(self, config: RunnableConfig) -> sdk.CheckpointTuple | None:
+        """Return a checkpoint, by default the namespace's newest; None if there is none.
+
+        Raises:
+            FormatError: One of its values cannot be read back.
+
+        """
+        place = _place(config)
+        thread = await self._threads.current(place.thread)
+        id_ = place.id or thread.index.newest(place.ns)
+        mark = None if id_ is None else thread.index.mark(place.ns, id_)
+        if id_ is None or mark is None or mark.hidden:
+            return None
+        (found,) = await self._reader.tuples(thread, [(place.ns, id_, mark)])
+        return found._replace(config=config) if place.id else found
+
+    async def alist(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[sdk.CheckpointTuple]:
+        """Return checkpoints, each namespace's newest first; of all threads without a config.
+
+        Args:
+            config: Of which thread, and of which namespace and checkpoint, if it names them.
+            filter: Keys and values that their metadata must have.
+            before: Only those with a lower id than this one's.
+            limit: How many at most.
+
+        """
+        remaining = float("inf") if limit is None else limit
+        upper = sdk.get_checkpoint_id(before) if before else None
+        ids = (
+            [_place(config).thread] if config else [id_ async for id_ in self._threads.thread_ids()]
+        )
+        for id_ in ids:
+            thread = await self._threads.current(id_)
+            places = _matching(thread.index, config, upper)
+            for at in range(0, len(places), PAGE):
+                if remaining <= 0:
+                    return
+                page = await self._reader.filtered(thread, places[at : at + PAGE], filter)
+                page = page[: int(min(remaining, PAGE))]
+                remaining -= len(page)
+                for found in await self._reader.tuples(thread, page):
+                    yield found
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: sdk.Checkpoint,
+        metadata: sdk.CheckpointMetadata,
+        new_versions: sdk.ChannelVersions,
+    ) -> RunnableConfig:
+        """Store a checkpoint, and return its config once it is durable.
+
+        With ``durability="async"`` it may return earlier, if writes that were made after it wait
+        until they and the checkpoint are durable: so saves of several supersteps become one.
+
+        Raises:
+            LeaseHeldError: Another process keeps holding the thread.
+            LeaseLostError: Another process has changed the thread since this one read it.
+            NotStorableError: A value cannot be stored.
+
+        """
+        place, id_ = _place(config), checkpoint["id"]
+        thread = self._threads.thread(place.thread)
+        about = sdk.get_checkpoint_metadata(config, metadata)
+
+        def change(known: Collection[str]) -> PutChange:
+            return self._put(place, checkpoint, about, new_versions, known)
+
+        session, version = await self._threads.append(thread, change)
+        at = place.ns, id_
+        if thread.writing and at in thread.index.writes and has_room(session):
+            thread.released = max(thread.released, version)
+        else:
+            await saved(thread, session, version, at)
+        return _config(config["configurable"]["thread_id"], place.ns, id_)
+
+    async def aput_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        """Store what a task wrote, and return once it is durable.
+
+        A write that is there already stays as it is; an error, an interrupt or a resume value is
+        replaced.
+
+        Raises as `aput` does.
+        """
+        place = _place(config)
+        thread, id_ = self._threads.thread(place.thread), config["configurable"]["checkpoint_id"]
+        about = TaskWrites(place.ns, id_, task_id, task_path, ())
+
+        def change(known: Collection[str]) -> WritesChange:
+            encode_value = self._reader.codec.encode
+            values = [
+                (sdk.WRITES_IDX_MAP.get(channel, at), channel, encode_value(value, channel, known))
+                for at, (channel, value) in enumerate(writes)
+            ]
+            return WritesChange(about, tuple(values))
+
+        session, _ = await self._threads.append(thread, change)
+        thread.writing += 1
+        try:
+            if has_room(session):
+                release_put(thread, (place.ns, id_))
+            await session.save()
+            while session.durable_version < thread.released:
+                await session.save()
+        finally:
+            thread.writing -= 1
+
+    async def aget_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, sdk.DeltaChannelHistory]:
+        """Return what was written to channels since their last stored value, and that value."""
+        place = _place(config)
+        thread = await self._threads.current(place.thread)
+        id_ = place.id or thread.index.newest(place.ns)
+        written, seeds = thread.index.history_of(place.ns, id_ or "", channels)
+        names = [name for each in written.values() for _, name in each]
+        loaded = await self._reader.values(thread, [*names, *seeds.values()])
+        result: dict[str, sdk.DeltaChannelHistory] = {}
+        for channel, found in written.items():
+            history = [(task, channel, loaded(name, channel)) for task, name in reversed(found)]
+            result[channel] = {"writes": history}
+            if channel in seeds:
+                result[channel]["seed"] = loaded(seeds[channel], channel)
+        return result
+
+    # Threads as a whole
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        """Delete a thread's session with all that it has.
+
+        Raises:
+            LeaseHeldError: Another process keeps holding it.
+
+        """
+        await self._threads.delete(thread_id)
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Delete the checkpoints of runs with their writes, in all threads.
+
+        What other checkpoints are rebuilt from stays, and is not shown.
+
+        Raises:
+            LeaseHeldError: Another process keeps holding a thread that has one.
+
+        """
+        runs = set(run_ids)
+        async for thread_id in self._threads.thread_ids():
+            thread = await self._threads.current(thread_id)
+            places = _matching(thread.index, None, None)
+            gone = set[tuple[str, str]]()
+            for at in range(0, len(places), PAGE):
+                bodies = await self._reader.bodies(thread, places[at : at + PAGE])
+                for (ns, id_, _), body in zip(places[at : at + PAGE], bodies, strict=True):
+                    if body["metadata"].get("run_id") in runs:
+                        gone.add((ns, id_))
+            if gone:
+                await self._threads.keep(
+                    thread,
+                    lambda ns, ids, gone=gone: {  # type: ignore[misc]
+                        id_ for id_ in ids if (ns, id_) not in gone
+                    },
+                )
+
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Begin a thread with all of another one's checkpoints; both share what they have now.
+
+        Raises:
+            SessionError: The new thread exists.
+            SessionNotFoundError: The other does not.
+
+        """
+        await self._threads.copy(source_thread_id, target_thread_id)
+
+    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Remove what threads do not need any more, also from the store.
+
+        ``"keep_latest"`` keeps each namespace's newest checkpoint with its writes, and, not shown
+        any more, those that it is rebuilt from. ``"delete"`` deletes the threads.
+
+        Raises:
+            InvalidArgumentError: There is no such strategy.
+            LeaseHeldError: Another process keeps holding a thread.
+
+        """
+        if strategy not in ("keep_latest", "delete"):
+            message = f'invalid strategy={strategy!r}: choose "keep_latest" or "delete"'
+            raise InvalidArgumentError(message, option="strategy")
+        for thread_id in thread_ids:
+            if strategy == "delete":
+                await self.adelete_thread(thread_id)
+            else:
+                thread = await self._threads.current(thread_id)
+                if thread.index.checkpoints:
+                    await self._threads.keep(thread, lambda _, ids: {max(ids)} if ids else set())
+
+    # The same for other threads of execution
+
+    def get_tuple(self, config: RunnableConfig) -> sdk.CheckpointTuple | None:
+        """Return a checkpoint; see `aget_tuple`."""
+        return self._wait_for(self.aget_tuple(config))
+
+    def list(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> Iterator[sdk.CheckpointTuple]:
+        """Return checkpoints; see `alist`."""
+
+        async def collect() -> list[sdk.CheckpointTuple]:
+            found = self.alist(config, filter=filter, before=before, limit=limit)
+            return [each async for each in found]
+
+        yield from self._wait_for(collect())
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: sdk.Checkpoint,
+        metadata: sdk.CheckpointMetadata,
+        new_versions: sdk.ChannelVersions,
+    ) -> RunnableConfig:
+        """Store a checkpoint; see `aput`."""
+        return self._wait_for(self.aput(config, checkpoint, metadata, new_versions))
+
+    def put_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        """Store what a task wrote; see `aput_writes`."""
+        self._wait_for(self.aput_writes(config, writes, task_id, task_path))
+
+    def get_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, sdk.DeltaChannelHistory]:
+        """Return channels' histories; see `aget_delta_channel_history`."""
+        return self._wait_for(self.aget_delta_channel_history(config=config, channels=channels))
+
+    def delete_thread(self, thread_id: str) -> None:
+        """Delete a thread; see `adelete_thread`."""
+        self._wait_for(self.adelete_thread(thread_id))
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Delete the checkpoints of runs; see `adelete_for_runs`."""
+        self._wait_for(self.adelete_for_runs(run_ids))
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copy a thread; see `acopy_thread`."""
+        self._wait_for(self.acopy_thread(source_thread_id, target_thread_id))
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Prune threads; see `aprune`."""
+        self._wait_for(self.aprune(thread_ids, strategy=strategy))
+
+    def _wait_for(self, call: Coroutine[Any, Any, T]) -> T:
+        """Run a call on the saver's event loop, from another thread.
+
+        Raises:
+            WrongLoopError: This is that loop's own thread, or the saver is not open.
+
+        """
+        loop = self._threads.loop
+        if not isinstance(loop, asyncio.AbstractEventLoop):
+            call.close()
+            message = (
+                "this saver has no event loop yet: `async with` it and use ainvoke, or, in a "
+                "program without an event loop, `with PerdureSaver.from_conn_string(url) as saver`"
+            )
+            raise WrongLoopError(message)
+        if _running_loop() is loop:
+            call.close()
+            message = (
+                "a synchronous call on the saver's own event loop would wait for itself: use the "
+                "asynchronous one (ainvoke, aget_state, aget_tuple), or call it in a thread"
+            )
+            raise WrongLoopError(message)
+        return asyncio.run_coroutine_threadsafe(call, loop).result()
+
+    def _put(
+        self,
+        place: _Place,
+        checkpoint: sdk.Checkpoint,
+        metadata: sdk.CheckpointMetadata,
+        new_versions: sdk.ChannelVersions,
+        known: Collection[str],
+    ) -> PutChange:
+        values = checkpoint["channel_values"]
+        parts = ("channel_values", "channel_versions")
+        rest = {name: value for name, value in checkpoint.items() if name not in parts}
+        whole = _as_json({"checkpoint": rest, "metadata": metadata})
+        opaque, body = None, msgspec.Raw(b"")
+        if is_plain(whole):
+            body = msgspec.Raw(encode(whole))
+        else:
+            opaque = self._reader.codec.encode(whole, "metadata", known)
+        put = CheckpointPut(
+            ns=place.ns,
+            id=checkpoint["id"],
+            parent=place.id,
+            channels={},
+            versions=dict(checkpoint["channel_versions"]),
+            body=body,
+            delta=tuple(metadata.get("counters_since_delta_snapshot") or ()),
+            opaque="" if opaque is None else opaque.name,
+        )
+        encoded = {
+            name: self._reader.codec.encode(values[name], name, known)
+            for name in new_versions
+            if name in values
+        }
+        return PutChange(
+            put,
+            encoded,
+            frozenset(new_versions) - frozenset(values),
+            opaque,
+            is_input=metadata.get("source") == "input",
+        )
+
+
+def _running_loop() -> object:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _place(config: RunnableConfig) -> _Place:
+    about = config["configurable"]
+    thread_id = str(about["thread_id"])
+    return _Place(thread_id, about.get("checkpoint_ns", ""), sdk.get_checkpoint_id(config) or None)
+
+
+def _config(thread_id: Any, ns: str, id_: str) -> RunnableConfig:
+    about = {"thread_id": thread_id, "checkpoint_ns": ns, "checkpoint_id": id_}
+    return {"configurable": about}
+
+
+def _matching(
+    index: ThreadIndex, config: RunnableConfig | None, upper: str | None
+) -> list[tuple[str, str, Mark]]:
+    """Return a thread's checkpoints that a config names, each namespace's newest first."""
+    about = config["configurable"] if config else {}
+    namespace, wanted = about.get("checkpoint_ns"), about.get("checkpoint_id")
+    return [
+        (ns, id_, mark)
+        for ns in index.checkpoints
+        if namespace in (None, ns)
+        for id_, mark in sorted(index.visible(ns), reverse=True)
+        if (not wanted or id_ == wanted) and (upper is None or id_ < upper)
+    ]
+
+
+def _as_json(value: Any) -> Any:
+    """Return a value with lists instead of tuples, which LangGraph's serializer makes of them."""
+    if type(value) is dict:
+        return {key: _as_json(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return [_as_json(item) for item in value]
+    return value

@@ -1,0 +1,431 @@
+"""The threads of a LangGraph saver, each of them a session: appended to, and read.
+
+A change is appended in the order of the calls, before the first ``await`` of a call, where the
+session is held here; else the calls wait for it in that order. What this process knows of a thread
+is its index; values are read from the log when they are asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from contextlib import aclosing, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
+
+import anyio
+
+from perdure.adapters.items import AdapterManager
+from perdure.adapters.thread_log import (
+    CheckpointPut,
+    Holder,
+    Leaf,
+    PutChange,
+    ThreadIndex,
+    ThreadRecord,
+    WritesChange,
+    compacted,
+    entries_of,
+    read_record,
+)
+from perdure.adapters.thread_values import Recent
+from perdure.errors import LeaseLostError
+from perdure.records.keys import SessionKey
+from perdure.records.records import Record
+from perdure.session.contents import meta_entry
+from perdure.session.internals import (
+    accept,
+    drop_history,
+    loop_of,
+    session_open_here,
+    store_of_manager,
+    tracked_of,
+)
+from perdure.session.manager import SessionManager
+from perdure.session.session import Session
+
+if TYPE_CHECKING:
+    from perdure.lease import OnHeld
+
+BACKLOG: Final = 4 * 1024 * 1024
+"""Bytes that a thread may have unsaved while LangGraph already goes on, by ``durability="async"``.
+"""
+RECENT_BYTES: Final = 32 * 1024 * 1024
+"""What is kept in memory of what is stored."""
+KNOWN: Final = 1000
+"""Threads whose index is kept in memory."""
+NEAR: Final = 64
+"""Records that are read with others rather than by two reads."""
+
+Change: TypeAlias = PutChange | WritesChange
+
+
+@final
+class Thread:
+    """What this process knows of one thread."""
+
+    def __init__(self, key: SessionKey) -> None:
+        self.key: SessionKey = key
+        self.index: ThreadIndex = ThreadIndex()
+        self.lock: anyio.Lock = anyio.Lock()
+        self.queued: int = 0
+        """Calls that wait for the session, or append when it is there."""
+        self.seen: int = 0
+        """The newest record when this process last read or wrote the thread, 0 if it never did."""
+        self.epochs: set[int] = set()
+        """Those that were held here."""
+        self.writing: int = 0
+        """Calls of ``aput_writes`` that wait until everything is durable."""
+        self.released: int = 0
+        """Up to which record these have to wait."""
+        self.waiting: dict[tuple[str, str], tuple[anyio.CancelScope, int]] = {}
+        """Calls of ``aput`` that wait until their checkpoints are durable."""
+
+    def forget(self) -> None:
+        """Know nothing of it any more."""
+        self.index, self.seen = ThreadIndex(), 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call uses it."""
+        return not (self.queued or self.writing or self.waiting or self.lock.locked())
+
+
+@final
+class ThreadSessions:
+    """The threads of one manager and tenant.
+
+    Args:
+        connection: Whose sessions they are.
+        tenant: As for `SessionManager.open`,
+        tags: and these,
+        on_held: and this,
+        wait: and this.
+
+    """
+
+    def __init__(
+        self,
+        connection: AdapterManager,
+        *,
+        tenant: str,
+        tags: Sequence[str],
+        on_held: OnHeld,
+        wait: float,
+    ) -> None:
+        self._connection = connection
+        self._tenant = tenant
+        self._tags = tags
+        self._on_held: OnHeld = on_held
+        self._wait = wait
+        self._threads: OrderedDict[str, Thread] = OrderedDict()
+        self._leaves: Recent[tuple[str, str], Leaf] = Recent(RECENT_BYTES)
+        self._puts: Recent[tuple[str, int], CheckpointPut] = Recent(RECENT_BYTES // 4)
+        opened = connection.opened
+        self.loop: object = None if opened is None else loop_of(opened)
+        """The event loop that the manager was opened in; None before."""
+
+    async def append(
+        self, thread: Thread, change: Callable[[Collection[str]], Change]
+    ) -> tuple[Session, int]:
+        """Append a change to a thread's session, in the order of the calls."""
+        session = self._ready(thread)
+        if session is not None:
+            return session, self._accept(thread, session, change(thread.index.leaves))
+        encoded = change(())  # now: the caller may change the values while this waits
+        thread.queued += 1
+        try:
+            async with thread.lock, self._held(thread) as session:
+                self._require_current(thread)
+                thread.epochs.add(session.epoch)
+                return session, self._accept(thread, session, encoded)
+        finally:
+            thread.queued -= 1
+
+    def _ready(self, thread: Thread) -> Session | None:
+        """Return a thread's session if it can be appended to at once."""
+        if thread.queued or thread.lock.locked():
+            return None
+        session = self.open_here(thread)
+        is_ready = (
+            session is not None
+            and session.is_writable
+            and session.version == thread.index.upto
+            and session.epoch in thread.epochs
+        )
+        return session if is_ready else None
+
+    def _accept(self, thread: Thread, session: Session, change: Change) -> int:
+        records = change.records(thread.index)
+        if records:
+            entries = entries_of(records)
+            if isinstance(change, PutChange) and change.is_input:
+                entries = (*entries, meta_entry())  # which says when the session was used last
+            first = session.version + 1
+            accept(session, entries)
+            for seq, entry in enumerate(entries, first):
+                self._take(thread, Record(seq, session.epoch, *entry))
+        thread.seen = thread.index.upto
+        return session.version
+
+    def _require_current(self, thread: Thread) -> None:
+        """Refuse a write of a run that began before another process changed the thread."""
+        seq, epoch = thread.index.newest_put
+        if not thread.seen or seq <= thread.seen or epoch in thread.epochs:
+            return
+        holder = thread.index.holders.get(epoch, Holder())
+        message = (
+            f"thread {thread.key} was continued by {holder} (epoch {epoch}) after this run read "
+            "it: what this run would write now was not stored; invoke the graph again, so that it "
+            "begins with the newest checkpoint"
+        )
+        facts = {"key": str(thread.key), "owner": holder.owner, "epoch": epoch}
+        raise LeaseLostError(message, **facts)
+
+    @asynccontextmanager
+    async def _held(self, thread: Thread) -> AsyncGenerator[Session, None]:
+        """Hold a thread's session, and know all of it."""
+        sessions, key = await self.manager(), thread.key
+        opening = sessions.open(
+            key.agent,
+            tenant=key.tenant,
+            tags=self._tags,
+            on_held=self._on_held,
+            wait=self._wait,
+        )
+        async with opening as session:
+            await self._catch_up(thread, session)
+            yield session
+
+    async def keep(self, thread: Thread, choose: Callable[[str, set[str]], set[str]]) -> None:
+        """Replace a thread by some of its checkpoints, and what they are rebuilt from."""
+        async with thread.lock, self._held(thread) as session:
+            index = thread.index
+            kept = {
+                ns: index.with_sources(ns, choose(ns, {id_ for id_, _ in index.visible(ns)}))
+                for ns in index.checkpoints
+            }
+            marks = [index.checkpoints[ns][id_] for ns, ids in kept.items() for id_ in ids]
+            names = [name for mark in marks for name in mark.channels.values()]
+            for ns, ids in kept.items():
+                for id_ in ids:
+                    names += [write.value for _, _, write in index.writes_of(ns, id_)]
+            puts = await self.puts_at(thread, [mark.seq for mark in marks])
+            names += [put.opaque for put in puts.values() if put.opaque]
+            leaves = await self.leaves_of(thread, index.parts_of(names))
+            records = compacted(index, kept, puts, leaves)
+            before = session.version
+            accept(session, entries_of(records))
+            thread.epochs.add(session.epoch)
+            await session.save()
+            await self._catch_up(thread, session)
+            thread.seen = thread.index.upto
+        sessions = await self.manager()
+        await drop_history(sessions, thread.key, before + 1, wait=self._wait)
+
+    async def current(self, thread_id: str) -> Thread:
+        """Return a thread as it is now, here or in the store."""
+        await self.manager()
+        thread = self.thread(thread_id)
+        session = self.open_here(thread)
+        is_known = session is not None and session.version == thread.index.upto
+        if not is_known or thread.lock.locked():
+            async with thread.lock:
+                await self._catch_up(thread, self.open_here(thread))
+        thread.seen = thread.index.upto
+        return thread
+
+    async def _catch_up(self, thread: Thread, session: Session | None) -> None:
+        """Take in what was appended to a thread's session since."""
+        while True:
+            unsaved = () if session is None else session.unsaved()
+            if not await self._read_on(thread, is_ours=_epoch(session) == thread.index.epoch):
+                thread.index = ThreadIndex()
+                continue
+            for record in unsaved:
+                self._take(thread, record)
+            if session is None or thread.index.upto >= session.version:
+                return
+
+    async def _read_on(self, thread: Thread, *, is_ours: bool) -> bool:
+        """Take in what the store has of a thread; False if what is known of it is not its log.
+
+        Another process may have deleted the session, or have removed how it began. Then its newest
+        known record is not there, or is of another epoch.
+        """
+        index = thread.index
+        anchor = 0 if is_ours else index.upto
+        store = store_of_manager(await self.manager())
+        log = store.read_log(thread.key, after=index.upto - 1 if anchor else index.upto)
+        async with aclosing(log):
+            async for chunk in log:
+                for record in chunk.records:
+                    if not anchor:
+                        self._take(thread, record)
+                    elif (record.seq, record.epoch) == (anchor, index.epoch):
+                        anchor = 0
+                    else:
+                        return False
+        return not anchor
+
+    def _take(self, thread: Thread, record: Record) -> None:
+        if record.seq > thread.index.upto:
+            stored = thread.index.apply(record)
+            if stored is not None:
+                self._remember(thread, record, stored)
+
+    def _remember(self, thread: Thread, record: Record, stored: ThreadRecord) -> None:
+        for value in stored.values:
+            if isinstance(value, Leaf):
+                key = thread.key.agent, value.name
+                self._leaves.put(key, value, len(value.data) + 200)
+        if stored.put is not None:
+            self._puts.put((thread.key.agent, record.seq), stored.put, len(record.payload) + 500)
+
+    async def _read_at(self, thread: Thread, seqs: Iterable[int]) -> list[tuple[int, ThreadRecord]]:
+        """Return a thread's records of these numbers, and some of those between."""
+        found: list[tuple[int, ThreadRecord]] = []
+
+        def keep(record: Record) -> None:
+            stored = read_record(record)
+            if stored is not None:
+                found.append((record.seq, stored))
+                self._remember(thread, record, stored)
+
+        session = self.open_here(thread)
+        wanted = set(seqs)
+        for record in () if session is None else session.unsaved():
+            if record.seq in wanted:
+                keep(record)
+        wanted -= {seq for seq, _ in found}
+        store = store_of_manager(await self.manager())
+        for first, last in _runs(sorted(wanted)):
+            log = store.read_log(thread.key, after=first - 1, before=last + 1)
+            async with aclosing(log):
+                async for chunk in log:
+                    for record in chunk.records:
+                        keep(record)
+        return found
+
+    async def puts_at(self, thread: Thread, seqs: Iterable[int]) -> dict[int, CheckpointPut]:
+        """Return the checkpoints that these records of a thread hold."""
+        known = {seq: self._puts.get((thread.key.agent, seq)) for seq in seqs}
+        puts = {seq: put for seq, put in known.items() if put is not None}
+        for seq, stored in await self._read_at(thread, known.keys() - puts.keys()):
+            if stored.put is not None:
+                puts[seq] = stored.put
+        return puts
+
+    async def leaves_of(self, thread: Thread, names: Iterable[str]) -> dict[str, Leaf]:
+        """Return what these values of a thread are."""
+        agent, index = thread.key.agent, thread.index
+        known = {name: self._leaves.get((agent, name)) for name in names}
+        leaves = {name: leaf for name, leaf in known.items() if leaf is not None}
+        missing = known.keys() - leaves.keys()
+        seqs = {index.leaves[name] for name in missing if name in index.leaves}
+        for _, stored in await self._read_at(thread, seqs):
+            for value in stored.values:
+                if isinstance(value, Leaf):
+                    leaves.setdefault(value.name, value)
+        return leaves
+
+    async def manager(self) -> SessionManager:
+        """Return the manager, opened."""
+        sessions = await self._connection.manager()
+        if self.loop is None:
+            self.loop = asyncio.get_running_loop()
+        return sessions
+
+    def key(self, thread_id: Any) -> SessionKey:
+        """Return a thread's session."""
+        return SessionKey(str(thread_id), tenant=self._tenant)
+
+    def thread(self, thread_id: Any) -> Thread:
+        """Return what is known of a thread."""
+        key = self.key(thread_id)
+        thread = self._threads.get(key.agent)
+        if thread is None:
+            thread = self._threads[key.agent] = Thread(key)
+            for other in list(self._threads)[: max(len(self._threads) - KNOWN, 0)]:
+                if self._threads[other].is_idle and other != key.agent:
+                    del self._threads[other]
+        self._threads.move_to_end(key.agent)
+        return thread
+
+    def open_here(self, thread: Thread) -> Session | None:
+        """Return a thread's session if it is held here."""
+        sessions = self._connection.opened
+        return None if sessions is None else session_open_here(sessions, thread.key)
+
+    async def thread_ids(self) -> AsyncIterator[str]:
+        """Return the ids of all sessions that may be threads."""
+        sessions = await self.manager()
+        after = None
+        while page := await sessions.list(tenant=self._tenant, after=after, limit=500):
+            after = page[-1]
+            for info in page:
+                if info.key == self.key(info.key.agent):
+                    yield info.key.agent
+
+    async def delete(self, thread_id: str) -> None:
+        """Delete a thread's session."""
+        sessions, thread = await self.manager(), self.thread(thread_id)
+        async with thread.lock:
+            key = thread.key
+            await sessions.delete(key.agent, tenant=key.tenant, wait=self._wait)
+            thread.forget()
+
+    async def copy(self, source: str, target: str) -> None:
+        """Begin a thread with what another one has now."""
+        sessions = await self.manager()
+        await sessions.fork(self.key(source).agent, self.key(target).agent, tenant=self._tenant)
+
+
+def _epoch(session: Session | None) -> int | None:
+    return None if session is None else session.epoch
+
+
+async def saved(thread: Thread, session: Session, version: int, at: tuple[str, str]) -> None:
+    """Wait until a checkpoint is durable, or until writes that came after it wait for that."""
+    with anyio.CancelScope() as scope:
+        thread.waiting[at] = scope, version
+        try:
+            await session.save()
+        finally:
+            if thread.waiting.get(at) == (scope, version):
+                del thread.waiting[at]
+
+
+def release_put(thread: Thread, at: tuple[str, str]) -> None:
+    """Let the call return that stores a checkpoint: this one, whose writes follow it, waits."""
+    if at in thread.waiting:
+        scope, version = thread.waiting.pop(at)
+        thread.released = max(thread.released, version)
+        scope.cancel()
+
+
+def has_room(session: Session) -> bool:
+    """Say whether LangGraph may go on while this much is unsaved."""
+    return tracked_of(session).pending_bytes < BACKLOG
+
+
+def _runs(seqs: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Return numbers as ranges, those that are close to one another in one."""
+    first = last = None
+    for seq in seqs:
+        if first is None or last is None:
+            first = seq
+        elif seq - last > NEAR:
+            yield first, last
+            first = seq
+        last = seq
+    if first is not None and last is not None:
+        yield first, last
