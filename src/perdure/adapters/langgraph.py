@@ -369,8 +369,13 @@ class PerdureSaver(Adapter, sdk.BaseCheckpointSaver[Any]):
 
         def change(known: Collection[str]) -> WritesChange:
             encode_value = self._reader.codec.encode
+            where = place.thread, f"{place.ns}\0writes"  # apart from the channels themselves
             values = [
-                (sdk.WRITES_IDX_MAP.get(channel, at), channel, encode_value(value, channel, known))
+                (
+                    sdk.WRITES_IDX_MAP.get(channel, at),
+                    channel,
+                    encode_value(value, (*where, channel), known),
+                )
                 for at, (channel, value) in enumerate(writes)
             ]
             return WritesChange(about, tuple(values))
@@ -573,12 +578,13 @@ class PerdureSaver(Adapter, sdk.BaseCheckpointSaver[Any]):
         values = checkpoint["channel_values"]
         parts = ("channel_values", "channel_versions")
         rest = {name: value for name, value in checkpoint.items() if name not in parts}
+        where = place.thread, place.ns
         whole = _as_json({"checkpoint": rest, "metadata": metadata})
         opaque, body = None, msgspec.Raw(b"")
         if is_plain(whole):
             body = msgspec.Raw(encode(whole))
         else:
-            opaque = self._reader.codec.encode(whole, "metadata", known)
+            opaque = self._reader.codec.encode(whole, (*where, "metadata"), known)
         put = CheckpointPut(
             ns=place.ns,
             id=checkpoint["id"],
@@ -590,7 +596,7 @@ class PerdureSaver(Adapter, sdk.BaseCheckpointSaver[Any]):
             opaque="" if opaque is None else opaque.name,
         )
         encoded = {
-            name: self._reader.codec.encode(values[name], name, known)
+            name: self._reader.codec.encode(values[name], (*where, name), known)
             for name in new_versions
             if name in values
         }

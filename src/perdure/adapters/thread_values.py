@@ -6,11 +6,9 @@ What is read back is data: classes that are not allowed are not imported, and ne
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, cast, final
-
-import msgspec
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeAlias, TypeVar, cast, final
 
 from perdure.adapters.items import import_sdk
 from perdure.adapters.thread_log import (
@@ -55,36 +53,27 @@ class NotAllowedError(FormatError):
 
 @final
 class Recent(Generic[K, V]):
-    """What was used last, up to a number of bytes."""
+    """What was put last, up to a number of bytes."""
 
     def __init__(self, max_bytes: int) -> None:
-        self._values: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._values: dict[K, V] = {}
+        self._sizes: dict[K, int] = {}
         self._room = max_bytes
-
-    def __contains__(self, key: K) -> bool:
-        return key in self._values
-
-    def get(self, key: K) -> V | None:
-        """Return a value, which then was used last."""
-        entry = self._values.get(key)
-        if entry is None:
-            return None
-        self._values.move_to_end(key)
-        return entry[0]
+        self.get: Callable[[K], V | None] = self._values.get
+        """Returns a value, or None."""
 
     def put(self, key: K, value: V, size: int) -> None:
-        """Keep a value, and let go of those that were not used for longest."""
-        self.drop(key)
-        self._values[key] = value, size
+        """Keep a value, and let go of the oldest ones."""
+        if key in self._values:
+            del self._values[key]
+            self._room += self._sizes.pop(key)
+        self._values[key] = value
+        self._sizes[key] = size
         self._room -= size
         while self._room < 0 and len(self._values) > 1:
-            _, (_, freed) = self._values.popitem(last=False)
-            self._room += freed
-
-    def drop(self, key: K) -> None:
-        """Let go of a value."""
-        _, freed = self._values.pop(key, (None, 0))
-        self._room += freed
+            oldest = next(iter(self._values))
+            del self._values[oldest]
+            self._room += self._sizes.pop(oldest)
 
 
 # Data, and no code
@@ -192,32 +181,49 @@ class Copied(NamedTuple):
     """What a value is copied from."""
 
     cls: type
-    data: bytes
-    fields: frozenset[str]
+    held: dict[str, Any]
+    inner: tuple[str, ...]
+    """Keys of what is to be copied of it, too."""
+    fields: AbstractSet[str]
+    extra: dict[str, Any] | None
 
 
 _DeltaSnapshot: Any = sdk_types._DeltaSnapshot  # noqa: SLF001  # a value of a channel, as stored
 _PLAIN = frozenset({str, int, float, bool, type(None), bytes, list, tuple, set, frozenset})
+_UNKNOWN = object()
+
+Place: TypeAlias = tuple[str, str, str]
+"""A thread, a namespace and a channel."""
+
+
+class _Stored(NamedTuple):
+    """The items of a list that was stored, as they were then."""
+
+    types: list[type]
+    held: list[Any]
+    names: list[str]
 
 
 @final
 class ValueCodec:
     """Encode and decode values by a serializer, each item of a list by itself.
 
-    An item that was read before is copied, which costs a fraction of decoding it again. Nobody gets
-    an object that somebody else has.
+    Of a list that grows, only items that are new or were changed are encoded. An item that was read
+    before is copied, which costs a fraction of decoding it. Nobody gets an object that somebody
+    else has.
     """
 
     def __init__(self, serde: SerializerProtocol) -> None:
         self._serde = serde
         self._copies: Recent[str, Copied] = Recent(COPIES_BYTES)
+        self._stored: Recent[Place, _Stored] = Recent(COPIES_BYTES)
 
-    def encode(self, value: Any, at: str, known: Collection[str] = ()) -> Value:
+    def encode(self, value: Any, place: Place, known: Collection[str] = ()) -> Value:
         """Return a value as it is stored.
 
         Args:
             value: What.
-            at: Its channel, for the error.
+            place: Where.
             known: Names of what is stored already.
 
         Raises:
@@ -225,19 +231,16 @@ class ValueCodec:
 
         """
         try:
-            return self._encode(value, known)
+            if isinstance(value, _DeltaSnapshot) and _is_divided(value.value):
+                return self._list(SNAPSHOT, value.value, place, known)
+            if _is_divided(value):
+                return self._list(LIST, value, place, known)
+            return self._leaf(value, known)
         except Exception as error:
-            message = f"the value of channel {at!r} cannot be stored: {error}"
-            raise NotStorableError(message, path=at) from error
+            message = f"the value of channel {place[-1]!r} cannot be stored: {error}"
+            raise NotStorableError(message, path=place[-1]) from error
 
-    def _encode(self, value: Any, known: Collection[str]) -> Value:
-        if isinstance(value, _DeltaSnapshot) and _is_divided(value.value):
-            return self._list(SNAPSHOT, value.value, known)
-        if _is_divided(value):
-            return self._list(LIST, value, known)
-        return self._leaf(value, known)
-
-    def _leaf(self, value: Any, known: Collection[str] = ()) -> Value:
+    def _leaf(self, value: Any, known: Collection[str]) -> Value:
         kind, data = self._serde.dumps_typed(value)
         if len(data) <= PART:
             name = name_of(kind, data)
@@ -252,15 +255,24 @@ class ValueCodec:
         items = tuple(names)
         return Value(name_of_items(JOINED + kind, items), JOINED + kind, items, leaves)
 
-    def _list(self, kind: str, values: list[Any], known: Collection[str]) -> Value:
-        names: list[str] = []
+    def _list(self, kind: str, values: list[Any], place: Place, known: Collection[str]) -> Value:
+        types = list(map(type, values))
+        held = _held(values, set(types))
+        stored = self._stored.get(place) or _Stored([], [], [])
+        same = _same(stored, types, held) if held is not None and known else 0
+        names = stored.names[:same]
+        if not all(map(known.__contains__, names)):
+            same, names = 0, []
         leaves: dict[str, Leaf] = {}
-        for value in values:
+        for value in values[same:]:
             item = self._leaf(value, known)
             if item.kind:  # too large for one record: the list is stored as one value
-                return self._leaf(_DeltaSnapshot(values) if kind == SNAPSHOT else values)
+                return self._leaf(_DeltaSnapshot(values) if kind == SNAPSHOT else values, known)
             names.append(item.name)
             leaves |= item.leaves
+        if held is not None:
+            copies = stored.held[:same] + list(map(_plain_copy, held[same:]))
+            self._stored.put(place, _Stored(types, copies, names), 1500 * len(names))
         items = tuple(names)
         return Value(name_of_items(kind, items), kind, items, leaves)
 
@@ -294,18 +306,20 @@ class ValueCodec:
         if node.kind.startswith(JOINED):
             data = b"".join(b64decode(_leaf(part, leaves).data) for part in names)
             return self._decode(node.kind.removeprefix(JOINED), data)
-        values = [self._read(item, leaves, pinned) for item in names]
+        values = [
+            _copy(pinned[item]) if item in pinned else self._read(item, leaves, pinned)
+            for item in names
+        ]
         return _DeltaSnapshot(values) if node.kind == SNAPSHOT else values
 
     def _read(self, name: str, leaves: Mapping[str, Leaf], pinned: Mapping[str, Copied]) -> Any:
-        known = pinned.get(name)
-        if known is not None:
-            return _copy(known)
+        if name in pinned:
+            return _copy(pinned[name])
         stored = _leaf(name, leaves)
         value = self._decode(stored.kind, b64decode(stored.data))
         copied = _copied(value)
         if copied is not None:
-            self._copies.put(name, copied, len(copied.data) + 400)
+            self._copies.put(name, copied, len(stored.data) + 1000)
         return value
 
     def _decode(self, kind: str, data: bytes) -> Any:
@@ -343,40 +357,70 @@ def _is_divided(value: Any) -> bool:
     return type(value) is list and bool(value) and all(type(item) not in _PLAIN for item in value)
 
 
-# Copies, only of what has JSON's own types inside
+# What objects hold, if all of it is plain JSON: then it can be compared, and copied
 
 
-def _fields_of(value: Any) -> bytes | None:
-    """Return all that a dict or a pydantic object holds as bytes, None if it is not plain."""
-    held = value
-    if isinstance(value, pydantic.BaseModel) and value.__pydantic_private__ is None:
-        held = {"fields": value.__dict__, "extra": value.__pydantic_extra__}
-    elif type(value) is not dict:
+def _held(values: list[Any], types: set[type]) -> list[dict[str, Any]] | None:
+    """Return what dicts, or pydantic objects, hold; None if there are others."""
+    if types == {dict}:
+        return values
+    if not all(map(_is_model, types)) or any(value.__pydantic_extra__ for value in values):
         return None
-    if not is_plain(held):
-        return None
-    try:
-        return msgspec.msgpack.encode(held)
-    except (OverflowError, UnicodeEncodeError):
-        return None
+    return [value.__dict__ for value in values]
+
+
+def _is_model(cls: type) -> bool:
+    return issubclass(cls, pydantic.BaseModel) and not cls.__private_attributes__
+
+
+def _same(stored: _Stored, types: list[type], held: list[dict[str, Any]]) -> int:
+    """Return how many items a list begins with as another one did when it was stored."""
+    most = min(len(stored.names), len(types))
+    if types[:most] == stored.types[:most] and held[:most] == stored.held[:most]:
+        return most
+    pairs = zip(types, held, stored.types, stored.held, strict=False)
+    for at, (cls, now, cls_then, then) in enumerate(pairs):
+        if cls is not cls_then or now != then:
+            return at
+    return most
+
+
+def _plain_copy(held: dict[str, Any]) -> Any:
+    """Return a copy of what an object holds, or what is equal to nothing."""
+    return _deep_copy(held) if is_plain(held) else _UNKNOWN
+
+
+def _deep_copy(value: Any) -> Any:
+    if type(value) is dict:
+        return {key: _deep_copy(item) for key, item in value.items()}
+    if type(value) is list:
+        return [_deep_copy(item) for item in value]
+    return value
 
 
 def _copied(value: Any) -> Copied | None:
-    data = _fields_of(value)
-    if data is None:
+    """Return what copies of a value can be made of; None if it is not plain."""
+    held = _held([value], {type(value)})
+    if held is None or not is_plain(held[0]):
         return None
-    fields = () if type(value) is dict else value.__pydantic_fields_set__
-    return Copied(type(value), data, frozenset(fields))
+    kept = _deep_copy(held[0])
+    inner = tuple(key for key, item in kept.items() if type(item) in (dict, list))
+    if type(value) is dict:
+        return Copied(dict, kept, inner, frozenset(), None)
+    return Copied(type(value), kept, inner, value.__pydantic_fields_set__, value.__pydantic_extra__)
 
 
 def _copy(known: Copied) -> Any:
-    held = msgspec.msgpack.decode(known.data)
+    held = known.held.copy()
+    for key in known.inner:
+        item = held[key]
+        held[key] = _deep_copy(item) if item else item.copy()
     if known.cls is dict:
         return held
     value: Any = object.__new__(known.cls)
     put = object.__setattr__
-    put(value, "__dict__", held["fields"])
-    put(value, "__pydantic_extra__", held["extra"])
+    put(value, "__dict__", held)
+    put(value, "__pydantic_extra__", None if known.extra is None else {})
     put(value, "__pydantic_fields_set__", set(known.fields))
     put(value, "__pydantic_private__", None)
     return value
