@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import (
+    adapters,
     checkpoints,
     imports,
     large,
@@ -48,6 +49,8 @@ def _run(given: argparse.Namespace) -> Report:
         backends = LOOPS[given.backend]
         growth = max(1, min(save.Options().growth_blocks, given.turns // save.BLOCK))
         return save.run(save.Options(given.sessions, given.turns, growth, backends, given.folder))
+    if given.benchmark == "adapters":
+        return adapters.run(adapters.Options(given.turns, given.folder))
     if given.benchmark == "live":
         stream = live.Options(given.sessions, given.seconds, given.rate, given.backend)
         return live.run(stream._replace(closed=given.closed, folder=given.folder))
@@ -91,6 +94,9 @@ def _parser() -> argparse.ArgumentParser:
     saving.add_argument("--sessions", type=_count, default=1)
     saving.add_argument("--turns", type=_count, default=3000)
     saving.add_argument("--backend", choices=LOOPS, default="both")
+
+    adapting = kinds.add_parser("adapters", parents=[common, where], help=adapters.__doc__)
+    adapting.add_argument("--turns", type=_count, default=1000)
 
     living = kinds.add_parser("live", parents=[common, where], help=live.__doc__)
     living.add_argument("--sessions", type=_count, default=100_000)

@@ -13,6 +13,11 @@ from typing import Any, NamedTuple
 __all__ = ["AT_LEAST", "TARGETS", "Report", "Row"]
 
 TARGETS = {
+    "adapters.langgraph.bytes": 0.005,
+    "adapters.langgraph.bytes_delta": 1.5,
+    "adapters.langgraph.disk": 0.005,
+    "adapters.langgraph.disk_delta": 1.5,
+    "adapters.langgraph.time": 0.2,
     "save.over_limit": 1.3,
     "save.growth": 1.1,
     "save.p99_with_folds_over_without": 1.3,

@@ -52,6 +52,13 @@ def test_peers_are_measured_beside_each_other(tmp_path: Path) -> None:
             assert figures[f"{prefix}.{name}.bytes"] > 7_000
 
 
+def test_adapters_are_measured_beside_the_stores_of_their_sdks(tmp_path: Path) -> None:
+    pytest.importorskip("langgraph.checkpoint.sqlite")
+    figures = figures_of(tmp_path, "adapters", "--turns", "8", "--folder", str(tmp_path))
+    assert names_of("adapters") <= set(figures)
+    assert figures["adapters.langgraph.bytes"] < 0.5
+
+
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_save_gives_its_figures(tmp_path: Path, backend: str) -> None:
     figures = figures_of(
