@@ -112,6 +112,13 @@ def sbom(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHONS[0])
+def docs(session: nox.Session) -> None:
+    """Build the site of the documents into site/; a warning fails it."""
+    session.install("-e", ".[docs]")
+    session.run("python", "-m", "tests.site")
+
+
+@nox.session(python=PYTHONS[0])
 def bare(session: nox.Session) -> None:
     """See that the library imports with its core dependencies alone."""
     session.install(".")
