@@ -34,6 +34,7 @@ SURFACES = {
         {"asyncio", "httpx", "pydantic", "rich", "ssl", "trio"}
     ),
     "perdure.cli": frozenset({"cyclopts", "rich", "asyncio", "ssl"}),
+    "perdure.inspector": frozenset({"starlette", "asyncio", "ssl"}),
     "perdure.testing": frozenset({"pytest", "asyncio", "ssl"}),
 }
 """What a package, or a module, may bring in besides the core's dependencies."""

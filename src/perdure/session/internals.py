@@ -1,7 +1,8 @@
-"""What an agent's worker and the adapters may see and do of a session that its users do not.
+"""What an agent, the adapters and the inspector may see of a session that its users do not.
 
-The one door from `perdure.agent` and `perdure.adapters` into a session: the working context as it
-is folded, the store below it, long-term memory, and the claim that makes a worker the only one.
+The one door from `perdure.agent`, `perdure.adapters` and `perdure.inspector` into a session: the
+working context as it is folded, the store below it, long-term memory, and the claim that makes a
+worker the only one.
 """
 
 from __future__ import annotations
@@ -167,6 +168,16 @@ def registry_of(session: Session | SessionView) -> Registry:
 def store_of(session: Session | SessionView) -> Store:
     """Return the session's store."""
     return session._contents._store
+
+
+def store_below(sessions: SessionManager) -> Store:
+    """Return the store of an open manager, to read only.
+
+    Raises:
+        SessionClosedError: The manager is not open.
+
+    """
+    return sessions._check().runtime.store
 
 
 async def is_branch(session: Session) -> bool:

@@ -1,0 +1,87 @@
+"""``perdure inspect``: a web page on this machine to look at a store's sessions."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from typing import TYPE_CHECKING, Annotated
+
+import anyio
+from cyclopts import Parameter, validators
+
+from perdure.cli.access import existing, managed
+from perdure.cli.output import StoreOption, note, print_line, say
+from perdure.errors import ConfigError, MissingExtraError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+
+def inspect(
+    url: Annotated[str | None, Parameter(name="URL")] = None,
+    /,
+    *,
+    host: str = "127.0.0.1",
+    port: Annotated[int, Parameter(validator=validators.Number(gte=0, lt=65536))] = 0,
+    where: StoreOption = StoreOption(),  # noqa: B008  # frozen
+) -> int:
+    """Serve a web page to look at the sessions of a store, until Ctrl-C.
+
+    Prints the page's address, with a new token; without it, nobody sees anything. It reads
+    without a lease, also while a program writes.
+
+    Args:
+        url: The store, as with --store.
+        host: The address to listen at, which browsers reach it by. Anything but this machine is
+            not encrypted: better forward the port with ssh.
+        port: The port to listen at; 0 for any that is free.
+
+    """
+    if url is not None and where.store is not None:
+        raise ConfigError("the store is given twice, as URL and with --store: give it once")
+    if host in {"0.0.0.0", "::", ""}:  # noqa: S104  # refused
+        message = f"--host {host!r} is no address of a browser's: give the one that it will use"
+        raise ConfigError(message, option="host", value=host)
+    anyio.run(_inspect, url or where.store, host, port, where)
+    return 0
+
+
+async def _inspect(url: str | None, host: str, port: int, where: StoreOption) -> None:
+    try:
+        import uvicorn
+
+        from perdure.inspector.application import app
+    except ModuleNotFoundError as error:
+        if error.name != "uvicorn":
+            raise
+        message = "perdure inspect needs uvicorn: pip install 'perdure[inspector]'"
+        raise MissingExtraError(message, extra="inspector") from error
+    token = secrets.token_urlsafe(24)
+    name = f"[{host}]" if ":" in host else host
+    async with managed(existing(url)) as sessions:
+        served: ASGIApp = app(sessions, token=token, hosts=[name])
+        config = uvicorn.Config(
+            served, log_level="warning", access_log=False, lifespan="off", server_header=False
+        )
+        with _listening(host, port) as sock:
+            address = f"http://{name}:{sock.getsockname()[1]}/?token={token}"
+            if where.json:
+                print_line({"address": address})
+            else:
+                say(address)
+                note("open it in a browser; Ctrl-C ends it")
+            await uvicorn.Server(config).serve(sockets=[sock])
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen()  # a browser that is quicker than the server waits
+    except OSError as error:
+        sock.close()
+        message = f"cannot listen at {host} port {port}: {error.strerror}; choose another --port"
+        raise ConfigError(message, option="port", value=port) from error
+    return sock

@@ -1,0 +1,287 @@
+"""A session's records as a page shows them: parts of messages, events with times, gaps.
+
+Records in, values out; nothing is read here. A long text is cut, and says how long it is: its
+part's number fetches the whole. Nothing here makes HTML: the templates escape texts.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from perdure.errors import FormatError
+from perdure.memory.documents import time_of
+from perdure.providers.issued import stamp_of
+from perdure.records.json import decode
+from perdure.records.messages import Message, decode_message
+from perdure.records.records import MESSAGE_KINDS, Record
+from perdure.records.types import Registry
+from perdure.session.contents import HistoryItem
+
+LONGEST: Final = 4000
+"""Characters of a part that a page shows at once."""
+IDLE: Final = 60.0
+"""Seconds without a record, from which on a timeline shows a gap instead of drawing it."""
+_DATA_URL: Final = re.compile(r"data:(image/(?:png|jpeg|gif|webp));base64,", re.IGNORECASE)
+_ENVELOPE: Final = "perdure_foreign"
+
+
+class ShownPart(msgspec.Struct, frozen=True, kw_only=True):
+    """One part of a message: a text, reasoning, a call, a result, an image."""
+
+    kind: str
+    """text, reasoning, call, result, error, image, media or json."""
+    text: str
+    """At most `LONGEST` characters of it; for an image, what it is."""
+    number: int
+    """Its place in the record, by which the whole is asked for."""
+    name: str = ""
+    """The tool, of a call or a result."""
+    size: int = 0
+    """Characters of the whole."""
+    is_embedded: bool = False
+    """Whether the record has the image's bytes."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether there is more."""
+        return self.size > len(self.text)
+
+
+class ShownItem(msgspec.Struct, frozen=True, kw_only=True):
+    """One item of a conversation, or one record."""
+
+    seq: int
+    kind: str
+    role: str = ""
+    at: float | None = None
+    """Seconds since 1970."""
+    source: str = ""
+    """Whose SDK or provider it came from, if that is known."""
+    parts: tuple[ShownPart, ...] = ()
+    in_context: bool = False
+    """Whether the working context has it."""
+
+
+class LogRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One record at its time."""
+
+    item: ShownItem
+    epoch: int
+    ends_group: bool
+    idle: float = 0.0
+    """Seconds without a record before it, if that is a gap."""
+    start: float = 0.0
+    """Where it is on the page's axis without the gaps, 0 to 100."""
+    width: float = 0.0
+    """How long it took from the record before, on that axis."""
+
+
+class Blob(msgspec.Struct, frozen=True):
+    """An image's bytes."""
+
+    media_type: str
+    data: bytes
+
+
+def shown_item(item: HistoryItem, context: frozenset[int] = frozenset()) -> ShownItem:
+    """Return an item of a session's history as a page shows it."""
+    message = item.value
+    if not isinstance(message, Message):
+        part = ShownPart(kind="json", text=_json(message), number=0)
+        return ShownItem(seq=item.seq, kind=item.kind, parts=(_cut(part),))
+    return ShownItem(
+        seq=item.seq,
+        kind=item.kind,
+        role=message.role,
+        at=message.created_at,
+        source=_source(message),
+        parts=tuple(_cut(part) for part in parts_of(message)),
+        in_context=item.seq in context,
+    )
+
+
+def shown_record(record: Record, registry: Registry) -> ShownItem:
+    """Return a record of any kind as a page shows it; a damaged payload as it is."""
+    if record.kind in MESSAGE_KINDS:
+        try:
+            message = decode_message(record.payload, registry)
+            return shown_item(HistoryItem(record.seq, record.kind, message))
+        except FormatError:
+            pass
+    return ShownItem(
+        seq=record.seq,
+        kind=record.kind,
+        at=_time(record),
+        parts=(_cut(ShownPart(kind="json", text=_payload(record), number=0)),),
+    )
+
+
+def raw_record(record: Record) -> ShownItem:
+    """Return a record with its payload as it is stored."""
+    part = ShownPart(kind="json", text=_payload(record), number=0)
+    return ShownItem(seq=record.seq, kind=record.kind, at=_time(record), parts=(_cut(part),))
+
+
+def whole_parts(record: Record, registry: Registry, *, raw: bool = False) -> list[ShownPart]:
+    """Return a record's parts with their whole texts."""
+    if record.kind in MESSAGE_KINDS and not raw:
+        return list(parts_of(decode_message(record.payload, registry)))
+    return [ShownPart(kind="json", text=_payload(record), number=0)]
+
+
+def parts_of(message: Message) -> Iterator[ShownPart]:
+    """Yield a message's parts, whole, in the order in which they are numbered."""
+    for number, (kind, name, text) in enumerate(_parts(message) or _issued_parts(message)):
+        embedded = kind == "image" and _DATA_URL.match(text) is not None
+        yield ShownPart(kind=kind, text=text, number=number, name=name, is_embedded=embedded)
+
+
+def image_in(message: Message, number: int) -> Blob | None:
+    """Return the image that a message has as its part of a number; None if that is none."""
+    parts = _parts(message)
+    url = parts[number][2] if number < len(parts) and parts[number][0] == "image" else ""
+    found = _DATA_URL.match(url)
+    if found is None:
+        return None
+    try:
+        return Blob(found[1].lower(), base64.b64decode(url[found.end() :]))
+    except binascii.Error:
+        return None
+
+
+def timeline(
+    records: Sequence[Record], registry: Registry, context: frozenset[int] = frozenset()
+) -> list[LogRow]:
+    """Return records as rows of a timeline, where long gaps take no room."""
+    spans: list[tuple[float, float]] = []
+    last: float | None = None
+    axis = 0.0
+    items = [shown_record(record, registry) for record in records]
+    for item in items:
+        gap = 0.0 if item.at is None or last is None else max(item.at - last, 0.0)
+        width = 0.0 if gap >= IDLE else gap
+        spans.append((gap if gap >= IDLE else 0.0, width))
+        axis += width
+        last = item.at if item.at is not None else last
+    rows: list[LogRow] = []
+    end = 0.0
+    for record, item, (idle, width) in zip(records, items, spans, strict=True):
+        rows.append(
+            LogRow(
+                item=msgspec.structs.replace(item, in_context=record.seq in context),
+                epoch=record.epoch,
+                ends_group=record.end,
+                idle=idle,
+                start=100 * end / (axis or 1),
+                width=100 * width / (axis or 1),
+            )
+        )
+        end += width
+    return rows
+
+
+_Part = tuple[str, str, str]
+"""Kind, name, text."""
+
+
+def _parts(message: Message) -> list[_Part]:
+    parts: list[_Part] = []
+    if message.reasoning:
+        parts.append(("reasoning", "", message.reasoning))
+    if isinstance(message.content, list):
+        parts += map(_content_part, message.content)
+    elif message.content:
+        parts.append(("text", "", message.content))
+    parts += [("call", call.name, _json(call.arguments)) for call in message.tool_calls]
+    result = message.tool_result
+    if result is not None:
+        name = result.name or result.call_id
+        failed = result.error is not None
+        text = str(result.error) if failed else _json(result.result)
+        parts.append(("error" if failed else "result", name, text))
+    parts += [("image", "", url) for url in message.image_urls]
+    parts += [("media", "", url) for url in (*message.audio_urls, *message.video_urls)]
+    return parts
+
+
+def _issued_parts(message: Message) -> list[_Part]:
+    """Return what a message without parts of its own has of its provider's: a search, a thought."""
+    stamp = stamp_of(message)
+    items = () if stamp is None else stamp.items
+    return [
+        ("json", "", msgspec.json.format(bytes(item.block), indent=2).decode()) for item in items
+    ]
+
+
+def _content_part(part: Any) -> _Part:
+    if isinstance(part, dict):
+        if isinstance(part.get("text"), str):
+            return "text", "", part["text"]
+        image = _image_url(part)
+        if image is not None:
+            return "image", "", image
+    return "json", "", _json(part)
+
+
+def _image_url(part: dict[str, Any]) -> str | None:
+    """Return the URL of a part that is an image in a provider's shape; None for any other part."""
+    url = part.get("image_url")  # OpenAI: Responses, Chat Completions
+    if isinstance(url, dict):
+        url = url.get("url")
+    if isinstance(url, str):
+        return url
+    source = part.get("source")  # Anthropic
+    if part.get("type") == "image" and isinstance(source, dict):
+        data = source.get("data")
+        found = f"data:{source.get('media_type')};base64,{data}" if data else source.get("url")
+        return found if isinstance(found, str) else None
+    inline = part.get("inline_data") or part.get("inlineData")  # Gemini
+    if isinstance(inline, dict):
+        kind = inline.get("mime_type") or inline.get("mimeType")
+        return f"data:{kind};base64,{inline.get('data')}"
+    return None
+
+
+def _source(message: Message) -> str:
+    """Return whose SDK or provider a message came from."""
+    envelope = message.extra.get(_ENVELOPE)
+    if envelope is not None:
+        sdk = decode(bytes(envelope)).get("sdk")
+        return sdk if isinstance(sdk, str) else ""
+    stamp = stamp_of(message)
+    return "" if stamp is None else stamp.provider
+
+
+def _time(record: Record) -> float | None:
+    try:
+        return time_of(record)
+    except FormatError:
+        return None
+
+
+def _payload(record: Record) -> str:
+    text = record.payload.decode(errors="backslashreplace")
+    try:
+        return msgspec.json.format(text, indent=2)
+    except msgspec.DecodeError:
+        return text
+
+
+def _cut(part: ShownPart) -> ShownPart:
+    text = part.text
+    if part.kind == "image" and part.is_embedded:
+        text = text[: text.index(",")]
+        return msgspec.structs.replace(part, text=text, size=len(text))
+    return msgspec.structs.replace(part, text=text[:LONGEST], size=len(text))
+
+
+def _json(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode()

@@ -1,0 +1,300 @@
+"""Each page shows what the library says, as text; and its JSON says the same."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import httpx
+import pytest
+
+from perdure import Message
+from perdure.inspector import pages
+from tests.inspector.conftest import PNG, client, connected, fill
+
+SESSION_PAGES = [
+    "/session?agent=ada",
+    "/session?agent=ada&view=timeline",
+    "/session?agent=ada&view=raw",
+    "/context?agent=ada",
+    "/context?agent=ada&target=anthropic",
+    "/states?agent=ada",
+    "/checkpoints?agent=ada&a=1&b=2&verify=1",
+    "/restore?agent=ada&target=gemini",
+    "/delivery?agent=ada",
+]
+PAGES = ["/", "/?q=lovelace", "/inbox", "/session?agent=nobody", "/session", *SESSION_PAGES]
+
+
+class Elements(HTMLParser):
+    """The elements of a page, with their attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_stored_content_stays_text_and_no_script_is_inline(
+    inspector: httpx.AsyncClient, path: str
+) -> None:
+    text = (await inspector.get(path)).text
+    assert "\u202e" not in text
+    for tag, attributes in Elements(text).found:
+        assert not any(name.startswith("on") or name == "style" for name in attributes)
+        assert tag != "style"
+        if tag == "script":
+            assert (attributes["src"] or "").startswith("/static/")
+        if tag == "img":
+            assert (attributes["src"] or "").startswith("/image?")
+        if tag in {"a", "link"}:
+            assert (attributes["href"] or "").startswith(("/", "?", "#"))
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_every_page_has_its_json(inspector: httpx.AsyncClient, path: str) -> None:
+    shown = await inspector.get(path)
+    answer = await inspector.get(path, params={**httpx.URL(path).params, "format": "json"})
+    assert answer.status_code == shown.status_code
+    assert answer.headers["content-type"] == "application/json"
+    assert isinstance(answer.json(), dict)
+
+
+async def get(inspector: httpx.AsyncClient, path: str, **params: Any) -> Any:
+    answer = await inspector.get(path, params={**params, "format": "json"})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def test_a_conversation_shows_tools_reasoning_and_images(
+    inspector: httpx.AsyncClient,
+) -> None:
+    page = await get(inspector, "/session", agent="ada")
+    parts = [(p["kind"], p["name"]) for item in page["items"] for p in item["parts"]]
+    assert parts == [
+        ("text", ""),
+        ("reasoning", ""),
+        ("text", ""),
+        ("call", "add"),
+        ("result", "add"),
+        ("text", ""),
+        ("text", ""),
+        ("image", ""),
+    ]
+    seq = page["items"][-1]["seq"]
+    image = await inspector.get("/image", params={"agent": "ada", "seq": seq, "part": 1})
+    assert image.headers["content-type"] == "image/png"
+    assert image.content == b"\x89PNG\r\n\x1a\n"
+    assert PNG not in str(page)
+
+
+async def test_only_images_are_served_as_images() -> None:
+    evil = {"type": "image_url", "image_url": {"url": "data:text/html;base64,PGI+"}}
+    svg = {"type": "image_url", "image_url": {"url": "data:image/svg+xml;base64,PHN2Zz4="}}
+    link = {"type": "image_url", "image_url": {"url": "javascript:alert(1)"}}
+    async with connected() as sessions, client(sessions) as http:
+        async with sessions.open("eve") as eve:
+            eve.append(Message.user([evil, svg, link]))
+            await eve.save()
+        page = await http.get("/session?agent=eve")
+        assert "<img" not in page.text
+        assert 'href="javascript' not in page.text
+        for part in range(3):
+            answer = await http.get(f"/image?agent=eve&seq=2&part={part}")
+            assert answer.status_code == 400
+            assert answer.headers["content-type"] == "application/json"
+
+
+async def test_a_long_text_is_cut_and_fetched_on_demand(inspector: httpx.AsyncClient) -> None:
+    page = await get(inspector, "/session", agent="ada")
+    long = next(i for i in page["items"] if i["parts"][0]["size"] > pages.LONGEST)
+    assert len(long["parts"][0]["text"]) == pages.LONGEST
+    whole = await get(inspector, "/part", agent="ada", seq=long["seq"], part=0)
+    assert len(whole["text"]) == long["parts"][0]["size"]
+    assert whole["text"].startswith("<script>")
+
+
+async def test_paging_a_conversation_shows_every_message_once_in_both_directions() -> None:
+    async with connected() as sessions, client(sessions) as http:
+        async with sessions.open("ada") as ada:
+            for turn in range(20):
+                async with ada.turn():
+                    ada.append(Message.user(f"q{turn}"), Message.assistant(f"a{turn}"))
+        for view in ("compact", "timeline", "raw"):
+            key = "rows" if view == "timeline" else "items"
+            seen: list[int] = []
+            page = await get(http, "/session", agent="ada", view=view, limit=7)
+            assert page["newer"] is None
+            while True:
+                items = [row.get("item", row)["seq"] for row in page[key]]
+                seen = items + seen
+                if page["older"] is None:
+                    break
+                before = page["older"]
+                page = await get(http, "/session", agent="ada", view=view, limit=7, before=before)
+            history = await (await load(sessions)).history(limit=1000)
+            expected = [item.seq for item in history] if view == "compact" else seen
+            assert seen == expected
+            assert view == "compact" or seen == list(range(1, seen[-1] + 1))
+            forward = set(items)
+            while page["newer"] is not None:
+                before = page["newer"]
+                page = await get(http, "/session", agent="ada", view=view, limit=7, before=before)
+                forward |= {row.get("item", row)["seq"] for row in page[key]}
+            assert forward == set(seen)
+
+
+async def load(sessions: Any) -> Any:
+    return await sessions.load("ada")
+
+
+async def test_a_timeline_leaves_idle_time_out() -> None:
+    async with connected() as sessions, client(sessions) as http:
+        async with sessions.open("ada") as ada:
+            for at in (1000.0, 1010.0, 1010.0 + 7200, 1020.0 + 7200):
+                ada.append(Message(role="user", content="hi", created_at=at))
+            await ada.save()
+        page = await get(http, "/session", agent="ada", view="timeline")
+        rows = page["rows"][-4:]
+        assert [row["idle"] for row in rows] == [0, 0, 7200, 0]
+        assert [row["width"] for row in rows] == [0, 50, 0, 50]
+        shown = (await http.get("/session?agent=ada&view=timeline")).text
+        assert "idle for 2 h" in shown
+
+
+async def test_the_context_is_told_from_the_log() -> None:
+    async with connected(limits=small()) as sessions, client(sessions) as http:
+        async with sessions.open("ada") as ada:
+            for number in range(200):
+                ada.append(Message.user(f"{number} " + "x" * 100))
+            await ada.save()
+        context = await get(http, "/context", agent="ada")
+        assert context["is_cut"] is True
+        assert context["head"]["messages"] == 200
+        assert 0 < context["messages"] < 200
+        oldest = await get(http, "/session", agent="ada", before=10)
+        newest = await get(http, "/session", agent="ada")
+        assert not any(item["in_context"] for item in oldest["items"])
+        assert newest["items"][-1]["in_context"] is True
+
+
+def small() -> Any:
+    from perdure import Limits
+
+    return Limits(context_bytes=8192)
+
+
+async def test_states_memory_and_what_changed_between_checkpoints(
+    inspector: httpx.AsyncClient,
+) -> None:
+    states = await get(inspector, "/states", agent="ada")
+    assert [state["key"] for state in states["states"]] == ["app"]
+    assert [entry["key"] for entry in states["memory"]] == ["harbor"]
+    value = await get(inspector, "/value", agent="ada", kind="memory", name="harbor")
+    assert "<script>" in value["text"]
+    page = await get(inspector, "/checkpoints", agent="ada", a=1, b=2, verify=1)
+    assert page["difference"]["changed"] == {"/state/app/page": {"before": 1, "after": 2}}
+    assert page["verified"]["problems"] == []
+    missing = await inspector.get("/checkpoints?agent=ada&a=1&b=9")
+    assert missing.status_code == 404
+
+
+async def test_what_waits_and_who_holds_it(inspector: httpx.AsyncClient) -> None:
+    inbox = await get(inspector, "/inbox")
+    assert [key["agent"] for key in inbox["waiting"]] == ["bob"]
+    ada = await get(inspector, "/delivery", agent="ada")
+    assert ada["head"]["is_open_here"] is True
+    assert ada["head"]["holder"]["released"] is False
+
+
+async def test_sessions_are_filtered_and_searched() -> None:
+    async with connected() as sessions, client(sessions) as http:
+        async with sessions.open("ada", owner="lovelace", tags=["x"]) as ada:
+            ada.describe(title="The engine")
+            await ada.aclose()  # which folds: a listing is as of the last fold
+        for params, found in (
+            ({"owner": "lovelace"}, True),
+            ({"owner": "love"}, False),
+            ({"tag": "x"}, True),
+            ({"prefix": "ad"}, True),
+            ({"prefix": "da"}, False),
+            ({"q": "ENGINE"}, True),
+            ({"q": "nothing"}, False),
+            ({"tenant": "other"}, False),
+        ):
+            page = await get(http, "/", **params)
+            assert [info["key"]["agent"] for info in page["sessions"]] == ["ada"] * found, params
+        assert await get(http, "/complete", prefix="a") == ["ada"]
+        assert (await http.get("/?prefix=%00")).status_code == 400
+
+
+async def test_a_search_that_takes_long_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "BUDGET", -1.0)
+    async with connected() as sessions, client(sessions) as http:
+        for number in range(25):
+            async with sessions.open(f"agent-{number:02}") as session:
+                session.describe(title="even" if number % 2 == 0 else "odd")
+                await session.aclose()
+        found: list[str] = []
+        where: dict[str, str] = {}
+        requests = 0
+        while True:
+            page = await get(http, "/", q="even", limit=10, **where)
+            requests += 1
+            found += [info["key"]["agent"] for info in page["sessions"]]
+            if page["next"] is None:
+                break
+            where = {"after": page["next"]["agent"], "after_session": page["next"]["session"]}
+        assert found == [f"agent-{number:02}" for number in range(0, 25, 2)]
+        assert requests > 1
+
+
+async def test_ids_of_any_kind_have_pages() -> None:
+    strange = "../a/b?c=d&e#f \u202e<b>é"
+    async with connected() as sessions, client(sessions) as http:
+        async with sessions.open(strange, session="x/y", tenant="t&t") as session:
+            session.append(Message.user("hi"))
+            await session.aclose()
+        listed = (await http.get("/", params={"tenant": "t&t"})).text
+        (link,) = set(re.findall(r'href="(/session\?[^"]*)"', listed))
+        page = await http.get(link.replace("&amp;", "&"))
+        assert page.status_code == 200
+        assert "hi" in page.text
+
+
+async def test_it_works_mounted_in_an_application() -> None:
+    from starlette.applications import Starlette
+    from starlette.routing import Mount
+
+    import perdure.inspector
+    from tests.inspector.conftest import TOKEN
+
+    async with connected() as sessions:
+        await fill(sessions)
+        inside = perdure.inspector.app(lambda: sessions, token=TOKEN)
+        app = Starlette(routes=[Mount("/perdure", inside)])
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            landing = await http.get(f"/perdure/?token={TOKEN}")
+            assert "Path=/perdure" in landing.headers["set-cookie"]
+            page = await http.get("/perdure/session?agent=ada")
+            assert page.status_code == 200
+            for _, attributes in Elements(page.text).found:
+                for name in ("href", "src"):
+                    where = attributes.get(name) or "#"
+                    assert where.startswith(("/perdure/", "?", "#"))
+            assert (await http.get("/perdure/static/inspector.css")).status_code == 200
+
+
+async def test_a_page_of_many_messages_is_bounded() -> None:
+    async with connected() as sessions, client(sessions) as http:
+        async with sessions.open("long") as long:
+            long.append(*[Message.user(f"message {number}") for number in range(2000)])
+            await long.save()
+        for path in ("/session?agent=long&before=1000&limit=100000", "/context?agent=long"):
+            assert (await http.get(path)).text.count("<article") <= pages.MOST
