@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import anyio
@@ -23,6 +24,7 @@ def inspect(
     *,
     host: str = "127.0.0.1",
     port: Annotated[int, Parameter(validator=validators.Number(gte=0, lt=65536))] = 0,
+    allow_changes: bool = False,
     where: StoreOption = StoreOption(),  # noqa: B008  # frozen
 ) -> int:
     """Serve a web page to look at the sessions of a store, until Ctrl-C.
@@ -35,6 +37,7 @@ def inspect(
         host: The address to listen at, which browsers reach it by. Anything but this machine is
             not encrypted: better forward the port with ssh.
         port: The port to listen at; 0 for any that is free.
+        allow_changes: Let who has the address also roll back, fork, rebuild and forget.
 
     """
     if url is not None and where.store is not None:
@@ -42,11 +45,13 @@ def inspect(
     if host in {"0.0.0.0", "::", ""}:  # noqa: S104  # refused
         message = f"--host {host!r} is no address of a browser's: give the one that it will use"
         raise ConfigError(message, option="host", value=host)
-    anyio.run(_inspect, url or where.store, host, port, where)
+    anyio.run(partial(_inspect, url or where.store, host, port, where, allow_changes=allow_changes))
     return 0
 
 
-async def _inspect(url: str | None, host: str, port: int, where: StoreOption) -> None:
+async def _inspect(
+    url: str | None, host: str, port: int, where: StoreOption, *, allow_changes: bool
+) -> None:
     try:
         import uvicorn
 
@@ -58,8 +63,8 @@ async def _inspect(url: str | None, host: str, port: int, where: StoreOption) ->
         raise MissingExtraError(message, extra="inspector") from error
     token = secrets.token_urlsafe(24)
     name = f"[{host}]" if ":" in host else host
-    async with managed(existing(url)) as sessions:
-        served: ASGIApp = app(sessions, token=token, hosts=[name])
+    async with managed(existing(url), write=allow_changes) as sessions:
+        served: ASGIApp = app(sessions, token=token, hosts=[name], allow_changes=allow_changes)
         config = uvicorn.Config(
             served, log_level="warning", access_log=False, lifespan="off", server_header=False
         )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hmac
 import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast, final
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 
@@ -19,6 +21,7 @@ from perdure.errors import (
     LeaseHeldError,
     MissingExtraError,
     PerdureError,
+    SessionClosedError,
     SessionNotFoundError,
     StoreUnavailableError,
 )
@@ -40,18 +43,23 @@ except ModuleNotFoundError as _error:
     ) from _error
 
 from perdure.inspector import pages
+from perdure.inspector.changes import CHANGES, ActionsPage, Change, ChangePage, Changes, Wanted
 from perdure.inspector.guard import FORM_TOKEN, LOOPBACK, Guard
+from perdure.inspector.live import Live, LivePage
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 HERE: Final = Path(__file__).parent
 SHORTEST_TOKEN: Final = 16
+LONGEST_FORM: Final = 65536
+"""Bytes."""
 _STATUSES: Final[tuple[tuple[type[PerdureError], int], ...]] = (
     (SessionNotFoundError, 404),
     (CheckpointNotFoundError, 404),
     (InvalidArgumentError, 400),
     (LeaseHeldError, 409),
+    (SessionClosedError, 503),
     (StoreUnavailableError, 503),
     (PerdureError, 500),
 )
@@ -62,6 +70,7 @@ def app(
     *,
     token: str,
     hosts: Collection[str] = (),
+    allow_changes: bool = False,
 ) -> ASGIApp:
     """Return the inspector of a manager's store, to mount in your application.
 
@@ -72,6 +81,7 @@ def app(
         sessions: Whose store; or a function that returns it, if there is none yet.
         token: Who knows it may read every session: at least 16 characters, from ``secrets``.
         hosts: Names that browsers reach it by, without a port; ``localhost`` always is one.
+        allow_changes: Whether who has the token may also roll back, fork, rebuild and forget.
 
     Raises:
         InvalidArgumentError: The token is too short.
@@ -84,7 +94,8 @@ def app(
             "secrets.token_urlsafe() makes one"
         )
         raise InvalidArgumentError(message, option="token")
-    inspector = _Inspector(sessions if callable(sessions) else partial(_same, sessions))
+    manager = sessions if callable(sessions) else partial(_same, sessions)
+    inspector = _Inspector(manager, allow_changes=allow_changes)
     return Guard(Starlette(routes=inspector.routes()), token=token, hosts={*LOOPBACK, *hosts})
 
 
@@ -107,8 +118,11 @@ Handler = Callable[[Request], Awaitable[Response]]
 class _Inspector:
     """The routes' functions over one manager."""
 
-    def __init__(self, sessions: Callable[[], SessionManager]) -> None:
+    def __init__(self, sessions: Callable[[], SessionManager], *, allow_changes: bool) -> None:
         self._manager = sessions
+        self._allow_changes = allow_changes
+        self._live: Live | None = None
+        self._changes: Changes | None = None
         self._templates = _templates()
 
     def routes(self) -> list[Route | Mount]:
@@ -122,6 +136,7 @@ class _Inspector:
             "/restore": ("restore.html", self._restore),
             "/delivery": ("delivery.html", self._delivery),
             "/inbox": ("inbox.html", self._inbox),
+            "/live": ("live.html", self._sampled),
         }
         values: dict[str, Callable[[Query], Awaitable[Any]]] = {
             "/complete": self._complete,
@@ -129,7 +144,13 @@ class _Inspector:
             "/value": self._value,
             "/position": self._position,
         }
+        changes = [
+            Route("/change", self._page("change.html", self._preview), methods=["GET"]),
+            Route("/change", self._change, methods=["POST"]),
+            Route("/actions", self._page("actions.html", self._actions)),
+        ]
         return [
+            *(changes if self._allow_changes else ()),
             *(Route(path, self._page(*page)) for path, page in shown.items()),
             *(Route(path, self._page("", value)) for path, value in values.items()),
             Route("/image", self._image),
@@ -163,9 +184,13 @@ class _Inspector:
             here=partial(_here, request),
             now=time.time(),
             form_token=request.scope[FORM_TOKEN],
+            allow_changes=self._allow_changes,
         )
         data = text.encode(errors="backslashreplace")
-        return Response(data, status, media_type="text/html; charset=utf-8")
+        response = Response(data, status, media_type="text/html; charset=utf-8")
+        if template == "change.html":  # else its form would be sent with an Origin of null
+            response.headers["referrer-policy"] = "same-origin"
+        return response
 
     async def _sessions(self, query: Query) -> pages.SessionsPage:
         names = pages.SessionFilters.__struct_fields__
@@ -223,6 +248,39 @@ class _Inspector:
     async def _position(self, query: Query) -> int:
         return await pages.position(self._manager(), query.key())
 
+    async def _sampled(self, query: Query) -> LivePage:
+        sessions = self._manager()
+        if self._live is None or self._live.sessions is not sessions:
+            self._live = Live(sessions)
+        return await self._live.page(query.decimal("after"))
+
+    def _changing(self) -> Changes:
+        sessions = self._manager()
+        if self._changes is None or self._changes.sessions is not sessions:
+            self._changes = Changes(sessions)
+        return self._changes
+
+    async def _actions(self, query: Query) -> ActionsPage:
+        return self._changing().page()
+
+    async def _preview(self, query: Query) -> ChangePage:
+        return await self._changing().preview(query.change())
+
+    async def _change(self, request: Request) -> Response:
+        """Make a change that a form of this inspector asks for."""
+        try:
+            form = await _form(request)
+            given = form.get("form_token", "").encode()
+            if not hmac.compare_digest(given, request.scope[FORM_TOKEN].encode()):
+                raise InvalidArgumentError("the form is not one of this inspector's: load it again")
+            by = request.client.host if request.client else "nowhere"
+            await self._changing().make(Query(form).change(), by=by)
+        except PerdureError as error:
+            value = _error_page(error)
+            return self._html(request, "error.html", value, value.status)
+        where = f"{request.scope.get('root_path', '')}/actions"
+        return Response(status_code=303, headers={"location": where})
+
     async def _image(self, request: Request) -> Response:
         query = Query(request.query_params)
         try:
@@ -259,6 +317,19 @@ class Query:
             raise InvalidArgumentError(f"invalid {name}={value!r}: give a number", option=name)
         return int(value)
 
+    def decimal(self, name: str) -> float:
+        """Return a parameter as a number, 0 if it is not given.
+
+        Raises:
+            InvalidArgumentError: It is no number.
+
+        """
+        try:
+            return float(self.text(name) or 0)
+        except ValueError:
+            message = f"invalid {name}={self.text(name)!r}: give a number"
+            raise InvalidArgumentError(message, option=name) from None
+
     def choice(self, name: str, choices: tuple[str, ...]) -> str:
         """Return a parameter that is one of several; the first one if it is not given.
 
@@ -281,6 +352,42 @@ class Query:
         """
         session = self.text("session") or DEFAULT_SESSION
         return SessionKey(self.text("agent"), session, self.text("tenant"))
+
+    def change(self) -> Wanted:
+        """Return the change that is asked for.
+
+        Raises:
+            InvalidArgumentError: Something is missing, or invalid.
+
+        """
+        change = self.choice("change", ("", *CHANGES))
+        return Wanted(
+            change=cast("Change", change),
+            key=self.key(),
+            checkpoint=self.number("checkpoint"),
+            at=self.number("at"),
+            new_id=self.text("new_id"),
+            confirmed=self.text("confirmed"),
+        )
+
+
+async def _form(request: Request) -> dict[str, str]:
+    """Return the fields of a small form.
+
+    Raises:
+        InvalidArgumentError: It is too large, or no form.
+
+    """
+    body = bytearray()
+    async with aclosing(request.stream()) as stream:
+        async for chunk in stream:
+            body += chunk
+            if len(body) > LONGEST_FORM:
+                raise InvalidArgumentError("the form is too large")
+    try:
+        return dict(parse_qsl(body.decode(), keep_blank_values=True, errors="strict"))
+    except ValueError:
+        raise InvalidArgumentError("the form is not UTF-8") from None
 
 
 def _error_page(error: PerdureError) -> ErrorPage:

@@ -40,7 +40,8 @@ DEFAULTS: Final = {"cache-control": "no-store", "referrer-policy": "no-referrer"
 """Headers that an answer may have otherwise."""
 
 _LANDING: Final = """<!doctype html><html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="refresh" content="0;url={url}"><title>perdure</title></head>
+<meta http-equiv="refresh" content="0;url={url}">
+<link rel="icon" href="{base}/static/icon.svg"><title>perdure</title></head>
 <body><p><a href="{url}">Continue to the inspector</a></p></body></html>
 """
 
@@ -128,7 +129,7 @@ class Guard:
         # One slash: a browser takes //name for another host.
         path = "/" + quote(request.url.path.lstrip("/"))
         url = html.escape(f"{path}?{urlencode(rest)}" if rest else path)
-        response = HTMLResponse(_LANDING.format(url=url))
+        response = HTMLResponse(_LANDING.format(url=url, base=html.escape(quote(base))))
         response.set_cookie(
             self._cookie,
             self._derived("cookie"),

@@ -181,7 +181,7 @@ async def load(sessions: SessionManager, key: SessionKey) -> SessionView:
     return view
 
 
-async def head_of(sessions: SessionManager, view: SessionView) -> SessionFacts:
+async def facts_of(sessions: SessionManager, view: SessionView) -> SessionFacts:
     """Return the facts about a session."""
     info, store = view.info, followed(store_of(view))
     documents = await store.read_documents(view.key, ())
@@ -248,7 +248,7 @@ async def conversation_page(
         first = records[0].seq if records else 1
         last = before - 1
     return ConversationPage(
-        head=await head_of(sessions, loaded),
+        head=await facts_of(sessions, loaded),
         view=view,
         items=items,
         rows=rows,
@@ -362,7 +362,7 @@ async def context_page(
         shown = view.context(cast("Any", target))
         rendered = value_text(shown)
     return ContextPage(
-        head=await head_of(sessions, view),
+        head=await facts_of(sessions, view),
         items=items,
         size=context.size,
         limit=context.limit,
@@ -404,7 +404,7 @@ async def states_page(sessions: SessionManager, key: SessionKey) -> StatesPage:
         text = value_text(await view.state.get(name))
         states.append(ShownValue(key=name, text=text[:LONGEST], size=len(text)))
     return StatesPage(
-        head=await head_of(sessions, view), states=states, memory=await view.memory.entries()
+        head=await facts_of(sessions, view), states=states, memory=await view.memory.entries()
     )
 
 
@@ -457,7 +457,7 @@ async def checkpoints_page(
     """
     view = await load(sessions, key)
     return CheckpointsPage(
-        head=await head_of(sessions, view),
+        head=await facts_of(sessions, view),
         checkpoints=await view.checkpoints.states(),
         verified=await view.checkpoints.verify() if verify else None,
         a=pair[0] if pair else None,
@@ -495,7 +495,7 @@ async def restore_page(sessions: SessionManager, key: SessionKey, target: str) -
     )
     slim = msgspec.structs.replace(plan, messages=())  # the page of the context has them
     return RestorePage(
-        head=await head_of(sessions, view),
+        head=await facts_of(sessions, view),
         plan=slim,
         report=view.restore_report,
         lines=plan.lines(),
@@ -532,7 +532,7 @@ class DeliveryPage(msgspec.Struct, frozen=True, kw_only=True):
 async def delivery_page(sessions: SessionManager, key: SessionKey) -> DeliveryPage:
     """Return who holds a session, and what waits for it."""
     view = await load(sessions, key)
-    head, store = await head_of(sessions, view), store_below(sessions)
+    head, store = await facts_of(sessions, view), store_below(sessions)
     epoch = 0 if head.holder is None else head.holder.epoch
     pending = await store.take(key, epoch, limit=MOST)
     letters = await store.dead_letters(key) if store.capabilities.dead_letters else []

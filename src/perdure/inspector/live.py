@@ -1,0 +1,162 @@
+"""What is measured without a metrics store: a manager's health and events, sampled while asked for.
+
+A sample is taken when a page asks, at most one in `APART` seconds, so no task runs while nobody
+looks. All who look share the samples.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args
+
+import anyio
+import msgspec
+
+from perdure.session.internals import store_below
+from perdure.session.manager import SessionManager
+
+if TYPE_CHECKING:
+    from perdure.session.runtime import EventName
+
+APART: Final = 0.5
+"""Seconds between two samples at least."""
+KEPT: Final = 900
+"""Samples to keep."""
+NAP: Final = 0.02
+"""Seconds to sleep to see how late the event loop wakes a task."""
+STALE: Final = 10.0
+"""Seconds without a sample, after which counts begin again: rates over a long pause say nothing."""
+
+Notable = Literal[
+    "save_failed",
+    "recovered",
+    "quarantined",
+    "lost",
+    "degraded",
+    "loop_blocked",
+    "store_warned",
+    "stalled",
+    "resumed",
+    "fold_failed",
+    "drain",
+]
+
+
+class LiveSample(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of saving at a moment, and what was saved since the sample before."""
+
+    at: float
+    """Seconds since 1970."""
+    saves: float
+    """Saves of a session in a second."""
+    records: float
+    """Records that became durable in a second."""
+    slowest: float
+    """Seconds that the slowest of these saves took."""
+    unsaved_bytes: int
+    unsaved_age: float
+    """For how long the oldest change has not been durable, in seconds."""
+    loop_lag: float
+    """Seconds by which the event loop was late at worst."""
+    sessions: int
+    """Open sessions."""
+
+
+class LiveEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that a person may want to know of."""
+
+    at: float
+    name: str
+    text: str
+
+
+class LivePage(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest samples, and how saving goes now."""
+
+    location: str
+    pid: int
+    status: str
+    reasons: tuple[str, ...]
+    samples: list[LiveSample]
+    events: list[LiveEvent]
+    """Newest first."""
+
+
+@final
+class Live:
+    """The samples of one manager."""
+
+    def __init__(self, sessions: SessionManager) -> None:
+        self.sessions: SessionManager = sessions
+        self._samples: deque[LiveSample] = deque(maxlen=KEPT)
+        self._events: deque[LiveEvent] = deque(maxlen=50)
+        self._lock = anyio.Lock()
+        self._since = 0.0
+        self._reset(time.monotonic())
+        sessions.on("saved", self._saved)
+        sessions.on("loop_blocked", self._blocked)
+        for name in get_args(Notable):
+            sessions.on(name, partial(self._note, name))
+
+    def _reset(self, now: float) -> None:
+        self._since = now
+        self._saves = self._records = 0
+        self._slowest = self._lag = 0.0
+
+    def _saved(self, event: Any) -> None:
+        self._saves += 1
+        self._records += event.records
+        self._slowest = max(self._slowest, event.took)
+
+    def _blocked(self, event: Any) -> None:
+        self._lag = max(self._lag, event.delay)
+
+    def _note(self, name: EventName, event: Any) -> None:
+        facts = {
+            fact: getattr(event, fact)
+            for fact in getattr(event, "__struct_fields__", ())
+            if getattr(event, fact) is not None
+        }
+        text = ", ".join(f"{fact} {value}" for fact, value in facts.items())
+        self._events.appendleft(LiveEvent(at=time.time(), name=name, text=text))
+
+    async def page(self, after: float) -> LivePage:
+        """Return the samples after a time, with a new one."""
+        async with self._lock:
+            now = time.monotonic()
+            if now - self._since > STALE:
+                self._reset(now)
+                await anyio.sleep(APART)
+            if time.monotonic() - self._since >= APART:
+                await self._sample()
+        health = self.sessions.health()
+        return LivePage(
+            location=store_below(self.sessions).location,
+            pid=os.getpid(),
+            status=health.status,
+            reasons=health.reasons,
+            samples=[sample for sample in self._samples if sample.at > after],
+            events=list(self._events),
+        )
+
+    async def _sample(self) -> None:
+        began = time.monotonic()
+        await anyio.sleep(NAP)
+        now = time.monotonic()
+        passed, health = now - self._since, self.sessions.health()
+        self._samples.append(
+            LiveSample(
+                at=time.time(),
+                saves=self._saves / passed,
+                records=self._records / passed,
+                slowest=self._slowest,
+                unsaved_bytes=health.unsaved_bytes,
+                unsaved_age=health.oldest_unsaved_age,
+                loop_lag=max(self._lag, now - began - NAP),
+                sessions=health.sessions,
+            )
+        )
+        self._reset(now)

@@ -1,0 +1,135 @@
+"""An inspector inside of a program under load, for a browser: ``python -m tests.inspector.serve``.
+
+Prints its address, and serves until it is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import itertools
+import struct
+import sys
+import time
+import zlib
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+import perdure
+import perdure.inspector
+from perdure import Autosave, Message, Shutdown, ToolCall
+from perdure.session.manager import SessionManager
+from tests.inspector.conftest import HOSTILE, TOKEN
+
+REPLIES = (
+    "Low tide is at 14:20. The harbor wall is dry from about 13:00 on.",
+    "I would take the path along the river: it is two kilometers, and flat.",
+    "The ferry leaves at a quarter past each hour until 21:15.",
+)
+
+
+def png(width: int = 160, height: int = 90) -> str:
+    """Return a small picture as base64: sky over water."""
+    rows = bytearray()
+    for y in range(height):
+        sky = y < height * 0.6
+        rows += b"\0" + bytes((120, 170, 210) if sky else (40, 90, 120 + y // 3)) * width
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        crc = zlib.crc32(kind + data)
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", crc)
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return base64.b64encode(b"\x89PNG\r\n\x1a\n" + parts).decode()
+
+
+async def fill(sessions: SessionManager) -> None:
+    begin = time.time() - 3 * 86400
+    async with sessions.open("harbor-guide", owner="ada", tags=["travel", "demo"]) as guide:
+        guide.describe(title="A walk along the harbor")
+        for number in range(12):
+            at = begin + number * 7000
+            async with guide.turn():
+                ask = "When is low tide today, and which way should I walk?"
+                call = ToolCall(f"call-{number}", "tide_table", {"place": "Cuxhaven", "day": 24})
+                result = {"low": ["02:05", "14:20"], "high": ["08:11", "20:31"], "unit": "local"}
+                guide.append(
+                    Message(role="user", content=ask, created_at=at),
+                    Message(
+                        role="assistant",
+                        reasoning="The tide table has it; the path depends on the time.",
+                        tool_calls=(call,),
+                        created_at=at + 2,
+                    ),
+                    Message(
+                        role="tool",
+                        tool_result=perdure.ToolResult(call.id, call.name, result),
+                        created_at=at + 3,
+                    ),
+                    Message(role="assistant", content=REPLIES[number % 3], created_at=at + 6),
+                )
+            if number in {3, 8}:
+                guide.state.set("route", {"stage": number, "open": ["wall", "ferry"][: number % 2]})
+                await guide.checkpoints.create(f"after stage {number}")
+        url = f"data:image/png;base64,{png()}"
+        picture = {"type": "image_url", "image_url": {"url": url}}
+        guide.append(Message.user([{"type": "text", "text": "Is this the wall?"}, picture]))
+        guide.append(Message.assistant("Yes, seen from the ferry."))
+        guide.memory.set("likes", {"walks": "flat"}, description="What the guest likes")
+        await guide.save()
+    async with sessions.open("hostile", owner=HOSTILE, tags=[HOSTILE]) as hostile:
+        hostile.describe(title=HOSTILE)
+        hostile.append(
+            Message.user(HOSTILE + "x" * 9000),
+            Message.assistant(tool_calls=[ToolCall("c", HOSTILE, {HOSTILE: HOSTILE})]),
+            Message.tool("c", {HOSTILE: HOSTILE}, name=HOSTILE),
+            Message.user(None, image_urls=["javascript:alert(3)", "http://127.0.0.1:9/x.png"]),
+        )
+        hostile.state.set("s", {HOSTILE: HOSTILE})
+        hostile.memory.set("m", HOSTILE, description=HOSTILE)
+        await hostile.checkpoints.create(HOSTILE)
+        hostile.state.set("s", {HOSTILE: 2})
+        await hostile.checkpoints.create(HOSTILE)
+        await hostile.aclose()
+    for number, name in enumerate(("billing", "intake", "night-watch", "planner", "researcher")):
+        async with sessions.open(name, owner="bo" if number % 2 else "ada", tags=["demo"]) as one:
+            one.describe(title=f"{name.capitalize()} for customer {number + 1}")
+            async with one.turn():
+                one.append(Message.user("Hello"), Message.assistant("Hello!"))
+            await one.aclose()
+    async with sessions.open("harbor-guide") as guide:
+        await guide.aclose()
+    await sessions.post("harbor-guide", Message.user("The ferry is late."), key="ferry-1")
+
+
+async def load(sessions: SessionManager) -> None:
+    """Keep some sessions busy, unevenly."""
+    for number in itertools.count():
+        async with sessions.open(f"worker-{number % 7}", owner="bo", tags=["busy"]) as session:
+            async with session.turn():
+                session.append(Message.user("Next?"), Message.assistant("Working on it. " * 20))
+            session.append(Message.user("to be saved later " * (number % 40)))
+        await asyncio.sleep(0.02 if number % 60 < 40 else 0.12)
+
+
+async def main() -> None:
+    shutdown = Shutdown(signals=False)
+    autosave = Autosave(debounce=2.0, max_delay=4.0)
+    async with perdure.connect(sys.argv[1], shutdown=shutdown, autosave=autosave) as sessions:
+        await fill(sessions)
+        inside = perdure.inspector.app(sessions, token=TOKEN, allow_changes=True)
+        app = Starlette(routes=[Mount("/perdure", inside)])
+        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
+        busy = [asyncio.create_task(load(sessions)), asyncio.create_task(server.serve())]
+        while not server.started:
+            await asyncio.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        print(f"http://127.0.0.1:{port}/perdure/", flush=True)
+        await asyncio.gather(*busy)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
