@@ -33,6 +33,8 @@ SURFACES = {
     "perdure.adapters.pydantic_ai": frozenset(
         {"asyncio", "httpx", "pydantic", "rich", "ssl", "trio"}
     ),
+    "perdure.asgi": frozenset({"starlette", "asyncio", "ssl"}),
+    "perdure.serve": frozenset({"starlette", "asyncio", "ssl"}),
     "perdure.cli": frozenset({"cyclopts", "rich", "asyncio", "ssl"}),
     "perdure.inspector": frozenset({"starlette", "asyncio", "ssl"}),
     "perdure.testing": frozenset({"pytest", "asyncio", "ssl"}),

@@ -1,14 +1,14 @@
-"""What an agent, the adapters and the inspector may see of a session that its users do not.
+"""What other packages may see of a session that its users do not.
 
-The one door from `perdure.agent`, `perdure.adapters` and `perdure.inspector` into a session: the
-working context as it is folded, the store below it, long-term memory, and the claim that makes a
-worker the only one.
+The one door from `perdure.agent`, `perdure.adapters`, `perdure.asgi`, `perdure.inspector` and
+`perdure.observe` into a session: the working context as it is folded, the store below it,
+long-term memory, and the claim that makes a worker the only one.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked
     from perdure.memory.context import WorkingContext
     from perdure.records.keys import SessionKey
+    from perdure.records.manifest import LogChunk
     from perdure.records.types import Registry
     from perdure.session.base import Turn
     from perdure.session.inbox import PostReceipt
@@ -442,3 +443,18 @@ def folder_of(session: Session) -> str | None:
     """Return the folder that the store keeps the session in, None if it has none."""
     find = getattr(session._runtime.store, "folder_of", None)
     return None if find is None else str(find(session.key))
+
+
+async def durable_head(sessions: SessionManager, key: SessionKey) -> int:
+    """Return the seq up to which a session is durable, whichever process holds it."""
+    session = session_open_here(sessions, key)
+    if session is not None and session.is_writable:
+        return session.durable_version
+    return await sessions._store.head(key)
+
+
+def log_of(
+    sessions: SessionManager, key: SessionKey, *, after: int, before: int, reverse: bool = False
+) -> AsyncGenerator[LogChunk, None]:
+    """Read a part of a session's log, without its lease."""
+    return sessions._store.read_log(key, after=after, before=before, reverse=reverse)

@@ -1,0 +1,40 @@
+"""Sessions in an ASGI application: one manager for the app, requests, streams and probes.
+
+`AppSessions` is plain ASGI, for Starlette, FastAPI and Litestar. Its responses are Starlette's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from perdure._lib.lazy import lazy
+
+if TYPE_CHECKING:
+    from perdure.asgi.app import AppSessions as AppSessions
+    from perdure.asgi.feed import Channel as Channel
+    from perdure.asgi.feed import Cursor as Cursor
+    from perdure.asgi.feed import Feed as Feed
+    from perdure.asgi.feed import FeedEvent as FeedEvent
+    from perdure.asgi.problems import Problem as Problem
+    from perdure.asgi.problems import problem_of as problem_of
+    from perdure.asgi.responses import FeedResponse as FeedResponse
+    from perdure.asgi.runs import Run as Run
+    from perdure.asgi.runs import RunOutcome as RunOutcome
+
+_HOME_OF = {
+    "AppSessions": "perdure.asgi.app",
+    "Channel": "perdure.asgi.feed",
+    "Cursor": "perdure.asgi.feed",
+    "Feed": "perdure.asgi.feed",
+    "FeedEvent": "perdure.asgi.feed",
+    "FeedResponse": "perdure.asgi.responses",
+    "Problem": "perdure.asgi.problems",
+    "Run": "perdure.asgi.runs",
+    "RunOutcome": "perdure.asgi.runs",
+    "problem_of": "perdure.asgi.problems",
+}
+
+__all__ = list(_HOME_OF)
+
+if not TYPE_CHECKING:  # a checker would take any name for a public one
+    __getattr__, __dir__ = lazy(__name__, _HOME_OF)

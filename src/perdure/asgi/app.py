@@ -1,0 +1,313 @@
+"""One manager for an ASGI application: its lifespan, its requests, its streams, its probes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, Final, final
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+
+from perdure._connect import connect
+from perdure.asgi.feed import Channel, Cursor, Feed
+from perdure.asgi.problems import Problem, problem_of
+from perdure.asgi.responses import (
+    ASGIApp,
+    Events,
+    FeedResponse,
+    Receive,
+    Scope,
+    Send,
+    send_problem,
+)
+from perdure.asgi.runs import Answer, Run, Runs, answer_in, require_started
+from perdure.autosave.options import Autosave
+from perdure.formats.state import StateStorage
+from perdure.records.keys import DEFAULT_SESSION, SessionKey
+from perdure.session.base import Turn
+from perdure.session.manager import SessionManager
+from perdure.session.session import Session
+from perdure.store import Store
+
+log: logging.Logger = logging.getLogger("perdure.asgi")
+
+NOTICE: Final = 1.0
+"""Seconds after the last turn was cut in which the requests that are open should end."""
+
+
+@final
+class AppSessions:
+    """The sessions of an ASGI application, kept by one manager for each process.
+
+        sessions = AppSessions()
+        app = FastAPI(lifespan=sessions.lifespan)
+        app.add_middleware(sessions.middleware)
+        app.mount("/health", sessions.probes)
+
+    At SIGTERM the manager saves at once, streams that only listen end, and turns have ``grace``
+    seconds; then they are cut, and what came of their answers is kept. The server's own
+    handler of the signal runs, too.
+
+    Args:
+        url: Where sessions are kept: as for `perdure.connect`.
+        grace: Seconds that turns have to end at SIGTERM, or when the lifespan ends.
+        poll: Seconds between two looks at a session that another process writes, while a
+            client listens to it.
+        options: Everything else that `perdure.connect` takes. ``autosave`` is
+            ``Autosave.server()`` if it is not given.
+
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str] | Store | StateStorage | None = None,
+        *,
+        grace: float = 5.0,
+        poll: float = 0.5,
+        **options: Any,
+    ) -> None:
+        self._connect = (url, {"autosave": Autosave.server(), **options})
+        self._grace = grace
+        self._poll = poll
+        self._manager: SessionManager | None = None
+        self._feed: Feed | None = None
+        self._runs: Runs | None = None
+        self._group: TaskGroup | None = None
+        self._drained: anyio.Event | None = None
+        self._requests: dict[object, str] = {}
+        self.at_drain: list[Callable[[], Awaitable[object]]] = []
+        """Awaited when turns have had their time, before the lifespan ends."""
+
+    @property
+    def manager(self) -> SessionManager:
+        """The manager.
+
+        Raises:
+            SessionError: The lifespan has not begun.
+
+        """
+        return require_started(self._manager)
+
+    @property
+    def feed(self) -> Feed:
+        """The events of its sessions.
+
+        Raises:
+            SessionError: The lifespan has not begun.
+
+        """
+        return require_started(self._feed)
+
+    @property
+    def draining(self) -> bool:
+        """Whether the process stops: new sessions are refused."""
+        return self._feed is not None and self._feed.draining
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, app: Any = None) -> AsyncGenerator[None, None]:
+        """Connect, and close at the end: ``FastAPI(lifespan=sessions.lifespan)``."""
+        url, options = self._connect
+        async with connect(url, **options) as manager, anyio.create_task_group() as group:
+            self._manager, self._group = manager, group
+            self._feed = Feed(manager, poll=self._poll)
+            self._runs = Runs(self._feed, group)
+            self._drained = anyio.Event()
+            forget = manager.on("drain", self._begin_drain)
+            try:
+                yield
+            finally:
+                with anyio.CancelScope(shield=True):
+                    manager.drain()
+                    await self._begin_drain()
+                    await self._drained.wait()
+                forget()
+                group.cancel_scope.cancel()
+
+    async def _begin_drain(self, _: object = None) -> None:
+        if not self.feed.draining:
+            self.feed.drain()
+            require_started(self._group).start_soon(self._drain)
+
+    async def _drain(self) -> None:
+        drained = require_started(self._drained)
+        try:
+            with anyio.CancelScope(shield=True):
+                await require_started(self._runs).finish(self._grace)
+                for end in self.at_drain:
+                    await end()
+        finally:
+            drained.set()
+        await anyio.sleep(NOTICE)
+        if self._requests:
+            log.warning(
+                "%d requests are still open (such as %s): the server waits for them, and uvicorn "
+                "for ever, unless it has --timeout-graceful-shutdown",
+                len(self._requests),
+                min(self._requests.values()),
+            )
+
+    # requests
+
+    def middleware(self, app: ASGIApp) -> ASGIApp:
+        """Wrap an application: errors of perdure's become problems in JSON, with their status."""
+
+        async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http":
+                await app(scope, receive, send)
+                return
+            started = False
+
+            async def sending(message: Any) -> None:
+                nonlocal started
+                started = True
+                await send(message)
+
+            request = object()
+            self._requests[request] = scope["path"]
+            try:
+                await app(scope, receive, sending)
+            except Exception as error:
+                problem = problem_of(error)
+                if started or problem.status == 500:
+                    raise
+                await send_problem(send, problem)
+            finally:
+                del self._requests[request]
+
+        return wrapped
+
+    @contextlib.asynccontextmanager
+    async def turn(
+        self, id: str, turn_id: str | None = None, **options: Any
+    ) -> AsyncGenerator[tuple[Session, Turn], None]:
+        """Open a session for a request, and run a turn in it: ``as (session, turn)``.
+
+        Requests for the same session are answered in the order in which they come. Leaving it
+        waits until everything is durable.
+
+        Args:
+            id: The agent's id.
+            turn_id: The request's own id: of a request that is sent again, ``turn.replayed`` is
+                True, and there is nothing left to do.
+            options: As for `SessionManager.open`.
+
+        Raises:
+            SessionClosedError: The process stops.
+            LeaseHeldError: Another process keeps holding the session.
+
+        """
+        async with (
+            self.manager.open(id, **options) as session,
+            session.turn(turn_id) as turn,
+        ):
+            yield session, turn
+
+    def stream(
+        self,
+        id: str,
+        answer: Answer,
+        *,
+        turn_id: str | None = None,
+        linger: float | None = 10.0,
+        session: str = DEFAULT_SESSION,
+        tenant: str = "",
+        owner: str | None = None,
+    ) -> FeedResponse:
+        """Return a response that streams the answer of a turn as server-sent events.
+
+        The turn's last event is sent when everything is durable. A client that comes back with
+        the same ``turn_id``, and with the ``Last-Event-ID`` that it has seen, gets what follows,
+        also after a restart.
+
+        Args:
+            id: The agent's id.
+            answer: Appends the question, and yields the answer in pieces. The answer is appended
+                by itself.
+            turn_id: The request's own id. One that runs is joined, and one that has ended is not
+                run again.
+            linger: Seconds for which the turn continues when its client has gone away. Then it is
+                cut: what came of the answer is kept as an interrupted message. None: it continues
+                to its end.
+            session: Which of the agent's conversations.
+            tenant: Whose it is, where customers share a store.
+            owner: Who it belongs to: as for `SessionManager.open`.
+
+        """
+        key = SessionKey(id, session, tenant)
+
+        async def work(run: Run, channel: Channel) -> None:
+            opening = self.manager.open(id, session=session, tenant=tenant, owner=owner)
+            async with opening as opened:
+                run.outcome = await answer_in(opened, run, channel, answer)
+
+        return self.respond(self.start(key, turn_id, work), linger=linger)
+
+    def start(
+        self, key: SessionKey, turn: str | None, work: Callable[[Run, Channel], Awaitable[None]]
+    ) -> Run:
+        """Run a turn in a task of the application, or join the one of this id that runs.
+
+        Args:
+            key: The session.
+            turn: The turn's id; None: it joins no other.
+            work: Does it: calls ``run.begin``, and sets ``run.outcome``.
+
+        Raises:
+            SessionClosedError: The process stops.
+
+        """
+        return require_started(self._runs).start(key, turn, work)
+
+    def respond(self, run: Run, *, linger: float | None = None) -> FeedResponse:
+        """Return a response that streams a turn which `start` has begun."""
+        return require_started(self._runs).respond(run, linger=linger)
+
+    def events(self, id: str, *, session: str = DEFAULT_SESSION, tenant: str = "") -> FeedResponse:
+        """Return a response that streams what happens in a session, whichever process writes it.
+
+        It begins after the client's ``Last-Event-ID``, or else now, and needs no lease.
+        """
+        key = SessionKey(id, session, tenant)
+
+        async def begin(cursor: Cursor | None) -> Events:
+            return self.feed.events(key, cursor or Cursor(await self.feed.head(key)))
+
+        return FeedResponse(begin)
+
+    # probes
+
+    async def probes(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer probes: ``/readyz`` says whether to send requests here, ``/healthz`` that it runs.
+
+        Never restart the process because of readiness: what is unsaved exists only there.
+        """
+        if scope["type"] != "http":
+            return
+        path = scope["path"].rstrip("/")
+        if path.endswith("/healthz"):
+            await _send_json(send, 200, {"status": "ok"})
+        elif path.endswith("/readyz"):
+            ready, facts = self.readiness()
+            await _send_json(send, 200 if ready else 503, facts)
+        else:
+            await send_problem(send, Problem(404, "Not found"))
+
+    def readiness(self) -> tuple[bool, dict[str, Any]]:
+        """Return whether requests are taken, and how saving goes."""
+        if self._manager is None or self.draining:
+            return False, {"ready": False, "status": "draining" if self._manager else "starting"}
+        health = self._manager.health()
+        ready = health.status != "failing"
+        age = round(health.oldest_unsaved_age, 3)
+        return ready, {"ready": ready, "status": health.status, "oldest_unsaved_age": age}
+
+
+async def _send_json(send: Send, status: int, value: Any) -> None:
+    body = msgspec.json.encode(value)
+    headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

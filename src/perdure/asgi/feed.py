@@ -1,0 +1,267 @@
+"""The events of a session, read from its log, and the text of an answer that is still coming.
+
+What has a number is in the log, is durable, and is sent once: ``turn``, ``message``, ``end``,
+``interrupted`` and ``retracted``. Their ids are the log's own, so a client that names the last one
+that it has seen continues at the next, in any process, before a restart or after it. ``text``
+shows an answer before it is stored, and the ``message`` that follows replaces it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Iterator
+from typing import Any, Final, Self, final
+
+import anyio
+import msgspec
+
+from perdure.memory.context import RetractionPayload
+from perdure.memory.documents import TurnPayload
+from perdure.records.json import decode
+from perdure.records.keys import SessionKey
+from perdure.records.messages import Message, decode_message
+from perdure.records.records import MESSAGE_KINDS, RETRACT, TURN, Record
+from perdure.session.internals import durable_head, log_of, session_open_here
+from perdure.session.manager import SessionManager
+from perdure.session.session import Session
+
+KEEP_ALIVE: Final = 15.0
+"""Seconds of silence after which a stream says that it is there."""
+_PHASES: Final = {"begin": "turn", "end": "end", "interrupted": "interrupted"}
+
+
+class Cursor(msgspec.Struct, frozen=True):
+    """A place in a session's events, as clients name it: ``Last-Event-ID``."""
+
+    seq: int
+    """The log up to this record was received."""
+    offset: int = 0
+    """And so many characters of the answer that came after it."""
+
+    def __str__(self) -> str:
+        return f"{self.seq}.{self.offset}" if self.offset else str(self.seq)
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """Return the place that an id names; None for one that is not ours."""
+        seq, _, offset = text.partition(".")
+        numbers = (seq, offset or "0")
+        if not all(number.isascii() and number.isdigit() for number in numbers) or len(text) > 40:
+            return None
+        return cls(int(seq), int(offset or "0"))
+
+
+class FeedEvent(msgspec.Struct, frozen=True):
+    """Something that happened in a session."""
+
+    name: str
+    id: Cursor | None
+    data: dict[str, Any]
+
+
+@final
+class Channel:
+    """One session's news, and the answer that is coming there."""
+
+    def __init__(self) -> None:
+        self.news: anyio.Event = anyio.Event()
+        self.base: int = 0
+        """The log was durable up to here when the answer began."""
+        self.text: str = ""
+        self.readers: int = 0
+
+    def wake(self) -> None:
+        """Have the readers look."""
+        self.news.set()
+        self.news = anyio.Event()
+
+    def add(self, session: Session, text: str) -> None:
+        """Take in a piece of the answer."""
+        if not self.text:
+            self.base = session.durable_version
+        self.text += text
+        self.wake()
+
+    def after(self, cursor: Cursor, visible: int, read: int) -> FeedEvent | None:
+        """Return what a reader does not have of the answer, if there is any.
+
+        Args:
+            cursor: What the reader has.
+            visible: Its newest event of the log.
+            read: Up to where it has read the log.
+
+        """
+        if not (self.text and visible <= self.base <= read):
+            return None  # of an answer that it has as a message, or before events that it lacks
+        sent = cursor.offset if cursor.seq == self.base else 0
+        if len(self.text) <= sent:
+            return None
+        place = Cursor(self.base, len(self.text))
+        return FeedEvent("text", place, {"text": self.text[sent:], "offset": sent})
+
+    def clear(self) -> None:
+        """The answer is in the log, or will not come."""
+        self.text = ""
+        self.wake()
+
+
+@final
+class Feed:
+    """Events of the sessions of one manager.
+
+    Args:
+        sessions: The manager, connected.
+        poll: Seconds between two looks at a session that another process writes.
+
+    """
+
+    def __init__(self, sessions: SessionManager, *, poll: float = 0.5) -> None:
+        self._sessions = sessions
+        self._poll = poll
+        self._channels: dict[SessionKey, Channel] = {}
+        self.draining: bool = False
+        """Whether streams that wait for nothing in particular end."""
+        sessions.on("saved", self._saved)
+        sessions.on("lost", lambda _: self.wake_all())
+
+    def drain(self) -> None:
+        """End the streams that wait for nothing in particular."""
+        self.draining = True
+        self.wake_all()
+
+    def _is_draining(self) -> bool:
+        return self.draining
+
+    def wake_all(self) -> None:
+        """Have all readers look."""
+        for channel in tuple(self._channels.values()):
+            channel.wake()
+
+    def _saved(self, event: Any) -> None:
+        channel = self._channels.get(event.key)
+        if channel is not None:
+            channel.wake()
+
+    @contextlib.contextmanager
+    def channel(self, key: SessionKey) -> Iterator[Channel]:
+        """Hold a session's channel as long as somebody uses it."""
+        channel = self._channels.setdefault(key, Channel())
+        channel.readers += 1
+        try:
+            yield channel
+        finally:
+            channel.readers -= 1
+            if not channel.readers:
+                self._channels.pop(key, None)
+
+    async def head(self, key: SessionKey) -> int:
+        """Return up to where a session's log is durable."""
+        return await durable_head(self._sessions, key)
+
+    async def begin_of(self, key: SessionKey, turn: str) -> int | None:
+        """Return the seq of the record that began a turn, the newest of its id; None for none."""
+        before = await self.head(key) + 1
+        log = log_of(self._sessions, key, after=0, before=before, reverse=True)
+        async with contextlib.aclosing(log):
+            async for chunk in log:
+                for record in chunk.records:
+                    event = event_of(record)
+                    if event is not None and event.name == "turn" and event.data["turn"] == turn:
+                        return record.seq
+        return None
+
+    async def events(
+        self, key: SessionKey, cursor: Cursor, *, until: Callable[[], bool] | None = None
+    ) -> AsyncGenerator[FeedEvent | None, None]:
+        """Yield what happens in a session after a place; None now and then while nothing does.
+
+        Nothing is yielded that is not durable, except ``text``.
+
+        Args:
+            key: The session.
+            cursor: What was received before.
+            until: Whether to end once all that is durable was yielded; None: when the
+                manager drains.
+
+        """
+        until = until or self._is_draining
+        with self.channel(key) as channel:
+            read = visible = cursor.seq
+            while True:
+                news = channel.news
+                async for seq, event in self._stored(key, read):
+                    read = seq
+                    if event is not None:
+                        visible = seq
+                        yield event
+                piece = channel.after(cursor, visible, read)
+                if piece is not None:
+                    cursor = piece.id or cursor
+                    yield piece
+                if news.is_set():
+                    continue
+                if until():
+                    return
+                if not await self._has_news(key, news):
+                    yield None
+
+    async def _has_news(self, key: SessionKey, news: anyio.Event) -> bool:
+        is_here = session_open_here(self._sessions, key) is not None
+        with anyio.move_on_after(KEEP_ALIVE if is_here else self._poll):
+            await news.wait()
+        return news.is_set()
+
+    async def _stored(
+        self, key: SessionKey, after: int
+    ) -> AsyncGenerator[tuple[int, FeedEvent | None], None]:
+        upto = await self.head(key)
+        if upto <= after:
+            return
+        log = log_of(self._sessions, key, after=after, before=upto + 1)
+        async with contextlib.aclosing(log):
+            async for chunk in log:
+                for record in chunk.records:
+                    yield record.seq, event_of(record)
+
+
+def event_of(record: Record) -> FeedEvent | None:
+    """Return what a record of the log tells a client; None for nothing."""
+    place = Cursor(record.seq)
+    if record.kind in MESSAGE_KINDS:
+        message = message_fields(record.seq, decode_message(record.payload))
+        return FeedEvent("message", place, message)
+    if record.kind == TURN:
+        turn = decode(record.payload, TurnPayload)
+        data: dict[str, Any] = {"turn": turn.turn, "number": turn.number, "at": turn.at}
+        if turn.error is not None:
+            data["error"] = turn.error
+        name = _PHASES.get(turn.phase)
+        return None if name is None else FeedEvent(name, place, data)
+    if record.kind == RETRACT:
+        after = decode(record.payload, RetractionPayload).after
+        return FeedEvent("retracted", place, {"after": after})
+    return None
+
+
+def message_fields(seq: int, message: Message) -> dict[str, Any]:
+    """Return a message as clients get it: plain JSON, without the fields of providers."""
+    fields: dict[str, Any] = {"seq": seq, "role": message.role, "content": message.content}
+    if message.reasoning:
+        fields["reasoning"] = message.reasoning
+    if message.tool_calls:
+        calls = message.tool_calls
+        fields["tool_calls"] = [
+            {"id": call.id, "name": call.name, "arguments": call.arguments} for call in calls
+        ]
+    if message.tool_result is not None:
+        result = message.tool_result
+        fields["tool_result"] = {
+            "call_id": result.call_id,
+            "result": result.result,
+            "error": result.error,
+        }
+    if message.created_at is not None:
+        fields["created_at"] = message.created_at
+    if "interrupted" in message.extra:
+        fields["interrupted"] = True
+    return fields

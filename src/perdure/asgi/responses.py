@@ -1,0 +1,138 @@
+"""Responses of server-sent events, which a client continues by ``Last-Event-ID``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from typing import Any, Final, final
+
+import anyio
+import msgspec
+
+from perdure.adapters.items import import_sdk
+from perdure.asgi.feed import KEEP_ALIVE, Cursor, FeedEvent
+from perdure.asgi.problems import Problem, problem_of
+from perdure.errors import PerdureError
+
+Scope = Mapping[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+ASGIApp = Callable[[Any, Receive, Send], Awaitable[None]]
+
+Events = AsyncGenerator[FeedEvent | None, None]
+Begin = Callable[[Cursor | None], Awaitable[Events]]
+"""Called with the client's place, and returns what follows it; what it raises is the answer."""
+
+RETRY: Final = b"retry: 500\n\n"
+"""Milliseconds after which a client connects again."""
+
+Response: Any = import_sdk(
+    "starlette.responses", used_by="perdure.asgi", name="Starlette", extra="asgi"
+).Response
+
+
+@final
+class FeedResponse(Response):  # type: ignore[misc]  # imported when used
+    """Stream events to a client; a client that goes away ends the stream and nothing else.
+
+    Args:
+        begin: Called with the client's place, and returns what follows it.
+        leave: Called when the stream has ended, whoever ended it.
+
+    """
+
+    def __init__(self, begin: Begin, leave: Callable[[], object] | None = None) -> None:
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        super().__init__(headers=headers, media_type="text/event-stream")
+        del self.headers["content-length"]
+        self._begin = begin
+        self._leave = leave
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        try:
+            try:
+                events = await self._begin(place_of(scope))
+            except (PerdureError, Problem) as error:
+                await send_problem(send, problem_of(error))
+                return
+            start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+            await send(start)
+            async with aclosing(events):
+                await _stream(events, receive, send)
+        finally:
+            if self._leave is not None:
+                self._leave()
+
+
+async def _stream(events: Events, receive: Receive, send: Send) -> None:
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        group.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(watch)
+        try:
+            await _send_events(events, send)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except OSError:
+            pass  # the client has gone away
+        group.cancel_scope.cancel()
+
+
+async def _send_events(events: Events, send: Send) -> None:
+    async def body(data: bytes) -> None:
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+
+    await body(RETRY)
+    sent_at = time.monotonic()
+    try:
+        async for event in events:
+            if event is not None:
+                await body(as_text(event))
+            elif time.monotonic() - sent_at >= KEEP_ALIVE:
+                await body(b": still here\n\n")
+            else:
+                continue
+            sent_at = time.monotonic()
+    except PerdureError as error:
+        await body(as_text(failure(error)))
+
+
+def failure(error: BaseException) -> FeedEvent:
+    """Return the event that says why a stream ends early."""
+    return FeedEvent("error", None, msgspec.json.decode(problem_of(error).body))
+
+
+def as_text(event: FeedEvent) -> bytes:
+    """Return an event as it is sent."""
+    place = b"" if event.id is None else b"id: %s\n" % str(event.id).encode()
+    data = msgspec.json.encode(event.data, enc_hook=str)
+    return b"%sevent: %s\ndata: %s\n\n" % (place, event.name.encode(), data)
+
+
+def place_of(scope: Scope) -> Cursor | None:
+    """Return the place that a request's Last-Event-ID names.
+
+    Raises:
+        Problem: It names none.
+
+    """
+    for name, value in scope["headers"]:
+        if name == b"last-event-id" and value:
+            cursor = Cursor.parse(value.decode("latin-1"))
+            if cursor is None:
+                raise Problem(400, "Invalid", "Last-Event-ID is no id of an event of ours")
+            return cursor
+    return None
+
+
+async def send_problem(send: Send, problem: Problem) -> None:
+    """Answer with a problem."""
+    body = problem.body
+    headers = {**problem.headers, "content-length": str(len(body))}
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": problem.status, "headers": raw})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

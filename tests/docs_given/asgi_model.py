@@ -1,0 +1,2 @@
+async def ask_model(messages):
+    yield "Hello"
