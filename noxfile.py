@@ -72,6 +72,8 @@ def adapters(session: nox.Session) -> None:
     session.install(".[test-adapters]")
     session.run("pytest", *(session.posargs or ["-q", "tests/adapters"]))
     session.run("python", "-m", "tests.adapters.langgraph_kills", "--kills", "30")
+
+
 def browser(session: nox.Session) -> None:
     """Walk the inspector's pages in chromium; PERDURE_SCREENSHOTS=docs/images takes pictures."""
     session.install(".[test-browser]")

@@ -21,7 +21,7 @@ SURFACES = {
     **dict.fromkeys(
         ("perdure.adapters.google_adk", "perdure.adapters.google_adk_events"),
         frozenset({"asyncio", "httpx", "pydantic", "rich", "ssl"}),
-    # A subclass of the SDK's own class, which only its first use imports.
+    ),
     **dict.fromkeys(
         (
             "perdure.adapters.langgraph",
@@ -34,7 +34,6 @@ SURFACES = {
         {"asyncio", "httpx", "pydantic", "rich", "ssl", "trio"}
     ),
     "perdure.asgi": frozenset({"starlette", "asyncio", "ssl"}),
-    "perdure.serve": frozenset({"starlette", "asyncio", "ssl"}),
     "perdure.cli": frozenset({"cyclopts", "rich", "asyncio", "ssl"}),
     "perdure.inspector": frozenset({"starlette", "asyncio", "ssl"}),
     "perdure.testing": frozenset({"pytest", "asyncio", "ssl"}),
@@ -47,7 +46,6 @@ DISTRIBUTIONS = {
     "pydantic_ai": "pydantic_ai_slim",
     "yaml": "pyyaml",
 }
-DISTRIBUTIONS = {"google": "google_adk", "pydantic_ai": "pydantic_ai_slim", "yaml": "pyyaml"}
 """Import names that differ from the names that pip knows."""
 
 
