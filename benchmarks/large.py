@@ -1,9 +1,10 @@
 """A large store under the commands: ``ls``, ``check``, and a ``migrate`` that is killed midway.
 
-The store is on files, of chats of about 500 KB each; the target of the migration is SQLite. Each
-command is a process of its own. The migration is killed when the target has half of the bytes,
-and run again: what the first run had verified is not copied twice. Peak memory is the process's,
-as the kernel has it. With the default of 1,000 MB this takes some minutes, and 2.5 GB of disk.
+The store is on files, of chats of about 500 KB each, whose documents take as much again; the
+target of the migration is SQLite. Each command is a process of its own. The migration is killed
+when the target has half of the bytes, and run again: what the first run had verified is not copied
+twice. Peak memory is the process's, as the kernel has it. With the default of 1,000 MB this takes
+some minutes, and 5 GB of disk.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Options(NamedTuple):
     """How large, and where."""
 
     megabytes: int = 1000
+    """Of messages."""
     folder: Path | None = None
 
 

@@ -29,12 +29,12 @@ COLUMNS = {
     "bytes": ("written a turn", "{:,.0f} B"),
     "lag_p99_ms": ("the loop's lag, 99 %", "{:,.1f} ms"),
     "peak_mb": ("peak memory", "{:,.0f} MB"),
-    "restore_ms": ("open and read 50", "{:,.0f} ms"),
+    "restore_ms": ("open all, read 50 of one", "{:,.0f} ms"),
 }
 OURS = ("file", "sqlite")
 LIMITS = ("jsonl", "limit")
 
-WIDTH, LEFT, RIGHT, TOP, BAR = 760, 300, 90, 56, 34
+WIDTH, LEFT, RIGHT, TOP, BAR = 820, 360, 90, 56, 34
 STYLE = """
   .page { fill: #ffffff } text { font: 13px system-ui, sans-serif; fill: #24292f }
   .title { font-size: 16px; font-weight: 600 } .label { text-anchor: end }
@@ -83,7 +83,7 @@ def page(options: Options) -> str:
             "",
             f"![Turns a second, {_title(part)}](images/{name})",
             "",
-            *_table(part),
+            *_table(part, document["details"]["rounds"][f"peers.{part.prefix}"]),
             "",
             *_failures(document, part),
         ]
@@ -101,9 +101,10 @@ What the disk and Python allow without a product is next to them as two limits.
     python -m benchmarks report peers.json > docs/performance.md
 
 The figures below are medians of {rounds} rounds of {turns:,} turns, of all sessions together (an
-eighth of that for the slow ones); contenders take turns within a round, each in a process of its
-own. They are of {platform}, {cpus} CPUs, Python {python}, perdure {perdure}. {load}
-Absolute figures say as much about the machine as about the program: compare those of one table.
+eighth of that for the slow ones), with the range of turns a second. Contenders take turns within a
+round, each in a process of its own. They are of {platform}, {cpus} CPUs, Python {python}, perdure
+{perdure}. Absolute figures say as much about the machine as about the program: compare those of one
+table. {load}
 """
 
 
@@ -113,12 +114,19 @@ def _facts(document: dict[str, Any]) -> dict[str, Any]:
     return {
         "rounds": max(map(len, details["rounds"].values())),
         "turns": details["turns"],
-        "platform": environment["platform"],
+        "platform": " ".join(environment["platform"].split("-")[:2]),
         "cpus": environment["cpus"],
         "python": environment["python"],
         "perdure": environment["packages"]["perdure"],
-        "load": f"The machine's load was {load[1]:.1f} in the last five minutes." if load else "",
+        "load": _load(load[1], environment["cpus"]) if load else "",
     }
+
+
+def _load(load: float, cpus: int) -> str:
+    said = f"The machine's load was {load:.1f} in the last five minutes."
+    if load <= cpus:
+        return said
+    return f"{said}\n\n**It was busy with other work: repeat this on a quiet one to rely on it.**"
 
 
 def _parts(figures: dict[str, float]) -> list[_Part]:
@@ -139,7 +147,7 @@ def _title(part: _Part) -> str:
     return "One session" if part.sessions == 1 else f"{part.sessions:,} sessions at once"
 
 
-def _table(part: _Part) -> list[str]:
+def _table(part: _Part, rounds: list[dict[str, dict[str, float]]]) -> list[str]:
     lines = [
         "| | " + " | ".join(title for title, _ in COLUMNS.values()) + " |",
         "|---|" + "---:|" * len(COLUMNS),
@@ -148,6 +156,8 @@ def _table(part: _Part) -> list[str]:
         figures = part.rows.get(contender)
         if figures is not None:
             cells = [form.format(figures[name]) for name, (_, form) in COLUMNS.items()]
+            rates = [one[contender]["turns_per_second"] for one in rounds if contender in one]
+            cells[0] += f" ({min(rates):,.0f} to {max(rates):,.0f})"
             lines.append(f"| {label} | " + " | ".join(cells) + " |")
     return lines
 

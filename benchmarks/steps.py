@@ -95,7 +95,10 @@ def _on_trio() -> Iterator[Steps]:
 
 
 def living(backend: str) -> tuple[int, int]:
-    """Return how many tasks and timers the running event loop has."""
+    """Return how many tasks and timers the running event loop has.
+
+    asyncio keeps some cancelled timers until their time has come; they do not count.
+    """
     if backend == "trio":
         import trio
 
@@ -104,4 +107,5 @@ def living(backend: str) -> tuple[int, int]:
         return statistics.tasks_living, len(runner.deadlines._heap)
     import asyncio
 
-    return len(asyncio.all_tasks()), len(asyncio.get_running_loop()._scheduled)
+    timers = [timer for timer in asyncio.get_running_loop()._scheduled if not timer.cancelled()]
+    return len(asyncio.all_tasks()), len(timers)

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.report import COLUMNS, LABELS
+from benchmarks.report import COLUMNS, LABELS, LEFT
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -22,6 +22,10 @@ def figures(tmp_path: Path) -> Path:
         for at, name in enumerate(("sqlite", "openai", "limit"))
         for figure in COLUMNS
     }
+    rounds = [
+        {name: {"turns_per_second": rate} for name in ("sqlite", "openai", "limit")}
+        for rate in (900.0, 3100.0)
+    ]
     found["peers.one.sqlite_over_openai"] = 2.0
     file = tmp_path / "peers.json"
     document = {
@@ -36,7 +40,7 @@ def figures(tmp_path: Path) -> Path:
         },
         "details": {
             "turns": 3000,
-            "rounds": {"peers.one": [{}, {}], "peers.many200": [{}, {}]},
+            "rounds": {"peers.one": rounds, "peers.many200": rounds},
             "failed": {"peers.many200": {"adk": ["OperationalError: database is locked"]}},
         },
     }
@@ -53,7 +57,14 @@ def test_the_page_has_a_row_for_each_contender_that_was_measured(
     assert f"{LABELS['adk']} failed in 1 of 2 rounds: `OperationalError: database is" in page
     assert f"| {LABELS['adk']}" not in page
     assert "| `peers.one.sqlite_over_openai` | 2.00 | 1.1 |" in page
-    for said in ("2 rounds", "3,000 turns", "load was 2.5", "## 200 sessions at once"):
+    assert page.count("2,000 (900 to 3,100)") == 2
+    for said in (
+        "2 rounds",
+        "It was busy",
+        "3,000 turns",
+        "load was 2.5",
+        "## 200 sessions at once",
+    ):
         assert said in page
     for line in page.splitlines():
         if line.startswith("!["):
@@ -72,6 +83,11 @@ def test_plots_fit_and_have_both_themes(figures: Path, tmp_path: Path) -> None:
         for bar in bars:
             assert float(bar.attrib["x"]) + float(bar.attrib["width"]) < width - 60
             assert float(bar.attrib["y"]) + float(bar.attrib["height"]) <= height
+
+
+def test_the_longest_label_fits() -> None:
+    """A character takes 7 pixels at most, on average."""
+    assert max(len(label.replace("`", "").replace("*", "")) for label in LABELS.values()) * 7 < LEFT
 
 
 def test_a_file_of_another_benchmark_is_refused(tmp_path: Path) -> None:
