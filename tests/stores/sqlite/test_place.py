@@ -37,6 +37,16 @@ async def used(path: Path) -> SqliteStore:
     return store
 
 
+@pytest.mark.skipif(os.name == "nt", reason="two slashes are a server there")
+async def test_two_slashes_before_a_path_are_one(path: Path) -> None:
+    path.parent.mkdir(mode=0o700)
+    store = SqliteStore(f"/{path}")
+    await store.open()
+    await take(store)
+    await store.aclose()
+    assert path.exists()
+
+
 async def refused(path: Path, error: type[Exception], match: str) -> None:
     before = path.read_bytes() if path.is_file() else None
     with pytest.raises(error, match=match):

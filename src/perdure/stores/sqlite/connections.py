@@ -61,8 +61,10 @@ def connect(
             "is needed: use a Python with a newer one, or the file store"
         )
         raise ConfigError(message, found=sqlite3.sqlite_version)
+    # Behind two slashes, a URI has the name of a host.
+    scheme = "file://" if path.startswith("//") else "file:"
     con = sqlite3.connect(
-        f"file:{quote(path)}?{uri_parameters}",
+        f"{scheme}{quote(path)}?{uri_parameters}",
         uri=True,
         timeout=timeout,
         isolation_level=None,
