@@ -424,6 +424,7 @@ async def test_what_a_caller_changes_is_not_given_to_the_next(
         assert found is not None
         assert found.state == {"list": [1]}
         found.events[0].content.parts[0].text = "changed"  # type: ignore[union-attr, index]
+        found.events[0].custom_metadata = {"no": object()}
         found.state["list"].append(2)
 
 

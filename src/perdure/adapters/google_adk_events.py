@@ -123,9 +123,15 @@ class StoredEvent:
 
     def event(self) -> Event:
         """Return the event as it was stored: the same object each time, unless it was changed."""
-        if self._event is None or as_json(self._event) != self.data:
+        if self._event is None or not self._is_unchanged(self._event):
             self._event = Event.model_validate_json(self.data)
         return self._event
+
+    def _is_unchanged(self, event: Event) -> bool:
+        try:
+            return as_json(event) == self.data
+        except ValueError:  # a caller has put something into it that is not JSON
+            return False
 
 
 class EventLog:
@@ -160,6 +166,11 @@ class EventLog:
         self.by_id[stored.id] = stored
         self.size += len(stored.data)
         self.version = version
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the session is open here, to write."""
+        return isinstance(self.session, Session) and self.session.is_writable
 
     @property
     def written(self) -> StoredEvent | None:
@@ -216,7 +227,10 @@ class EventLogs:
         return log if isinstance(session, Session) and log.version == session.version else None
 
     def keep(self, log: EventLog) -> None:
-        """Keep the events of a session."""
+        """Keep the events of a session, and none of those that were closed."""
+        closed = [key for key, kept in self._logs.items() if not kept.is_open]
+        for key in closed:
+            del self._logs[key]
         self._logs[log.session.key] = log
         self._logs.move_to_end(log.session.key)
         size = sum(each.size for each in self._logs.values())
