@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks import (
     adapters,
+    adapters_adk,
     checkpoints,
     imports,
     large,
@@ -50,7 +51,9 @@ def _run(given: argparse.Namespace) -> Report:
         growth = max(1, min(save.Options().growth_blocks, given.turns // save.BLOCK))
         return save.run(save.Options(given.sessions, given.turns, growth, backends, given.folder))
     if given.benchmark == "adapters":
-        return adapters.run(adapters.Options(given.turns, given.folder))
+        found = adapters.run(adapters.Options(given.turns, given.folder))
+        adk = adapters_adk.run(adapters_adk.Options(given.turns, folder=given.folder))
+        return Report([*found.rows, *adk.rows], {**found.details, "adk": adk.details})
     if given.benchmark == "live":
         stream = live.Options(given.sessions, given.seconds, given.rate, given.backend)
         return live.run(stream._replace(closed=given.closed, folder=given.folder))

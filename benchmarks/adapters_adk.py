@@ -8,7 +8,6 @@ rounds' ratios.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import tempfile
 from pathlib import Path
@@ -107,11 +106,3 @@ async def _append(service: Any, session: Any, number: int) -> None:
         actions = EventActions(state_delta=delta)
         event = Event(author=author, invocation_id=f"i{number}", content=content, actions=actions)
         await service.append_event(session, event)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--turns", type=int, default=Options().turns)
-    parser.add_argument("--rounds", type=int, default=Options().rounds)
-    arguments = parser.parse_args()
-    print(run(Options(arguments.turns, rounds=arguments.rounds)).table())

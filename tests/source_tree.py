@@ -16,14 +16,17 @@ CODE = ("src", "benchmarks", "examples")
 """The folders whose files keep the sizes; tests may be longer."""
 
 
-LARGE_SDKS = {"google.adk": "google-adk"}
-"""Packages that bring much along, and are not in every environment, with their distributions."""
+LARGE_SDKS = {
+    "google.adk": ("google-adk", ("google_adk", "google_adk_events")),
+    "langgraph": ("langgraph", ("langgraph", "thread_values", "threads")),
+}
+"""Packages that not every environment has: their distributions, and the adapters' modules."""
 
 
 def missing_sdks() -> list[str]:
     """Return the large packages that are not installed."""
     installed = {found.metadata["Name"] for found in distributions()}
-    return [sdk for sdk, name in LARGE_SDKS.items() if name not in installed]
+    return [sdk for sdk, (name, _) in LARGE_SDKS.items() if name not in installed]
 
 
 def files(*folders: str) -> list[Path]:
