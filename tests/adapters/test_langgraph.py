@@ -535,6 +535,24 @@ async def test_a_run_that_was_overtaken_is_refused_and_told_by_whom() -> None:
         assert (await kept(overtaker)) == {"a": 4}
 
 
+async def test_what_could_not_be_stored_is_not_shown() -> None:
+    backing = MemoryBacking()
+    one, other = MemoryStore(backing=backing), MemoryStore(backing=backing)
+    async with perdure.connect(one) as mine:
+        saver = PerdureSaver(mine)
+        config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+        await saver.aput(config, *put_of({"a": 1}))
+        await other.open()
+        holder = await other.holder(SessionKey("t"))
+        assert holder is not None
+        await other.acquire(SessionKey("t"), after=holder.epoch)
+        with pytest.raises(LeaseLostError, match=f"taken over by .*{other.owner}"):
+            await saver.aput(config, *put_of({"a": 2}, number=2))
+        assert await kept(saver) == {"a": 1}
+        for lost in mine.lost:
+            await lost.discard_unsaved()
+
+
 async def test_a_thread_that_another_process_deleted_or_pruned_is_read_anew() -> None:
     backing = MemoryBacking()
     one, other = MemoryStore(backing=backing), MemoryStore(backing=backing)
@@ -597,7 +615,10 @@ async def test_a_thread_is_a_session_that_is_listed_and_deleted(sessions: Sessio
     await sessions.prune(Retention(keep_turns=0))
     fresh = chat(State, PerdureSaver(sessions))
     assert (await fresh.aget_state(CONFIG)).values
+    await sessions.copy("t", "copy")
     assert await sessions.delete("t")
+    copied: Any = {"configurable": {"thread_id": "copy"}}
+    assert (await fresh.aget_state(copied)).values
     assert (await fresh.aget_state(CONFIG)).values == {}
 
 

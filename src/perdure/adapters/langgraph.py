@@ -36,7 +36,7 @@ from perdure.adapters.thread_log import (
     WritesChange,
 )
 from perdure.adapters.thread_values import DataSerializer, ValueCodec, require_data_only
-from perdure.adapters.threads import Thread, ThreadSessions, has_room, release_put, saved
+from perdure.adapters.threads import Thread, ThreadSessions, has_room, release_put
 from perdure.errors import FormatError, InvalidArgumentError, WrongLoopError
 from perdure.records.json import encode
 from perdure.records.values import is_plain
@@ -246,7 +246,7 @@ class PerdureSaver(Adapter, sdk.BaseCheckpointSaver[Any]):
     async def release(self, thread_id: str) -> None:
         """Make a thread durable, and give it back to other processes now."""
         session = self._threads.open_here(self._threads.thread(thread_id))
-        if session is not None and session.is_writable:
+        if session is not None:
             await session.save()
             await release_unused(session)
 
@@ -346,7 +346,7 @@ class PerdureSaver(Adapter, sdk.BaseCheckpointSaver[Any]):
         if thread.writing and at in thread.index.writes and has_room(session):
             thread.released = max(thread.released, version)
         else:
-            await saved(thread, session, version, at)
+            await self._threads.save_checkpoint(thread, session, version, at)
         return _config(config["configurable"]["thread_id"], place.ns, id_)
 
     async def aput_writes(
@@ -385,9 +385,9 @@ class PerdureSaver(Adapter, sdk.BaseCheckpointSaver[Any]):
         try:
             if has_room(session):
                 release_put(thread, (place.ns, id_))
-            await session.save()
+            await self._threads.save(thread, session)
             while session.durable_version < thread.released:
-                await session.save()
+                await self._threads.save(thread, session)
         finally:
             thread.writing -= 1
 

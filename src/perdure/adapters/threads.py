@@ -225,7 +225,7 @@ class ThreadSessions:
             before = session.version
             accept(session, entries_of(records))
             thread.epochs.add(session.epoch)
-            await session.save()
+            await self.save(thread, session)
             await self._catch_up(thread, session)
             thread.seen = thread.index.upto
         sessions = await self.manager()
@@ -363,7 +363,8 @@ class ThreadSessions:
     def open_here(self, thread: Thread) -> Session | None:
         """Return a thread's session if it is held here."""
         sessions = self._connection.opened
-        return None if sessions is None else session_open_here(sessions, thread.key)
+        session = None if sessions is None else session_open_here(sessions, thread.key)
+        return session if session is not None and session.is_writable else None
 
     async def thread_ids(self) -> AsyncIterator[str]:
         """Return the ids of all sessions that may be threads."""
@@ -374,6 +375,34 @@ class ThreadSessions:
             for info in page:
                 if info.key == self.key(info.key.agent):
                     yield info.key.agent
+
+    async def save(self, thread: Thread, session: Session) -> None:
+        """Make a thread durable.
+
+        Raises:
+            LeaseLostError: Another process has taken it over: the error names it.
+
+        """
+        try:
+            await session.save()
+        except LeaseLostError as error:
+            now = await store_of_manager(await self.manager()).holder(thread.key)
+            holder = Holder() if now is None else Holder(now.owner, now.host, now.pid)
+            message = f"thread {thread.key} was taken over by {holder}: {error}"
+            facts = {"key": str(thread.key), "owner": holder.owner}
+            raise LeaseLostError(message, **facts) from error
+
+    async def save_checkpoint(
+        self, thread: Thread, session: Session, version: int, at: tuple[str, str]
+    ) -> None:
+        """Wait until a checkpoint is durable, or until writes that came after it wait for that."""
+        with anyio.CancelScope() as scope:
+            thread.waiting[at] = scope, version
+            try:
+                await self.save(thread, session)
+            finally:
+                if thread.waiting.get(at) == (scope, version):
+                    del thread.waiting[at]
 
     async def delete(self, thread_id: str) -> None:
         """Delete a thread's session."""
@@ -391,17 +420,6 @@ class ThreadSessions:
 
 def _epoch(session: Session | None) -> int | None:
     return None if session is None else session.epoch
-
-
-async def saved(thread: Thread, session: Session, version: int, at: tuple[str, str]) -> None:
-    """Wait until a checkpoint is durable, or until writes that came after it wait for that."""
-    with anyio.CancelScope() as scope:
-        thread.waiting[at] = scope, version
-        try:
-            await session.save()
-        finally:
-            if thread.waiting.get(at) == (scope, version):
-                del thread.waiting[at]
 
 
 def release_put(thread: Thread, at: tuple[str, str]) -> None:
