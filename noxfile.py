@@ -16,7 +16,7 @@ import nox
 nox.needs_version = ">=2025.5"
 nox.options.sessions = ["check"]
 
-PYTHONS = ["3.11", "3.12", "3.13"]
+PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 PYTHON = sys.executable
 CHECKS = [
     [PYTHON, "-m", "ruff", "format", "--check", "."],
@@ -122,6 +122,12 @@ def docs(session: nox.Session) -> None:
     """Build the site of the documents into site/; a warning fails it."""
     session.install("-e", ".[docs]")
     session.run("python", "-m", "tests.site")
+
+
+@nox.session(venv_backend="none")
+def package(session: nox.Session) -> None:
+    """Build wheel and sdist twice, compare them, install them without extras, run examples."""
+    session.run(PYTHON, "-m", "tests.package", external=True)
 
 
 @nox.session(python=PYTHONS[0])
