@@ -74,6 +74,7 @@ def adapters(session: nox.Session) -> None:
     session.run("python", "-m", "tests.adapters.langgraph_kills", "--kills", "30")
 
 
+@nox.session(python=PYTHONS[0])
 def browser(session: nox.Session) -> None:
     """Walk the inspector's pages in chromium; PERDURE_SCREENSHOTS=docs/images takes pictures."""
     session.install(".[test-browser]")
