@@ -9,17 +9,19 @@ import asyncio
 import base64
 import itertools
 import struct
-import sys
 import time
 import zlib
 
 import uvicorn
+from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
 import perdure
 import perdure.inspector
 from perdure import Autosave, Message, Shutdown, ToolCall
+from perdure.records.messages import encode_message
+from perdure.session.internals import begin_turn
 from perdure.session.manager import SessionManager
 from tests.inspector.conftest import HOSTILE, TOKEN
 
@@ -52,25 +54,17 @@ async def fill(sessions: SessionManager) -> None:
         guide.describe(title="A walk along the harbor")
         for number in range(12):
             at = begin + number * 7000
-            async with guide.turn():
-                ask = "When is low tide today, and which way should I walk?"
-                call = ToolCall(f"call-{number}", "tide_table", {"place": "Cuxhaven", "day": 24})
-                result = {"low": ["02:05", "14:20"], "high": ["08:11", "20:31"], "unit": "local"}
-                guide.append(
-                    Message(role="user", content=ask, created_at=at),
-                    Message(
-                        role="assistant",
-                        reasoning="The tide table has it; the path depends on the time.",
-                        tool_calls=(call,),
-                        created_at=at + 2,
-                    ),
-                    Message(
-                        role="tool",
-                        tool_result=perdure.ToolResult(call.id, call.name, result),
-                        created_at=at + 3,
-                    ),
-                    Message(role="assistant", content=REPLIES[number % 3], created_at=at + 6),
-                )
+            ask = Message.user("When is low tide today, and which way should I walk?")
+            call = ToolCall(f"call-{number}", "tide_table", {"place": "Cuxhaven", "day": 24})
+            result = {"low": ["02:05", "14:20"], "high": ["08:11", "20:31"], "unit": "local"}
+            reasoning = "The tide table has it; the path depends on the time."
+            begin_turn(guide, encode_message(ask, now=at), at=at)
+            for later, message in (
+                (2, Message.assistant(reasoning=reasoning, tool_calls=[call])),
+                (3, Message.tool(call.id, result, name=call.name)),
+                (6, Message.assistant(REPLIES[number % 3])),
+            ):
+                guide.append(replace(message, created_at=at + later))
             if number in {3, 8}:
                 guide.state.set("route", {"stage": number, "open": ["wall", "ferry"][: number % 2]})
                 await guide.checkpoints.create(f"after stage {number}")
@@ -118,7 +112,7 @@ async def load(sessions: SessionManager) -> None:
 async def main() -> None:
     shutdown = Shutdown(signals=False)
     autosave = Autosave(debounce=2.0, max_delay=4.0)
-    async with perdure.connect(sys.argv[1], shutdown=shutdown, autosave=autosave) as sessions:
+    async with perdure.connect("memory:", shutdown=shutdown, autosave=autosave) as sessions:
         await fill(sessions)
         inside = perdure.inspector.app(sessions, token=TOKEN, allow_changes=True)
         app = Starlette(routes=[Mount("/perdure", inside)])

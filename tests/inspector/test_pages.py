@@ -298,3 +298,54 @@ async def test_a_page_of_many_messages_is_bounded() -> None:
             await long.save()
         for path in ("/session?agent=long&before=1000&limit=100000", "/context?agent=long"):
             assert (await http.get(path)).text.count("<article") <= pages.MOST
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_session_of_the_openai_agents_sdk_is_shown_with_its_source() -> None:
+    pytest.importorskip("agents")
+    from perdure.adapters import PerdureSession
+
+    async with connected() as sessions, client(sessions) as http:
+        async with PerdureSession("ada", sessions) as session:
+            await session.add_items(
+                [
+                    {"role": "user", "content": "When is low tide?"},
+                    {
+                        "type": "function_call",
+                        "call_id": "c1",
+                        "name": "tide",
+                        "arguments": '{"place": "Cuxhaven"}',
+                    },
+                    {"type": "function_call_output", "call_id": "c1", "output": "14:20"},
+                ]
+            )
+            page = await get(http, "/session", agent="ada")
+        parts = [(part["kind"], part["text"]) for i in page["items"] for part in i["parts"]]
+        assert parts == [
+            ("text", "When is low tide?"),
+            ("call", '{"place": "Cuxhaven"}'),
+            ("result", "14:20"),
+        ]
+        assert {item["source"] for item in page["items"]} == {"openai-agents"}
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_conversation_of_pydantic_ai_is_shown_with_its_source() -> None:
+    pytest.importorskip("pydantic_ai")
+    from pydantic_ai import Agent
+    from pydantic_ai.conversation import Conversation
+    from pydantic_ai.models.test import TestModel
+
+    from perdure.adapters import PerdureConversationStore
+
+    async with connected() as sessions, client(sessions) as http:
+        store = PerdureConversationStore(sessions)
+        agent = Agent(TestModel(custom_output_text="At noon."))
+        conversation = Conversation(conversation_id="ada")
+        await store.save(await agent.run("When is low tide?", conversation=conversation))
+        page = await get(http, "/session", agent="ada")
+        texts = [part["text"] for item in page["items"] for part in item["parts"]]
+        assert texts == ["When is low tide?", "At noon."]
+        assert {item["source"] for item in page["items"]} == {"pydantic-ai"}
+        for path in ("/session?agent=ada&view=timeline", "/states?agent=ada"):
+            assert (await http.get(path)).status_code == 200

@@ -15,14 +15,16 @@ from typing import Any, Final
 import msgspec
 
 from perdure.errors import FormatError
-from perdure.memory.documents import time_of
+from perdure.memory.documents import TurnPayload, time_of
 from perdure.providers.issued import stamp_of
 from perdure.records.json import decode
 from perdure.records.messages import Message, decode_message
-from perdure.records.records import MESSAGE_KINDS, Record
+from perdure.records.records import MESSAGE_KINDS, TURN, Record
 from perdure.records.types import Registry
 from perdure.session.contents import HistoryItem
 
+SHORT: Final = 100
+"""Characters of JSON that are shown in one line."""
 LONGEST: Final = 4000
 """Characters of a part that a page shows at once."""
 IDLE: Final = 60.0
@@ -114,12 +116,12 @@ def shown_record(record: Record, registry: Registry) -> ShownItem:
             return shown_item(HistoryItem(record.seq, record.kind, message))
         except FormatError:
             pass
-    return ShownItem(
-        seq=record.seq,
-        kind=record.kind,
-        at=_time(record),
-        parts=(_cut(ShownPart(kind="json", text=_payload(record), number=0)),),
-    )
+    shown = raw_record(record)
+    text = _turn_text(record) if record.kind == TURN else ""
+    if text:
+        part = ShownPart(kind="text", text=text, number=0, size=len(text))
+        return msgspec.structs.replace(shown, parts=(part,))
+    return shown
 
 
 def raw_record(record: Record) -> ShownItem:
@@ -258,6 +260,17 @@ def _source(message: Message) -> str:
     return "" if stamp is None else stamp.provider
 
 
+def _turn_text(record: Record) -> str:
+    """Return what a turn's record says in words; "" if it cannot be read."""
+    try:
+        turned = decode(record.payload, TurnPayload)
+    except FormatError:
+        return ""
+    named = f" ({turned.turn})" if turned.given else ""
+    phase = {"begin": "begins", "end": "ends"}.get(turned.phase, turned.phase)
+    return f"turn {turned.number}{named} {phase}" + (f": {turned.error}" if turned.error else "")
+
+
 def _time(record: Record) -> float | None:
     try:
         return time_of(record)
@@ -268,7 +281,7 @@ def _time(record: Record) -> float | None:
 def _payload(record: Record) -> str:
     text = record.payload.decode(errors="backslashreplace")
     try:
-        return msgspec.json.format(text, indent=2)
+        return _formatted(text)
     except msgspec.DecodeError:
         return text
 
@@ -284,4 +297,10 @@ def _cut(part: ShownPart) -> ShownPart:
 def _json(value: Any) -> str:
     if isinstance(value, str):
         return value
-    return msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode()
+    return _formatted(msgspec.json.encode(value, enc_hook=str).decode())
+
+
+def _formatted(text: str) -> str:
+    """Return JSON in one line if it is short, else in several."""
+    line = msgspec.json.format(text, indent=0)
+    return line if len(line) <= SHORT else msgspec.json.format(text, indent=2)

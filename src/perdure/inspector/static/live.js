@@ -12,7 +12,9 @@ const bytes = (n) => {
   }
   return `${n.toFixed(1)} GiB`;
 };
-const seconds = (n) => (n < 1 ? `${(1000 * n).toFixed(n < 0.01 ? 1 : 0)} ms` : `${n.toFixed(1)} s`);
+const seconds = (n) =>
+  n === 0 ? "0 s" : (n < 1 ? `${(1000 * n).toFixed(n < 0.01 ? 1 : 0)} ms` : `${n.toFixed(1)} s`);
+const clock = (at) => new Date(1000 * at).toLocaleTimeString("en-GB");
 const plain = (n) => (n < 10 && n % 1 ? n.toFixed(1) : Math.round(n).toLocaleString("en"));
 const UNITS = { unsaved_bytes: bytes, unsaved_age: seconds, loop_lag: seconds, slowest: seconds };
 
@@ -31,7 +33,7 @@ function draw(section) {
     legend: { show: false },
     cursor: { show: false },
     scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.15 : 1] } },
-    axes: [axis, { ...axis, size: 66, values: (_, ticks) => ticks.map(unit) }],
+    axes: [{ ...axis, size: 32, space: 90, values: (_, ticks) => ticks.map(clock) }, { ...axis, size: 66, values: (_, ticks) => ticks.map(unit) }],
     series: [{}, { stroke: color("--accent"), width: 1.5, fill: color("--accent-soft"), points: { show: false } }],
   };
   const plot = new uPlot(options, [[], []], box);
