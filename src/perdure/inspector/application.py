@@ -43,7 +43,14 @@ except ModuleNotFoundError as _error:
     ) from _error
 
 from perdure.inspector import pages
-from perdure.inspector.changes import CHANGES, ActionsPage, Change, ChangePage, Changes, Wanted
+from perdure.inspector.changes import (
+    CHANGES,
+    ActionsPage,
+    Change,
+    ChangePage,
+    Changes,
+    RequestedChange,
+)
 from perdure.inspector.guard import FORM_TOKEN, LOOPBACK, Guard
 from perdure.inspector.live import Live, LivePage
 
@@ -353,7 +360,7 @@ class Query:
         session = self.text("session") or DEFAULT_SESSION
         return SessionKey(self.text("agent"), session, self.text("tenant"))
 
-    def change(self) -> Wanted:
+    def change(self) -> RequestedChange:
         """Return the change that is asked for.
 
         Raises:
@@ -361,7 +368,7 @@ class Query:
 
         """
         change = self.choice("change", ("", *CHANGES))
-        return Wanted(
+        return RequestedChange(
             change=cast("Change", change),
             key=self.key(),
             checkpoint=self.number("checkpoint"),

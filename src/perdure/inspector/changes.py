@@ -28,7 +28,7 @@ Change = Literal["rollback", "fork", "rebuild", "forget"]
 CHANGES: Final[tuple[str, ...]] = get_args(Change)
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class RequestedChange(msgspec.Struct, frozen=True, kw_only=True):
     """A change of a session, as a person asks for it."""
 
     change: Change
@@ -61,7 +61,7 @@ class ChangePage(msgspec.Struct, frozen=True, kw_only=True):
     """What a change would do, before it is confirmed."""
 
     head: SessionFacts
-    wanted: Wanted
+    wanted: RequestedChange
     text: str
     consequences: list[str]
 
@@ -100,7 +100,7 @@ class Changes:
             location=store_below(self.sessions).location, actions=list(self._actions)
         )
 
-    async def preview(self, wanted: Wanted) -> ChangePage:
+    async def preview(self, wanted: RequestedChange) -> ChangePage:
         """Return what a change would do; change nothing."""
         view = await load(self.sessions, wanted.key)
         return ChangePage(
@@ -110,7 +110,7 @@ class Changes:
             consequences=await self._consequences(wanted),
         )
 
-    async def _consequences(self, wanted: Wanted) -> list[str]:
+    async def _consequences(self, wanted: RequestedChange) -> list[str]:
         sessions, agent = self.sessions, wanted.key.agent
         session, tenant = wanted.key.session, wanted.key.tenant
         match wanted.change:
@@ -141,7 +141,7 @@ class Changes:
                     *(f"{kept.of}: kept: {kept.what}: {kept.why}" for kept in gone.kept),
                 ]
 
-    async def make(self, wanted: Wanted, *, by: str) -> Action:
+    async def make(self, wanted: RequestedChange, *, by: str) -> Action:
         """Make a change, and log it, done or failed.
 
         Raises:
@@ -155,7 +155,7 @@ class Changes:
             raise
         return self._log(wanted, outcome, done=True, by=by)
 
-    async def _make(self, wanted: Wanted) -> str:
+    async def _make(self, wanted: RequestedChange) -> str:
         sessions, agent = self.sessions, wanted.key.agent
         session, tenant = wanted.key.session, wanted.key.tenant
         match wanted.change:
@@ -187,7 +187,7 @@ class Changes:
         await release_unused(session)  # so that its program need not ask for it
         return f"it is checkpoint {done.checkpoint.id} now"
 
-    def _log(self, wanted: Wanted, outcome: str, *, done: bool, by: str) -> Action:
+    def _log(self, wanted: RequestedChange, outcome: str, *, done: bool, by: str) -> Action:
         action = Action(
             at=time.time(), key=wanted.key, text=wanted.text, outcome=outcome, done=done, by=by
         )
