@@ -317,7 +317,8 @@ async def write(
     now = platform_time.get_time()
     session = await service.get_session(**where)
     if session is None:  # each service says that there is none
-        session = Session(id=where["session_id"], app_name=APP, user_id=USER)
+        who = {name: where[name] for name in ("app_name", "user_id")}
+        session = Session(id=where["session_id"], **who)
     if what == "stale":
         newer = await service.get_session(**where)
         if newer is not None:
