@@ -23,10 +23,10 @@ from perdure.adapters.google_adk_events import (
     SHAPE,
     EventLog,
     EventLogs,
+    EventRange,
     SessionOrigin,
     StoredEvent,
     Tail,
-    Wanted,
     adk,
     as_json,
     encoded,
@@ -214,7 +214,7 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         if source is None or origin is None:
             return None
         if config is not None:
-            wanted = Wanted(config.num_recent_events, config.after_timestamp)
+            wanted = EventRange(config.num_recent_events, config.after_timestamp)
             log = await self._log(source, origin, wanted)
             events = [stored.event() for stored in log.recent(wanted)]
         else:
@@ -362,7 +362,7 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         )
 
     async def _log(
-        self, source: Session | SessionView, origin: SessionOrigin, wanted: Wanted
+        self, source: Session | SessionView, origin: SessionOrigin, wanted: EventRange
     ) -> EventLog:
         """Return a session's events, as many as are asked for, or more."""
         log = self._logs.get(source)
@@ -378,12 +378,12 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         """Return the events that a run needs: all, or those behind the last summary."""
         tail = await _tail_of(source) if self.compacted else None
         if tail is not None:
-            wanted = Wanted(seq=tail.seq)
+            wanted = EventRange(seq=tail.seq)
             log = await self._log(source, origin, wanted)
             events = with_base([stored.event() for stored in log.recent(wanted)], tail)
             if events is not None:
                 return log, events
-        log = await self._log(source, origin, Wanted())
+        log = await self._log(source, origin, EventRange())
         return log, [stored.event() for stored in log.events]
 
     async def _state(self, source: Session | SessionView, log: EventLog) -> dict[str, Any]:
@@ -443,7 +443,7 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         origin, before = origin_of(held), await _tail_of(held)
         if origin is None:
             return ()
-        log = await self._log(held, origin, Wanted(seq=None if before is None else before.seq))
+        log = await self._log(held, origin, EventRange(seq=None if before is None else before.seq))
         tail = tail_behind(log, summary, before)
         if tail is None:
             return ()
@@ -461,7 +461,7 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         origin = None if source is None else origin_of(source)
         if source is None or origin is None:
             raise UnknownSessionError(f"Session {session.id} not found.")
-        log = await self._log(source, origin, Wanted(newest=1))
+        log = await self._log(source, origin, EventRange(newest=1))
         known = log.by_id.get(change.event.id)
         is_stored = known is not None and known.data == change.data
         if not is_stored and _is_stale(session, log):

@@ -82,7 +82,7 @@ class SessionOrigin(msgspec.Struct, frozen=True):
     """Seconds since 1970."""
 
 
-class Wanted(NamedTuple):
+class EventRange(NamedTuple):
     """Which of a session's events are asked for; all of them without any limit."""
 
     newest: int | None = None
@@ -188,7 +188,7 @@ class EventLog:
         """When something was added last; seconds since 1970."""
         return self.events[-1].at if self.events else self.created_at
 
-    def has_enough(self, wanted: Wanted) -> bool:
+    def has_enough(self, wanted: EventRange) -> bool:
         """Whether there is what was asked for, and the newest event that a run appended."""
         if self.is_all:
             return True
@@ -201,7 +201,7 @@ class EventLog:
             or (seq is not None and self.events[0].seq <= seq)
         )
 
-    def recent(self, wanted: Wanted) -> list[StoredEvent]:
+    def recent(self, wanted: EventRange) -> list[StoredEvent]:
         """Return what was asked for: so many, and of these those after the last older one."""
         count, after, seq = wanted
         events = self.events if count is None else self.events[max(len(self.events) - count, 0) :]
@@ -386,10 +386,10 @@ def origin_of(source: Session | SessionView) -> SessionOrigin | None:
 
 
 async def read_log(
-    source: Session | SessionView, origin: SessionOrigin, wanted: Wanted
+    source: Session | SessionView, origin: SessionOrigin, wanted: EventRange
 ) -> EventLog:
     """Return as many events as are asked for, or more; read backwards from the newest."""
-    count = None if wanted == Wanted() else TAIL + 2 * (wanted.newest or 0)
+    count = None if wanted == EventRange() else TAIL + 2 * (wanted.newest or 0)
     while True:
         version = source.version if isinstance(source, Session) else source.seq
         messages, is_all = await newest_messages(source, count)
@@ -415,7 +415,7 @@ def tail_behind(log: EventLog, summary: Event, before: Tail | None) -> Tail | No
         before: The last such place.
 
     """
-    stored = log.recent(Wanted(seq=None if before is None else before.seq))
+    stored = log.recent(EventRange(seq=None if before is None else before.seq))
     events = [one.event() for one in stored]
     end = _closed_calls(events[: _covered(events, summary)])
     if end in (0, len(stored)):
