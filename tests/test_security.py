@@ -83,6 +83,7 @@ LOADERS = {
     "agent/mcp/server.py": "the package mcp",
     "providers/__init__.py": "formats, from a table",
     "providers/formats.py": "formats, which are checked against a table first",
+    "serve/server.py": "the module of the agent, which the operator names",
     "restore/__init__.py": "its own modules, from a table",
     "testing/__init__.py": "its own modules, from a table",
 }

@@ -80,7 +80,7 @@ class AppSessions:
         self._drained: anyio.Event | None = None
         self._requests: dict[object, str] = {}
         self.at_drain: list[Callable[[], Awaitable[object]]] = []
-        """Awaited when turns have had their time, before the lifespan ends."""
+        """Awaited when turns have had their time, and before those that still run are cut."""
 
     @property
     def manager(self) -> SessionManager:
@@ -136,9 +136,11 @@ class AppSessions:
         drained = require_started(self._drained)
         try:
             with anyio.CancelScope(shield=True):
-                await require_started(self._runs).finish(self._grace)
+                runs = require_started(self._runs)
+                await runs.idle(self._grace)
                 for end in self.at_drain:
                     await end()
+                await runs.cut()
         finally:
             drained.set()
         await anyio.sleep(NOTICE)

@@ -191,16 +191,18 @@ class Runs:
         if not run.readers:
             run.scope.cancel()
 
-    async def finish(self, grace: float) -> None:
-        """Let the turns that run come to their end, and cut them after so many seconds."""
-        with anyio.move_on_after(grace):
-            await self._idle()
-        for run in tuple(self._running):
-            run.scope.cancel()
-        await self._idle()
+    async def idle(self, within: float) -> None:
+        """Wait for the turns that run now, for so many seconds at most."""
+        with anyio.move_on_after(within):
+            for run in tuple(self._running):
+                await run.done.wait()
 
-    async def _idle(self) -> None:
-        for run in tuple(self._running):
+    async def cut(self) -> None:
+        """Cut the turns that still run, and wait until what they have left is kept."""
+        running = tuple(self._running)
+        for run in running:
+            run.scope.cancel()
+        for run in running:
             await run.done.wait()
 
 

@@ -23,6 +23,7 @@ from perdure.cli.export import export, import_
 from perdure.cli.inbox import inbox
 from perdure.cli.inspect import inspect
 from perdure.cli.output import fail, print_line
+from perdure.cli.serve import serve
 from perdure.cli.sessions import copy, forget, fork, ls, prune, rename, show
 from perdure.cli.tune import tune
 from perdure.errors import ConfigError, InvalidArgumentError, PerdureError
@@ -32,7 +33,7 @@ INTERRUPTED = 130
 """The exit status that shells report for a command ended by Ctrl-C."""
 
 COMMANDS: tuple[Callable[..., int], ...] = (
-    *(demo, chat, ls, show, inspect, check, rebuild, inbox),
+    *(demo, chat, serve, ls, show, inspect, check, rebuild, inbox),
     *(checkpoints, diff, rollback, replay),
     *(fork, copy, rename, forget, prune),
     *(export, import_, migrate, backup, restore_backup, archive, config, tune, doctor),

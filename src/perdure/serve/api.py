@@ -1,0 +1,292 @@
+"""The HTTP API of an agent: routes above `perdure.asgi`, with tokens, limits and problems."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from functools import partial
+from typing import Any, Final, final
+from weakref import WeakKeyDictionary
+
+import anyio
+import msgspec
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from perdure._lib.ids import random_id
+from perdure.asgi.app import AppSessions
+from perdure.asgi.feed import message_fields
+from perdure.asgi.problems import Problem, problem_of
+from perdure.asgi.responses import ASGIApp, Receive, Scope, Send, send_problem
+from perdure.asgi.runs import Run
+from perdure.errors import PerdureError
+from perdure.observe import Metrics
+from perdure.records.keys import SessionKey
+from perdure.records.messages import Message
+from perdure.serve.access import Access, Token, not_found
+from perdure.serve.agents import AgentPool, Source
+from perdure.session.session import SessionView
+from perdure.store import SessionInfo
+
+MAX_BODY: Final = 1024 * 1024
+"""Bytes of a request's body."""
+MAX_PAGE: Final = 200
+MAX_TURN: Final = 255
+"""Characters of an Idempotency-Key."""
+PROBES: Final = ("/healthz", "/readyz")
+
+
+class Posted(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a message."""
+
+    text: str
+
+
+@final
+class AgentServer:
+    """An agent's HTTP API, as an ASGI application: ``AgentServer(config).app``.
+
+    Args:
+        source: What an agent is made of: an `AgentConfig`, or a function of the agent's id that
+            returns one.
+        url: Where sessions are kept: as for `perdure.connect`.
+        access: Who may do what.
+        keep: Seconds for which an agent that nobody uses stays open.
+        max_body: Bytes that a request's body may have.
+        options: Everything else that `AppSessions` takes.
+
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        url: Any = None,
+        *,
+        access: Access | None = None,
+        keep: float = 30.0,
+        max_body: int = MAX_BODY,
+        **options: Any,
+    ) -> None:
+        self.sessions: AppSessions = AppSessions(url, **options)
+        self._access = access or Access()
+        self._pool = AgentPool(self.sessions, source, keep=keep)
+        self._max_body = max_body
+        self._metrics: Metrics | None = None
+        self._starters: WeakKeyDictionary[Run, Token] = WeakKeyDictionary()
+        self.sessions.at_drain.append(self._pool.stop)
+        routes = [
+            Route("/agents", self._list),
+            Route("/agents/{id}", self._get),
+            Route("/agents/{id}", self._delete, methods=["DELETE"]),
+            Route("/agents/{id}/messages", self._post, methods=["POST"]),
+            Route("/agents/{id}/messages", self._history),
+            Route("/agents/{id}/events", self._events),
+            Route("/metrics", self._show_metrics),
+        ]
+        handlers: Any = {PerdureError: _answer, Problem: _answer, HTTPException: _answer_http}
+        inner = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=handlers)
+        self.app: ASGIApp = self._guarded(self.sessions.middleware(inner))
+        """The ASGI application."""
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app: Any) -> AsyncGenerator[None, None]:
+        async with self.sessions.lifespan(app), anyio.create_task_group() as group:
+            group.start_soon(self._pool.tend)
+            self._metrics = Metrics(self.sessions.manager)
+            try:
+                yield
+            finally:
+                self._metrics.close()
+                group.cancel_scope.cancel()
+
+    def _guarded(self, app: ASGIApp) -> ASGIApp:
+        """Check a request before anything else looks at it."""
+
+        async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008})
+                return
+            if scope["type"] == "http":
+                headers = Headers(scope=scope)  # type: ignore[arg-type]  # a scope is a mapping
+                try:
+                    self._access.check_host(headers)
+                    if scope["path"] in PROBES:
+                        await self.sessions.probes(scope, receive, send)
+                        return
+                    token = self._access.token_of(headers)
+                except Problem as problem:
+                    await send_problem(send, problem)
+                    return
+                scope = {**scope, "perdure.token": token}
+            await app(scope, receive, send)
+
+        return guarded
+
+    # routes
+
+    async def _post(self, request: Request) -> Response:
+        token: Token = request.scope["perdure.token"]
+        message = Message.user((await self._body(request)).text)
+        agent = request.path_params["id"]
+        config = await self._pool.config(agent, token.tenant)
+        key = SessionKey(agent, config.session, token.tenant)
+        await self._pool.owner_for(key, token)
+        turn = request.headers.get("idempotency-key") or f"http-{random_id()}"
+        if len(turn) > MAX_TURN:
+            raise Problem(400, "Invalid", f"Idempotency-Key has at most {MAX_TURN} characters")
+        work = partial(self._pool.work, message=message, config=config, token=token)
+        run = self.sessions.start(key, turn, work)
+        starter = self._starters.setdefault(run, token)
+        if starter is not token and not token.opens(starter.owner):
+            raise not_found(agent)
+        if "text/event-stream" in request.headers.get("accept", ""):
+            return self.sessions.respond(run)
+        outcome = await run.wait()
+        return _json({"agent": agent, **msgspec.structs.asdict(outcome)})
+
+    async def _history(self, request: Request) -> Response:
+        view = await self._view(request)
+        limit = _number(request, "limit", 50, most=MAX_PAGE)
+        before = _number(request, "before", view.seq + 1)
+        items = await view.history(before=before, limit=limit)
+        shown = [
+            message_fields(item.seq, item.value)
+            for item in items
+            if isinstance(item.value, Message)
+        ]
+        older = items[0].seq if len(items) == limit else None
+        return _json({"messages": shown, "before": older})
+
+    async def _get(self, request: Request) -> Response:
+        info = (await self._view(request)).info
+        return _json(
+            {
+                "agent": request.path_params["id"],
+                "title": info.metadata.title,
+                "owner": info.metadata.owner,
+                "tags": info.metadata.tags,
+                "turns": info.turns,
+                "open": self._pool.is_warm(await self._key(request)),
+            }
+        )
+
+    async def _list(self, request: Request) -> Response:
+        token: Token = request.scope["perdure.token"]
+        limit = _number(request, "limit", 50, most=MAX_PAGE)
+        last = request.query_params.get("after")
+        config = await self._pool.config(last or "any", token.tenant)
+        after = None
+        if last:
+            after = SessionInfo(key=SessionKey(last, config.session, token.tenant))
+        shown: list[SessionInfo] = []
+        page: list[SessionInfo] = []
+        while len(shown) < limit:
+            page = await self.sessions.manager.list(
+                tenant=token.tenant,
+                prefix=request.query_params.get("prefix", ""),
+                after=after,
+                limit=limit,
+            )
+            shown += [info for info in page if token.opens(info.owner)]
+            if len(page) < limit:
+                break
+            after = page[-1]
+        more = len(shown) > limit or len(page) == limit
+        shown = shown[:limit]
+        agents = [_listed(info) for info in shown]
+        return _json({"agents": agents, "after": shown[-1].key.agent if more and shown else None})
+
+    async def _delete(self, request: Request) -> Response:
+        await self._view(request)
+        key = await self._key(request)
+        await self._pool.forget(key)
+        await self.sessions.manager.delete(key.agent, session=key.session, tenant=key.tenant)
+        return Response(status_code=204)
+
+    async def _events(self, request: Request) -> Response:
+        await self._view(request)
+        key = await self._key(request)
+        return self.sessions.events(key.agent, session=key.session, tenant=key.tenant)
+
+    async def _show_metrics(self, request: Request) -> Response:
+        assert self._metrics is not None  # the lifespan has begun
+        return Response(self._metrics.render(), media_type=Metrics.content_type)
+
+    # what a request says
+
+    async def _key(self, request: Request) -> SessionKey:
+        token: Token = request.scope["perdure.token"]
+        agent = request.path_params["id"]
+        config = await self._pool.config(agent, token.tenant)
+        return SessionKey(agent, config.session, token.tenant)
+
+    async def _view(self, request: Request) -> SessionView:
+        """Return the session that a request names, if its token opens it.
+
+        Raises:
+            Problem: There is none.
+
+        """
+        key = await self._key(request)
+        manager = self.sessions.manager
+        view = await manager.load(key.agent, session=key.session, tenant=key.tenant)
+        token: Token = request.scope["perdure.token"]
+        if view is None or not token.opens(view.info.metadata.owner):
+            raise not_found(key.agent)
+        return view
+
+    async def _body(self, request: Request) -> Posted:
+        body = bytearray()
+        async for piece in request.stream():
+            body += piece
+            if len(body) > self._max_body:
+                detail = f"the body is larger than {self._max_body} bytes"
+                raise Problem(413, "Too large", detail)
+        try:
+            return msgspec.json.decode(bytes(body), type=Posted)
+        except msgspec.DecodeError as error:
+            raise Problem(400, "Invalid", f'send {{"text": "…"}}: {error}') from None
+
+
+def _number(request: Request, name: str, default: int, *, most: int = 2**62) -> int:
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and 0 < len(text) < 19 and 0 < int(text) <= most):
+        raise Problem(400, "Invalid", f"{name} is a number from 1 to {most}")
+    return int(text)
+
+
+def _listed(info: SessionInfo) -> dict[str, Any]:
+    return {
+        "agent": info.key.agent,
+        "session": info.key.session,
+        "title": info.title,
+        "owner": info.owner,
+        "turns": info.turns,
+        "updated_at": info.updated_at,
+    }
+
+
+def _json(value: Any) -> Response:
+    headers = {"cache-control": "no-store"}
+    body = msgspec.json.encode(value, enc_hook=str)
+    return Response(body, media_type="application/json", headers=headers)
+
+
+def _problem(problem: Problem) -> Response:
+    return Response(problem.body, status_code=problem.status, headers=problem.headers)
+
+
+async def _answer(_: Request, error: Exception) -> Response:
+    return _problem(problem_of(error))
+
+
+async def _answer_http(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    headers = dict(error.headers or {})
+    return _problem(Problem(error.status_code, str(error.detail), headers=headers))
