@@ -18,7 +18,7 @@ CODE = ("src", "benchmarks", "examples")
 
 LARGE_SDKS = {
     "google.adk": ("google-adk", ("google_adk", "google_adk_events")),
-    "langgraph": ("langgraph", ("langgraph", "thread_values", "threads")),
+    "langgraph": ("langgraph", ("langgraph", "langgraph_store", "thread_values", "threads")),
 }
 """Packages that not every environment has: their distributions, and the adapters' modules."""
 

@@ -25,6 +25,7 @@ SURFACES = {
     **dict.fromkeys(
         (
             "perdure.adapters.langgraph",
+            "perdure.adapters.langgraph_store",
             "perdure.adapters.thread_values",
             "perdure.adapters.threads",
         ),

@@ -12,6 +12,7 @@ from perdure._lib.lazy import lazy
 if TYPE_CHECKING:
     from perdure.adapters.google_adk import PerdureSessionService as PerdureSessionService
     from perdure.adapters.langgraph import PerdureSaver as PerdureSaver
+    from perdure.adapters.langgraph_store import PerdureStore as PerdureStore
     from perdure.adapters.openai_agents import PerdureSession as PerdureSession
     from perdure.adapters.pydantic_ai import PerdureConversationStore as PerdureConversationStore
 
@@ -20,6 +21,7 @@ _HOME_OF = {
     "PerdureSaver": "perdure.adapters.langgraph",
     "PerdureSession": "perdure.adapters.openai_agents",
     "PerdureSessionService": "perdure.adapters.google_adk",
+    "PerdureStore": "perdure.adapters.langgraph_store",
 }
 
 __all__ = list(_HOME_OF)

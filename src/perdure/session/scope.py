@@ -88,6 +88,12 @@ class Scope:
         source = await self._peek()
         return {} if source is None else await _values(source.memory, prefix)
 
+    async def keys(self, prefix: str = "") -> list[str]:
+        """Return the keys in order; reads no value."""
+        source = await self._peek()
+        keys = [] if source is None else await source.memory.keys()
+        return sorted(key for key in keys if key.startswith(prefix))
+
     async def set(self, key: str, value: Any) -> None:
         """Store a value under a key.
 

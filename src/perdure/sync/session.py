@@ -343,6 +343,10 @@ class Scope:
         """Return all values by their keys, or those whose keys begin with a prefix."""
         return self._loop.call(lambda: self._inner.values(prefix))
 
+    def keys(self, prefix: str = "") -> list[str]:
+        """Return the keys in order; reads no value."""
+        return self._loop.call(lambda: self._inner.keys(prefix))
+
     def set(self, key: str, value: Any) -> None:
         """Store a value under a key. As `perdure.types.Scope.set`."""
         self._loop.call(lambda: self._inner.set(key, value))
