@@ -1,0 +1,193 @@
+"""``python -m tests.serve --agents 1000``, or ``--replicas 3 --minutes 5``: prints figures as JSON.
+
+Clients stream answers while servers are stopped, killed and started again. Each client continues
+with what it has, and at the end its events and the store are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+
+from tests.asgi.served import Event, Served, contents, preview
+from tests.servers.postgres import Postgres
+
+SERVE = "perdure serve tests.serve.agents:slow --port {port} --grace 1".split()
+QUESTION = "a b c d e f g h i j"
+ANSWER = "0 1 2 3 4 5 6 7 8 9"
+
+
+class Fleet:
+    """Servers on one store; the one at a place may be stopped and started again."""
+
+    def __init__(self, store: str, replicas: int) -> None:
+        self.store = store
+        self.servers = [Served(*SERVE, store=store) for _ in range(replicas)]
+        self.statuses: list[int] = []
+        self.restarts = 0
+        self.stops: list[float] = []
+
+    def restart(self, place: int, how: signal.Signals) -> None:
+        server = self.servers[place]
+        began = time.monotonic()
+        said = server.stop(how)
+        if how is signal.SIGTERM:
+            self.stops.append(time.monotonic() - began)
+            self.statuses.append(server.process.returncode)
+        if "Traceback" in said:
+            print(said[-2000:], file=sys.stderr)
+        server.close()
+        self.servers[place] = Served(*SERVE, store=self.store, port=server.port)
+        self.restarts += 1
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.close()
+
+
+class Client:
+    """One agent's client: asks, and continues over every disconnect until the turn has ended."""
+
+    def __init__(self, fleet: Fleet, agent: str, tally: dict[str, int]) -> None:
+        self.fleet, self.agent, self.tally = fleet, agent, tally
+        self.turns: list[list[Event]] = []
+
+    async def ask(self, http: httpx.AsyncClient) -> None:
+        """Ask once, until the answer's last event has come."""
+        events: list[Event] = []
+        self.turns.append(events)
+        key = str(len(self.turns))
+        while not (events and events[-1].name == "end"):
+            server = random.choice(self.fleet.servers)
+            try:
+                await self._read(http, f"{server.url}/agents/{self.agent}/messages", key, events)
+            except httpx.HTTPError:
+                self.tally["disconnects"] += 1
+                await anyio.sleep(0.2)
+
+    async def _read(self, http: httpx.AsyncClient, url: str, key: str, events: list[Event]) -> None:
+        headers = {"idempotency-key": key, "accept": "text/event-stream"}
+        seen = [event.id for event in events if event.id]
+        if seen:
+            headers["last-event-id"] = seen[-1]
+        async with http.stream("POST", url, json={"text": QUESTION}, headers=headers) as answer:
+            if answer.status_code == 503:
+                self.tally["refused"] += 1
+                await anyio.sleep(float(answer.headers["retry-after"]) / 4)
+                return
+            assert answer.status_code == 200, await answer.aread()
+            fields: dict[str, str] = {}
+            async for line in answer.aiter_lines():
+                name, _, value = line.partition(": ")
+                if line:
+                    fields[name] = value
+                    continue
+                if "event" in fields:
+                    data = json.loads(fields["data"])
+                    events.append(Event(fields["event"], fields.get("id", ""), data))
+                fields = {}
+
+    def faults(self) -> Iterator[str]:
+        """Yield what is wrong with what the client got."""
+        for events in self.turns:
+            stored = [int(event.id) for event in events if event.id and event.name != "text"]
+            if stored != sorted(set(stored)):
+                yield "doubled"
+            if preview(events) != ANSWER or contents(events)[-1] != ANSWER:
+                yield "incomplete"
+
+    async def stored_faults(self, http: httpx.AsyncClient) -> list[str]:
+        url = f"{self.fleet.servers[0].url}/agents/{self.agent}/messages"
+        shown = (await http.get(url, params={"limit": 200})).json()["messages"]
+        texts = [message["content"] for message in shown if "interrupted" not in message]
+        return [] if texts == [QUESTION, ANSWER] * len(self.turns) else ["store differs"]
+
+
+async def run(store: str, *, agents: int, replicas: int, minutes: float) -> dict[str, Any]:
+    fleet = await anyio.to_thread.run_sync(Fleet, store, replicas)
+    tally = {"disconnects": 0, "refused": 0, "kills": 0}
+    clients = [Client(fleet, f"agent-{number}", tally) for number in range(agents)]
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    began = time.monotonic()
+    try:
+        async with httpx.AsyncClient(timeout=60, limits=limits) as http:
+            await drive(fleet, clients, http, began + 60 * minutes, tally)
+            seconds = time.monotonic() - began
+            wrong = [fault for client in clients for fault in client.faults()]
+            for client in clients:
+                wrong += await client.stored_faults(http)
+    finally:
+        fleet.close()
+    turns = sum(len(client.turns) for client in clients)
+    ok = not wrong and set(fleet.statuses) == {0}
+    return {
+        "ok": ok,
+        "agents": agents,
+        "turns": turns,
+        "turns_s": round(turns / seconds, 1),
+        "wrong": {fault: wrong.count(fault) for fault in set(wrong)},
+        **tally,
+        "sigterms": len(fleet.statuses),
+        "exit_statuses": sorted(set(fleet.statuses)),
+        "sigterm_s_max": round(max(fleet.stops), 2),
+        "seconds": round(seconds, 1),
+    }
+
+
+async def drive(
+    fleet: Fleet, clients: list[Client], http: httpx.AsyncClient, end: float, tally: dict[str, int]
+) -> None:
+    """Have all clients ask until the end, and until two servers were restarted among them."""
+
+    async def talk(client: Client) -> None:
+        while len(client.turns) < 2 or fleet.restarts < 2 or time.monotonic() < end:
+            await client.ask(http)
+
+    async def disturb() -> None:
+        for number in range(10**6):
+            await anyio.sleep(2)
+            how = signal.SIGKILL if number % 2 else signal.SIGTERM
+            tally["kills"] += how is signal.SIGKILL
+            place = number % len(fleet.servers)
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(fleet.restart, place, how)
+
+    async with anyio.create_task_group() as disturbance:
+        disturbance.start_soon(disturb)
+        async with anyio.create_task_group() as group:
+            for client in clients:
+                group.start_soon(talk, client)
+        disturbance.cancel_scope.cancel()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.serve")
+    parser.add_argument("--agents", type=int, default=100)
+    parser.add_argument("--replicas", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=0.0)
+    given = vars(parser.parse_args())
+    with contextlib.ExitStack() as stack:
+        if given["replicas"] > 1:
+            store = stack.enter_context(Postgres()).url
+        else:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="perdure-serve-"))
+            store = f"file:{Path(folder) / 'store'}"
+        summary = anyio.run(lambda: run(store, **given))
+    print(json.dumps(summary, indent=2))
+    return 0 if summary["ok"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
