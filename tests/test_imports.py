@@ -35,7 +35,7 @@ SURFACES = {
         {"asyncio", "httpx", "pydantic", "rich", "ssl", "trio"}
     ),
     "perdure.asgi": frozenset({"starlette", "asyncio", "ssl"}),
-    "perdure.serve": frozenset({"starlette", "asyncio", "ssl"}),
+    "perdure.serve": frozenset({"starlette", "uvicorn", "asyncio", "ssl"}),
     "perdure.cli": frozenset({"cyclopts", "rich", "asyncio", "ssl"}),
     "perdure.inspector": frozenset({"starlette", "asyncio", "ssl"}),
     "perdure.testing": frozenset({"pytest", "asyncio", "ssl"}),

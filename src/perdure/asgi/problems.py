@@ -72,8 +72,11 @@ class Problem(Exception):  # noqa: N818  # the standard's word
         headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(detail or title)
-        self.status, self.title, self.detail = status, title, detail
-        self.retry_after, self.code = retry_after, code
+        self.status: int = status
+        self.title: str = title
+        self.detail: str | None = detail
+        self.retry_after: int | None = retry_after
+        self.code: str | None = code
         self._headers = headers or {}
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import anyio
 import msgspec
@@ -27,13 +27,16 @@ Begin = Callable[[Cursor | None], Awaitable[Events]]
 RETRY: Final = b"retry: 500\n\n"
 """Milliseconds after which a client connects again."""
 
-Response: Any = import_sdk(
-    "starlette.responses", used_by="perdure.asgi", name="Starlette", extra="asgi"
-).Response
+if TYPE_CHECKING:
+    from starlette.responses import Response
+else:
+    Response = import_sdk(
+        "starlette.responses", used_by="perdure.asgi", name="Starlette", extra="asgi"
+    ).Response
 
 
 @final
-class FeedResponse(Response):  # type: ignore[misc]  # imported when used
+class FeedResponse(Response):
     """Stream events to a client; a client that goes away ends the stream and nothing else.
 
     Args:
