@@ -17,16 +17,32 @@ CODE = ("src", "benchmarks", "examples")
 
 
 LARGE_SDKS = {
-    "google.adk": ("google-adk", ("google_adk", "google_adk_events")),
-    "langgraph": ("langgraph", ("langgraph", "langgraph_store", "thread_values", "threads")),
+    "google.adk": ("google-adk", ("google_adk", "google_adk_events"), ("PerdureSessionService",)),
+    "langgraph": (
+        "langgraph",
+        ("langgraph", "langgraph_store", "thread_values", "threads"),
+        ("PerdureSaver", "PerdureStore"),
+    ),
 }
-"""Packages that not every environment has: their distributions, and the adapters' modules."""
+"""Packages that not every environment has: their distributions, the adapters' modules, and their
+public names."""
 
 
 def missing_sdks() -> list[str]:
     """Return the large packages that are not installed."""
     installed = {found.metadata["Name"] for found in distributions()}
-    return [sdk for sdk, (name, _) in LARGE_SDKS.items() if name not in installed]
+    return [sdk for sdk, (name, _, _) in LARGE_SDKS.items() if name not in installed]
+
+
+def missing_names() -> set[str]:
+    """Return the public names of adapters whose SDK is not installed."""
+    return {name for sdk in missing_sdks() for name in LARGE_SDKS[sdk][2]}
+
+
+def importable(modules: list[str]) -> list[str]:
+    """Leave out the modules of adapters whose SDK is not installed."""
+    missing = {f"perdure.adapters.{one}" for sdk in missing_sdks() for one in LARGE_SDKS[sdk][1]}
+    return [module for module in modules if module not in missing]
 
 
 def files(*folders: str) -> list[Path]:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.source_tree import LARGE_SDKS, files, imports, missing_sdks, modules, place, pyproject
+from tests.source_tree import files, importable, imports, modules, place, pyproject
 
 LOOPS = frozenset({"asyncio", "trio"})
 HEAVY = frozenset(
@@ -123,11 +123,8 @@ def test_import_perdure_brings_in_no_loop_and_nothing_slow() -> None:
 @pytest.mark.deep
 @pytest.mark.parametrize("package", packages())
 def test_every_module_imports_alone_and_light(package: str) -> None:
-    missing = [f"perdure.adapters.{one}" for sdk in missing_sdks() for one in LARGE_SDKS[sdk][1]]
     inside = [
-        one
-        for one in modules()
-        if (one == package or one.startswith(f"{package}.")) and one not in missing
+        one for one in importable(modules()) if one == package or one.startswith(f"{package}.")
     ]
     heavy = {
         module: loaded & ((LOOPS | HEAVY) - allowed(module))

@@ -166,7 +166,6 @@ log: logging.Logger = logging.getLogger("perdure.autosave")
 LOGGED: dict[type[Event], tuple[int, str]] = {
     SaveFailed: (logging.WARNING, "autosave failed, and is retried"),
     BreakerOpened: (logging.ERROR, "the store counts as down, unsaved changes pile up"),
-    BreakerClosed: (logging.INFO, "the store answers again"),
     Recovered: (logging.INFO, "autosave works again"),
     Quarantined: (logging.ERROR, "the store refuses a record permanently"),
     Lost: (logging.ERROR, "another process has taken it over"),
