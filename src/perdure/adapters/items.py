@@ -8,19 +8,34 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, final
 
 import anyio
 import msgspec
 
-from perdure.errors import InvalidArgumentError, MissingExtraError, UnsupportedVersionError
+from perdure.errors import (
+    InvalidArgumentError,
+    MissingExtraError,
+    UnsupportedVersionError,
+    WrongLoopError,
+)
 from perdure.records.keys import SessionKey
 from perdure.records.messages import Message, decode_message
-from perdure.session.internals import messages_before_log, session_open_here, working_context
+from perdure.session.internals import (
+    loop_of,
+    messages_before_log,
+    session_open_here,
+    working_context,
+)
 from perdure.session.manager import SessionManager
 from perdure.session.session import Session, SessionView
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from anyio.from_thread import BlockingPortal
 
 ENVELOPE: Final = "perdure_foreign"
 """The field of a message that says whose item it is."""
@@ -44,6 +59,7 @@ class ItemEnvelope(msgspec.Struct, frozen=True):
 
 
 E = TypeVar("E", bound=ItemEnvelope)
+T = TypeVar("T")
 
 
 def import_sdk(module: str, *, used_by: str, name: str, extra: str) -> Any:
@@ -227,3 +243,86 @@ class Adapter:
     async def aclose(self) -> None:
         """Close what ``from_url`` has opened. A manager that you have opened stays open."""
         await self._connection.aclose()
+
+
+class BlockingAdapter(Adapter):
+    """An adapter that its SDK also calls from threads, where nothing can be awaited."""
+
+    _portal: AbstractContextManager[BlockingPortal] | None = None
+
+    def __init__(self, sessions: SessionManager | None) -> None:
+        instead = f"{type(self).__name__}.from_conn_string(url)"
+        self._connection = AdapterManager(sessions, instead=instead)
+
+    @classmethod
+    def from_conn_string(
+        cls, conn_string: str | os.PathLike[str] | None = None, **options: Any
+    ) -> Self:
+        """Return one that opens a store of its own: ``async with`` it, or `aclose` it.
+
+        Args:
+            conn_string: As for `perdure.connect`.
+            options: As for the class.
+
+        """
+        self = cls(None, **options)
+        self._connection.url = conn_string
+        return self
+
+    @classmethod
+    def in_memory(cls, **options: Any) -> Self:
+        """Return one in memory, for your tests."""
+        return cls.from_conn_string("memory:", **options)
+
+    async def __aenter__(self) -> Self:
+        await self._connection.manager()
+        return self
+
+    def __enter__(self) -> Self:
+        from anyio.from_thread import start_blocking_portal
+
+        self._portal = start_blocking_portal(name="perdure adapter")
+        self._portal.__enter__().call(self.__aenter__)
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        portal, self._portal = self._portal, None
+        try:
+            self._wait_for(self.aclose())
+        finally:
+            if portal is not None:
+                portal.__exit__(None, None, None)
+
+    def _wait_for(self, call: Coroutine[Any, Any, T]) -> T:
+        """Run a call on the manager's event loop, from another thread.
+
+        Raises:
+            WrongLoopError: This is that loop's own thread, or the manager is not open.
+
+        """
+        from asyncio import AbstractEventLoop, _get_running_loop, run_coroutine_threadsafe
+
+        opened = self._connection.opened
+        loop = None if opened is None else loop_of(opened)
+        name = type(self).__name__
+        if not isinstance(loop, AbstractEventLoop):
+            call.close()
+            message = (
+                f"this {name} has no event loop yet: `async with` it and use the asynchronous "
+                "calls, or, in a program without an event loop, `with "
+                f"{name}.from_conn_string(url) as …`"
+            )
+            raise WrongLoopError(message)
+        if _get_running_loop() is loop:
+            call.close()
+            message = (
+                f"a synchronous call on the event loop of this {name} would wait for itself: use "
+                "the asynchronous one (ainvoke, aget and so on), or call it in a thread"
+            )
+            raise WrongLoopError(message)
+        return run_coroutine_threadsafe(call, loop).result()

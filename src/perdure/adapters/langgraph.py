@@ -7,25 +7,19 @@ before it. Values are stored once: see `perdure.adapters.thread_log`.
 
 from __future__ import annotations
 
-import asyncio
-import os
 from collections.abc import (
     AsyncIterator,
     Callable,
     Collection,
-    Coroutine,
     Iterator,
     Mapping,
     Sequence,
 )
-from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar, cast, final
 
-import anyio.from_thread
 import msgspec
 
-from perdure.adapters.items import Adapter, AdapterManager, import_sdk
+from perdure.adapters.items import BlockingAdapter, import_sdk
 from perdure.adapters.thread_log import (
     SDK,
     CheckpointPut,
@@ -37,7 +31,7 @@ from perdure.adapters.thread_log import (
 )
 from perdure.adapters.thread_values import DataSerializer, ValueCodec, require_data_only
 from perdure.adapters.threads import Thread, ThreadSessions, has_room, release_put
-from perdure.errors import FormatError, InvalidArgumentError, WrongLoopError
+from perdure.errors import FormatError, InvalidArgumentError
 from perdure.records.json import encode
 from perdure.records.values import is_plain
 from perdure.session.internals import release_unused
@@ -151,7 +145,7 @@ class _Reader:
 
 
 @final
-class PerdureSaver(Adapter, sdk.BaseCheckpointSaver[Any]):
+class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
     """A LangGraph checkpointer: ``graph.compile(checkpointer=saver)``.
 
     Each thread is a session, whose id is the ``thread_id``. A call returns once what it stores is
@@ -192,56 +186,14 @@ class PerdureSaver(Adapter, sdk.BaseCheckpointSaver[Any]):
         wait: float = 10.0,
     ) -> None:
         require_data_only(serde)
-        super().__init__(serde=DataSerializer(types) if serde is None else serde)
-        instead = "PerdureSaver.from_conn_string(url)"
-        self._connection = AdapterManager(sessions, instead=instead)
+        BlockingAdapter.__init__(self, sessions)
+        sdk.BaseCheckpointSaver.__init__(
+            self, serde=DataSerializer(types) if serde is None else serde
+        )
         self._threads = ThreadSessions(
             self._connection, tenant=tenant, tags=tags, on_held=on_held, wait=wait
         )
         self._reader = _Reader(self._threads, ValueCodec(self.serde))
-        self._portal: AbstractContextManager[anyio.from_thread.BlockingPortal] | None = None
-
-    @classmethod
-    def from_conn_string(
-        cls, conn_string: str | os.PathLike[str] | None = None, **options: Any
-    ) -> Self:
-        """Return a saver that opens its own store: ``async with`` it, or `aclose` it.
-
-        Args:
-            conn_string: As for `perdure.connect`.
-            options: As for the class.
-
-        """
-        self = cls(None, **options)
-        self._connection.url = conn_string
-        return self
-
-    @classmethod
-    def in_memory(cls, **options: Any) -> Self:
-        """Return a saver in memory, for your tests."""
-        return cls.from_conn_string("memory:", **options)
-
-    async def __aenter__(self) -> Self:
-        await self._threads.manager()
-        return self
-
-    def __enter__(self) -> Self:
-        self._portal = anyio.from_thread.start_blocking_portal(name="perdure saver")
-        self._portal.__enter__().call(self.__aenter__)
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        portal, self._portal = self._portal, None
-        try:
-            self._wait_for(self.aclose())
-        finally:
-            if portal is not None:
-                portal.__exit__(None, None, None)
 
     async def release(self, thread_id: str) -> None:
         """Make a thread durable, and give it back to other processes now."""
@@ -543,30 +495,6 @@ class PerdureSaver(Adapter, sdk.BaseCheckpointSaver[Any]):
         """Prune threads; see `aprune`."""
         self._wait_for(self.aprune(thread_ids, strategy=strategy))
 
-    def _wait_for(self, call: Coroutine[Any, Any, T]) -> T:
-        """Run a call on the saver's event loop, from another thread.
-
-        Raises:
-            WrongLoopError: This is that loop's own thread, or the saver is not open.
-
-        """
-        loop = self._threads.loop
-        if not isinstance(loop, asyncio.AbstractEventLoop):
-            call.close()
-            message = (
-                "this saver has no event loop yet: `async with` it and use ainvoke, or, in a "
-                "program without an event loop, `with PerdureSaver.from_conn_string(url) as saver`"
-            )
-            raise WrongLoopError(message)
-        if _running_loop() is loop:
-            call.close()
-            message = (
-                "a synchronous call on the saver's own event loop would wait for itself: use the "
-                "asynchronous one (ainvoke, aget_state, aget_tuple), or call it in a thread"
-            )
-            raise WrongLoopError(message)
-        return asyncio.run_coroutine_threadsafe(call, loop).result()
-
     def _put(
         self,
         place: _Place,
@@ -607,13 +535,6 @@ class PerdureSaver(Adapter, sdk.BaseCheckpointSaver[Any]):
             opaque,
             is_input=metadata.get("source") == "input",
         )
-
-
-def _running_loop() -> object:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
 
 
 def _place(config: RunnableConfig) -> _Place:

@@ -6,19 +6,13 @@ forgotten, and is backed up and encrypted with everything else.
 
 from __future__ import annotations
 
-import asyncio
-import os
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 from urllib.parse import quote, unquote
 
-import anyio.from_thread
-
-from perdure.adapters.items import Adapter, AdapterManager, import_sdk
-from perdure.errors import InvalidArgumentError, WrongLoopError
+from perdure.adapters.items import BlockingAdapter, import_sdk
+from perdure.errors import InvalidArgumentError
 from perdure.session.manager import SessionManager
 
 if TYPE_CHECKING:
@@ -40,7 +34,7 @@ Namespace = tuple[str, ...]
 
 
 @final
-class PerdureStore(Adapter, sdk.BaseStore):
+class PerdureStore(BlockingAdapter, sdk.BaseStore):
     """A LangGraph store: ``graph.compile(store=store)``.
 
     A put is durable when it returns. What one call puts into one namespace is stored together.
@@ -66,54 +60,9 @@ class PerdureStore(Adapter, sdk.BaseStore):
     def __init__(
         self, sessions: SessionManager | None, *, tenant: str = "", wait: float = 10.0
     ) -> None:
-        instead = "PerdureStore.from_conn_string(url)"
-        self._connection = AdapterManager(sessions, instead=instead)
+        super().__init__(sessions)
         self._tenant = tenant
         self._wait = wait
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._portal: AbstractContextManager[anyio.from_thread.BlockingPortal] | None = None
-
-    @classmethod
-    def from_conn_string(
-        cls, conn_string: str | os.PathLike[str] | None = None, **options: Any
-    ) -> Self:
-        """Return a store that opens its own place: ``async with`` it, or `aclose` it.
-
-        Args:
-            conn_string: As for `perdure.connect`.
-            options: As for the class.
-
-        """
-        self = cls(None, **options)
-        self._connection.url = conn_string
-        return self
-
-    @classmethod
-    def in_memory(cls, **options: Any) -> Self:
-        """Return a store in memory, for your tests."""
-        return cls.from_conn_string("memory:", **options)
-
-    async def __aenter__(self) -> Self:
-        await self._sessions()
-        return self
-
-    def __enter__(self) -> Self:
-        self._portal = anyio.from_thread.start_blocking_portal(name="perdure store")
-        self._portal.__enter__().call(self.__aenter__)
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        portal, self._portal = self._portal, None
-        if portal is not None:
-            try:
-                self._on_loop(self.aclose)
-            finally:
-                portal.__exit__(None, None, None)
 
     # What LangGraph calls
 
@@ -124,7 +73,7 @@ class PerdureStore(Adapter, sdk.BaseStore):
             WrongLoopError: This is the event loop's thread, or the store is not open.
 
         """
-        return self._on_loop(lambda: self.abatch(ops))
+        return self._wait_for(self.abatch(ops))
 
     async def abatch(self, ops: Iterable[sdk.Op]) -> list[sdk.Result]:
         """Do operations: reads see what was there before, and puts follow in their order.
@@ -196,18 +145,12 @@ class PerdureStore(Adapter, sdk.BaseStore):
 
     # Where it is
 
-    async def _sessions(self) -> SessionManager:
-        sessions = await self._connection.manager()
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-        return sessions
-
     async def _scope(self, namespace: Namespace) -> Scope:
-        sessions = await self._sessions()
+        sessions = await self._connection.manager()
         return sessions.scope(_id(namespace), tenant=self._tenant, wait=self._wait)
 
     async def _namespaces(self, prefix: Namespace) -> list[Namespace]:
-        sessions = await self._sessions()
+        sessions = await self._connection.manager()
         found: list[Namespace] = []
         last = None
         while page := await sessions.list_scopes(
@@ -217,26 +160,6 @@ class PerdureStore(Adapter, sdk.BaseStore):
             namespaces = [_namespace(info.key.session) for info in page]
             found += [one for one in namespaces if one[: len(prefix)] == prefix]
         return found
-
-    def _on_loop(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        loop = self._loop
-        if loop is None or loop.is_closed():
-            message = (
-                "this store has no event loop yet: `async with` it and use aput and aget, or, in "
-                "a program without an event loop, `with PerdureStore.from_conn_string(url) as s`"
-            )
-            raise WrongLoopError(message)
-        try:
-            here = asyncio.get_running_loop()
-        except RuntimeError:
-            here = None
-        if here is loop:
-            message = (
-                "a synchronous call on the store's own event loop would wait for itself: use the "
-                "asynchronous one (aput, aget, asearch), or call it in a thread"
-            )
-            raise WrongLoopError(message)
-        return asyncio.run_coroutine_threadsafe(call(), loop).result()
 
 
 def _id(namespace: Namespace) -> str:

@@ -7,7 +7,6 @@ is its index; values are read from the log when they are asked for.
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import (
     AsyncGenerator,
@@ -44,12 +43,10 @@ from perdure.session.contents import meta_entry
 from perdure.session.internals import (
     accept,
     drop_history,
-    loop_of,
     session_open_here,
     store_of_manager,
     tracked_of,
 )
-from perdure.session.manager import SessionManager
 from perdure.session.session import Session
 
 if TYPE_CHECKING:
@@ -129,9 +126,6 @@ class ThreadSessions:
         self._threads: OrderedDict[str, Thread] = OrderedDict()
         self._leaves: Recent[tuple[str, str], Leaf] = Recent(RECENT_BYTES)
         self._puts: Recent[tuple[str, int], CheckpointPut] = Recent(RECENT_BYTES // 4)
-        opened = connection.opened
-        self.loop: object = None if opened is None else loop_of(opened)
-        """The event loop that the manager was opened in; None before."""
 
     async def append(
         self, thread: Thread, change: Callable[[Collection[str]], Change]
@@ -193,7 +187,7 @@ class ThreadSessions:
     @asynccontextmanager
     async def _held(self, thread: Thread) -> AsyncGenerator[Session, None]:
         """Hold a thread's session, and know all of it."""
-        sessions, key = await self.manager(), thread.key
+        sessions, key = await self._connection.manager(), thread.key
         opening = sessions.open(
             key.agent,
             tenant=key.tenant,
@@ -228,12 +222,12 @@ class ThreadSessions:
             await self.save(thread, session)
             await self._catch_up(thread, session)
             thread.seen = thread.index.upto
-        sessions = await self.manager()
+        sessions = await self._connection.manager()
         await drop_history(sessions, thread.key, before + 1, wait=self._wait)
 
     async def current(self, thread_id: str) -> Thread:
         """Return a thread as it is now, here or in the store."""
-        await self.manager()
+        await self._connection.manager()
         thread = self.thread(thread_id)
         session = self.open_here(thread)
         is_known = session is not None and session.version == thread.index.upto
@@ -263,7 +257,7 @@ class ThreadSessions:
         """
         index = thread.index
         anchor = 0 if is_ours else index.upto
-        store = store_of_manager(await self.manager())
+        store = store_of_manager(await self._connection.manager())
         log = store.read_log(thread.key, after=index.upto - 1 if anchor else index.upto)
         async with aclosing(log):
             async for chunk in log:
@@ -306,7 +300,7 @@ class ThreadSessions:
             if record.seq in wanted:
                 keep(record)
         wanted -= {seq for seq, _ in found}
-        store = store_of_manager(await self.manager())
+        store = store_of_manager(await self._connection.manager())
         for first, last in _runs(sorted(wanted)):
             log = store.read_log(thread.key, after=first - 1, before=last + 1)
             async with aclosing(log):
@@ -337,13 +331,6 @@ class ThreadSessions:
                     leaves.setdefault(value.name, value)
         return leaves
 
-    async def manager(self) -> SessionManager:
-        """Return the manager, opened."""
-        sessions = await self._connection.manager()
-        if self.loop is None:
-            self.loop = asyncio.get_running_loop()
-        return sessions
-
     def key(self, thread_id: Any) -> SessionKey:
         """Return a thread's session."""
         return SessionKey(str(thread_id), tenant=self._tenant)
@@ -368,7 +355,7 @@ class ThreadSessions:
 
     async def thread_ids(self) -> AsyncIterator[str]:
         """Return the ids of all sessions that may be threads."""
-        sessions = await self.manager()
+        sessions = await self._connection.manager()
         after = None
         while page := await sessions.list(tenant=self._tenant, after=after, limit=500):
             after = page[-1]
@@ -386,7 +373,7 @@ class ThreadSessions:
         try:
             await session.save()
         except LeaseLostError as error:
-            now = await store_of_manager(await self.manager()).holder(thread.key)
+            now = await store_of_manager(await self._connection.manager()).holder(thread.key)
             holder = Holder() if now is None else Holder(now.owner, now.host, now.pid)
             message = f"thread {thread.key} was taken over by {holder}: {error}"
             facts = {"key": str(thread.key), "owner": holder.owner}
@@ -406,7 +393,7 @@ class ThreadSessions:
 
     async def delete(self, thread_id: str) -> None:
         """Delete a thread's session."""
-        sessions, thread = await self.manager(), self.thread(thread_id)
+        sessions, thread = await self._connection.manager(), self.thread(thread_id)
         async with thread.lock:
             key = thread.key
             await sessions.delete(key.agent, tenant=key.tenant, wait=self._wait)
@@ -414,7 +401,7 @@ class ThreadSessions:
 
     async def copy(self, source: str, target: str) -> None:
         """Begin a thread with what another one has now."""
-        sessions = await self.manager()
+        sessions = await self._connection.manager()
         await sessions.fork(self.key(source).agent, self.key(target).agent, tenant=self._tenant)
 
 
