@@ -77,8 +77,7 @@ def name_of_function(call: ast.Call) -> str:
 
 
 LOADERS = {
-    "_lib/lazy.py": "lazy public names of a package, from its own table",
-    "adapters/items.py": "the modules of an SDK, which its adapter names",
+    "_lib/lazy.py": "lazy public names of a package, from its own table, and modules of extras by their names",
     "_lib/platform.py": "modules of Python's that only some platforms have",
     "agent/mcp/server.py": "the package mcp",
     "providers/__init__.py": "formats, from a table",

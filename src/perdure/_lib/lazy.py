@@ -1,4 +1,4 @@
-"""Public names of a package, imported when they are first used (PEP 562)."""
+"""What is imported when it is first used: a package's public names (PEP 562), and extras."""
 
 from __future__ import annotations
 
@@ -29,3 +29,27 @@ def lazy(
         return value
 
     return get, lambda: sorted({*home_of, *others})
+
+
+def import_extra(module: str, *, used_by: str, name: str, extra: str) -> Any:
+    """Return a module of a package that an extra brings.
+
+    Args:
+        module: Its dotted name.
+        used_by: What needs it, for the error.
+        name: The package, as people call it.
+        extra: The extra's name.
+
+    Raises:
+        MissingExtraError: The package is not installed.
+
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):  # the package itself lacks something
+            raise
+        from perdure.errors import MissingExtraError
+
+        message = f"{used_by} needs {name}: pip install 'perdure[{extra}]'"
+        raise MissingExtraError(message, extra=extra) from error

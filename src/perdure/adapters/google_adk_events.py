@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
+from perdure._lib.lazy import import_extra
 from perdure.adapters.items import (
     ItemEnvelope,
     Piece,
-    import_sdk,
     joined,
     newest_messages,
     pieces_of,
@@ -41,7 +41,7 @@ def adk(module: str) -> Any:
         MissingExtraError: The SDK is not installed.
 
     """
-    return import_sdk(
+    return import_extra(
         f"google.adk.{module}",
         used_by="PerdureSessionService",
         name="Google ADK",

@@ -6,7 +6,6 @@ not give back is in the envelope too.
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Coroutine, Iterable, Sequence
 from types import TracebackType
@@ -17,7 +16,6 @@ import msgspec
 
 from perdure.errors import (
     InvalidArgumentError,
-    MissingExtraError,
     UnsupportedVersionError,
     WrongLoopError,
 )
@@ -60,22 +58,6 @@ class ItemEnvelope(msgspec.Struct, frozen=True):
 
 E = TypeVar("E", bound=ItemEnvelope)
 T = TypeVar("T")
-
-
-def import_sdk(module: str, *, used_by: str, name: str, extra: str) -> Any:
-    """Return a module of an SDK.
-
-    Raises:
-        MissingExtraError: The SDK is not installed.
-
-    """
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if not f"{module}.".startswith(f"{error.name}."):  # the SDK itself lacks something
-            raise
-        message = f"{used_by} needs {name}: pip install 'perdure[{extra}]'"
-        raise MissingExtraError(message, extra=extra) from error
 
 
 def with_envelope(message: Message, envelope: ItemEnvelope) -> Message:

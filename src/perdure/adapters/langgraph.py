@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar, cast, f
 
 import msgspec
 
-from perdure.adapters.items import BlockingAdapter, import_sdk
+from perdure._lib.lazy import import_extra
+from perdure.adapters.items import BlockingAdapter
 from perdure.adapters.thread_log import (
     SDK,
     CheckpointPut,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
     from perdure.lease import OnHeld
 else:
-    sdk = import_sdk(
+    sdk = import_extra(
         "langgraph.checkpoint.base", used_by="PerdureSaver", name="LangGraph", extra="langgraph"
     )
 

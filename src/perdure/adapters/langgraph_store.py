@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 from urllib.parse import quote, unquote
 
-from perdure.adapters.items import BlockingAdapter, import_sdk
+from perdure._lib.lazy import import_extra
+from perdure.adapters.items import BlockingAdapter
 from perdure.errors import InvalidArgumentError
 from perdure.session.manager import SessionManager
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from perdure.session.scope import Scope
 else:
-    sdk = import_sdk(
+    sdk = import_extra(
         "langgraph.store.base", used_by="PerdureStore", name="LangGraph", extra="langgraph"
     )
 

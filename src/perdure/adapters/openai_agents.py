@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, final
 import anyio
 import msgspec
 
+from perdure._lib.lazy import import_extra
 from perdure.adapters.items import (
     Adapter,
     AdapterManager,
     ItemEnvelope,
-    import_sdk,
     newest_messages,
     read_envelope,
     with_envelope,
@@ -397,7 +397,7 @@ def _settings(given: Any) -> Any:
 
 
 def _sdk(module: str) -> Any:
-    return import_sdk(
+    return import_extra(
         module, used_by="PerdureSession", name="the OpenAI Agents SDK", extra="openai-agents"
     )
 

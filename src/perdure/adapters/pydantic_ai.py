@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self, final
 
 import pydantic
 
+from perdure._lib.lazy import import_extra
 from perdure.adapters.items import (
     Adapter,
     AdapterManager,
     ItemEnvelope,
     Piece,
-    import_sdk,
     joined,
     newest_messages,
     pieces_of,
@@ -67,8 +67,8 @@ if TYPE_CHECKING:
     from perdure.lease import OnHeld
 else:
     _ABOUT = {"used_by": "PerdureConversationStore", "name": "Pydantic AI", "extra": "pydantic-ai"}
-    sdk = import_sdk("pydantic_ai.conversation_store", **_ABOUT)
-    sdk_messages = import_sdk("pydantic_ai.messages", **_ABOUT)
+    sdk = import_extra("pydantic_ai.conversation_store", **_ABOUT)
+    sdk_messages = import_extra("pydantic_ai.messages", **_ABOUT)
 
 SDK: Final = "pydantic-ai"
 SHAPE: Final = 1

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeAlias, TypeVar, cast, final
 
-from perdure.adapters.items import import_sdk
+from perdure._lib.lazy import import_extra
 from perdure.adapters.thread_log import (
     JOINED,
     LIST,
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from langgraph.checkpoint.serde.base import SerializerProtocol
 else:
     ABOUT = {"used_by": "PerdureSaver", "name": "LangGraph", "extra": "langgraph"}
-    jsonplus = import_sdk("langgraph.checkpoint.serde.jsonplus", **ABOUT)
-    sdk_msgpack = import_sdk("langgraph.checkpoint.serde._msgpack", **ABOUT)
-    sdk_types = import_sdk("langgraph.checkpoint.serde.types", **ABOUT)
-    ormsgpack = import_sdk("ormsgpack", **ABOUT)
-    pydantic = import_sdk("pydantic", **ABOUT)
+    jsonplus = import_extra("langgraph.checkpoint.serde.jsonplus", **ABOUT)
+    sdk_msgpack = import_extra("langgraph.checkpoint.serde._msgpack", **ABOUT)
+    sdk_types = import_extra("langgraph.checkpoint.serde.types", **ABOUT)
+    ormsgpack = import_extra("ormsgpack", **ABOUT)
+    pydantic = import_extra("pydantic", **ABOUT)
 
 COPIES_BYTES: Final = 32 * 1024 * 1024
 """What is kept of values that were read, to give copies of them out again."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import anyio
 import msgspec
 
-from perdure.adapters.items import import_sdk
+from perdure._lib.lazy import import_extra
 from perdure.asgi.feed import KEEP_ALIVE, Cursor, FeedEvent
 from perdure.asgi.problems import Problem, problem_of
 from perdure.errors import PerdureError
@@ -30,7 +30,7 @@ RETRY: Final = b"retry: 500\n\n"
 if TYPE_CHECKING:
     from starlette.responses import Response
 else:
-    Response = import_sdk(
+    Response = import_extra(
         "starlette.responses", used_by="perdure.asgi", name="Starlette", extra="asgi"
     ).Response
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 from cyclopts import Parameter, validators
 
+from perdure._lib.lazy import import_extra
 from perdure.cli.access import existing, managed
 from perdure.cli.output import StoreOption, note, print_line, say
-from perdure.errors import ConfigError, MissingExtraError
+from perdure.errors import ConfigError
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -52,15 +53,10 @@ def inspect(
 async def _inspect(
     url: str | None, host: str, port: int, where: StoreOption, *, allow_changes: bool
 ) -> None:
-    try:
-        import uvicorn
+    about = {"used_by": "perdure inspect", "name": "uvicorn", "extra": "inspector"}
+    uvicorn = import_extra("uvicorn", **about)
+    from perdure.inspector.application import app
 
-        from perdure.inspector.application import app
-    except ModuleNotFoundError as error:
-        if error.name != "uvicorn":
-            raise
-        message = "perdure inspect needs uvicorn: pip install 'perdure[inspector]'"
-        raise MissingExtraError(message, extra="inspector") from error
     token = secrets.token_urlsafe(24)
     name = f"[{host}]" if ":" in host else host
     async with managed(existing(url), write=allow_changes) as sessions:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast, final
 
 import perdure
-from perdure.errors import MissingExtraError
+from perdure._lib.lazy import import_extra
 from perdure.observe import names
 from perdure.observe.metrics import Distribution, Metrics
 from perdure.observe.names import FIGURES, SECONDS, Figure
@@ -57,11 +57,9 @@ class Telemetry:
         meter_provider: MeterProvider | None = None,
         tracer_provider: TracerProvider | None = None,
     ) -> None:
-        try:
-            from opentelemetry import metrics, trace
-        except ModuleNotFoundError as error:
-            message = "Telemetry needs OpenTelemetry's API: pip install 'perdure[otel]'"
-            raise MissingExtraError(message, extra="otel") from error
+        package = {"used_by": "Telemetry", "name": "OpenTelemetry's API", "extra": "otel"}
+        metrics = import_extra("opentelemetry.metrics", **package)
+        trace = import_extra("opentelemetry.trace", **package)
         self.metrics: Metrics = Metrics()
         """The same figures, for `Metrics.render`."""
         self.metrics._observer = self._observe

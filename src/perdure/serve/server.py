@@ -11,14 +11,14 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final
 
-from perdure.adapters.items import import_sdk
+from perdure._lib.lazy import import_extra
 from perdure.agent import AgentConfig
 from perdure.errors import ConfigError
 from perdure.serve.access import LOOPBACK, Access
 from perdure.serve.agents import Source
 from perdure.serve.api import AgentServer
 
-uvicorn: Any = import_sdk("uvicorn", used_by="perdure serve", name="uvicorn", extra="serve")
+uvicorn: Any = import_extra("uvicorn", used_by="perdure serve", name="uvicorn", extra="serve")
 
 SPARE: Final = 3.0
 """Seconds that requests have to end after turns were cut."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -33,9 +34,12 @@ class Role:
         """Change the password, and end all connections that knew the one before."""
         self.server.run(f"ALTER ROLE {self.name} PASSWORD '{password}'")
         self.password = password
-        self.server.run(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s", self.name
-        )
+        self.disconnect()
+
+    def disconnect(self) -> int:
+        """End all connections, and return how many there were."""
+        query = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s"
+        return len(self.server.run(query, self.name))
 
     def plain(self) -> str:
         self.asked.append(self.password)
@@ -55,6 +59,8 @@ class Role:
 def role(server: Postgres, schema: str) -> Iterator[Role]:
     made = Role(server, schema)
     yield made
+    while made.disconnect():  # whose query may still hold what is dropped now
+        time.sleep(0.05)
     server.run(f"DROP OWNED BY {schema} CASCADE")
     server.run(f"DROP ROLE {schema}")
 
