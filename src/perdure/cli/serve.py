@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from perdure._lib.lazy import import_extra
 from perdure.autosave.options import Shutdown
 from perdure.cli.output import StoreOption, note
 from perdure.errors import ConfigError
@@ -54,6 +55,8 @@ def serve(
     for name, value in (("--port", port), ("--max-body", max_body), ("--keep", keep)):
         if value <= 0:
             raise ConfigError(f"invalid {name} {value:g}: give a number above 0")
+    for package in ("starlette", "uvicorn"):
+        import_extra(package, used_by="perdure serve", name=package, extra="serve")
     from perdure.serve.access import LOOPBACK, Access
     from perdure.serve.api import AgentServer
     from perdure.serve.server import load_source, require_tokens

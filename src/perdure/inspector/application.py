@@ -36,10 +36,11 @@ try:
     from starlette.routing import Mount, Route
     from starlette.staticfiles import StaticFiles
 except ModuleNotFoundError as _error:
-    if _error.name not in {"jinja2", "starlette"}:
+    _package = (_error.name or "").partition(".")[0]
+    if _package not in {"jinja2", "starlette"}:
         raise
     raise MissingExtraError(
-        f"the inspector needs {_error.name}: pip install 'perdure[inspector]'", extra="inspector"
+        f"the inspector needs {_package}: pip install 'perdure[inspector]'", extra="inspector"
     ) from _error
 
 from perdure.inspector import pages

@@ -45,6 +45,8 @@ def load_source(path: str) -> Source:
         raise ConfigError(f"invalid agent {path!r}: there is no module {module!r}") from None
     for part in name.split("."):
         source = getattr(source, part, None)
+        if source is None:
+            raise ConfigError(f"invalid agent {path!r}: there is no {part!r} there", option="agent")
     if not (isinstance(source, AgentConfig) or callable(source)):
         message = (
             f"invalid agent {path!r}: {name} is an AgentConfig, or a function that takes an "
