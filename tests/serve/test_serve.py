@@ -140,12 +140,13 @@ def test_another_tenant_s_agent_of_the_same_id_is_another_one(served: Served) ->
         ({"url": "/agents/x/messages", "method": "POST", "content": b"{"}, 400),
         ({"url": "/agents/x/messages", "method": "POST", "json": {"text": "Hi"}, "headers": {"idempotency-key": "x" * 3000}}, 400),
         ({"url": "/agents/x/messages", "method": "PUT"}, 405),
-        ({"url": "/agents/ada-1/messages?limit=0", "method": "GET"}, 400),
+        ({"url": "/agents/kept/messages?limit=0", "method": "GET"}, 400),
         ({"url": "/agents", "method": "GET", "headers": {"host": "evil.example"}}, 421),
         ({"url": "/nowhere", "method": "GET"}, 404),
     ],
 )  # fmt: skip
 def test_an_error_is_a_problem(served: Served, request_: Any, status: int) -> None:
+    served.client.post("/agents/kept/messages", json={"text": "Hi"})
     answer = served.client.request(**request_)
     assert (answer.status_code, answer.json()["status"]) == (status, status)
     assert answer.headers["content-type"] == "application/problem+json"

@@ -7,6 +7,7 @@ from typing import Any, final
 import msgspec
 
 from perdure.errors import (
+    CheckpointNotFoundError,
     ContextOverflowError,
     HistoryPrunedError,
     InboxFullError,
@@ -35,6 +36,7 @@ _STATUS: tuple[tuple[type[PerdureError], int, str, int | None], ...] = (
     (SessionAlreadyActiveError, 409, "In use", 1),
     (SessionQuarantinedError, 409, "Quarantined", None),
     (SessionNotFoundError, 404, "Not found", None),
+    (CheckpointNotFoundError, 404, "Not found", None),
     (HistoryPrunedError, 410, "Pruned", None),
     (InboxFullError, 429, "Too much waits", 1),
     (StoreUnavailableError, 503, "Store unavailable", 1),

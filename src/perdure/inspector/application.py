@@ -16,14 +16,9 @@ import msgspec
 
 from perdure._lib.logs import visible, visible_json
 from perdure.errors import (
-    CheckpointNotFoundError,
     InvalidArgumentError,
-    LeaseHeldError,
     MissingExtraError,
     PerdureError,
-    SessionClosedError,
-    SessionNotFoundError,
-    StoreUnavailableError,
 )
 from perdure.records.keys import DEFAULT_SESSION, SessionKey
 from perdure.session.manager import SessionManager
@@ -43,6 +38,7 @@ except ModuleNotFoundError as _error:
         f"the inspector needs {_package}: pip install 'perdure[inspector]'", extra="inspector"
     ) from _error
 
+from perdure.asgi.problems import problem_of
 from perdure.inspector import pages
 from perdure.inspector.changes import (
     CHANGES,
@@ -62,15 +58,6 @@ HERE: Final = Path(__file__).parent
 SHORTEST_TOKEN: Final = 16
 LONGEST_FORM: Final = 65536
 """Bytes."""
-_STATUSES: Final[tuple[tuple[type[PerdureError], int], ...]] = (
-    (SessionNotFoundError, 404),
-    (CheckpointNotFoundError, 404),
-    (InvalidArgumentError, 400),
-    (LeaseHeldError, 409),
-    (SessionClosedError, 503),
-    (StoreUnavailableError, 503),
-    (PerdureError, 500),
-)
 
 
 def app(
@@ -399,7 +386,7 @@ async def _form(request: Request) -> dict[str, str]:
 
 
 def _error_page(error: PerdureError) -> ErrorPage:
-    status = next(status for kind, status in _STATUSES if isinstance(error, kind))
+    status = problem_of(error).status
     return ErrorPage(type=type(error).__name__, message=str(error), status=status)
 
 
