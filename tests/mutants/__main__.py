@@ -8,6 +8,7 @@
 
 Each mutant runs in a copy of the tree, against the tests that run its function: which ones is
 recorded first (a few minutes, kept in .mutants/). It is killed when a test fails, or hangs.
+killers.txt names the test that killed each the last time, which runs before the others.
 Exits 1 if more than a tenth survives; equivalent.txt lists those that nobody can tell from the
 original, with the reason, and they do not count.
 """
@@ -47,6 +48,7 @@ ENOUGH = 0.9
 """The share that has to be killed."""
 RECORDING = ROOT / ".mutants" / "recording.json"
 EQUIVALENT = Path(__file__).with_name("equivalent.txt")
+KILLERS = Path(__file__).with_name("killers.txt")
 COPIED = ("src", "tests", "pyproject.toml", "README.md", "docs", "examples", "CHANGELOG.md")
 QUIET = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--tb=line", "-rfE")
 
@@ -202,7 +204,7 @@ def judge(tree: Tree, package: Package, mutant: Mutant, known: Recording, *, fas
         for chosen in runs(tests, mutant, fast=fast):
             while True:
                 with tree.changed(package, mutant):
-                    status, said = attempt(tree, chosen, more, options)
+                    status, said = attempt(tree, chosen, more if chosen[1:] else set(), options)
                 if status is None:
                     return result("killed", "it hangs")
                 if status in {3, 4}:
@@ -243,7 +245,13 @@ def failed_test(said: str) -> str | None:
 
 
 def runs(tests: list[str], mutant: Mutant, *, fast: bool) -> Iterable[list[str]]:
-    """Yield what to run: chosen tests, or, of a function that no test was seen to run, the group's."""
+    """Yield what to run: chosen tests, or, of a function that no test was seen to run, the group's.
+
+    What killed the mutant the last time comes first, if it is still there.
+    """
+    killer = pairs(KILLERS).get(mutant.name, "")
+    if killer and (ROOT / killer.partition("::")[0]).exists():
+        yield [killer]
     if not tests:
         where = [f"tests/{one}" for one in GROUPS[mutant.group].tests]
         yield ["-k", "not trio", *where]
@@ -315,11 +323,27 @@ def is_possible(package: Package, mutant: Mutant) -> bool:
     return False
 
 
+def pairs(file: Path) -> dict[str, str]:
+    """Return what a file of lines ``name -- text`` says of each name."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return dict(line.split(" -- ", 1) for line in lines if line and not line.startswith("#"))
+
+
 def equivalent() -> dict[str, str]:
     """Return the mutants that change nothing that anybody could see, and why."""
-    lines = EQUIVALENT.read_text(encoding="utf-8").splitlines()
-    pairs = [line.split(" -- ", 1) for line in lines if line and not line.startswith("#")]
-    return dict(pairs)
+    return pairs(EQUIVALENT)
+
+
+def note_killer(result: Result) -> Result:
+    """Write down which test has killed a mutant, if one has."""
+    known = pairs(KILLERS)
+    known.pop(result.mutant.name, None)
+    if result.how == "killed" and "::" in result.by:
+        known[result.mutant.name] = result.by
+    head = "# Which test killed a mutant the last time: written by python -m tests.mutants.\n"
+    lines = [f"{name} -- {known[name]}\n" for name in sorted(known)]
+    KILLERS.write_text(head + "".join(lines), encoding="utf-8")
+    return result
 
 
 def chosen_mutants(options: argparse.Namespace, package: Package) -> list[Mutant]:
@@ -368,7 +392,7 @@ def judged(mutants: list[Mutant], options: argparse.Namespace) -> list[Result]:
             return result
 
         with ThreadPoolExecutor(trees.qsize()) as pool:
-            return list(pool.map(one, mutants))
+            return [note_killer(result) for result in pool.map(one, mutants)]
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

@@ -347,6 +347,15 @@ async def test_a_store_that_is_closed_leaves_no_file_open(open_store) -> None:
     assert len(os.listdir("/dev/fd")) < before + 10
 
 
+async def test_a_reader_adds_no_file_while_it_is_open(open_store, root: Path) -> None:
+    await (await open_store("one")).aclose()
+    before = sorted(root.rglob("*"))
+    reader = FileStore(root)
+    await reader.open_read_only()
+    assert sorted(root.rglob("*")) == before
+    await reader.aclose()
+
+
 async def test_only_the_newest_lease_is_kept(open_store, root: Path) -> None:
     for owner in ("a", "b", "c"):
         store = await open_store(owner)

@@ -29,6 +29,7 @@ from perdure.records.records import EPOCH, Entry, Record
 from perdure.store import Document, Documents, HeldLease, LogChunk, Store
 from perdure.stores.file import FileStore
 from perdure.stores.wrapped import EncryptedStore
+from perdure.testing.conformance._kit import append_ok, group, take
 from tests.crash import places
 from tests.golden.reader import HERE
 from tests.servers import postgres, valkey
@@ -306,6 +307,33 @@ async def test_no_slice_of_an_edited_log_hides_the_edit(
                 continue
             want = [one for one in whole if after < one.seq < before]
             assert seen == (want[::-1] if reverse else want), (reverse, before)
+    await store.aclose()
+
+
+async def test_every_slice_of_a_log_with_many_holders_and_a_fold_within_it_is_read(
+    tmp_path: Path,
+) -> None:
+    """Holders that wrote nothing leave runs of epoch records, which have no link of their own."""
+    inner = Edited(KINDS["file"](tmp_path / "kept", None))
+    store = EncryptedStore(inner, KEY)
+
+    await talk(store, "ada", 2)  # folded
+    await store.open()
+    for holders in (4, 4, 2):
+        for _ in range(holders):
+            lease = await take(store, ADA)
+        if holders > 2:
+            await append_ok(store, lease, lease.head + 1, *group("not folded"))
+    whole, log = await log_of(store, ADA), await log_of(inner._store, ADA)
+    inner.log[ADA] = log
+    assert [one.seq for one in whole] == list(range(1, len(log) + 1))
+    for after in range(len(log)):
+        for before in range(after + 2, len(log) + 2):
+            want = whole[after : before - 1]
+            for reverse in (False, True):
+                part = store.read_log(ADA, after=after, before=before, reverse=reverse)
+                seen = [one async for chunk in part for one in chunk.records]
+                assert seen == (want[::-1] if reverse else want), (after, before, reverse)
     await store.aclose()
 
 

@@ -286,7 +286,7 @@ class _CompressionTransform:
     def is_own(self, name: str) -> bool:
         return False
 
-    def new_own_documents(self, key: SessionKey, transform: Transform) -> dict[str, bytes]:
+    def new_own_documents(self, key: SessionKey) -> dict[str, bytes]:
         return {}
 
     def forget(self, key: SessionKey) -> None:

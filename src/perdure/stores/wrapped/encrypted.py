@@ -409,12 +409,10 @@ class _Encryption:
     def is_own(self, name: str) -> bool:
         return keyring.is_key(name)
 
-    def new_own_documents(self, key: SessionKey, transform: Transform) -> dict[str, bytes]:
-        assert isinstance(transform, DataKey)  # from `session_transform`
-        cipher = self._sessions.get(key)
-        chained = 0 if cipher is None or cipher.chain is None else cipher.chain.begins
-        below = 0 if cipher is None else cipher.below
-        return dict([keyring.wrap_key(key, transform.key, self._masters, chained, below)])
+    def new_own_documents(self, key: SessionKey) -> dict[str, bytes]:
+        cipher = self._sessions[key]
+        chained = 0 if cipher.chain is None else cipher.chain.begins
+        return dict([keyring.wrap_key(key, cipher.key.key, self._masters, chained, cipher.below)])
 
     def forget(self, key: SessionKey) -> None:
         self._sessions.pop(key, None)

@@ -164,8 +164,11 @@ class SupportsTransform(Protocol):
         """Return whether a document of this name is the wrapper's own."""
         ...
 
-    def new_own_documents(self, key: SessionKey, transform: Transform) -> dict[str, bytes]:
-        """Return the wrapper's own documents for a session whose manifest lost them."""
+    def new_own_documents(self, key: SessionKey) -> dict[str, bytes]:
+        """Return its own documents for a session whose manifest lost them.
+
+        Called at once after `session_transform`.
+        """
         ...
 
     def forget(self, key: SessionKey) -> None:
@@ -452,11 +455,13 @@ class TransformingStore:
                 f"documents named like {min(reserved)} are this store's own: choose another name"
             )
             raise NotStorableError(message, key=str(key), documents=sorted(reserved))
+        before = (await self._store.read_documents(key, ())).manifest
+        own = self._own(before)
         transform = await self._wrapper.session_transform(self._store, key)
         if transform is None:
             raise _no_lease(key, manifest.epoch)
+        new_own = {} if own else self._wrapper.new_own_documents(key)
         tenant = await self._tenant(key.tenant)
-        before = (await self._store.read_documents(key, ())).manifest
         plain = {name: documents[name] for name in documents if name in manifest.documents}
         proof = await self._wrapper.prove(self._store, manifest)
 
@@ -468,8 +473,6 @@ class TransformingStore:
             }
 
         transformed = await in_thread_if_large(sum(map(len, plain.values())), transform_all)
-        own = self._own(before)
-        new_own = {} if own else self._wrapper.new_own_documents(key, transform)
         own |= {name: folded_of(data, manifest.as_of_seq) for name, data in new_own.items()}
         inner = inner_manifest(manifest, transformed, before, own, tenant, proof)
         # A document that is not the one the engine listed is stored with a hash that no bytes
