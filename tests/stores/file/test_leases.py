@@ -29,7 +29,7 @@ from perdure.testing.conformance._kit import (
     read,
     take,
 )
-from tests.stores.file.kit import KEY, contents, rewrite_lease, segments
+from tests.stores.file.kit import KEY, contents, log_folder, rewrite_lease, segments
 
 HOLD = """
 import anyio, sys
@@ -435,6 +435,40 @@ async def test_who_loses_a_race_to_itself_does_not_release_the_winner(store, mon
     holder = await store.holder(KEY)
     assert holder is not None
     assert (holder.epoch, holder.released) == (2, False)
+
+
+async def test_a_fold_of_an_older_epoch_proves_nothing_of_a_file_as_long(
+    store, open_store, root: Path
+) -> None:
+    """The log of a holder that died is read from its own beginning, not from that offset."""
+    grant = await take(store)
+    head = await append_ok(store, grant, 2, *group("a" * 500))
+    await store.write_documents(KEY, {}, manifest_of(grant, head, {}))
+    await append_ok(store, grant, head + 1, *group("behind the fold"))
+    folded = (log_folder(root) / segments(root)[0]).read_bytes().index(b"behind the fold")
+    folded = (log_folder(root) / segments(root)[0]).read_bytes().rindex(b"\n", 0, folded) + 1
+    grant = await take(store)
+    head = await append_ok(store, grant, grant.head + 1, *group("b"))
+    newest = log_folder(root) / segments(root)[-1]
+    before = newest.stat().st_size
+    head = await append_ok(store, grant, head + 1, *group(""))
+    line = newest.stat().st_size - before
+    head = await append_ok(store, grant, head + 1, *group("c" * (folded - before - 2 * line)))
+    assert newest.stat().st_size == folded
+    written = await read(store)
+    other = await open_store("other")
+    assert (await take(other)).head == head + 1
+    assert (await read(other))[:-1] == written
+
+
+async def test_a_fold_of_less_than_the_epoch_has_before_it_keeps_nobody_out(
+    store, open_store
+) -> None:
+    """Its manifest has no position in the log."""
+    await append_ok(store, await take(store), 2, *group("a", "b", "c"))
+    grant = await take(store)
+    await store.write_documents(KEY, {}, manifest_of(grant, 1, {}))
+    assert (await take(await open_store("other"))).head == grant.head + 1
 
 
 async def test_an_acquire_that_nobody_waits_for_lets_go(

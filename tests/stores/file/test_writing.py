@@ -516,6 +516,22 @@ async def test_a_number_that_comes_again_is_not_mistaken_for_the_own_one(
     assert outcome.status is Status.CONFLICT
 
 
+async def test_the_file_that_a_trim_has_left_as_the_first_is_missed(
+    store, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what lies before the mark of a trim may be gone."""
+    monkeypatch.setattr(log, "SEGMENT_BYTES", 1000)
+    grant = await take(store)
+    for seq in range(2, 42):
+        await append_ok(store, grant, seq, *group(str(seq).ljust(100, ".")))
+    assert await store.trim(KEY, grant.epoch, 20) > 0
+    (mark,) = log_folder(root).glob("*.start")
+    first = mark.with_suffix(".jsonl")
+    first.unlink()
+    with pytest.raises(CorruptRecordError, match=first.name):
+        await read(store)
+
+
 async def test_a_trim_that_removes_no_file_frees_nothing(store) -> None:
     grant = await take(store)
     await append_ok(store, grant, 2, *group("a"), *group("b"))

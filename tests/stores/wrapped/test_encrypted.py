@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -53,6 +54,7 @@ from perdure.testing.conformance._kit import (
     take,
 )
 from perdure.testing.faulty import FaultyStore, How
+from tests._virtual import BACKENDS, run
 
 OLD, NEW = MasterKeys.new(), MasterKeys.new()
 CANARY = "CANARY-6f1b"
@@ -633,3 +635,36 @@ def test_a_place_is_named_without_what_is_empty() -> None:
 def test_a_document_that_a_manifest_does_not_list_is_no_mismatch() -> None:
     manifest = Manifest(key=SessionKey("a"), epoch=1, as_of_seq=1)
     assert list(mismatched(manifest, {"other.json": b"{}"})) == []
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_key_that_another_process_is_about_to_write_is_waited_for(backend: str) -> None:
+    """Two servers that start at once, one of them on a slow line: nobody is overtaken."""
+
+    async def main() -> None:
+        backing = MemoryBacking()
+        first, second = (MemoryStore(backing=backing, owner=name) for name in ("one", "two"))
+        write = first.write_documents
+
+        async def slow(*args: Any, **options: Any) -> None:
+            await anyio.sleep(0.08)
+            await write(*args, **options)
+
+        first.write_documents = slow  # type: ignore[method-assign]
+        found: list[bytes] = []
+        masters = MasterKeys(OLD)
+
+        async def begin(store: MemoryStore) -> None:
+            found.append(await keyring.tenant_key(store, "acme", masters))
+
+        await first.open()
+        await second.open()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(begin, first)
+            await anyio.sleep(0.01)
+            tasks.start_soon(begin, second)
+        holder = await second.holder(keyring.keyring_of("acme"))
+        assert holder is not None
+        assert (len(set(found)), holder.epoch) == (1, 1)
+
+    run(backend, main)
