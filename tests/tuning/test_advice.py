@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perdure import Autosave
 from perdure.tuning import (
     LoadLevel,
     Requirements,
@@ -47,7 +48,10 @@ def test_what_is_recommended_fits(wanted: Requirements, measured: StoreMeasureme
     best = advice.best
     assert best.load <= 0.6
     assert best.stop <= wanted.shutdown
-    if wanted.max_loss is None:
+    if advice.idle:
+        assert best.cost.autosave == Autosave()
+        assert max(one.load for one in advice.options) <= 0.01
+    elif wanted.max_loss is None:
         assert best.cost.lost == min(one.cost.lost for one in fitting)
     else:
         assert best.cost.saves == min(one.cost.saves for one in fitting)
@@ -92,9 +96,20 @@ def test_a_budget_keeps_saves_few() -> None:
     assert "a month" in advice.options[0].against[0]
 
 
+def test_on_an_idle_store_the_default_is_kept() -> None:
+    advice = advise(WORKLOAD, FAST, Requirements(sessions=10))
+    assert advice.best is not None
+    assert advice.best.cost.autosave == Autosave()
+    assert "the choice does not matter, and the default is kept" in advice.warnings[0]
+    bounded = advise(WORKLOAD, FAST, Requirements(sessions=10, max_loss=5.0))
+    assert not bounded.idle
+    assert bounded.best is not None
+    assert bounded.best.cost.autosave.max_delay < 5.0
+
+
 def test_few_changes_are_told() -> None:
     workload = workload_of([[WorkloadChange(0, 10), WorkloadChange(1, 10)]], "little")
-    advice = advise(workload, FAST, Requirements())
+    advice = advise(workload, SLOW, Requirements(sessions=1_000))
     assert advice.warnings == ("2 changes tell little: come back when there are more",)
 
 

@@ -130,6 +130,7 @@ def _facts(
         ],
         "settings": [_option(level) for level in advice.options],
         "recommended": _option(advice.best) if advice.best else None,
+        "idle": advice.idle,
         "warnings": advice.warnings,
     }
 

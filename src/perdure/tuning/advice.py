@@ -5,7 +5,8 @@ nothing, so that what limits them is how many the store can take, how long a sto
 and what they are billed. (Where a save interrupts the work, as with checkpoints of batch
 jobs, the interval of Young, 1974, and Daly, 2006, balances the two; here it does not.)
 Given the most that a crash may cost, the best setting within it is the one that asks the least
-of the store.
+of the store. On a store that would be idle with any of them the choice does not matter: the
+engine shortens the debounce there by itself, and the default is kept.
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ GRID: Final = (
 
 ROOM: Final = 0.6
 """The share of what a store can take that its saves may use; beyond it, delays grow fast."""
+IDLE: Final = 0.01
+"""The share of what a store can take up to which it is idle: no setting is felt there."""
 MONTH: Final = 730 * 3600.0
 """Seconds."""
 FEW: Final = 200
@@ -117,6 +120,8 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """From the safest to the thriftiest."""
     best: Option | None
     """None where none fits, or nothing has changed."""
+    idle: bool
+    """Whether the store is idle with any setting, so that the choice does not matter."""
     warnings: tuple[str, ...]
 
 
@@ -129,8 +134,11 @@ def advise(workload: Workload, measured: StoreMeasurement, needs: Requirements) 
     fitting = [option for option in tried if not option.against] if workload.changes else []
     wanted = _safest if needs.max_loss is None else _thriftiest
     best = min(fitting, key=wanted, default=None)
-    warnings = tuple(_warnings(workload, best))
-    return Advice(options=tuple(tried), best=best, warnings=warnings)
+    default = next((option for option in fitting if option.cost.autosave == Autosave()), None)
+    idle = default is not None and all(option.load <= IDLE for option in tried)
+    best = default if idle else best
+    warnings = tuple(_warnings(workload, best, idle=idle))
+    return Advice(options=tuple(tried), best=best, idle=idle, warnings=warnings)
 
 
 def _safest(option: Option) -> tuple[float, float]:
@@ -177,10 +185,15 @@ def _option(cost: SettingCost, measured: StoreMeasurement, needs: Requirements) 
     return Option(cost=cost, load=load, stop=stop, price=price, against=tuple(against))
 
 
-def _warnings(workload: Workload, best: Option | None) -> list[str]:
+def _warnings(workload: Workload, best: Option | None, *, idle: bool) -> list[str]:
     if not workload.changes:
         return ["nothing has changed, so there is nothing to tell a setting by"]
     warnings = []
+    if idle:
+        warnings.append(
+            f"the store is idle, at most {IDLE:.0%} busy with any of them: the choice does not "
+            "matter, and the default is kept"
+        )
     if workload.changes < FEW:
         warnings.append(f"{workload.changes} changes tell little: come back when there are more")
     if best is None:
