@@ -1053,7 +1053,7 @@ async def test_kills_at_any_time_leave_what_was_acknowledged(tmp_path: Path) -> 
     given: dict[str, Any] = {}
     exec(CHANGES, given)
     held: list[Any] = []
-    for seed in range(5):
+    for seed in range(8):
         command = [sys.executable, "-c", PROGRAM + CHANGES + WORKS, str(tmp_path), str(seed)]
         acknowledged = 0
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:

@@ -891,7 +891,7 @@ asyncio.run(main())
 async def test_kills_at_any_time_leave_what_was_acknowledged(tmp_path: Path) -> None:
     """What was under way when the process was killed is there as a whole, or not at all."""
     count = 0
-    for cycle in range(5):
+    for cycle in range(8):
         command = [sys.executable, "-c", PROGRAM + WORKS, str(tmp_path)]
         acknowledged = count
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:

@@ -21,10 +21,6 @@ HERE = Path(__file__).parent
 RIGHT = sorted(HERE.glob("api*.py"))
 WRONG = HERE / "wrong.py"
 
-WITH_ALL_SDKS = pytest.mark.skipif(
-    bool(missing_sdks()), reason="the adapters' types are those of their SDKs: nox -s types"
-)
-
 Findings = set[tuple[int, str]]
 
 
@@ -91,7 +87,6 @@ def used_from(module: str) -> set[str]:
     return used
 
 
-@WITH_ALL_SDKS
 @pytest.mark.deep
 def test_mypy_accepts_right_code_and_refuses_wrong_code(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
@@ -108,8 +103,8 @@ def test_pyright_accepts_right_code_and_refuses_wrong_code(tmp_path: Path) -> No
     assert set(wrong) == {line for line, _ in marked(WRONG)}
 
 
-@WITH_ALL_SDKS
 @pytest.mark.deep
+@pytest.mark.skipif(bool(missing_sdks()), reason="the adapters' types are those of their SDKs")
 def test_every_type_that_others_can_see_is_written_down() -> None:
     report = pyright("--verifytypes", "perdure", "--ignoreexternal")["typeCompleteness"]
     incomplete = {
