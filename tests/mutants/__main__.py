@@ -201,10 +201,11 @@ def judge(tree: Tree, package: Package, mutant: Mutant, known: Recording, *, fas
     more, options = newer(mutant, known), GROUPS[mutant.group].options
     try:
         tests = tests_of(mutant, package, known, BUDGET[fast])
-        for chosen in runs(tests, mutant, fast=fast):
+        later = runs(tests, mutant, fast=fast)
+        for chosen, new in [(killer(mutant), set()), *((one, more) for one in later)]:
             while True:
                 with tree.changed(package, mutant):
-                    status, said = attempt(tree, chosen, more if chosen[1:] else set(), options)
+                    status, said = attempt(tree, chosen, new, options)
                 if status is None:
                     return result("killed", "it hangs")
                 if status in {3, 4}:
@@ -212,7 +213,7 @@ def judge(tree: Tree, package: Package, mutant: Mutant, known: Recording, *, fas
                 if status in {0, 5}:
                     break
                 failed = failed_test(said)
-                if failed is None or is_sound(tree, failed, chosen, more, options):
+                if failed is None or is_sound(tree, failed, chosen, new, options):
                     return result("killed", failed or said[-200:])
                 UNSOUND.add(failed)
     except (MutantError, KeyError, SyntaxError) as error:
@@ -245,13 +246,7 @@ def failed_test(said: str) -> str | None:
 
 
 def runs(tests: list[str], mutant: Mutant, *, fast: bool) -> Iterable[list[str]]:
-    """Yield what to run: chosen tests, or, of a function that no test was seen to run, the group's.
-
-    What killed the mutant the last time comes first, if it is still there.
-    """
-    killer = pairs(KILLERS).get(mutant.name, "")
-    if killer and (ROOT / killer.partition("::")[0]).exists():
-        yield [killer]
+    """Yield what to run: chosen tests, or, of a function that no test was seen to run, the group's."""
     if not tests:
         where = [f"tests/{one}" for one in GROUPS[mutant.group].tests]
         yield ["-k", "not trio", *where]
@@ -262,6 +257,12 @@ def runs(tests: list[str], mutant: Mutant, *, fast: bool) -> Iterable[list[str]]
     if not fast:
         yield [new for old, new in zip(tests, other, strict=True) if old != new]
         yield [f"tests/{one}" for one in GROUPS[mutant.group].last]
+
+
+def killer(mutant: Mutant) -> list[str]:
+    """Return the test that killed a mutant the last time, if it is still there."""
+    test = by_name(KILLERS).get(mutant.name, "")
+    return [test] if test and (ROOT / test.partition("::")[0]).exists() else []
 
 
 def newer(mutant: Mutant, known: Recording) -> set[str]:
@@ -323,7 +324,7 @@ def is_possible(package: Package, mutant: Mutant) -> bool:
     return False
 
 
-def pairs(file: Path) -> dict[str, str]:
+def by_name(file: Path) -> dict[str, str]:
     """Return what a file of lines ``name -- text`` says of each name."""
     lines = file.read_text(encoding="utf-8").splitlines()
     return dict(line.split(" -- ", 1) for line in lines if line and not line.startswith("#"))
@@ -331,12 +332,12 @@ def pairs(file: Path) -> dict[str, str]:
 
 def equivalent() -> dict[str, str]:
     """Return the mutants that change nothing that anybody could see, and why."""
-    return pairs(EQUIVALENT)
+    return by_name(EQUIVALENT)
 
 
 def note_killer(result: Result) -> Result:
     """Write down which test has killed a mutant, if one has."""
-    known = pairs(KILLERS)
+    known = by_name(KILLERS)
     known.pop(result.mutant.name, None)
     if result.how == "killed" and "::" in result.by:
         known[result.mutant.name] = result.by

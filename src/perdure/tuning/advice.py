@@ -5,8 +5,8 @@ nothing, so that what limits them is how many the store can take, how long a sto
 and what they are billed. (Where a save interrupts the work, as with checkpoints of batch
 jobs, the interval of Young, 1974, and Daly, 2006, balances the two; here it does not.)
 Given the most that a crash may cost, the best setting within it is the one that asks the least
-of the store. On a store that would be idle with any of them the choice does not matter: the
-engine shortens the debounce there by itself, and the default is kept.
+of the store. On a store that is idle under every setting the choice does not matter: the engine
+shortens the debounce there by itself, and the default is kept.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ GRID: Final = (
 ROOM: Final = 0.6
 """The share of what a store can take that its saves may use; beyond it, delays grow fast."""
 IDLE: Final = 0.01
-"""The share of what a store can take up to which it is idle: no setting is felt there."""
+"""The share of what a store can take up to which it counts as idle."""
 MONTH: Final = 730 * 3600.0
 """Seconds."""
 FEW: Final = 200
@@ -121,7 +121,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     best: Option | None
     """None where none fits, or nothing has changed."""
     idle: bool
-    """Whether the store is idle with any setting, so that the choice does not matter."""
+    """Whether the store is idle under every setting, so that the choice does not matter."""
     warnings: tuple[str, ...]
 
 
@@ -191,7 +191,7 @@ def _warnings(workload: Workload, best: Option | None, *, idle: bool) -> list[st
     warnings = []
     if idle:
         warnings.append(
-            f"the store is idle, at most {IDLE:.0%} busy with any of them: the choice does not "
+            f"the store is at most {IDLE:.0%} busy under every setting: the choice does not "
             "matter, and the default is kept"
         )
     if workload.changes < FEW:

@@ -444,9 +444,7 @@ async def test_a_fold_of_an_older_epoch_proves_nothing_of_a_file_as_long(
     grant = await take(store)
     head = await append_ok(store, grant, 2, *group("a" * 500))
     await store.write_documents(KEY, {}, manifest_of(grant, head, {}))
-    await append_ok(store, grant, head + 1, *group("behind the fold"))
-    folded = (log_folder(root) / segments(root)[0]).read_bytes().index(b"behind the fold")
-    folded = (log_folder(root) / segments(root)[0]).read_bytes().rindex(b"\n", 0, folded) + 1
+    folded = (log_folder(root) / segments(root)[0]).stat().st_size
     grant = await take(store)
     head = await append_ok(store, grant, grant.head + 1, *group("b"))
     newest = log_folder(root) / segments(root)[-1]

@@ -358,16 +358,14 @@ async def test_few_files_stay_open_and_every_session_goes_on(store) -> None:
         assert len(await read(store, key)) == 4
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="open files are told by /proc")
-async def test_few_folders_stay_open_when_inboxes_are_looked_into(store, root: Path) -> None:
+async def test_few_folders_stay_open_when_inboxes_are_read(store) -> None:
     """What a server does all the time for sessions that say nothing."""
     store._home.files._limit = 3
-    grants = [await take(store, SessionKey(f"s{n}")) for n in range(8)]
+    grants = [await take(store, SessionKey(f"s{n}")) for n in range(12)]
+    before = len(os.listdir("/dev/fd"))
     for grant in grants:
         await store.take(grant.key, grant.epoch)
-    links = (Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd"))
-    places = {str(path.readlink()) for path in links if path.is_symlink()}
-    assert sum(place.startswith(f"{root}/agents/") for place in places) <= 3
+    assert len(os.listdir("/dev/fd")) < before + 6
 
 
 async def test_kinds_of_the_store_s_own_are_refused(store) -> None:

@@ -28,8 +28,8 @@ from perdure.records.manifest import Manifest
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.store import Document, Documents, HeldLease, LogChunk, Store
 from perdure.stores.file import FileStore
-from perdure.stores.wrapped import EncryptedStore
-from perdure.testing.conformance._kit import append_ok, group, take
+from perdure.stores.wrapped import EncryptedStore, encrypted
+from perdure.testing.conformance._kit import append_ok, group, manifest_of, take
 from tests.crash import places
 from tests.golden.reader import HERE
 from tests.servers import postgres, valkey
@@ -316,7 +316,6 @@ async def test_every_slice_of_a_log_with_many_holders_and_a_fold_within_it_is_re
     """Holders that wrote nothing leave runs of epoch records, which have no link of their own."""
     inner = Edited(KINDS["file"](tmp_path / "kept", None))
     store = EncryptedStore(inner, KEY)
-
     await talk(store, "ada", 2)  # folded
     await store.open()
     for holders in (4, 4, 2):
@@ -335,6 +334,29 @@ async def test_every_slice_of_a_log_with_many_holders_and_a_fold_within_it_is_re
                 seen = [one async for chunk in part for one in chunk.records]
                 assert seen == (want[::-1] if reverse else want), (after, before, reverse)
     await store.aclose()
+
+
+async def test_a_lost_key_is_written_again_however_many_sessions_were_used_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encrypted, "_MAX_CACHED_SESSIONS", 1)
+    inner = Edited(FileStore(tmp_path / "kept"))
+    store = EncryptedStore(inner, KEY)
+    await store.open()
+    lease = await take(store, ADA)
+    head = await append_ok(store, lease, lease.head + 1, *group("a", "b"))
+    for number in range(3):
+        other = await take(store, SessionKey(f"other-{number}"))
+        await append_ok(store, other, other.head + 1, *group("c"))
+    inner.documents[ADA] = Documents()
+    await store.write_documents(ADA, {}, manifest_of(lease, head, {}))
+    del inner.documents[ADA]
+    written = await log_of(store, ADA)
+    await store.aclose()
+    again = EncryptedStore(FileStore(tmp_path / "kept"), KEY)
+    await again.open()
+    assert await log_of(again, ADA) == written
+    await again.aclose()
 
 
 async def test_a_record_of_another_session_is_found(kind: str, tmp_path: Path) -> None:

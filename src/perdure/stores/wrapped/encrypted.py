@@ -376,8 +376,10 @@ class _Encryption:
             chain = RecordChain(data_key, derived(data_key.key, b"chain", 32), entry.chained)
         cipher = _SessionCipher(data_key, chain, entry.name, entry.below)
         self._sessions[key] = cipher
-        while len(self._sessions) > _MAX_CACHED_SESSIONS:
-            self._sessions.popitem(last=False)
+        while len(self._sessions) - len(self._writers) > _MAX_CACHED_SESSIONS:
+            oldest, held = self._sessions.popitem(last=False)
+            if oldest in self._writers:  # it may be the only copy, if the key document is lost
+                self._sessions[oldest] = held
         return cipher
 
     async def _tenant(self, store: Store, tenant: str) -> DataKey:

@@ -165,9 +165,9 @@ class SupportsTransform(Protocol):
         ...
 
     def new_own_documents(self, key: SessionKey) -> dict[str, bytes]:
-        """Return its own documents for a session whose manifest lost them.
+        """Return the wrapper's own documents for a session whose manifest lost them.
 
-        Called at once after `session_transform`.
+        Called right after `session_transform`, which has cached what they are made of.
         """
         ...
 
