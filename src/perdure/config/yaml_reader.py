@@ -171,9 +171,8 @@ def _read(data: bytes, source: str, act: Callable[[_Tree], YamlNode]) -> YamlNod
         problems.raise_if_any()
     text = _text(data, problems)
     yaml = _yaml()
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        return act(_Tree(yaml, yaml.parse(text, Loader=loader), problems))
+        return _parsed(yaml, text, act, problems)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = error.problem or error.context or "it cannot be read"
@@ -185,6 +184,17 @@ def _read(data: bytes, source: str, act: Callable[[_Tree], YamlNode]) -> YamlNod
         problems.add(YamlNode(None, 1, 1), f"this is not YAML: {error}")
         problems.raise_if_any()
         raise
+
+
+def _parsed(yaml: Any, text: str, act: Callable[[_Tree], YamlNode], problems: Problems) -> YamlNode:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        return act(_Tree(yaml, yaml.parse(text, Loader=loader), problems))
+    except yaml.MarkedYAMLError as error:
+        if "nesting depth" not in str(error.problem):
+            raise
+    # libyaml 0.2.6 reads ahead to a limit of its own: the slower parser tells where ours is passed.
+    return act(_Tree(yaml, yaml.parse(text, Loader=yaml.SafeLoader), problems))
 
 
 def _yaml() -> Any:
