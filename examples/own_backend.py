@@ -381,8 +381,8 @@ class OneFileStore:
 
         return await self._change(step)
 
-    async def news(self, at_most: float) -> None:
-        await anyio.sleep(at_most)
+    async def wait_for_notification(self, timeout: float) -> None:
+        await anyio.sleep(timeout)
 
     async def request_handover(self, key: SessionKey, holder: store.LeaseState) -> None:
         def step(kept: Kept) -> None:
@@ -394,7 +394,7 @@ class OneFileStore:
 
     # inbox
 
-    async def post(
+    async def enqueue(
         self,
         key: SessionKey,
         items: Sequence[store.PendingItem],
@@ -419,7 +419,7 @@ class OneFileStore:
 
         return await self._change(step)
 
-    async def take(
+    async def receive(
         self, key: SessionKey, epoch: int, *, limit: int = 100
     ) -> list[store.PendingItem]:
         def step(kept: Kept) -> list[store.PendingItem]:
@@ -431,14 +431,14 @@ class OneFileStore:
 
         return await self._look(step)
 
-    async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
+    async def ack(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
         def step(kept: Kept) -> None:
             session = kept.held(key, epoch)
             session.inbox = {op: one for op, one in session.inbox.items() if op not in op_ids}
 
         await self._change(step)
 
-    async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
+    async def sessions_with_pending_items(self, *, dead_letters: bool = False) -> list[SessionKey]:
         kept = await self._look(lambda kept: kept)
         return sorted(
             one.key for one in kept.sessions if (one.dead_letters if dead_letters else one.inbox)

@@ -157,7 +157,7 @@ async def test_a_planted_pickle_is_not_run(
     documents = {"session.json": planted, "memory.json": planted}
     await store.write_documents(KEY, documents, manifest_of(grant, grant.head, documents))
     await store.put_blobs("", {name_of(planted): planted})
-    await store.post(KEY, [PendingItem("op/0", MESSAGE, b'"not a message"', 1.0)])
+    await store.enqueue(KEY, [PendingItem("op/0", MESSAGE, b'"not a message"', 1.0)])
     payloads = (b'{"py/object": "os.mkdir", "lc": 1, "id": ["os", "mkdir"]}', planted)
     entries = tuple(Entry(MESSAGE, payload) for payload in payloads)
     (outcome,) = await store.append_many([Batch(KEY, grant.epoch, grant.head + 1, entries)])

@@ -19,10 +19,10 @@ Errors of a driver are mapped to `perdure.errors` with the driver's error as the
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
-from typing import Protocol
+from typing import Protocol, TypeVar, cast
 
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import (
@@ -48,18 +48,25 @@ from perdure.records.records import Entry, Record
 __all__ = [
     "About",
     "Batch",
+    "BlobStore",
     "BlobSweep",
     "Capabilities",
     "DeadLetter",
+    "DeadLetterStore",
+    "DirectoryStore",
     "Document",
+    "DocumentStore",
     "Documents",
     "Entry",
     "FoldedDocument",
     "HeartbeatRequests",
     "HeldLease",
     "InboxLimit",
+    "InboxStore",
     "LeaseState",
+    "LeaseStore",
     "LogChunk",
+    "LogStore",
     "Manifest",
     "Origin",
     "Outcome",
@@ -68,6 +75,14 @@ __all__ = [
     "SessionInfo",
     "Status",
     "Store",
+    "SupportsBeginAppend",
+    "SupportsFolders",
+    "SupportsIntegrityCheck",
+    "SupportsLocalPath",
+    "SupportsReadOnly",
+    "SupportsRebuild",
+    "SupportsSpill",
+    "capability",
     "open_read_only",
     "past_damage",
 ]
@@ -78,36 +93,8 @@ would refuse all of it for one damaged part then gives each run of records that 
 raises CorruptRecordError where one ends, with the next readable record as its fact ``next``."""
 
 
-class Store(Protocol):
-    """Keep logs, documents, blobs and leases. Open with ``open``, close with ``aclose``."""
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What this store is."""
-        ...
-
-    @property
-    def owner(self) -> str:
-        """The id of this process and store object as a holder of leases; unguessable."""
-        ...
-
-    @property
-    def location(self) -> str:
-        """Where it keeps things, for people; never a password in it."""
-        ...
-
-    async def open(self) -> None:
-        """Make the store usable in this process and event loop.
-
-        Raises StoreUnavailableError when it cannot be reached or written.
-        """
-        ...
-
-    async def aclose(self) -> None:
-        """Give up what the store holds open; leases that are not released expire."""
-        ...
-
-    # the log
+class LogStore(Protocol):
+    """The log of each session: its only truth."""
 
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
         """Make each batch durable; answer for each in the order given. Raise nothing."""
@@ -142,7 +129,9 @@ class Store(Protocol):
         """
         ...
 
-    # documents
+
+class DocumentStore(Protocol):
+    """Documents that were folded from a log, and their manifest."""
 
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
@@ -163,7 +152,9 @@ class Store(Protocol):
         """
         ...
 
-    # blobs
+
+class BlobStore(Protocol):
+    """Large values of a tenant, by the hash of their content."""
 
     async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
         """Make blobs durable under their names: the SHA-256 of their bytes, in hex.
@@ -196,7 +187,9 @@ class Store(Protocol):
         """
         ...
 
-    # leases
+
+class LeaseStore(Protocol):
+    """The right to write a session: one holder at a time, each under an epoch of its own."""
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
         """Return the state of the session's lease; None if it was never acquired."""
@@ -219,8 +212,8 @@ class Store(Protocol):
         """Renew this owner's heartbeat, and return what others want since the last one."""
         ...
 
-    async def news(self, at_most: float) -> None:
-        """Return when the next heartbeat may have news, or after ``at_most`` seconds.
+    async def wait_for_notification(self, timeout: float) -> None:
+        """Return when the next heartbeat may have news, or after ``timeout`` seconds.
 
         A store that is notified (LISTEN, a subscription) returns early; any other just sleeps.
         """
@@ -230,9 +223,11 @@ class Store(Protocol):
         """Ask the holder for the session."""
         ...
 
-    # inbox
 
-    async def post(
+class InboxStore(Protocol):
+    """Items that wait for a session, left by any process."""
+
+    async def enqueue(
         self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
         """Leave items for a session, durably, in order; no lease, and it need not exist.
@@ -245,7 +240,7 @@ class Store(Protocol):
         """
         ...
 
-    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
+    async def receive(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
         """Return what waits for a session, oldest first, and leave it there until it is settled.
 
         An item that cannot be read is among them, in its place, with its ``damage``: it hides
@@ -255,21 +250,23 @@ class Store(Protocol):
         """
         ...
 
-    async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
+    async def ack(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
         """Remove items whose records are durable in the log; unknown ids have no effect.
 
         Raises LeaseLostError when the epoch is not the newest.
         """
         ...
 
-    async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
+    async def sessions_with_pending_items(self, *, dead_letters: bool = False) -> list[SessionKey]:
         """List all tenants' sessions with something waiting, by key; they need not exist.
 
         With ``dead_letters``, those that have dead letters instead.
         """
         ...
 
-    # dead letters: asked for only where ``capabilities.dead_letters`` says that they are kept
+
+class DeadLetterStore(Protocol):
+    """Items that no session could receive; only where ``capabilities.dead_letters`` is True."""
 
     async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
         """Keep dead letters, durably, and remove the items of their op ids from the inbox.
@@ -291,7 +288,9 @@ class Store(Protocol):
         """Remove dead letters, and return how many there were of them. Needs no lease."""
         ...
 
-    # directory
+
+class DirectoryStore(Protocol):
+    """Which sessions there are."""
 
     async def sessions(
         self,
@@ -310,7 +309,10 @@ class Store(Protocol):
         ...
 
     async def tenants(self) -> list[str]:
-        """List the tenants that have sessions or blobs; `waiting` knows those with posts alone."""
+        """List the tenants that have sessions or blobs.
+
+        Those that have pending items alone are in `sessions_with_pending_items`.
+        """
         ...
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
@@ -321,6 +323,45 @@ class Store(Protocol):
         """
         ...
 
+
+class Store(
+    LogStore,
+    DocumentStore,
+    BlobStore,
+    LeaseStore,
+    InboxStore,
+    DeadLetterStore,
+    DirectoryStore,
+    Protocol,
+):
+    """All of the port. Open it with ``open``, close it with ``aclose``."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this store is."""
+        ...
+
+    @property
+    def owner(self) -> str:
+        """The id of this process and store object as a holder of leases; unguessable."""
+        ...
+
+    @property
+    def location(self) -> str:
+        """Where it keeps things, for people; never a password in it."""
+        ...
+
+    async def open(self) -> None:
+        """Make the store usable in this process and event loop.
+
+        Raises StoreUnavailableError when it cannot be reached or written.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Give up what the store holds open; leases that are not released expire."""
+        ...
+
     async def scrub(self) -> None:
         """Leave nothing of what was removed where it can be found: free pages, old logs.
 
@@ -329,10 +370,101 @@ class Store(Protocol):
         ...
 
 
+# What a store may offer besides the port: `capability` finds it.
+
+
+class SupportsBeginAppend(Protocol):
+    """A store that can append one batch without a task of the caller's."""
+
+    def begin_append(self, batch: Batch, done: Callable[[Outcome], object]) -> bool:
+        """Start to append, and have the event loop call ``done`` with the outcome.
+
+        False if that is not possible now: nothing was done, and ``append_many`` has to do it.
+        """
+        ...
+
+
+class SupportsReadOnly(Protocol):
+    """A store that can be opened to read without a trace."""
+
+    async def open_read_only(self) -> None:
+        """Open to read: nothing is created, changed or registered."""
+        ...
+
+
+class SupportsLocalPath(Protocol):
+    """A store of this machine's."""
+
+    @property
+    def local_path(self) -> str | None:
+        """Its file or folder; None for a wrapper of a store without one."""
+        ...
+
+
+class SupportsFolders(Protocol):
+    """A store with a folder for each session."""
+
+    def folder_of(self, key: SessionKey) -> str:
+        """Return the session's folder, which need not exist."""
+        ...
+
+
+class SupportsSpill(Protocol):
+    """A store whose records differ from what was appended: encrypted, or compressed."""
+
+    def transform_spill(
+        self, key: SessionKey, epoch: int, base: int, entries: Sequence[Entry]
+    ) -> tuple[Entry, ...] | None:
+        """Return entries after ``base`` as the store would keep them, without awaiting.
+
+        None if that is not possible now: then they must not be written anywhere.
+        """
+        ...
+
+    async def restore_session_records(
+        self, key: SessionKey, records: Sequence[Record]
+    ) -> tuple[Record, ...]:
+        """Return the original records of transformed ones."""
+        ...
+
+
+class SupportsRebuild(Protocol):
+    """A store that can rebuild its directory from its sessions."""
+
+    async def rebuild_directory(self) -> int:
+        """Rebuild it, and return how many sessions it lists."""
+        ...
+
+
+class SupportsIntegrityCheck(Protocol):
+    """A store in one database file, which can be checked and repaired."""
+
+    async def integrity_problems(self) -> list[str]:
+        """Return what is wrong with the file; nothing if it is sound."""
+        ...
+
+    async def readable_keys(self) -> list[SessionKey]:
+        """Return the sessions that can be read although a listing is damaged."""
+        ...
+
+    async def reindex(self) -> list[str]:
+        """Rebuild the indexes of the closed store, and return the problems that remain."""
+        ...
+
+
+C = TypeVar("C")
+
+
+def capability(store: object, protocol: type[C]) -> C | None:
+    """Return the store as one of the protocols above; None if it lacks a member of it."""
+    members = [name for name in vars(protocol) if not name.startswith("_")]
+    return cast("C", store) if all(hasattr(store, name) for name in members) else None
+
+
 async def open_read_only(store: Store) -> None:
     """Open a store to read it, without a trace if it knows how to; else as always."""
-    how: Callable[[], Awaitable[None]] = getattr(store, "open_read_only", store.open)
-    await how()
+    reader = capability(store, SupportsReadOnly)
+    await (store.open() if reader is None else reader.open_read_only())
 
 
 async def first_record(

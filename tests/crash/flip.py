@@ -41,7 +41,7 @@ async def prepare(store: Store, report: Report) -> None:
     await other.append(2)
     await other.fold()
     for key in (AGENT, OTHER):
-        await store.post(key, [PendingItem("op", MESSAGE, b'"posted"', 1.0)])
+        await store.enqueue(key, [PendingItem("op", MESSAGE, b'"posted"', 1.0)])
     data = b"blob" * 500
     await store.put_blobs("", {hashlib.sha256(data).hexdigest(): data})
 
@@ -99,7 +99,7 @@ async def read_all(store: Store) -> list[str]:
         "sessions": store.sessions,
         "by owner": lambda: store.sessions(owner="somebody", tag="x"),
         "tenants": store.tenants,
-        "waiting": store.waiting,
+        "waiting": store.sessions_with_pending_items,
         "head": lambda: store.head(AGENT),
         "holder": lambda: store.holder(AGENT),
         "backwards": lambda: log(reverse=True),
@@ -107,7 +107,7 @@ async def read_all(store: Store) -> list[str]:
         "documents": lambda: store.read_documents(AGENT, ["session.json"]),
         "blobs": blobs,
         "heartbeat": store.heartbeat,
-        "post": lambda: store.post(OTHER, [PendingItem("again", MESSAGE, b'"more"', 1.0)]),
+        "post": lambda: store.enqueue(OTHER, [PendingItem("again", MESSAGE, b'"more"', 1.0)]),
         "sweep": lambda: store.sweep("", (), 0.0),
     }
     for name in ("integrity_problems", "readable_keys"):

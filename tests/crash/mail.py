@@ -50,7 +50,7 @@ async def until_taken(sessions: SessionManager) -> None:
     """Wait until nothing waits for the session any more."""
     runtime = sessions._connected.runtime  # type: ignore[union-attr]
     (session,) = runtime.sessions.values()
-    while await runtime.store.take(session.key, session.epoch):
+    while await runtime.store.receive(session.key, session.epoch):
         await anyio.sleep(0.005)
 
 

@@ -64,7 +64,7 @@ async def test_a_holder_that_is_asked_hands_over(backing: MemoryBacking) -> None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ask)
             while not (asked := await one.heartbeat()).handovers:
-                await one.news(5)
+                await one.wait_for_notification(5)
             assert asked.handovers == (KEY,)
             assert not taken
             await one.release(KEY, grant.epoch)
@@ -83,7 +83,7 @@ async def test_a_letter_that_was_lost_is_written_again(
             tasks.start_soon(get, two)
             while len(heard) < 2:  # the first is heard, and forgotten
                 heard += (await one.heartbeat()).handovers
-                await one.news(0.02)
+                await one.wait_for_notification(0.02)
             await one.release(KEY, grant.epoch)
     assert heard == [KEY, KEY]
     holder = await two.holder(KEY)
@@ -174,7 +174,7 @@ async def test_of_many_who_wait_each_has_its_turn(backing: MemoryBacking) -> Non
             grant = await get(store, given=given)
             done.append(name)
             while not (await store.heartbeat()).handovers and len(at_work) > 1:
-                await store.news(0.05)
+                await store.wait_for_notification(0.05)
             await store.release(KEY, grant.epoch)
             given = grant.epoch
         at_work.discard(name)

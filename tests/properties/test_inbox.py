@@ -35,7 +35,7 @@ managers = st.integers(0, MANAGERS - 1)
 faults = st.tuples(
     st.just("fail"),
     managers,
-    st.sampled_from(["post", "take", "append_many", "settle", "acquire", "heartbeat"]),
+    st.sampled_from(["enqueue", "receive", "append_many", "ack", "acquire", "heartbeat"]),
     st.sampled_from(["transient", "in_doubt_lost", "in_doubt_applied"]),
 )
 steps = st.one_of(
@@ -144,7 +144,7 @@ async def tell(told: list[Any]) -> None:
 @given(st.lists(steps, max_size=25))
 @example([("post", 0, 0), ("open", 0), ("die", 0)])
 @example([("post", 0, 0), ("open", 0), ("die", 0), ("open", 1), ("post", 0, 0)])
-@example([("open", 0), ("fail", 0, "settle", "transient"), ("post", 1, 1), ("open", 1)])
+@example([("open", 0), ("fail", 0, "ack", "transient"), ("post", 1, 1), ("open", 1)])
 @example([("fail", 0, "append_many", "in_doubt_lost"), ("post", 0, 1), ("open", 0), ("die", 0)])
 def test_what_is_posted_enters_the_log_once(backend: str, told: list[Any]) -> None:
     anyio.run(tell, told, backend=backend)

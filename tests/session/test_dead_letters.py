@@ -60,23 +60,23 @@ def texts(session: Session) -> list[str]:
 async def test_a_store_that_fails_is_asked_later_and_later(
     backing: MemoryBacking, connect: Callable[..., SessionManager]
 ) -> None:
-    store = FaultyStore(MemoryStore(backing=backing), fail_on="take", nth=2, times=None)
+    store = FaultyStore(MemoryStore(backing=backing), fail_on="receive", nth=2, times=None)
     async with connect(store) as sessions:
         session = await sessions.open("a")
         await sessions.post("a", Message.user("one"), key="one")
         await anyio.sleep(60)
-        tries = store.calls["take"]
+        tries = store.calls["receive"]
         assert 5 < tries < 60, "more often than the pauses allow"
         health = sessions.health()
         assert health.status == "degraded"
         assert "a" in health.undelivered
         assert any("session a: posts cannot be taken" in why for why in health.reasons)
         await anyio.sleep(600)
-        assert store.calls["take"] - tries < 600 / LONGEST_PAUSE * 4
+        assert store.calls["receive"] - tries < 600 / LONGEST_PAUSE * 4
         for number in range(50):  # posts that come meanwhile do not hurry it
             await sessions.post("a", Message.user("more"), key=f"more-{number}")
             await anyio.sleep(0.1)
-        assert store.calls["take"] - tries < 600 / LONGEST_PAUSE * 4 + 10
+        assert store.calls["receive"] - tries < 600 / LONGEST_PAUSE * 4 + 10
         store.mend()
         await anyio.sleep(LONGEST_PAUSE + 1)
         assert texts(session) == ["one", *["more"] * 50]
@@ -183,7 +183,7 @@ async def test_what_no_decoder_reads_is_refused(
         PendingItem("message/0", "message", b'{"role":7}', 1.0),
         PendingItem("broken/0", "app:note", b'{"torn', 1.0),
     ]
-    await raw.post(KEY, bad)
+    await raw.enqueue(KEY, bad)
     async with connect() as sessions:
         await sessions.post("a", Message.user("good"), key="good")
         session = await sessions.open("a")
@@ -206,7 +206,7 @@ async def test_what_another_key_sealed_is_set_aside_and_retried_once_it_can_be_r
     async with connect(sealed()) as sessions:
         await sessions.open("a")
     plain = PendingItem("plain/0", "message", b'{"role":"user","content":"PLAIN"}', 1.0)
-    await MemoryStore(backing=backing).post(KEY, [plain])  # past the keys
+    await MemoryStore(backing=backing).enqueue(KEY, [plain])  # past the keys
     async with connect(sealed()) as sessions:
         await sessions.post("a", Message.user("good"), key="good")
         session = await sessions.open("a")
@@ -247,7 +247,9 @@ async def test_deleting_and_renaming(
         assert await two.dead_letters("c") == before
         await two.delete("b")
         assert await two.dead_letters("b") == ()
-        assert await MemoryStore(backing=backing).waiting(dead_letters=True) == [SessionKey("c")]
+        assert await MemoryStore(backing=backing).sessions_with_pending_items(
+            dead_letters=True
+        ) == [SessionKey("c")]
 
 
 class Without(DelegatingStore):

@@ -254,7 +254,7 @@ async def test_sessions_and_tenants_have_inboxes_of_their_own(again: Connect) ->
 SMALL = Shutdown(signals=False, deadline=5.0)
 
 
-@pytest.mark.parametrize("method", ["take", "append_many", "settle"])
+@pytest.mark.parametrize("method", ["receive", "append_many", "ack"])
 @pytest.mark.parametrize("how", ["transient", "in_doubt_lost", "in_doubt_applied"])
 async def test_a_failure_at_any_step_neither_loses_nor_doubles(method: str, how: Any) -> None:
     backing = MemoryBacking()

@@ -133,7 +133,15 @@ class Switched:
         self.failed = False
 
     def __getattr__(self, name: str) -> Any:
-        spared = {"capabilities", "owner", "location", "aclose", "open", "heartbeat", "news"}
+        spared = {
+            "capabilities",
+            "owner",
+            "location",
+            "aclose",
+            "open",
+            "heartbeat",
+            "wait_for_notification",
+        }
         if name in spared or not self.armed:
             return getattr(self._store, name)
         self._left -= 1
@@ -172,7 +180,7 @@ class Dying:
         return call
 
 
-WRITES = {"acquire", "append_many", "delete", "post", "put_blobs", "release", "remove_blobs"} | {
+WRITES = {"acquire", "append_many", "delete", "enqueue", "put_blobs", "release", "remove_blobs"} | {
     "scrub",
     "trim",
     "write_documents",

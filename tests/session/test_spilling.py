@@ -113,8 +113,12 @@ async def test_one_spill_that_fails_costs_the_others_nothing(tmp_path: Path) -> 
                 raise RuntimeError("the key service's own error")
             return where[-1]
 
+        async def restore_session_records(self, key: SessionKey, records: object) -> object:
+            return records
+
     store = FaultyStore(Sealing(), fail_on="append_many", times=None)
     store.transform_spill = Sealing().transform_spill  # type: ignore[attr-defined]
+    store.restore_session_records = Sealing().restore_session_records  # type: ignore[attr-defined]
     shutdown = Shutdown(deadline=0.1, turn_grace=0, signals=False, spill=str(tmp_path))
     sessions = await connect(store, shutdown=shutdown)
     for id in ("a", "b"):

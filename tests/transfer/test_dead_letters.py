@@ -75,7 +75,7 @@ async def filled() -> tuple[MemoryStore, dict[SessionKey, list[DeadLetter]]]:
 
 
 async def lying(store: Any) -> dict[SessionKey, list[DeadLetter]]:
-    keys = await store.waiting(dead_letters=True)
+    keys = await store.sessions_with_pending_items(dead_letters=True)
     return {
         key: sorted(await store.dead_letters(key), key=lambda one: one.item.op_id) for key in keys
     }
@@ -114,7 +114,7 @@ async def test_each_run_follows_what_becomes_of_them() -> None:
         await sessions.retry_dead_letters("a")
     done = await migrate(source, target)
     assert (done.failed, done.posted, await lying(target)) == ({}, 1, {})
-    assert await target.waiting() == [A]
+    assert await target.sessions_with_pending_items() == [A]
     assert first != second
 
 
@@ -245,9 +245,9 @@ async def test_what_waits_for_sessions_that_nobody_has_opened_is_backed_up(tmp_p
     source, new = MemoryStore(), MemoryStore()
     await opened(source, new)
     item = PendingItem("op/0", "message", b'{"role":"user","content":"x"}', 1.0)
-    await source.post(A, [item])
+    await source.enqueue(A, [item])
     async with at("file", tmp_path) as kept:
         done = await backup(source, kept)
         assert (done.failed, done.written) == ({}, 1)
         assert (await restore_backup(kept, new)).posted == 1
-    assert await new.take(A, 0) == [item]
+    assert await new.receive(A, 0) == [item]

@@ -141,11 +141,15 @@ async def test_a_post_that_the_source_took_since_waits_no_more() -> None:
         await sessions.post("p", Message.user("posted"))
     await opened(source, target)
     assert (await migrate(source, target)).posted == 1
-    assert await target.waiting() == await source.waiting() == [P]
+    assert (
+        await target.sessions_with_pending_items()
+        == await source.sessions_with_pending_items()
+        == [P]
+    )
     await says(source, "p", "two")
     await opened(source, target)
     assert (await migrate(source, target)).failed == {}
-    assert await target.waiting() == []
+    assert await target.sessions_with_pending_items() == []
     await says(target, "p")
     assert await said(target, "p") == (["one", "posted", "two"], ["one", "posted", "two"])
 
@@ -160,7 +164,7 @@ async def test_a_post_that_was_left_in_the_target_waits_behind_a_session_that_ca
         assert (await migrate(source, target)).copied == 1
         assert (await migrate(source, target)).open == 1
         post = [PendingItem("op/0", MESSAGE, b'{"role":"user","content":"posted"}', 1.0)]
-        await target.post(P, post)
+        await target.enqueue(P, post)
         session.append(Message.user("two"))  # under one lease all the while
         await session.save()
         assert (await migrate(source, target)).failed == {}

@@ -29,12 +29,12 @@ MOST = 100
 class Small(DelegatingStore):
     """A store that refuses large items, as some servers do."""
 
-    async def post(
+    async def enqueue(
         self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
         if any(len(item.payload) > MOST for item in items):
             raise TooLargeError("an item is too large: keep large values as blobs")
-        return await super().post(key, items, limit=limit)
+        return await super().enqueue(key, items, limit=limit)
 
 
 async def opened(*stores: Any) -> None:
@@ -67,7 +67,7 @@ async def test_posts_to_sessions_that_nobody_has_opened_come_along() -> None:
     assert (done.posted, done.empty) == (len(keys), len(keys))
     again = await migrate(source, target)
     assert (again.failed, again.copied, again.there, again.posted) == ({}, 0, 1, 0)
-    assert await target.waiting() == sorted(keys)
+    assert await target.sessions_with_pending_items() == sorted(keys)
     for key in keys:
         assert await target.head(key) == 0
         assert await said(target, key) == [f"for {key}"]
@@ -78,9 +78,11 @@ async def test_posts_of_other_tenants_stay_where_they_are() -> None:
     await opened(source, target)
     theirs = SessionKey("a", tenant="acme")
     for key in (theirs, SessionKey("a")):
-        await source.post(key, [PendingItem("op", MESSAGE, b'{"role":"user","content":"x"}', 1.0)])
+        await source.enqueue(
+            key, [PendingItem("op", MESSAGE, b'{"role":"user","content":"x"}', 1.0)]
+        )
     assert (await migrate(source, target, tenants=[""])).posted == 1
-    assert await target.waiting() == [SessionKey("a")]
+    assert await target.sessions_with_pending_items() == [SessionKey("a")]
 
 
 async def test_what_waits_stays_in_the_source() -> None:
@@ -88,12 +90,15 @@ async def test_what_waits_stays_in_the_source() -> None:
     await opened(source, target)
     key = SessionKey("new")
     item = PendingItem("op", MESSAGE, b'{"role":"user","content":"x"}', 1.0)
-    await source.post(key, [item])
-    assert ((await migrate(source, target)).posted, await source.waiting()) == (1, [key])
+    await source.enqueue(key, [item])
+    assert ((await migrate(source, target)).posted, await source.sessions_with_pending_items()) == (
+        1,
+        [key],
+    )
     assert (await migrate(source, target)).posted == 0
     assert await said(target, key) == ["x"]
     assert "another session new" in (await migrate(source, target)).failed["new"]
-    assert await target.waiting() == []
+    assert await target.sessions_with_pending_items() == []
 
 
 async def test_posts_that_are_too_large_do_not_hold_up_those_behind_them() -> None:
@@ -102,14 +107,14 @@ async def test_posts_that_are_too_large_do_not_hold_up_those_behind_them() -> No
     key = SessionKey("a")
     large = [PendingItem(f"big-{n}", MESSAGE, b'"%s"' % (b"x" * MOST), 1.0) for n in range(150)]
     small = [PendingItem(f"small-{n}", MESSAGE, b"{}", 2.0) for n in range(130)]
-    await source.post(key, [*large, *small])
+    await source.enqueue(key, [*large, *small])
     done = await migrate(source, Small(target))  # type: ignore[arg-type]
     assert done.posted == len(small)
     assert "150 of its posts cannot be stored there: an item is too large" in (done.failed["a"])
     grant = await target.acquire(key, after=0)
-    assert await target.take(key, grant.epoch, limit=1000) == small
+    assert await target.receive(key, grant.epoch, limit=1000) == small
     assert await source.holder(key) is None  # nobody takes a lease there
-    assert await source.take(key, 0, limit=1000) == [*large, *small]
+    assert await source.receive(key, 0, limit=1000) == [*large, *small]
 
 
 # a long way
@@ -188,7 +193,7 @@ async def set_aside(store: MemoryStore, key: SessionKey, op_id: str) -> DeadLett
     """Post an item, and have a holder of the session make it a dead letter."""
     item = PendingItem(op_id, MESSAGE, msgspec.json.encode({"text": "?"}), 1.0)
     letter = DeadLetter(item, "it cannot be appended", 5, 2.0)
-    await store.post(key, [item])
+    await store.enqueue(key, [item])
     held = await store.holder(key)
     grant = await store.acquire(key, after=0 if held is None else held.epoch)
     await store.reject(key, grant.epoch, [letter])
@@ -210,7 +215,9 @@ async def test_dead_letters_of_other_tenants_stay_where_they_are() -> None:
         await say(source, key, "Hello")
         await set_aside(source, key, "large/0")
     assert (await migrate(source, target, tenants=["acme"])).dead_letters == 1
-    assert await target.waiting(dead_letters=True) == [SessionKey("b", tenant="acme")]
+    assert await target.sessions_with_pending_items(dead_letters=True) == [
+        SessionKey("b", tenant="acme")
+    ]
 
 
 async def test_a_copy_with_dead_letters_of_its_own_is_not_written_anew() -> None:
@@ -231,4 +238,4 @@ async def test_a_copy_with_dead_letters_of_its_own_is_not_written_anew() -> None
     assert (done.failed, done.copied) == ({}, 1)
     held = await target.holder(key)
     assert held is not None
-    assert [one.op_id for one in await target.take(key, held.epoch, limit=9)] == ["large/0"]
+    assert [one.op_id for one in await target.receive(key, held.epoch, limit=9)] == ["large/0"]

@@ -51,6 +51,7 @@ from perdure.records.keys import SessionKey, require_text
 from perdure.records.records import STATE, Entry
 from perdure.session.internals import accept, document_of, store_of
 from perdure.session.session import Session, SessionView
+from perdure.store import SupportsFolders, capability
 
 FILES: Final = "files"
 """Name of the agent's home in its folder of the file store."""
@@ -58,8 +59,8 @@ FILES: Final = "files"
 
 def files_of(session: Session | SessionView) -> str | None:
     """Return an agent's folder for files; None if the store has no folders for agents."""
-    find = getattr(store_of(session), "folder_of", None)
-    return None if find is None else str(Path(find(session.key)) / FILES)
+    store = capability(store_of(session), SupportsFolders)
+    return None if store is None else str(Path(store.folder_of(session.key)) / FILES)
 
 
 def note_saved(control: Folder, marker: ArchiveMarker) -> None:

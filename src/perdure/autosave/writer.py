@@ -30,7 +30,7 @@ from perdure.autosave.events import Idle, LoopBlocked, Reporter, Resumed, Stalle
 from perdure.autosave.jobs import StateCapture
 from perdure.autosave.schedule import SLOT, IdleWheel
 from perdure.autosave.tracked import State, Tracked
-from perdure.store import Batch, Outcome, Status, Store
+from perdure.store import Batch, Outcome, Status, Store, SupportsBeginAppend, capability
 
 log: logging.Logger = logging.getLogger("perdure.autosave")
 
@@ -118,8 +118,8 @@ class Writer:
         self._company = 1
         # Saves without a worker, with the time when each is given up.
         self._flights: dict[_InFlightSave, float] = {}
-        begin = getattr(type(store), "begin_append", None)
-        self._begin = None if begin is None else partial(begin, store)
+        direct = capability(store, SupportsBeginAppend)
+        self._begin = None if direct is None else direct.begin_append
         # Scopes of workers whose batch is with the store, with the time when each is given up; all
         # have the same timeout, so they are in order.
         self._scopes: dict[anyio.CancelScope, float] = {}

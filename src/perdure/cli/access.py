@@ -19,7 +19,14 @@ from perdure.records.keys import SessionKey, keyring_of
 from perdure.session.manager import SessionManager
 from perdure.session.options import require_no_backup
 from perdure.session.session import SessionView
-from perdure.store import LeaseState, Store, open_read_only
+from perdure.store import (
+    LeaseState,
+    Store,
+    SupportsIntegrityCheck,
+    SupportsLocalPath,
+    capability,
+    open_read_only,
+)
 from perdure.stores.delegate import DelegatingStore
 from perdure.stores.wrapped.encrypted import EncryptedStore
 
@@ -32,7 +39,8 @@ def existing(url: str | None) -> Store:
 
     """
     store = perdure.store_for(url)
-    place: str | None = getattr(store, "local_path", None)
+    local = capability(store, SupportsLocalPath)
+    place = None if local is None else local.local_path
     if place is not None and not Path(place).exists():
         cure = (
             "name one with --store or PERDURE_URL" if url is None else "see that the path is right"
@@ -115,10 +123,9 @@ def layers(store: Store) -> Iterator[Store]:
 async def found_keys(store: Store) -> list[SessionKey] | None:
     """List the sessions that are readable although the listing is damaged; None if unsupported."""
     for layer in layers(store):
-        readable_keys = getattr(layer, "readable_keys", None)
-        if readable_keys is not None:
-            keys: list[SessionKey] = await readable_keys()
-            return keys
+        database = capability(layer, SupportsIntegrityCheck)
+        if database is not None:
+            return await database.readable_keys()
     return None
 
 

@@ -11,7 +11,6 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import anyio.to_thread
 import msgspec
@@ -28,7 +27,16 @@ from perdure.records.types import Registry
 from perdure.restore.ladder import validated
 from perdure.session.point_in_time import base_documents
 from perdure.session.rebuild import WholeLog, differences
-from perdure.store import BlobSweep, Document, Documents, LeaseState, Store
+from perdure.store import (
+    BlobSweep,
+    Document,
+    Documents,
+    LeaseState,
+    Store,
+    SupportsIntegrityCheck,
+    capability,
+    open_read_only,
+)
 from perdure.stores.file import FileStore
 from perdure.stores.file.layout import QUARANTINE, lease_epoch, manifest_epoch, session_path
 from perdure.transfer import receipts
@@ -359,16 +367,16 @@ async def reindexed(store: Store) -> list[str] | None:
 
     Returns the problems found before; None for a store without such a file.
     """
-    layer: Any
     for layer in layers(store):
-        if hasattr(layer, "reindex"):
-            await layer.open_read_only()
+        database = capability(layer, SupportsIntegrityCheck)
+        if database is not None:
+            await open_read_only(layer)
             try:
-                findings: list[str] = await layer.integrity_problems()
+                findings = await database.integrity_problems()
             finally:
                 await layer.aclose()
             if findings:
-                await layer.reindex()
+                await database.reindex()
             return findings
     return None
 
@@ -376,9 +384,9 @@ async def reindexed(store: Store) -> list[str] | None:
 async def integrity_of(store: Store, before: list[str] | None = None) -> Integrity | None:
     """Check a store's database file; *before* are the problems that a repair has found."""
     for layer in layers(store):
-        check = getattr(layer, "integrity_problems", None)
-        if check is not None:
-            remaining: list[str] = await check()
+        database = capability(layer, SupportsIntegrityCheck)
+        if database is not None:
+            remaining = await database.integrity_problems()
             findings = remaining if before is None else before
             return Integrity(
                 problems=findings, reindexed=len(remaining) < len(findings), left=remaining

@@ -26,7 +26,7 @@ from perdure.cli.audit import (
 from perdure.cli.output import SessionOption, print_json, progress_bar, say, size
 from perdure.errors import ConfigError, CorruptRecordError, PerdureError
 from perdure.records.keys import SessionKey, require_filters
-from perdure.store import SessionInfo, Store
+from perdure.store import SessionInfo, Store, SupportsRebuild, capability
 from perdure.stores.wrapped import EncryptedStore
 
 PAGE = 500
@@ -226,10 +226,9 @@ class RebuiltIndex(msgspec.Struct):
 async def rebuilt_directory(store: Store) -> int | None:
     """Rebuild a store's directory, if it or a store that it wraps keeps one; return its size."""
     for layer in layers(store):
-        rebuild = getattr(layer, "rebuild_directory", None)
-        if rebuild is not None:
-            entries: int = await rebuild()
-            return entries
+        directory = capability(layer, SupportsRebuild)
+        if directory is not None:
+            return await directory.rebuild_directory()
     return None
 
 

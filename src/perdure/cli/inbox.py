@@ -100,7 +100,7 @@ async def _letters(
     if id is not None:
         key = where.key(id)
         return {key: await store.dead_letters(key)}
-    keys = await store.waiting(dead_letters=True)
+    keys = await store.sessions_with_pending_items(dead_letters=True)
     wanted = [key for key in keys if where.tenant in {"", key.tenant}]
     return {key: await store.dead_letters(key) for key in wanted}
 

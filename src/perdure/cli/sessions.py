@@ -154,7 +154,9 @@ async def _ls_waiting(
         message = "--waiting goes without --owner and --tag: a session never opened has neither"
         raise ConfigError(message, option="waiting")
     async with opened(where.store) as store:
-        keys = [key for key in await store.waiting() if _fits(key, filters, after)]
+        keys = [
+            key for key in await store.sessions_with_pending_items() if _fits(key, filters, after)
+        ]
         known = [await store.head(key) > 0 for key in keys[:limit]]
         location = store.location
     pairs = list(zip(keys, known, strict=False))

@@ -534,7 +534,7 @@ async def delivery_page(sessions: SessionManager, key: SessionKey) -> DeliveryPa
     view = await load(sessions, key)
     head, store = await facts_of(sessions, view), store_below(sessions)
     epoch = 0 if head.holder is None else head.holder.epoch
-    pending = await store.take(key, epoch, limit=MOST)
+    pending = await store.receive(key, epoch, limit=MOST)
     letters = await store.dead_letters(key) if store.capabilities.dead_letters else []
     return DeliveryPage(
         head=head,
@@ -570,8 +570,14 @@ class InboxPage(msgspec.Struct, frozen=True, kw_only=True):
 async def inbox_page(sessions: SessionManager) -> InboxPage:
     """Return the sessions for which a post waits, or that have dead letters, of all tenants."""
     store: Store = store_below(sessions)
-    dead = await store.waiting(dead_letters=True) if store.capabilities.dead_letters else []
-    return InboxPage(location=store.location, waiting=await store.waiting(), dead=dead)
+    dead = (
+        await store.sessions_with_pending_items(dead_letters=True)
+        if store.capabilities.dead_letters
+        else []
+    )
+    return InboxPage(
+        location=store.location, waiting=await store.sessions_with_pending_items(), dead=dead
+    )
 
 
 async def position(sessions: SessionManager, key: SessionKey) -> int:

@@ -44,6 +44,8 @@ from perdure.store import (
     Outcome,
     Status,
     Store,
+    SupportsBeginAppend,
+    capability,
     first_record,
 )
 from perdure.stores.delegate import DelegatingStore
@@ -176,6 +178,7 @@ class Lineage(DelegatingStore):
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
+        self._direct = capability(store, SupportsBeginAppend)
         self._held: dict[SessionKey, _HeldSession] = {}
         self._plain: dict[SessionKey, int] = {}  # held without a base, under this epoch
         self._begun: dict[SessionKey, tuple[int, int]] = {}  # epoch, and its first record
@@ -262,8 +265,10 @@ class Lineage(DelegatingStore):
 
     def begin_append(self, batch: Batch, done: Callable[[Outcome], object]) -> bool:
         """Append one batch without a task, where the inner store can; see the file store."""
-        begin = getattr(type(self.inner), "begin_append", None)
-        return begin is not None and batch.key not in self._held and begin(self.inner, batch, done)
+        direct = self._direct
+        return (
+            direct is not None and batch.key not in self._held and direct.begin_append(batch, done)
+        )
 
     def _to_local_batch(self, batch: Batch) -> Batch:
         session = self._held.get(batch.key)

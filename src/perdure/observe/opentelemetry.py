@@ -29,7 +29,17 @@ _SYSTEMS = {"postgres": "postgresql"}
 _TIMED = frozenset(
     {
         *("append_many", "read_documents", "write_documents", "put_blobs", "get_blob"),
-        *("holder", "acquire", "release", "post", "take", "settle", "sessions", "head", "delete"),
+        *(
+            "holder",
+            "acquire",
+            "release",
+            "enqueue",
+            "receive",
+            "ack",
+            "sessions",
+            "head",
+            "delete",
+        ),
     }
 )
 """The operations of a store that somebody waits for."""

@@ -112,7 +112,7 @@ class ManagerParts:
         while True:
             try:
                 if not failed:  # else that long has been waited
-                    await store.news(self.runtime.lease.heartbeat)
+                    await store.wait_for_notification(self.runtime.lease.heartbeat)
                 requests = await renew_heartbeat(store, self.runtime.watch)
             except BaseException as error:
                 # Without heartbeats every lease is lost; a driver may cancel its own call, too.

@@ -89,7 +89,7 @@ async def only_posted_to(store: Lineage, wanted: SessionFilter) -> list[SessionK
         return []
     return [
         key
-        for key in await store.waiting()
+        for key in await store.sessions_with_pending_items()
         if (key.tenant, key.agent) == (wanted.tenant, wanted.id)
         and wanted.session in (None, key.session)
         and await store.head(key) == 0
@@ -290,7 +290,7 @@ class Forgetter:
 
     async def _announced_forks(self, key: SessionKey, epoch: int) -> set[SessionKey]:
         """Return the forks that were posted to it, and are not in its log yet."""
-        waiting = await self._store.take(key, epoch, limit=_INBOX)
+        waiting = await self._store.receive(key, epoch, limit=_INBOX)
         if any(item.damage and item.kind in {"", FORK} for item in waiting):
             message = (
                 f"a post that cannot be read waits for {key}, and may name a fork: open the "
@@ -555,10 +555,10 @@ class Renamer:
 
     async def _forward(self, old: HeldSession, new: SessionKey) -> None:
         """Have what was posted to the old name wait at the new one."""
-        waiting = await self._store.take(old.key, old.epoch, limit=1_000_000)
+        waiting = await self._store.receive(old.key, old.epoch, limit=1_000_000)
         mail = [item for item in waiting if item.kind != FORK and not item.damage]
         if mail:
-            await self._store.post(new, mail)
+            await self._store.enqueue(new, mail)
         if not self._store.capabilities.dead_letters:
             return
         letters = await self._store.dead_letters(old.key)

@@ -212,7 +212,7 @@ class ForkBuilder:
             session._accept((Entry(FORK, note),))
             await session.save()
             return
-        await self._store.post(parent, [PendingItem(f"fork-{random_id()}/0", FORK, note, 0.0)])
+        await self._store.enqueue(parent, [PendingItem(f"fork-{random_id()}/0", FORK, note, 0.0)])
 
     async def _create(self, child: SessionKey, base: Origin, more: Sequence[Entry]) -> None:
         async with self._access.held(child, Terms("raise", 0)) as hold:

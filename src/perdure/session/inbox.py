@@ -142,7 +142,7 @@ class Inbox:
             for op_id, entry in zip(op_ids(op, len(entries)), entries, strict=True)
         ]
         limit = InboxLimit(runtime.limits.inbox_items, runtime.limits.inbox_bytes)
-        return PostReceipt(op, await runtime.store.post(key, posted, limit=limit))
+        return PostReceipt(op, await runtime.store.enqueue(key, posted, limit=limit))
 
     # dead letters
 
@@ -173,7 +173,7 @@ class Inbox:
         store = self._runtime.store
         for _, post in groupby(letters, lambda letter: letter.item.key):
             items = [letter.item for letter in post]
-            await store.post(key, items)
+            await store.enqueue(key, items)
             await store.drop_dead_letters(key, [item.op_id for item in items])
         self._note_gone(key, len(letters))
         return len(letters)
@@ -325,7 +325,7 @@ class Inbox:
                 # Not what was discarded while we waited: that is to be taken again.
                 received, durable = session._contents.taken, session.durable_version
                 done = [op_id for op_id in done if op_id in received and received[op_id] <= durable]
-                await store.settle(key, session.epoch, done)
+                await store.ack(key, session.epoch, done)
             if not more:
                 break
         await self._reject(session)
@@ -342,7 +342,7 @@ class Inbox:
         size = AT_ONCE
         while True:
             limit = size + sum(passed.values())
-            pending = await store.take(session.key, session.epoch, limit=limit)
+            pending = await store.receive(session.key, session.epoch, limit=limit)
             items = [item for item in pending if item.key not in passed]
             if len(pending) < limit:
                 return items, False

@@ -34,6 +34,7 @@ from perdure.records.records import (
 from perdure.session.contents import meta_entry
 from perdure.session.lifecycle import Terms
 from perdure.session.point_in_time import context_at
+from perdure.store import SupportsFolders, capability
 
 if TYPE_CHECKING:
     from perdure._lib.loop import Affinity
@@ -441,8 +442,8 @@ def overhear(session: Session, *entries: Entry) -> None:
 
 def folder_of(session: Session) -> str | None:
     """Return the folder that the store keeps the session in, None if it has none."""
-    find = getattr(session._runtime.store, "folder_of", None)
-    return None if find is None else str(find(session.key))
+    store = capability(session._runtime.store, SupportsFolders)
+    return None if store is None else store.folder_of(session.key)
 
 
 async def durable_head(sessions: SessionManager, key: SessionKey) -> int:

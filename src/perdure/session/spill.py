@@ -17,7 +17,7 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
@@ -27,10 +27,7 @@ from perdure.records import records as frames
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, Entry, Record
-
-if TYPE_CHECKING:
-    from perdure.store import Store
-
+from perdure.store import Store, SupportsSpill, capability
 
 log: logging.Logger = logging.getLogger("perdure")
 
@@ -189,9 +186,9 @@ def transformed(
         OSError: The store's key for the session is not at hand.
 
     """
-    transform = getattr(store, "transform_spill", None)
-    entries_kept: Sequence[Entry] | None = (
-        entries if transform is None else transform(key, epoch, base, entries)
+    wrapper = capability(store, SupportsSpill)
+    entries_kept = (
+        entries if wrapper is None else wrapper.transform_spill(key, epoch, base, entries)
     )
     if entries_kept is None:
         message = f"the key of session {key} is not at hand, and plain text must not be spilled"
@@ -201,10 +198,10 @@ def transformed(
 
 async def restored(store: object, key: SessionKey, spilled: SpillFile) -> SpillFile:
     """Return a spill file as it was before `transformed`."""
-    open_ = getattr(store, "restore_session_records", None)
-    if open_ is None:
+    wrapper = capability(store, SupportsSpill)
+    if wrapper is None:
         return spilled
-    records: tuple[Record, ...] = await open_(key, spilled.records)
+    records = await wrapper.restore_session_records(key, spilled.records)
     return msgspec.structs.replace(spilled, records=records)
 
 

@@ -1,8 +1,4 @@
-"""Base class of store wrappers, which forwards the whole port, and the read-only wrapper.
-
-Subclasses define the methods about records themselves: the log, documents, leases and deletion.
-Attributes beyond the port are the inner store's.
-"""
+"""Base class of store wrappers, which forwards the whole port, and the read-only wrapper."""
 
 from __future__ import annotations
 
@@ -35,14 +31,18 @@ from perdure.store import (
 
 
 class DelegatingStore:
-    """Forward the part of the port that has no record numbers to *inner*."""
+    """Forward every call of the port to *inner*, which subclasses change call by call.
+
+    What the inner store offers besides the port is offered too, but for ``begin_append``: it would
+    pass by the ``append_many`` of a subclass, which has to define both.
+    """
 
     def __init__(self, store: Store) -> None:
         self.inner: Store = store
 
     def __getattr__(self, name: str) -> Any:
         # What a backend has beyond the port, such as a folder for each session.
-        if name.startswith("_") or name == "inner":
+        if name.startswith("_") or name in ("inner", "begin_append"):
             raise AttributeError(name)
         return getattr(self.inner, name)
 
@@ -60,6 +60,39 @@ class DelegatingStore:
 
     async def open(self) -> None:
         await self.inner.open()
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+    async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
+        return await self.inner.append_many(batches)
+
+    def read_log(
+        self,
+        key: SessionKey,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> AsyncGenerator[LogChunk, None]:
+        return self.inner.read_log(key, after=after, before=before, limit=limit, reverse=reverse)
+
+    async def head(self, key: SessionKey) -> int:
+        return await self.inner.head(key)
+
+    async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
+        return await self.inner.trim(key, epoch, below)
+
+    async def read_documents(
+        self, key: SessionKey, names: Collection[str] | None = None
+    ) -> Documents:
+        return await self.inner.read_documents(key, names)
+
+    async def write_documents(
+        self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
+    ) -> None:
+        await self.inner.write_documents(key, documents, manifest)
 
     async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
         await self.inner.put_blobs(tenant, blobs)
@@ -79,25 +112,31 @@ class DelegatingStore:
     async def holder(self, key: SessionKey) -> LeaseState | None:
         return await self.inner.holder(key)
 
+    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
+        return await self.inner.acquire(key, after=after)
+
+    async def release(self, key: SessionKey, epoch: int) -> None:
+        await self.inner.release(key, epoch)
+
     async def heartbeat(self) -> HeartbeatRequests:
         return await self.inner.heartbeat()
 
-    async def news(self, at_most: float) -> None:
-        await self.inner.news(at_most)
+    async def wait_for_notification(self, timeout: float) -> None:
+        await self.inner.wait_for_notification(timeout)
 
     async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
         await self.inner.request_handover(key, holder)
 
-    async def post(
+    async def enqueue(
         self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
-        return await self.inner.post(key, items, limit=limit)
+        return await self.inner.enqueue(key, items, limit=limit)
 
-    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
-        return await self.inner.take(key, epoch, limit=limit)
+    async def receive(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
+        return await self.inner.receive(key, epoch, limit=limit)
 
-    async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-        await self.inner.settle(key, epoch, op_ids)
+    async def ack(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
+        await self.inner.ack(key, epoch, op_ids)
 
     async def sessions(
         self,
@@ -120,10 +159,12 @@ class DelegatingStore:
             tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after, limit=limit
         )
 
-    async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
+    async def sessions_with_pending_items(self, *, dead_letters: bool = False) -> list[SessionKey]:
         # A store that keeps no dead letters may not know the option.
         return await (
-            self.inner.waiting(dead_letters=True) if dead_letters else self.inner.waiting()
+            self.inner.sessions_with_pending_items(dead_letters=True)
+            if dead_letters
+            else self.inner.sessions_with_pending_items()
         )
 
     async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
@@ -138,14 +179,14 @@ class DelegatingStore:
     async def tenants(self) -> list[str]:
         return await self.inner.tenants()
 
+    async def delete(self, key: SessionKey, epoch: int) -> None:
+        await self.inner.delete(key, epoch)
+
     async def scrub(self) -> None:
         await self.inner.scrub()
 
 
 # Read-only wrapper of a store: ``connect(…, read_only=True)``
-
-_WRITES_BEYOND_THE_PORT = frozenset({"begin_append", "rebuild_directory"})
-"""What a backend may offer besides the port, and a reader must not pass on."""
 
 
 @final
@@ -153,7 +194,7 @@ class ReadOnlyStore(DelegatingStore):
     """Forward reads, and refuse writes with a SessionError. It registers no owner."""
 
     def __getattr__(self, name: str) -> Any:
-        if name in _WRITES_BEYOND_THE_PORT:
+        if name == "rebuild_directory":
             raise AttributeError(name)
         return super().__getattr__(name)
 
@@ -161,44 +202,15 @@ class ReadOnlyStore(DelegatingStore):
         """Open the inner store for reading."""
         await open_read_only(self.inner)
 
-    async def aclose(self) -> None:
-        await self.inner.aclose()
-
-    # reading
-
-    async def read_log(
-        self,
-        key: SessionKey,
-        *,
-        after: int = 0,
-        before: int | None = None,
-        limit: int | None = None,
-        reverse: bool = False,
-    ) -> AsyncGenerator[LogChunk, None]:
-        inner = self.inner.read_log(key, after=after, before=before, limit=limit, reverse=reverse)
-        try:
-            async for chunk in inner:
-                yield chunk
-        finally:
-            await inner.aclose()
-
-    async def head(self, key: SessionKey) -> int:
-        return await self.inner.head(key)
-
-    async def read_documents(
-        self, key: SessionKey, names: Collection[str] | None = None
-    ) -> Documents:
-        return await self.inner.read_documents(key, names)
-
     # the owner
 
     async def heartbeat(self) -> HeartbeatRequests:
         """Do nothing: a reader holds no leases."""
         return HeartbeatRequests()
 
-    async def news(self, at_most: float) -> None:
+    async def wait_for_notification(self, timeout: float) -> None:
         """Sleep: a reader receives no requests."""
-        await anyio.sleep(at_most)
+        await anyio.sleep(timeout)
 
     # writing
 
@@ -238,12 +250,12 @@ class ReadOnlyStore(DelegatingStore):
     async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
         raise self._refused("ask for a session")
 
-    async def post(
+    async def enqueue(
         self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
         raise self._refused("post")
 
-    async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
+    async def ack(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
         raise self._refused("take from an inbox")
 
     async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:

@@ -514,14 +514,14 @@ class MemoryStore:
         beats = {name: other.beat for name, other in alive[-1000:]}
         return HeartbeatRequests(tuple(requests), tuple(mail), beats)
 
-    async def news(self, at_most: float) -> None:
-        """Return when another store left a request, or after ``at_most`` seconds."""
+    async def wait_for_notification(self, timeout: float) -> None:
+        """Return when another store left a request, or after ``timeout`` seconds."""
         await anyio.lowlevel.checkpoint()
         owner = self._owners.setdefault(self._owner, OwnerState())
         if owner.handovers or owner.mail:
             return
         notified = owner.notified = owner.notified or anyio.Event()
-        with anyio.move_on_after(at_most):
+        with anyio.move_on_after(timeout):
             await notified.wait()
         if owner.notified is notified:
             owner.notified = None
@@ -534,7 +534,7 @@ class MemoryStore:
 
     # inbox
 
-    async def post(
+    async def enqueue(
         self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
         await anyio.lowlevel.checkpoint()
@@ -554,21 +554,21 @@ class MemoryStore:
             owner.notify()
         return len(inbox) - before
 
-    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
+    async def receive(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
         await anyio.lowlevel.checkpoint()
         session = self._sessions.get(key)
         if (session.epoch if session else 0) != epoch:
             raise lease_lost_error(key, epoch, session)
         return list(self._backing.inboxes.get(key, {}).values())[:limit]
 
-    async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
+    async def ack(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
         await anyio.lowlevel.checkpoint()
         self._held_session(key, epoch)
         inbox = self._backing.inboxes.get(key, {})
         for op_id in op_ids:
             inbox.pop(op_id, None)
 
-    async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
+    async def sessions_with_pending_items(self, *, dead_letters: bool = False) -> list[SessionKey]:
         await anyio.lowlevel.checkpoint()
         backing = self._backing
         pending = backing.dead_letters if dead_letters else backing.inboxes

@@ -458,9 +458,9 @@ class StateStore:
         await anyio.lowlevel.checkpoint()
         return HeartbeatRequests()
 
-    async def news(self, at_most: float) -> None:
+    async def wait_for_notification(self, timeout: float) -> None:
         """Sleep: there are no notifications."""
-        await anyio.sleep(at_most)
+        await anyio.sleep(timeout)
 
     async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
         """Do nothing: there are no handover requests."""
@@ -468,7 +468,7 @@ class StateStore:
 
     # inbox
 
-    async def post(
+    async def enqueue(
         self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
         """Raise NotStorableError: a state has no inbox."""
@@ -481,18 +481,18 @@ class StateStore:
             raise NotStorableError(message, key=str(key), items=len(items))
         return 0
 
-    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
+    async def receive(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
         """Return nothing: there is no inbox."""
         async with self._slot(key).exclusive() as slot:
             held_session(key, epoch, slot.session)
             return []
 
-    async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
+    async def ack(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
         """Check the epoch: there is no inbox."""
         async with self._slot(key).exclusive() as slot:
             held_session(key, epoch, slot.session)
 
-    async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
+    async def sessions_with_pending_items(self, *, dead_letters: bool = False) -> list[SessionKey]:
         """Return nothing: there is no inbox."""
         await anyio.lowlevel.checkpoint()
         return []

@@ -11,11 +11,12 @@ ends with ``injected`` at 0.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import inspect
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import Literal, TypeVar, final
+from functools import partial
+from typing import Any, Literal, cast, final
 
 import anyio
 
@@ -26,26 +27,8 @@ from perdure.errors import (
     StoreUnavailableError,
 )
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Manifest
-from perdure.store import (
-    Batch,
-    BlobSweep,
-    Capabilities,
-    DeadLetter,
-    Documents,
-    HeartbeatRequests,
-    HeldLease,
-    InboxLimit,
-    LeaseState,
-    LogChunk,
-    Outcome,
-    PendingItem,
-    SessionInfo,
-    Status,
-    Store,
-)
-
-T = TypeVar("T")
+from perdure.store import Batch, LogChunk, Outcome, Status, Store
+from perdure.stores.delegate import DelegatingStore
 
 How = Literal[
     "transient",
@@ -74,147 +57,26 @@ class Crash(BaseException):
     """A simulated kill of the process: after catching it, a test may only open a new manager."""
 
 
-class _ForwardingStore(ABC):
-    """The calls of the port, each forwarded through `_call`, where subclasses inject failures."""
+_METHODS = {name for name, value in inspect.getmembers(Store, callable) if name[0] != "_"}
 
-    def __init__(self, store: Store) -> None:
+
+class _Intercepted:
+    """A store as `DelegatingStore` sees it, whose calls all pass through a function."""
+
+    def __init__(self, store: Store, call: Callable[..., Awaitable[Any]]) -> None:
         self._store = store
+        self._call = call
 
-    @abstractmethod
-    async def _call(self, method: str, call: Callable[[Store], Awaitable[T]]) -> T:
-        """Make a call on the inner store, or fail it."""
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """The inner store's."""
-        return self._store.capabilities
-
-    @property
-    def owner(self) -> str:
-        """The inner store's."""
-        return self._store.owner
-
-    @property
-    def location(self) -> str:
-        """The inner store's."""
-        return self._store.location
-
-    async def open(self) -> None:
-        await self._call("open", lambda store: store.open())
-
-    async def aclose(self) -> None:
-        await self._call("aclose", lambda store: store.aclose())
-
-    async def head(self, key: SessionKey) -> int:
-        return await self._call("head", lambda store: store.head(key))
-
-    async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
-        return await self._call("trim", lambda store: store.trim(key, epoch, below))
-
-    async def read_documents(
-        self, key: SessionKey, names: Collection[str] | None = None
-    ) -> Documents:
-        return await self._call("read_documents", lambda store: store.read_documents(key, names))
-
-    async def write_documents(
-        self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
-    ) -> None:
-        await self._call(
-            "write_documents", lambda store: store.write_documents(key, documents, manifest)
-        )
-
-    async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
-        await self._call("put_blobs", lambda store: store.put_blobs(tenant, blobs))
-
-    async def get_blob(self, tenant: str, name: str) -> bytes | None:
-        return await self._call("get_blob", lambda store: store.get_blob(tenant, name))
-
-    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
-        return await self._call("sweep", lambda store: store.sweep(tenant, reachable, older_than))
-
-    async def blob_names(self, tenant: str) -> list[str]:
-        return await self._call("blob_names", lambda store: store.blob_names(tenant))
-
-    async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
-        return await self._call("remove_blobs", lambda store: store.remove_blobs(tenant, names))
-
-    async def holder(self, key: SessionKey) -> LeaseState | None:
-        return await self._call("holder", lambda store: store.holder(key))
-
-    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
-        return await self._call("acquire", lambda store: store.acquire(key, after=after))
-
-    async def release(self, key: SessionKey, epoch: int) -> None:
-        await self._call("release", lambda store: store.release(key, epoch))
-
-    async def heartbeat(self) -> HeartbeatRequests:
-        return await self._call("heartbeat", lambda store: store.heartbeat())
-
-    async def news(self, at_most: float) -> None:
-        await self._call("news", lambda store: store.news(at_most))
-
-    async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
-        await self._call("request_handover", lambda store: store.request_handover(key, holder))
-
-    async def post(
-        self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
-    ) -> int:
-        return await self._call("post", lambda store: store.post(key, items, limit=limit))
-
-    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
-        return await self._call("take", lambda store: store.take(key, epoch, limit=limit))
-
-    async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-        await self._call("settle", lambda store: store.settle(key, epoch, op_ids))
-
-    async def sessions(
-        self,
-        *,
-        tenant: str = "",
-        owner: str | None = None,
-        tag: str | None = None,
-        prefix: str = "",
-        after: SessionKey | None = None,
-        limit: int = 100,
-    ) -> list[SessionInfo]:
-        return await self._call(
-            "sessions",
-            lambda store: store.sessions(
-                tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after, limit=limit
-            ),
-        )
-
-    async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
-        if dead_letters:
-            return await self._call("waiting", lambda store: store.waiting(dead_letters=True))
-        return await self._call("waiting", lambda store: store.waiting())
-
-    async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
-        await self._call("reject", lambda store: store.reject(key, epoch, letters))
-
-    async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
-        return await self._call("dead_letters", lambda store: store.dead_letters(key))
-
-    async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
-        return await self._call(
-            "drop_dead_letters", lambda store: store.drop_dead_letters(key, op_ids)
-        )
-
-    async def tenants(self) -> list[str]:
-        return await self._call("tenants", lambda store: store.tenants())
-
-    async def delete(self, key: SessionKey, epoch: int) -> None:
-        await self._call("delete", lambda store: store.delete(key, epoch))
-
-    async def scrub(self) -> None:
-        await self._call("scrub", lambda store: store.scrub())
-
-    async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
-        return await self._call("append_many", lambda store: store.append_many(batches))
+    def __getattr__(self, name: str) -> Any:
+        if name in _METHODS:
+            return partial(self._call, name)
+        if name in vars(Store):
+            return getattr(self._store, name)
+        raise AttributeError(name)
 
 
 @final
-class FaultyStore(_ForwardingStore):
+class FaultyStore(DelegatingStore):
     """A store wrapper that forwards every call, but fails some.
 
     Args:
@@ -239,14 +101,15 @@ class FaultyStore(_ForwardingStore):
         how: How = "transient",
         times: int | None = 1,
     ) -> None:
-        if fail_on is not None and not callable(getattr(Store, fail_on, None)):
+        if fail_on is not None and fail_on not in _METHODS:
             message = f"fail_on={fail_on!r} is no method of a store"
             raise ValueError(message)
         self.calls: Counter[str] = Counter()
         """How often each method was called."""
         self.injected: int = 0
         """How many calls failed so far."""
-        super().__init__(store)
+        super().__init__(cast("Store", _Intercepted(store, self._call)))
+        self._store = store
         self._fail_on = fail_on
         self._how: How = how
         self._fails = range(nth, nth + times) if times is not None else None
@@ -267,13 +130,14 @@ class FaultyStore(_ForwardingStore):
         self.injected += due
         return due
 
-    async def _call(self, method: str, call: Callable[[Store], Awaitable[T]]) -> T:
+    async def _call(self, method: str, *args: Any, **options: Any) -> Any:
+        call = partial(getattr(self._store, method), *args, **options)
         if not self._is_due(method):
-            return await call(self._store)
+            return await call()
         if self._how == "hang":
             await anyio.sleep_forever()
         if self._how in _APPLIED:
-            await call(self._store)
+            await call()
         raise self._fault(method)
 
     def _fault(self, method: str) -> BaseException:
@@ -326,9 +190,6 @@ class FaultyStore(_ForwardingStore):
 # switched during the run. `FaultyStore` implements the failing call in both cases.
 
 
-_METHODS = {name for name, value in vars(Store).items() if name[0] != "_" and callable(value)}
-
-
 @final
 class Faults:
     """The planned failures; several stores may share them."""
@@ -357,7 +218,7 @@ class Faults:
 
 
 @final
-class SwitchedStore(_ForwardingStore):
+class SwitchedStore(DelegatingStore):
     """A store wrapper that forwards every call, unless the test has switched it off.
 
     Args:
@@ -374,7 +235,8 @@ class SwitchedStore(_ForwardingStore):
     """
 
     def __init__(self, store: Store, *, faults: Faults | None = None) -> None:
-        super().__init__(store)
+        super().__init__(cast("Store", _Intercepted(store, self._call)))
+        self._store = store
         self._faults = faults or Faults()
 
     # the switches
@@ -419,8 +281,8 @@ class SwitchedStore(_ForwardingStore):
             raise InvalidArgumentError(message, times=times)
         self._faults.plan(method, how, times)
 
-    async def _call(self, method: str, call: Callable[[Store], Awaitable[T]]) -> T:
-        return await call(self._to(method))
+    async def _call(self, method: str, *args: Any, **options: Any) -> Any:
+        return await getattr(self._to(method), method)(*args, **options)
 
     def _to(self, method: str) -> Store:
         how = self._faults.take(method)

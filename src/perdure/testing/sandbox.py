@@ -33,7 +33,7 @@ def assert_saved(*sessions: Session) -> None:
         raise AssertionError("; ".join(unsaved))
 
 
-async def wait_saved(*sessions: Session, timeout: float = 5.0) -> None:  # noqa: ASYNC109  # no scope is left to the test
+async def wait_saved(*sessions: Session, timeout: float = 5.0) -> None:
     """Wait until autosave has made everything in these sessions durable, without forcing a save.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Collection
-from typing import Any, cast, final
+from typing import Any, final
 
 import anyio
 import msgspec
@@ -18,14 +18,13 @@ from perdure.store import (
     DeadLetter,
     Document,
     Documents,
-    HeartbeatRequests,
     LeaseState,
     LogChunk,
     PendingItem,
     SessionInfo,
     Store,
 )
-from perdure.stores.delegate import DelegatingStore
+from perdure.stores.delegate import DelegatingStore, ReadOnlyStore
 from perdure.transfer.backups import (
     BLOBS,
     FORGOTTEN,
@@ -78,7 +77,7 @@ class BackupView(DelegatingStore):
     """Read-only view of a backup's sessions, each as of its newest point."""
 
     def __init__(self, store: Store) -> None:
-        super().__init__(store)
+        super().__init__(ReadOnlyStore(store))
         self._points: dict[SessionKey, tuple[int, RunPoint]] = {}
         self.hidden: set[SessionKey] = set()
         """Sessions that the view leaves out."""
@@ -117,11 +116,6 @@ class BackupView(DelegatingStore):
     def keys(self) -> list[SessionKey]:
         """Keys of the visible sessions, sorted."""
         return sorted(set(self._points) - self.hidden)
-
-    @property
-    def store(self) -> Store:
-        """The view, typed as a store; callers must only read from it."""
-        return cast("Store", self)
 
     def point(self, key: SessionKey) -> RunPoint | None:
         """Return a session's newest point, or None."""
@@ -211,18 +205,13 @@ class BackupView(DelegatingStore):
         point = self.point(key)
         return None if point is None else LeaseState(point.epoch, "", released=True)
 
-    async def heartbeat(self) -> HeartbeatRequests:
-        """Return no requests: a backup receives none."""
-        await anyio.lowlevel.checkpoint()
-        return HeartbeatRequests()
-
-    async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
+    async def sessions_with_pending_items(self, *, dead_letters: bool = False) -> list[SessionKey]:
         """List the sessions that had pending items, or dead letters, at their newest points."""
         await anyio.lowlevel.checkpoint()
         points = [(key, self._points[key][1]) for key in self.keys]
         return [key for key, point in points if (point.letters if dead_letters else point.posts)]
 
-    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
+    async def receive(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
         """Return the items that were pending for a session."""
         await anyio.lowlevel.checkpoint()
         point = self.point(key)
@@ -281,7 +270,7 @@ async def _verify(view: BackupView, key: SessionKey) -> int:
     if documents.damaged:
         message = f"documents of {key} are damaged: {', '.join(documents.damaged)}"
         raise CorruptRecordError(message, key=str(key))
-    named = await names_of(view.store, key, documents, point.head)
+    named = await names_of(view, key, documents, point.head)
     lost = put.difference(named, await view.blob_names(key.tenant))
     lost &= await _named(view, key)
     if lost:
@@ -325,7 +314,7 @@ async def restore_backup(
     view = await BackupView.of(source)
     summary = RestoreSummary(sessions=len(view.keys) + len(view.damaged), failed=dict(view.damaged))
     await _leave_alone(view, target, summary)
-    done: Migration = await migrate(view.store, target, wait=wait, progress=progress)
+    done: Migration = await migrate(view, target, wait=wait, progress=progress)
     for name, reason in done.failed.items():
         cause, suggests_both, _ = reason.partition("; keep both by")
         summary.failed[name] = f"{cause}; {_CURE}" if suggests_both else reason
@@ -347,7 +336,7 @@ async def _leave_alone(view: BackupView, target: Store, summary: RestoreSummary)
         if holder is None:
             continue
         if holder.deleted:
-            if not await was_removed(view.store, target, key, holder.epoch):
+            if not await was_removed(view, target, key, holder.epoch):
                 summary.forgotten.append(str(key))
                 view.hidden.add(key)
         elif await _is_newer(view, target, key):

@@ -286,7 +286,7 @@ class _Run:
         tenants = await self._source.tenants()
         keys = [key for tenant in tenants for key in await keys_of(self._source, tenant)]
         self.report.sessions = len(keys)
-        self._waiting = set(await self._source.waiting())
+        self._waiting = set(await self._source.sessions_with_pending_items())
         self._with_letters = set(await with_dead_letters(self._source))
         keys += sorted((self._waiting | self._with_letters).difference(keys))
         limiter = anyio.CapacityLimiter(AT_ONCE)
@@ -372,7 +372,7 @@ class _Run:
         waiting: list[PendingItem] = []
         if key in self._waiting:
             try:
-                waiting = await self._source.take(key, epoch, limit=ALL)
+                waiting = await self._source.receive(key, epoch, limit=ALL)
             except LeaseLostError as error:
                 message = f"{key} was opened while it was read: try again"
                 raise StoreUnavailableError(message, key=str(key)) from error
@@ -459,7 +459,7 @@ class _Run:
         named: set[str] = set()
         for key in [other for other in view.keys if other.tenant == tenant]:
             documents = await view.read_documents(key)
-            named |= await names_of(view.store, key, documents, await view.head(key))
+            named |= await names_of(view, key, documents, await view.head(key))
         unreferenced = set(await self._target.blob_names(tenant)) - named
         if unreferenced:
             await self._target.remove_blobs(tenant, unreferenced)

@@ -458,10 +458,10 @@ class _SessionWrite:
         """Acknowledge pending items that the log now contains."""
         if not self._taken_ops:
             return
-        waiting = await self._store.take(self._key, self._epoch, limit=ALL)
+        waiting = await self._store.receive(self._key, self._epoch, limit=ALL)
         done = [item.op_id for item in waiting if item.op_id in self._taken_ops]
         if done:
-            await self._store.settle(self._key, self._epoch, done)
+            await self._store.ack(self._key, self._epoch, done)
 
     async def _require_parent(self) -> None:
         """Delete the session and raise if the store lacks the parent's record that it needs."""

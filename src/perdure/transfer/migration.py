@@ -150,7 +150,7 @@ async def _move_all(
     def wanted(keys: Sequence[SessionKey]) -> set[SessionKey]:
         return {key for key in keys if tenants is None or key.tenant in tenants}
 
-    mover.waiting = wanted(await source.waiting())
+    mover.waiting = wanted(await source.sessions_with_pending_items())
     mover.with_letters = wanted(await with_dead_letters(source))
     mover.target_letters = wanted(await with_dead_letters(mover.target))
     keys += sorted((mover.waiting | mover.with_letters).difference(keys))
@@ -178,7 +178,11 @@ async def _move_all(
 
 async def with_dead_letters(store: Store) -> list[SessionKey]:
     """List the sessions that have dead letters, none where the store keeps none."""
-    return await store.waiting(dead_letters=True) if store.capabilities.dead_letters else []
+    return (
+        await store.sessions_with_pending_items(dead_letters=True)
+        if store.capabilities.dead_letters
+        else []
+    )
 
 
 async def keys_of(store: Store, tenant: str) -> list[SessionKey]:
@@ -564,14 +568,14 @@ class _Mover:
         await self._require_forks_follow(key)
         async with self._lease(key) as grant:
             self._require_unchanged(compared, grant)
-            waiting = await self.target.take(key, grant.epoch, limit=ALL)
+            waiting = await self.target.receive(key, grant.epoch, limit=ALL)
             known = {*compared.op_ids, *(item.op_id for item in await self._posted(key))}
             own = [item for item in waiting if item.op_id not in known]
             if any(item.kind == FORK for item in own):
                 message = f"{key} was forked in {self.target.location}: {_way_out(key)}"
                 raise StoreError(message, key=str(key))
             if own:  # posted in the target: copied back after the session is
-                await self._source.post(key, own)
+                await self._source.enqueue(key, own)
                 self.waiting.add(key)
             await self._require_no_own_letters(key)
             # First: a later run must see that a migration deleted it, not a user.
@@ -661,7 +665,7 @@ class _Mover:
             holder = await self._source.holder(key)
             epoch = 0 if holder is None else holder.epoch
             try:
-                return await self._source.take(key, epoch, limit=ALL)
+                return await self._source.receive(key, epoch, limit=ALL)
             except LeaseLostError:  # a program has just opened it
                 if not remaining:
                     raise
@@ -693,7 +697,7 @@ class _Mover:
     ) -> dict[str, NotStorableError]:
         """Post items to the target; return the errors of refused ones by op id."""
         try:
-            new = await self.target.post(key, waiting)
+            new = await self.target.enqueue(key, waiting)
         except NotStorableError as error:
             if len(waiting) == 1:
                 return {waiting[0].op_id: error}

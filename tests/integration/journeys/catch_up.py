@@ -148,9 +148,11 @@ async def differences(source: str, target: str, folder: Path) -> list[str]:
     await theirs.open()
     try:
         keys = await _said(ours)
-        posted = set(await ours.waiting())
+        posted = set(await ours.sessions_with_pending_items())
         different = [f"{key}: in one store only" for key in set(keys) ^ set(await _said(theirs))]
-        different += [f"{key}: posts" for key in posted ^ set(await theirs.waiting())]
+        different += [
+            f"{key}: posts" for key in posted ^ set(await theirs.sessions_with_pending_items())
+        ]
         if different:
             return different
         folder.mkdir()

@@ -77,7 +77,7 @@ async def waiting(store: Store, key: SessionKey) -> list[str]:
         store, key, me=store.owner, watch=OwnerWatch(LeaseOptions(), anyio.current_time),
         on_held="handover", wait=30,
     )  # fmt: skip
-    found = [item.op_id for item in await store.take(key, grant.epoch)]
+    found = [item.op_id for item in await store.receive(key, grant.epoch)]
     await store.release(key, grant.epoch)
     return found
 

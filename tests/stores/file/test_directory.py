@@ -107,7 +107,7 @@ async def test_names_that_are_no_text_hide_nothing(store, root: Path) -> None:
             pass
     assert [info.key for info in await store.sessions()] == [KEY]
     assert await store.tenants() == [""]
-    assert await store.waiting() == []
+    assert await store.sessions_with_pending_items() == []
     assert await store.blob_names("") == []
     assert (await take(store)).epoch == 2
     (root / "agents/agent/manifest-1.json").write_bytes(b"damaged")
@@ -128,5 +128,5 @@ async def test_names_that_no_session_may_have_hide_nothing(store, root: Path) ->
     assert [info.key for info in await store.sessions()] == [KEY]
     for tenant in await store.tenants():
         await store.sessions(tenant=tenant)
-    assert await store.waiting() == []
+    assert await store.sessions_with_pending_items() == []
     await store.scrub()

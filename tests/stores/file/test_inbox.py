@@ -23,7 +23,7 @@ def box_of(root: Path, life: int = 1) -> Path:
 
 
 async def test_a_post_is_one_readable_file(store: FileStore, root: Path) -> None:
-    await store.post(KEY, posted("a", "b"))
+    await store.enqueue(KEY, posted("a", "b"))
     (file,) = box_of(root).iterdir()
     assert file.name.startswith("000000000001-")
     assert b'"op_id":"a","kind":"message","payload":{"text":"a"}' in file.read_bytes()
@@ -43,7 +43,7 @@ async def test_a_post_lasts_in_folders_that_a_killed_poster_made(
         real(fd)
 
     monkeypatch.setattr(os, "fsync", sync)
-    await store.post(KEY, posted("a"))
+    await store.enqueue(KEY, posted("a"))
     path = box_of(root)
     (post,) = path.iterdir()
     assert {one.stat().st_ino for one in (post, path, *path.parents[:3])} <= set(synced)
@@ -51,22 +51,22 @@ async def test_a_post_lasts_in_folders_that_a_killed_poster_made(
 
 async def test_an_inbox_that_is_empty_takes_no_room(store: FileStore, root: Path) -> None:
     grant = await take(store)
-    await store.post(KEY, posted(*map(str, range(20))))
-    await store.settle(KEY, grant.epoch, [str(n) for n in range(19)])
+    await store.enqueue(KEY, posted(*map(str, range(20))))
+    await store.ack(KEY, grant.epoch, [str(n) for n in range(19)])
     assert len(list(box_of(root).iterdir())) == 1
-    await store.settle(KEY, grant.epoch, ["19"])
+    await store.ack(KEY, grant.epoch, ["19"])
     assert list(box_of(root).iterdir()) == []
 
 
 async def test_a_damaged_post_says_so_and_hinders_none(store: FileStore, root: Path) -> None:
     grant = await take(store)
-    await store.post(KEY, posted("a"))
-    await store.post(KEY, posted("b"))
+    await store.enqueue(KEY, posted("a"))
+    await store.enqueue(KEY, posted("b"))
     first = min(box_of(root).iterdir())
     data = first.read_bytes()
     first.write_bytes(data.replace(b'"text":"a"', b'"text":"x"'))
     torn = first.read_bytes()
-    bad, good = await store.take(KEY, grant.epoch)
+    bad, good = await store.receive(KEY, grant.epoch)
     assert (bad.payload, good.op_id, good.damage) == (torn, "b", "")
     assert first.name in bad.damage
     await store.reject(KEY, grant.epoch, [DeadLetter(bad, bad.damage, 5, 1.0)])
@@ -87,14 +87,14 @@ async def test_a_session_of_a_newer_release_hides_no_other_that_waits(
     other = SessionKey("other")
     for key in (KEY, other):
         await take(store, key)
-        await store.post(key, posted("a"))
+        await store.enqueue(key, posted("a"))
     rewrite_lease(root / "agents/agent/lease-1.json", format=999)
-    assert await store.waiting() == [other]
+    assert await store.sessions_with_pending_items() == [other]
 
 
 async def test_what_is_no_post_is_left_alone(store: FileStore, root: Path) -> None:
     grant = await take(store)
-    await store.post(KEY, posted("a"))
+    await store.enqueue(KEY, posted("a"))
     (box_of(root) / "note.txt").write_text("mine")
     (box_of(root) / ".x.tmp").write_text("half")
     assert await waiting(store, grant.epoch) == ["a"]
@@ -103,12 +103,12 @@ async def test_what_is_no_post_is_left_alone(store: FileStore, root: Path) -> No
 
 async def test_a_new_life_has_a_new_inbox(store: FileStore, root: Path) -> None:
     grant = await take(store)
-    await store.post(KEY, posted("a"))
+    await store.enqueue(KEY, posted("a"))
     await store.delete(KEY, grant.epoch)
     assert not box_of(root).exists()
     box_of(root).mkdir()  # a post that overslept the deletion
     (box_of(root) / "000000000001-many.json").write_bytes(b"")
-    await store.post(KEY, posted("b"))
+    await store.enqueue(KEY, posted("b"))
     again = await take(store)
     assert await waiting(store, again.epoch) == ["b"]
     assert box_of(root, again.epoch).exists()
@@ -139,16 +139,16 @@ async def test_news_are_looked_for_where_nobody_tells(root: Path) -> None:
 
     async def listen() -> None:
         while not heard:
-            await one.news(20)
+            await one.wait_for_notification(20)
             heard.extend((await one.heartbeat()).mail)
 
     with anyio.fail_after(60):  # less than one listens
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(listen)
             await anyio.wait_all_tasks_blocked()
-            await other.post(KEY, posted("a"))
+            await other.enqueue(KEY, posted("a"))
     assert heard == [KEY]
-    await one.news(0.05)
+    await one.wait_for_notification(0.05)
     await one.aclose()
     await other.aclose()
 
@@ -167,8 +167,8 @@ async def test_news_come_before_their_time(
     assert holder is not None
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(one.news, 1000)
-            tasks.start_soon(one.news, 1000)  # two who wait are both told
+            tasks.start_soon(one.wait_for_notification, 1000)
+            tasks.start_soon(one.wait_for_notification, 1000)  # two who wait are both told
             await anyio.sleep(0.05)
             await other.request_handover(KEY, holder)
     assert (await one.heartbeat()).handovers == (KEY,)
@@ -182,7 +182,7 @@ async def test_closing_wakes_whoever_waits_for_news(root: Path) -> None:
     woken: list[str] = []
 
     async def wait() -> None:
-        await store.news(1000)
+        await store.wait_for_notification(1000)
         woken.append("one who waited")
 
     with anyio.fail_after(60):

@@ -136,17 +136,19 @@ async def test_a_damaged_item_of_the_inbox_is_named(
     store: PostgresStore, server: Postgres, schema: str
 ) -> None:
     grant = await take(store)
-    await store.post(KEY, [PendingItem(f"op/{place}", MESSAGE, b'"a"', 1.0) for place in range(3)])
-    await store.post(KEY, [PendingItem("alone", MESSAGE, b'"a"', 1.0)])
+    await store.enqueue(
+        KEY, [PendingItem(f"op/{place}", MESSAGE, b'"a"', 1.0) for place in range(3)]
+    )
+    await store.enqueue(KEY, [PendingItem("alone", MESSAGE, b'"a"', 1.0)])
     flip = "SET item = set_bit(item, 99, 1 - get_bit(item, 99))"
     server.run(f"UPDATE {schema}.inbox {flip} WHERE id IN (2, 4)")
-    items = await store.take(KEY, grant.epoch)
+    items = await store.receive(KEY, grant.epoch)
     assert [item.op_id for item in items[:3]] == ["op/0", "op/1", "op/2"]  # it is of their post
     bad = [item for item in items if item.damage]
     assert bad == [items[1], items[3]]
     assert bad[1].op_id.startswith("damaged:")
     await store.reject(KEY, grant.epoch, [DeadLetter(one, one.damage, 5, 1.0) for one in bad])
-    assert await store.take(KEY, grant.epoch) == [items[0], items[2]]
+    assert await store.receive(KEY, grant.epoch) == [items[0], items[2]]
     assert [one.item for one in await store.dead_letters(KEY)] == bad
     assert await store.drop_dead_letters(KEY, [one.op_id for one in bad]) == 2
 

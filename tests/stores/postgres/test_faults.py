@@ -65,7 +65,7 @@ async def test_a_server_that_is_down_has_done_nothing(own_server: Postgres) -> N
         await store.head(KEY)
     with pytest.raises(StoreUnavailableError):
         await store.heartbeat()
-    await store.news(0)
+    await store.wait_for_notification(0)
     own_server.start()
     await append_ok(store, grant, 2, *group("a"))
     assert tuple(entries(await read(store))) == group("a")
@@ -218,10 +218,10 @@ async def test_a_post_whose_commit_is_not_confirmed_is_not_doubled(
     grant = await take(cut_off)
     items = [PendingItem("op-1", MESSAGE, b'"a"', 1.0), PendingItem("op-2", MESSAGE, b'"b"', 1.0)]
     proxy.cut_after(b"COMMIT")
-    await cut_off.post(KEY, items)  # over a new connection
+    await cut_off.enqueue(KEY, items)  # over a new connection
     assert proxy.cuts == 1
-    assert await cut_off.post(KEY, items) == 0
-    assert await cut_off.take(KEY, grant.epoch) == items
+    assert await cut_off.enqueue(KEY, items) == 0
+    assert await cut_off.receive(KEY, grant.epoch) == items
 
 
 async def test_a_heartbeat_whose_answer_is_lost_tells_again(
@@ -299,16 +299,16 @@ async def test_news_are_heard_after_the_server_came_back(
 ) -> None:
     store, other = await open_store("one"), await open_store("other")
     await take(store)
-    await store.news(LONG)  # it listens now
-    await other.post(KEY, [PendingItem("op-1", MESSAGE, b'"a"', 1.0)])
+    await store.wait_for_notification(LONG)  # it listens now
+    await other.enqueue(KEY, [PendingItem("op-1", MESSAGE, b'"a"', 1.0)])
     with anyio.fail_after(LONG):
-        await store.news(LONG * 2)
+        await store.wait_for_notification(LONG * 2)
     assert (await store.heartbeat()).mail == (KEY,)
     end_connections(server, schema)
     with anyio.fail_after(LONG):
-        await store.news(LONG * 2)  # whatever was missed meanwhile
-        await other.post(KEY, [PendingItem("op-2", MESSAGE, b'"b"', 1.0)])
-        await store.news(LONG * 2)
+        await store.wait_for_notification(LONG * 2)  # whatever was missed meanwhile
+        await other.enqueue(KEY, [PendingItem("op-2", MESSAGE, b'"b"', 1.0)])
+        await store.wait_for_notification(LONG * 2)
     assert (await store.heartbeat()).mail == (KEY,)
 
 

@@ -29,10 +29,10 @@ async def test_a_listener_that_was_cut_off_again_and_again_comes_back_as_soon(
     monkeypatch.setattr(connections, "backoff", at_once)
     store = await open_store("one")
     with anyio.fail_after(LONG):
-        await store.news(LONG * 2)  # it listens now
+        await store.wait_for_notification(LONG * 2)  # it listens now
         for _ in range(3):
             end_connections(server, schema)
-            await store.news(LONG * 2)
+            await store.wait_for_notification(LONG * 2)
     assert failures == [1, 1, 1]
 
 
@@ -92,11 +92,11 @@ async def test_blobs_that_meet_another_transaction_are_put_all_the_same(
 async def test_only_inboxes_in_which_something_waits_are_listed(store: PostgresStore) -> None:
     keys = [SessionKey(f"agent {n}") for n in range(5)]
     for key in keys:
-        await store.post(key, posted("a", "b"))
+        await store.enqueue(key, posted("a", "b"))
     for key in keys[::2]:
         grant = await take(store, key)
-        await store.settle(key, grant.epoch, ["a", "b"])
-    assert await store.waiting() == keys[1::2]
+        await store.ack(key, grant.epoch, ["a", "b"])
+    assert await store.sessions_with_pending_items() == keys[1::2]
 
 
 async def test_what_was_asked_of_an_owner_who_is_gone_is_forgotten(
@@ -105,7 +105,7 @@ async def test_what_was_asked_of_an_owner_who_is_gone_is_forgotten(
     gone, store = await open_store("gone"), await open_store("one")
     await take(gone)
     await take(gone, SessionKey("kept"))
-    await store.post(KEY, posted("a"))
+    await store.enqueue(KEY, posted("a"))
     assert server.run(f"SELECT owner FROM {schema}.requests") == [("gone",)]
     server.run(f"UPDATE {schema}.owners SET seen = now() - interval '8 days' WHERE owner = 'gone'")
     await open_store("another")

@@ -93,11 +93,11 @@ async def test_a_post_after_the_read_of_an_open_notifies_its_owner(
     grant = await take(store)
     await store.read_documents(KEY, ())
     items = posted("late")
-    await other.post(KEY, items)
-    assert await store.take(KEY, grant.epoch) == []  # as of the read
+    await other.enqueue(KEY, items)
+    assert await store.receive(KEY, grant.epoch) == []  # as of the read
     requests = await store.heartbeat()
     assert requests.mail == (KEY,)
-    assert await store.take(KEY, grant.epoch) == items
+    assert await store.receive(KEY, grant.epoch) == items
 
 
 async def test_a_holder_that_was_read_long_ago_grants_nothing(open_store: OpenStore) -> None:
@@ -110,7 +110,7 @@ async def test_a_holder_that_was_read_long_ago_grants_nothing(open_store: OpenSt
     second = await other.acquire(KEY, after=1)
     assert (second.epoch, second.head) == (2, 4)
     with pytest.raises(LeaseLostError):
-        await store.take(KEY, first.epoch)
+        await store.receive(KEY, first.epoch)
     found = [record async for chunk in other.read_log(KEY) for record in chunk.records]
     assert [record.seq for record in found] == [1, 2, 3, 4]
 

@@ -192,19 +192,19 @@ async def test_damaged_documents_are_told_and_the_log_is_left(
 
 async def test_a_damaged_item_is_named(store: RedisStore, server: Valkey, url: str) -> None:
     grant = await take(store)
-    await store.post(KEY, [PendingItem("op", "message", b'{"text":"a"}', 1.0)])
+    await store.enqueue(KEY, [PendingItem("op", "message", b'{"text":"a"}', 1.0)])
     places = names_of(url).session_keys(KEY)
     data = bulks(server.ask("HGET", places.items, "op"))[0]
     other = PendingItem("other", "message", b"1", 1.0)
-    await store.post(KEY, [other])
+    await store.enqueue(KEY, [other])
     foreign = bulks(server.ask("HGET", places.items, "other"))[0]
     for wrong in (flipped(data, 9), data[:-1], b"", foreign):
         server.say("HSET", places.items, "op", wrong)
-        bad, good = await store.take(KEY, grant.epoch)
+        bad, good = await store.receive(KEY, grant.epoch)
         assert (bad.op_id, bad.payload, good) == ("op", wrong, other)
         assert "damaged" in bad.damage
     await store.reject(KEY, grant.epoch, [DeadLetter(bad, bad.damage, 5, 1.0)])
-    assert await store.take(KEY, grant.epoch) == [other]
+    assert await store.receive(KEY, grant.epoch) == [other]
     assert [one.item for one in await store.dead_letters(KEY)] == [bad]
 
 

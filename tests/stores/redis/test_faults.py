@@ -53,7 +53,7 @@ async def test_a_server_that_is_down_has_done_nothing(own_server: Valkey) -> Non
     assert isinstance(outcome.error, StoreUnavailableError)
     with pytest.raises(StoreUnavailableError, match="127.0.0.1"):
         await store.head(KEY)
-    await store.news(0)
+    await store.wait_for_notification(0)
     own_server.start()
     await append_ok(store, grant, 2, *group("a"))
     assert tuple(entries(await read(store))) == group("a")
@@ -137,10 +137,10 @@ async def test_a_post_whose_answer_is_lost_is_not_doubled(
     items = [PendingItem("op-1", MESSAGE, b'"a"', 1.0), PendingItem("op-2", MESSAGE, b'"b"', 1.0)]
     proxy.cut_after(b"op-2")
     with pytest.raises(StoreUnavailableError):
-        await cut_off.post(KEY, items)
-    assert await cut_off.post(KEY, items) == 0
+        await cut_off.enqueue(KEY, items)
+    assert await cut_off.enqueue(KEY, items) == 0
     grant = await take(cut_off)
-    assert await cut_off.take(KEY, grant.epoch) == items
+    assert await cut_off.receive(KEY, grant.epoch) == items
 
 
 async def test_a_heartbeat_whose_answer_is_lost_tells_again(
@@ -217,14 +217,14 @@ async def test_a_holder_of_this_machine_that_was_killed_is_known_to_be_dead(
 async def test_a_reader_is_woken_by_a_post_and_by_an_ask(open_store: OpenStore) -> None:
     store, other = await open_store("one"), await open_store("other")
     await take(store)
-    await store.news(LONG)  # the subscription stands
+    await store.wait_for_notification(LONG)  # the subscription stands
     holder = await other.holder(KEY)
     assert holder is not None
-    for act in (lambda: other.request_handover(KEY, holder), lambda: other.post(KEY, [ITEM])):
+    for act in (lambda: other.request_handover(KEY, holder), lambda: other.enqueue(KEY, [ITEM])):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(act)
             with anyio.fail_after(LONG):
-                await store.news(10 * LONG)  # not by its own time
+                await store.wait_for_notification(10 * LONG)  # not by its own time
         asked = await store.heartbeat()
         assert asked.handovers + asked.mail == (KEY,)
 
@@ -233,15 +233,17 @@ async def test_listening_goes_on_after_the_server_was_away(own_server: Valkey) -
     store, other = RedisStore(own_server.url), RedisStore(own_server.url)
     await store.open()
     await take(store)
-    await store.news(LONG)
+    await store.wait_for_notification(LONG)
     own_server.kill()
     own_server.start()
     await other.open()
     with anyio.fail_after(LONG):
-        await store.news(10 * LONG)  # the new subscription stands: something may have been missed
+        await store.wait_for_notification(
+            10 * LONG
+        )  # the new subscription stands: something may have been missed
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(other.post, KEY, [ITEM])
-            await store.news(10 * LONG)
+            tasks.start_soon(other.enqueue, KEY, [ITEM])
+            await store.wait_for_notification(10 * LONG)
     assert (await store.heartbeat()).mail == (KEY,)
     await store.aclose()
     await other.aclose()

@@ -216,14 +216,14 @@ async def test_the_listing_is_made_anew_from_the_sessions(
     prefix = url.partition("prefix=")[2]
     waiting = [SessionKey("a/{b}:c", "s", "t"), SessionKey("agent 1")]
     for key in waiting:
-        await store.post(key, [PendingItem("op", MESSAGE, b"{}", 1.0)])
+        await store.enqueue(key, [PendingItem("op", MESSAGE, b"{}", 1.0)])
     for name in ("{@}:sessions", "{@t}:sessions", "tenants", "posted"):
         assert server.say("DEL", f"{prefix}:{name}") == b":1"
-    assert await store.sessions() == await store.waiting() == []
+    assert await store.sessions() == await store.sessions_with_pending_items() == []
     assert await store.rebuild_directory() == len(keys) - 1
     assert [await store.sessions(tenant=tenant) for tenant in ("", "t")] == before
     assert await store.tenants() == ["", "t"]
-    assert await store.waiting() == sorted(waiting)
+    assert await store.sessions_with_pending_items() == sorted(waiting)
 
 
 @pytest.mark.parametrize("between", [0, 1, 2])
@@ -305,10 +305,10 @@ async def test_the_rights_that_the_page_names_are_enough(own_server: Valkey) -> 
     assert await store.get_blob("", name_of(b"a")) == b"a"
     assert (await store.sweep("", (), 0)).quarantined == 1
     assert (await store.sweep("", (), 0)).removed == 1
-    await store.news(LONG)
-    assert await store.post(KEY, [PendingItem("op", "message", b"1", 1.0)]) == 1
+    await store.wait_for_notification(LONG)
+    assert await store.enqueue(KEY, [PendingItem("op", "message", b"1", 1.0)]) == 1
     assert (await store.heartbeat()).mail == (KEY,)
-    await store.settle(KEY, grant.epoch, ["op"])
+    await store.ack(KEY, grant.epoch, ["op"])
     assert await store.trim(KEY, grant.epoch, 2) > 0
     assert await store.rebuild_directory() == 1
     assert [info.key for info in await store.sessions()] == [KEY]

@@ -230,7 +230,7 @@ async def test_a_deleted_session_leaves_nothing_of_what_it_said(
 ) -> None:
     store = await open_store()
     grant = await write(store, fold=True)
-    await store.post(KEY, [PendingItem("op", MESSAGE, b'"posted"', 0.0)])
+    await store.enqueue(KEY, [PendingItem("op", MESSAGE, b'"posted"', 0.0)])
     await store.delete(KEY, grant.epoch)
     everything = [one["path"] for one in obstore.list(raw).collect()]
     for name in everything:

@@ -22,9 +22,9 @@ async def test_more_inboxes_than_requests_at_a_time_are_listed(open_store: OpenS
     keys = [SessionKey(f"agent {n:02}") for n in range(17)]
     for key in keys:
         for op_id in ("a", "b"):
-            await store.post(key, posted(op_id))
+            await store.enqueue(key, posted(op_id))
     with anyio.fail_after(15):
-        assert await store.waiting() == keys
+        assert await store.sessions_with_pending_items() == keys
 
 
 async def test_a_post_that_was_made_and_not_told_is_told_when_it_is_tried_again(
@@ -35,10 +35,10 @@ async def test_a_post_that_was_made_and_not_told_is_told_when_it_is_tried_again(
     poster = await open_store("poster", endpoint=gateway.endpoint)
     gateway.fault = lambda m, path: (503, "SlowDown") if m == "PUT" and "/asks/" in path else None
     with pytest.raises(StoreUnavailableError):
-        await poster.post(KEY, posted("a"))
+        await poster.enqueue(KEY, posted("a"))
     gateway.fault = lambda method, path: None
     assert (await store.heartbeat()).mail == ()
-    assert await poster.post(KEY, posted("a")) == 0
+    assert await poster.enqueue(KEY, posted("a")) == 0
     assert (await store.heartbeat()).mail == (KEY,)
 
 
@@ -51,17 +51,17 @@ async def test_a_few_items_are_taken_from_many_without_reading_all(
     grant = await take(store)
     op_ids = [f"op {n}" for n in range(5)]
     for op_id in op_ids:
-        await poster.post(KEY, posted(op_id))
-    found = await store.take(KEY, grant.epoch, limit=1)
+        await poster.enqueue(KEY, posted(op_id))
+    found = await store.receive(KEY, grant.epoch, limit=1)
     assert [item.op_id for item in found] == op_ids[:1]
     assert looks(gateway) == 2
-    await store.settle(KEY, grant.epoch, op_ids[:1])
+    await store.ack(KEY, grant.epoch, op_ids[:1])
     assert looks(gateway) == 4
-    rest = await store.take(KEY, grant.epoch)
+    rest = await store.receive(KEY, grant.epoch)
     assert [item.op_id for item in rest] == op_ids[1:]
-    await store.settle(KEY, grant.epoch, op_ids)
-    assert await store.waiting() == []
-    assert await store.post(KEY, posted("op 0")) == 1
+    await store.ack(KEY, grant.epoch, op_ids)
+    assert await store.sessions_with_pending_items() == []
+    assert await store.enqueue(KEY, posted("op 0")) == 1
 
 
 def looks(gateway: Gateway) -> int:

@@ -94,11 +94,11 @@ async def test_a_head_of_another_release_is_opened_by_a_listing(open_store: Open
 async def test_an_emptied_inbox_costs_an_open_no_read(open_store: OpenS3) -> None:
     store = await open_store("one")
     grant = await take(store)
-    await store.post(KEY, posted("a", "b"))
-    assert [item.op_id for item in await store.take(KEY, grant.epoch)] == ["a", "b"]
-    await store.settle(KEY, grant.epoch, ["a", "b"])
+    await store.enqueue(KEY, posted("a", "b"))
+    assert [item.op_id for item in await store.receive(KEY, grant.epoch)] == ["a", "b"]
+    await store.ack(KEY, grant.epoch, ["a", "b"])
     await store.release(KEY, grant.epoch)
     grant = await take(store)
-    assert await store.take(KEY, grant.epoch) == []
-    await store.post(KEY, posted("c"))
-    assert [item.op_id for item in await store.take(KEY, grant.epoch)] == ["c"]
+    assert await store.receive(KEY, grant.epoch) == []
+    await store.enqueue(KEY, posted("c"))
+    assert [item.op_id for item in await store.receive(KEY, grant.epoch)] == ["c"]

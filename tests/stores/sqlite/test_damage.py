@@ -39,7 +39,7 @@ async def filled(path: Path) -> dict[SessionKey, list[Record]]:
             head = await append_ok(store, grant, head + 1, *group(f"{key} {n}", "x" * 40 * n))
         documents = {"session.json": f'"{key}"'.encode()}
         await store.write_documents(key, documents, manifest_of(grant, head, documents))
-        await store.post(key, [PendingItem("op", "message", b'"posted"', 1.0)])
+        await store.enqueue(key, [PendingItem("op", "message", b'"posted"', 1.0)])
         await store.release(key, grant.epoch)
     logs = {key: await read(store, key) for key in KEYS}
     await store.aclose()
@@ -272,13 +272,13 @@ async def test_a_damaged_item_of_an_inbox_says_so_and_hinders_none(
     await store.open()
     grant = await take(store, KEYS[0])
     good = PendingItem("good", "message", b'"x"', 1.0)
-    await store.post(KEYS[0], [good])
-    *bad, last = await store.take(KEYS[0], grant.epoch)
+    await store.enqueue(KEYS[0], [good])
+    *bad, last = await store.receive(KEYS[0], grant.epoch)
     assert last == good
     assert bad
     assert all("inbox" in one.damage for one in bad)
     await store.reject(KEYS[0], grant.epoch, [DeadLetter(one, "x", 5, 1.0) for one in bad])
-    assert await store.take(KEYS[0], grant.epoch) == [good]
+    assert await store.receive(KEYS[0], grant.epoch) == [good]
     assert [one.item for one in await store.dead_letters(KEYS[0])] == bad
     await store.aclose()
 

@@ -281,18 +281,18 @@ def test_each_error_says_what_to_do() -> None:
 async def test_who_is_wanted_hears_of_it_before_the_next_heartbeat(path: Path) -> None:
     store, other = await opened(path), await opened(path)
     grant = await take(store)
-    await store.news(0.01)
+    await store.wait_for_notification(0.01)
     holder = await other.holder(KEY)
     assert holder is not None
     await other.request_handover(KEY, holder)
     with anyio.fail_after(60):
-        await store.news(3600)
+        await store.wait_for_notification(3600)
     assert (await store.heartbeat()).handovers == (KEY,)
-    await other.post(KEY, [PendingItem("op", "message", b'"hi"', 1.0)])
+    await other.enqueue(KEY, [PendingItem("op", "message", b'"hi"', 1.0)])
     with anyio.fail_after(60):
-        await store.news(3600)
+        await store.wait_for_notification(3600)
     assert (await store.heartbeat()).mail == (KEY,)
-    assert [one.op_id for one in await store.take(KEY, grant.epoch)] == ["op"]
+    assert [one.op_id for one in await store.receive(KEY, grant.epoch)] == ["op"]
     for one in (store, other):
         await one.aclose()
 
@@ -377,7 +377,7 @@ def test_what_kept_sqlite_from_opening_a_file_is_found_out(
 
 async def test_a_session_that_was_only_posted_to_cannot_be_changed(path: Path) -> None:
     store = await opened(path)
-    await store.post(KEY, [PendingItem("op-1", "message", b"{}", 1.0)])
+    await store.enqueue(KEY, [PendingItem("op-1", "message", b"{}", 1.0)])
     with pytest.raises(LeaseLostError):
         await store.trim(KEY, 0, 1)
     await store.aclose()

@@ -210,8 +210,8 @@ async def test_the_largest_record_and_post_come_back() -> None:
     largest = b'"%b"' % (b"x" * (most - 2))
     await append_ok(store, grant, 2, Entry(MESSAGE, largest))
     assert entries(await read(store))[-1].payload == largest
-    assert await store.post(KEY, [PendingItem("op", MESSAGE, largest, 1.0)]) == 1
-    (item,) = await store.take(KEY, grant.epoch)
+    assert await store.enqueue(KEY, [PendingItem("op", MESSAGE, largest, 1.0)]) == 1
+    (item,) = await store.receive(KEY, grant.epoch)
     assert (item.payload, item.damage) == (largest, "")
     with pytest.raises(TooLargeError, match=f"the limit is {most}"):
-        await store.post(KEY, [PendingItem("op2", MESSAGE, largest + b" ", 1.0)])
+        await store.enqueue(KEY, [PendingItem("op2", MESSAGE, largest + b" ", 1.0)])

@@ -552,11 +552,11 @@ async def test_an_item_of_an_inbox_fits_only_there() -> None:
     store = EncryptedStore(inner, OLD)
     await store.open()
     grant, other = await take(store), await take(store, SessionKey("other"))
-    await store.post(KEY, [PendingItem("op", "message", b'"hidden by the key"', 1.0)])
-    (sealed,) = await inner.take(KEY, grant.epoch)
+    await store.enqueue(KEY, [PendingItem("op", "message", b'"hidden by the key"', 1.0)])
+    (sealed,) = await inner.receive(KEY, grant.epoch)
     assert b"hidden" not in sealed.payload
-    await inner.post(other.key, [sealed])
-    (item,) = await store.take(other.key, other.epoch)
+    await inner.enqueue(other.key, [sealed])
+    (item,) = await store.receive(other.key, other.epoch)
     assert "encrypted for another place" in item.damage
     assert item.payload == sealed.payload
 
@@ -567,8 +567,8 @@ async def test_dead_letters_are_sealed_too() -> None:
     await store.open()
     grant = await take(store)
     plain = PendingItem("plain", "message", b'"hidden text"', 1.0)
-    await inner.post(KEY, [plain])  # past the keys
-    (item,) = await store.take(KEY, grant.epoch)
+    await inner.enqueue(KEY, [plain])  # past the keys
+    (item,) = await store.receive(KEY, grant.epoch)
     assert item.damage
     letters = [
         DeadLetter(item, "because of hidden text", 5, 1.0),

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import anyio
 import anyio.abc
@@ -31,6 +31,7 @@ from perdure.records.manifest import Manifest
 from perdure.records.messages import Message, encode_message
 from perdure.records.records import MESSAGE_KINDS
 from perdure.store import Batch, Outcome, Store
+from perdure.stores.delegate import DelegatingStore
 
 
 class BytesWritten(msgspec.Struct, frozen=True):
@@ -296,24 +297,19 @@ def size_of(message: Message) -> int:
 # A store around a store that counts the bytes handed to it
 
 
-class CountingStore:
+class CountingStore(DelegatingStore):
     """A store wrapper that counts the bytes written to logs and documents."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        super().__init__(store)
         self.log: int = 0
         """Bytes of log lines so far, as framed."""
         self.documents: int = 0
         """Bytes of documents so far, with each manifest twice."""
 
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._store, name)
-
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
         """Pass it on, and count what was written."""
-        outcomes = await self._store.append_many(batches)
+        outcomes = await self.inner.append_many(batches)
         self.log += sum(outcome.written for outcome in outcomes)
         return outcomes
 
@@ -321,7 +317,7 @@ class CountingStore:
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
         """Pass it on, and count it. A manifest is written as coming, then as done."""
-        await self._store.write_documents(key, documents, manifest)
+        await self.inner.write_documents(key, documents, manifest)
         manifests = 2 * len(msgspec.json.encode(manifest))
         self.documents += manifests + sum(map(len, documents.values()))
 
@@ -329,10 +325,6 @@ class CountingStore:
     def written(self) -> BytesWritten:
         """Both counts, as they are reported to the parent."""
         return BytesWritten(self.log, self.documents)
-
-    def store(self) -> Store:
-        """Return itself as the port."""
-        return cast("Store", self)
 
 
 T = TypeVar("T")

@@ -138,7 +138,7 @@ class Server:
 
     async def _is_known_dead(self, there: list[SessionInfo]) -> bool:
         """Return whether the store knows that no live process holds a session."""
-        holder = await self._store.store().holder(there[0].key) if there else None
+        holder = await self._store.holder(there[0].key) if there else None
         return holder is None or holder.released or holder.alive is False
 
     async def _take(self, id: str) -> None:
@@ -198,7 +198,7 @@ async def main(tenant: str) -> None:
     logging.basicConfig()
     store = CountingStore(perdure.store_for())
     async with (
-        perdure.connect(store.store(), autosave=Autosave.server(), lease=LEASE) as sessions,
+        perdure.connect(store, autosave=Autosave.server(), lease=LEASE) as sessions,
         Server(sessions, store, tenant) as server,
     ):
         try:

@@ -59,7 +59,7 @@ class _Post(msgspec.Struct, frozen=True):
     items: tuple[_Item, ...]
 
 
-def post(
+def enqueue(
     root: Folder,
     owners: Owners,
     key: SessionKey,
@@ -115,7 +115,7 @@ def _add(
     raise OSError(message)
 
 
-def take(writer: LogWriter, limit: int) -> list[PendingItem]:
+def receive(writer: LogWriter, limit: int) -> list[PendingItem]:
     """Return the pending items, oldest first, as the session's holder."""
     with writer.lock:
         writer.require_held()
@@ -150,7 +150,7 @@ def peek(root: Folder, key: SessionKey, epoch: int, limit: int) -> list[PendingI
     return []
 
 
-def settle(writer: LogWriter, op_ids: Collection[str]) -> None:
+def ack(writer: LogWriter, op_ids: Collection[str]) -> None:
     """Remove items, as the session's holder."""
     done = frozenset(op_ids)
     tags = frozenset(map(_tag, done))
@@ -186,7 +186,7 @@ def reject(writer: LogWriter, letters: Sequence[DeadLetter]) -> None:
                 dead.replace(_dead_name(letter.item.op_id), encode_dead_letter(writer.key, letter))
         folder.sync()
         writer.mark_used()
-    settle(writer, [letter.item.op_id for letter in letters])
+    ack(writer, [letter.item.op_id for letter in letters])
 
 
 def dead_letters(root: Folder, key: SessionKey) -> list[DeadLetter]:

@@ -76,9 +76,9 @@ class Mailbox:
     def _requests(self) -> list[str]:
         return [name for name in self._folder.names() if not name.startswith(".")]
 
-    async def wait(self, at_most: float) -> None:
-        """Return when there may be a request, or after ``at_most`` seconds."""
-        with anyio.move_on_after(at_most):
+    async def wait(self, timeout: float) -> None:
+        """Return when there may be a request, or after ``timeout`` seconds."""
+        with anyio.move_on_after(timeout):
             if self._watch is not None:
                 with contextlib.suppress(anyio.BusyResourceError):  # another task waits as well
                     await self._watch.wait()
@@ -201,10 +201,10 @@ class Owners:
         beats = [unsealed(self._folder.read(name), _Beat) for name in names[:_MAX_BEATS]]
         return {beat.owner: beat.beat for beat in beats if beat}
 
-    async def wait_for_request(self, at_most: float) -> None:
-        """Return when there may be a request, or after ``at_most`` seconds."""
+    async def wait_for_request(self, timeout: float) -> None:
+        """Return when there may be a request, or after ``timeout`` seconds."""
         if self._mailbox is not None:
-            await self._mailbox.wait(at_most)
+            await self._mailbox.wait(timeout)
 
     def wake_waiter(self) -> None:
         """Wake the task in `wait_for_request`; on the event loop, before `close`."""

@@ -295,33 +295,33 @@ class FileStore:
         """Renew this owner's heartbeat, and drain its mailbox."""
         return await self._home.heartbeat()
 
-    async def news(self, at_most: float) -> None:
-        """Return when another owner left a request, or after ``at_most`` seconds."""
-        await self._owners.wait_for_request(at_most)
+    async def wait_for_notification(self, timeout: float) -> None:
+        """Return when another owner left a request, or after ``timeout`` seconds."""
+        await self._owners.wait_for_request(timeout)
 
     async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
         await self._run_in_thread("write", self._owners.request_handover, holder.owner, key)
 
     # inbox
 
-    async def post(
+    async def enqueue(
         self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
         return await self._run_in_thread(
-            "write", inbox.post, self._root, self._owners, key, tuple(items), limit
+            "write", inbox.enqueue, self._root, self._owners, key, tuple(items), limit
         )
 
-    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
+    async def receive(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
         self._require_open()
         if self._held_sessions.writer_of(key, epoch) is None:  # a reader knows the epoch, too
             return await self._run_in_thread("read", inbox.peek, self._root, key, epoch, limit)
-        return await self._run_in_thread("read", inbox.take, await self._idle(key, epoch), limit)
+        return await self._run_in_thread("read", inbox.receive, await self._idle(key, epoch), limit)
 
-    async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
+    async def ack(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
         writer = await self._idle(key, epoch)
-        await self._run_in_thread("write", inbox.settle, writer, frozenset(op_ids))
+        await self._run_in_thread("write", inbox.ack, writer, frozenset(op_ids))
 
-    async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
+    async def sessions_with_pending_items(self, *, dead_letters: bool = False) -> list[SessionKey]:
         list_keys = partial(directory.list_waiting, dead_letters=dead_letters)
         return await self._run_in_thread("read", list_keys, self._root)
 

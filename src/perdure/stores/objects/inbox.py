@@ -1,8 +1,8 @@
 """Inboxes of the sessions, dead letters, and requests to owners.
 
-Each ``post`` creates one object under the next number. So posts are ordered, and of two processes
-that saw the same inbox only one can add to it. Numbers never start again: the last object stays
-when it is emptied, so a late removal never removes a newer post.
+Each ``enqueue`` creates one object under the next number. So posts are ordered, and of two
+processes that saw the same inbox only one can add to it. Numbers never start again: the last
+object stays when it is emptied, so a late removal never removes a newer post.
 
 A request to an owner (pending items, or a handover) is an object under the owner's prefix, which
 the owner's next heartbeat reads.
@@ -46,7 +46,7 @@ _HANDOVER, _MAIL = "handover", "mail"
 
 
 class _Post(msgspec.Struct):
-    """The items of one ``post``."""
+    """The items of one ``enqueue``."""
 
     key: SessionKey
     items: list[PendingItem]
@@ -97,7 +97,7 @@ def _decode_post(name: str, stored: StoredObject) -> _PendingObject:
     return _PendingObject(name, stored.tag, post.items, post.key)
 
 
-def waiting(bucket: Bucket, dead_letters: bool) -> list[SessionKey]:  # noqa: FBT001  # passed on by position
+def sessions_with_pending_items(bucket: Bucket, dead_letters: bool) -> list[SessionKey]:  # noqa: FBT001  # passed on by position
     """List the sessions with pending items, by reading every inbox that was ever used."""
     if dead_letters:
         return _with_dead_letters(bucket)
@@ -127,7 +127,7 @@ def reject(bucket: Bucket, key: SessionKey, epoch: int, letters: Sequence[DeadLe
         bucket.put(name, encode_dead_letter(key, letter))
 
     bucket.many(put, letters)
-    settle(bucket, key, epoch, [letter.item.op_id for letter in letters])
+    ack(bucket, key, epoch, [letter.item.op_id for letter in letters])
 
 
 def dead_letters(bucket: Bucket, key: SessionKey) -> list[DeadLetter]:
@@ -165,7 +165,7 @@ def _with_dead_letters(bucket: Bucket) -> list[SessionKey]:
     return sorted(key for key in bucket.many(whose, inboxes) if key is not None)
 
 
-def post(
+def enqueue(
     bucket: Bucket, key: SessionKey, items: Sequence[PendingItem], limit: InboxLimit | None
 ) -> int:
     """Add items to an inbox, all or none; return how many are new.
@@ -217,7 +217,7 @@ def _put_request(bucket: Bucket, key: SessionKey, owner: str, what: str) -> None
     bucket.put(layout.request_name(owner, what, layout.folder_of(key)), head.with_checksum(key))
 
 
-def take(
+def receive(
     bucket: Bucket, key: SessionKey, epoch: int, limit: int, *, is_opening: bool = False
 ) -> list[PendingItem]:
     """Return the pending items, oldest first.
@@ -234,7 +234,7 @@ def take(
     return list(islice((item for posted in posts for item in posted.items), max(limit, 0)))
 
 
-def settle(bucket: Bucket, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
+def ack(bucket: Bucket, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
     """Remove items; posts after the last of them are not read."""
     _require_lease(bucket, key, epoch)
     pending = set(op_ids)

@@ -4,7 +4,7 @@
     s/<folder>/log/<generation>/<seq>      one commit, named by its first seq
     s/<folder>/seg/<epoch>-<first>-<id>    a segment of merged commits
     s/<folder>/doc/<epoch>-<id>            documents of one fold
-    inbox/<folder>/<number>                the items of one ``post``
+    inbox/<folder>/<number>                the items of one ``enqueue``
     dead-letters/<folder>/<hash>           a dead letter
     dir/<tenant>/<agent>/<session>-<gen.>  the directory: names in the order of their keys
     tenants/<tenant>                       a tenant whose name is too long for an object's name

@@ -316,9 +316,9 @@ class ObjectStore:
         for writer in list(self._writers.values()):
             writer.is_doubted = True
 
-    async def news(self, at_most: float) -> None:
+    async def wait_for_notification(self, timeout: float) -> None:
         """Sleep: a bucket has no notifications."""
-        await anyio.sleep(at_most)
+        await anyio.sleep(timeout)
 
     async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
         """Request the session from its holder."""
@@ -326,25 +326,25 @@ class ObjectStore:
 
     # inbox
 
-    async def post(
+    async def enqueue(
         self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
-        return await self._run(inbox.post, key, list(items), limit)
+        return await self._run(inbox.enqueue, key, list(items), limit)
 
-    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
+    async def receive(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
         writer = self._writers.get(key)
         is_opening = writer is not None and writer.epoch == epoch and writer.opening is not None
         if writer is not None:
             writer.opening = None
         return await self._read(
-            key, lambda bucket: inbox.take(bucket, key, epoch, limit, is_opening=is_opening)
+            key, lambda bucket: inbox.receive(bucket, key, epoch, limit, is_opening=is_opening)
         )
 
-    async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-        await self._run(inbox.settle, key, epoch, list(op_ids))
+    async def ack(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
+        await self._run(inbox.ack, key, epoch, list(op_ids))
 
-    async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
-        return await self._run(inbox.waiting, dead_letters)
+    async def sessions_with_pending_items(self, *, dead_letters: bool = False) -> list[SessionKey]:
+        return await self._run(inbox.sessions_with_pending_items, dead_letters)
 
     async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
         await self._run(inbox.reject, key, epoch, list(letters))

@@ -21,7 +21,7 @@ from perdure.stores.postgres.rows import MAX_RECORD_BYTES
 from perdure.stores.postgres.statements import Statements
 
 
-def post(
+def enqueue(
     connection: Connection,
     sql: Statements,
     key: SessionKey,
@@ -53,7 +53,7 @@ def post(
     return new
 
 
-def take(
+def receive(
     connection: Connection, sql: Statements, key: SessionKey, epoch: int, limit: int
 ) -> list[PendingItem]:
     """Return a session's pending items, oldest first."""
@@ -101,7 +101,7 @@ def _unreadable(op_id: str) -> str:
     return f"{UNREADABLE}{_hash(op_id).hex()}"
 
 
-def settle(
+def ack(
     connection: Connection, sql: Statements, key: SessionKey, epoch: int, op_ids: Collection[str]
 ) -> None:
     """Remove items."""
@@ -144,7 +144,11 @@ def drop_dead_letters(
     return int(row[0]) if row else 0
 
 
-def waiting(connection: Connection, sql: Statements, dead_letters: bool) -> list[SessionKey]:  # noqa: FBT001  # passed on by position
+def sessions_with_pending_items(
+    connection: Connection,
+    sql: Statements,
+    dead_letters: bool,  # noqa: FBT001  # passed on by position
+) -> list[SessionKey]:
     """List the sessions that have pending items, or dead letters, by key."""
     rows = connection.execute(sql["with_dead_letters" if dead_letters else "inboxes"])
     return sorted(SessionKey(agent, session, tenant) for tenant, agent, session in rows)

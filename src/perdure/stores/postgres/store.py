@@ -313,12 +313,12 @@ class PostgresStore:
         self._reported_ids = reply.ids
         return reply.requests
 
-    async def news(self, at_most: float) -> None:
-        """Return when the server has sent a notification, or after ``at_most`` seconds."""
+    async def wait_for_notification(self, timeout: float) -> None:
+        """Return when the server has sent a notification, or after ``timeout`` seconds."""
         self._calls.listen(self._owner, self._notify)
         if not self._has_news:
             self._notified = anyio.Event()
-            with anyio.move_on_after(at_most):
+            with anyio.move_on_after(timeout):
                 await self._notified.wait()
         await anyio.lowlevel.checkpoint()
         self._has_news = False
@@ -332,16 +332,16 @@ class PostgresStore:
 
     # inbox
 
-    async def post(
+    async def enqueue(
         self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
         return (
-            await self._calls.run_idempotent("write to", inbox.post, key, tuple(items), limit)
+            await self._calls.run_idempotent("write to", inbox.enqueue, key, tuple(items), limit)
             if items
             else 0
         )
 
-    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
+    async def receive(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
         opening = self._openings.pop(key, None)
         # The posts that have come since then have notified this owner.
         if (
@@ -350,13 +350,15 @@ class PostgresStore:
             and len(opening.waiting) < min(limit, log.WAITING_ROWS)
         ):
             return inbox.items_of(opening.waiting)
-        return await self._calls.run_idempotent("read", inbox.take, key, epoch, limit)
+        return await self._calls.run_idempotent("read", inbox.receive, key, epoch, limit)
 
-    async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-        await self._calls.run_idempotent("write to", inbox.settle, key, epoch, list(op_ids))
+    async def ack(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
+        await self._calls.run_idempotent("write to", inbox.ack, key, epoch, list(op_ids))
 
-    async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
-        return await self._calls.run_idempotent("read", inbox.waiting, dead_letters)
+    async def sessions_with_pending_items(self, *, dead_letters: bool = False) -> list[SessionKey]:
+        return await self._calls.run_idempotent(
+            "read", inbox.sessions_with_pending_items, dead_letters
+        )
 
     async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
         await self._calls.run_idempotent("write to", inbox.reject, key, epoch, tuple(letters))

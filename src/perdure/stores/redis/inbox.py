@@ -37,7 +37,7 @@ class RedisInbox:
         self._names = names
         self._leases = leases
 
-    async def post(
+    async def enqueue(
         self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
         """Add items to a session's inbox, and notify its holder."""
@@ -66,7 +66,7 @@ class RedisInbox:
             await self._leases.notify_of_items(key, holder.decode())
         return int(new)
 
-    async def take(self, key: SessionKey, epoch: int, limit: int) -> list[PendingItem]:
+    async def receive(self, key: SessionKey, epoch: int, limit: int) -> list[PendingItem]:
         if limit <= 0:
             return []
         session_keys = self._names.session_keys(key)
@@ -76,7 +76,7 @@ class RedisInbox:
         pairs = zip(reply[1::2], reply[2::2], strict=True)
         return [_decode_item(session_keys.seed, name, data) for name, data in pairs]
 
-    async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
+    async def ack(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
         session_keys = self._names.session_keys(key)
         keys = (session_keys.session, session_keys.items, session_keys.order)
         (reply,) = await self._link.write([_SETTLE(keys, epoch, *map(_hash_field, op_ids))])
@@ -96,7 +96,7 @@ class RedisInbox:
             for part in (_hash_field(letter.item.op_id), encode_dead_letter(key, letter))
         ]
         now = time.time_ns() // 1000
-        before, after = (  # as in `post`: the target of a migration may never have had a post
+        before, after = (  # as in `enqueue`: the target of a migration may never have had a post
             RedisCall(b"ZADD", self._names.posted, score, encode_key(key))
             for score in (now, now + 1)
         )
@@ -122,7 +122,7 @@ class RedisInbox:
         await self.forget(key)
         return int(removed)
 
-    async def waiting(self, *, dead_letters: bool) -> list[SessionKey]:
+    async def sessions_with_pending_items(self, *, dead_letters: bool) -> list[SessionKey]:
         (known,) = await self._link.send([RedisCall(b"ZRANGE", self._names.posted, 0, -1)])
         keys = [decoder_of(SessionKey).decode(written) for written in known]
         waiting: list[SessionKey] = []

@@ -178,14 +178,14 @@ class Leases:
         _, asks, channel = self._names.owner(owner)
         await self._link.write([_ASK((asks,), _OWNER_TTL, channel, ask)])
 
-    async def news(self, at_most: float) -> None:
+    async def wait_for_notification(self, timeout: float) -> None:
         if not self._listening:
             self._listening = True
             try:
                 self._link.require_open().spawn(self._listen)
             except HostClosedError:  # the loop is ending, so the wait ends at its timeout
                 self._listening = False
-        with anyio.move_on_after(at_most):
+        with anyio.move_on_after(timeout):
             await self._notified.wait()
         self._notified = anyio.Event()
 

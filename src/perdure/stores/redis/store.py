@@ -267,8 +267,8 @@ class RedisStore:
         self._heartbeats = heartbeats + 1
         return msgspec.structs.replace(requests, warnings=self._warnings)
 
-    async def news(self, at_most: float) -> None:
-        await self._leases.news(at_most)
+    async def wait_for_notification(self, timeout: float) -> None:
+        await self._leases.wait_for_notification(timeout)
 
     async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
         """Request the session from its holder."""
@@ -276,19 +276,19 @@ class RedisStore:
 
     # inbox
 
-    async def post(
+    async def enqueue(
         self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
-        return await self._inbox.post(key, items, limit=limit)
+        return await self._inbox.enqueue(key, items, limit=limit)
 
-    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
-        return await self._inbox.take(key, epoch, limit)
+    async def receive(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
+        return await self._inbox.receive(key, epoch, limit)
 
-    async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-        await self._inbox.settle(key, epoch, op_ids)
+    async def ack(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
+        await self._inbox.ack(key, epoch, op_ids)
 
-    async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
-        return await self._inbox.waiting(dead_letters=dead_letters)
+    async def sessions_with_pending_items(self, *, dead_letters: bool = False) -> list[SessionKey]:
+        return await self._inbox.sessions_with_pending_items(dead_letters=dead_letters)
 
     async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
         await self._inbox.reject(key, epoch, letters)

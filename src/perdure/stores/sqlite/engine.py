@@ -384,9 +384,9 @@ class OpenDatabase(msgspec.Struct, frozen=True):
         with contextlib.suppress(OSError):
             await self.reads.run(self.presence.notify, owner)
 
-    async def news(self, at_most: float) -> None:
-        """Return when another owner notified this one, or after ``at_most`` seconds."""
-        with anyio.move_on_after(at_most):
+    async def wait_for_notification(self, timeout: float) -> None:
+        """Return when another owner notified this one, or after ``timeout`` seconds."""
+        with anyio.move_on_after(timeout):
             while True:
                 notified = await self.reads.run(self.presence.notified)
                 if notified != self.last_notified[0]:
@@ -407,7 +407,7 @@ class OpenDatabase(msgspec.Struct, frozen=True):
         self.reads.close()
 
 
-async def open_database(path: str, owner: str, timeout: float) -> OpenDatabase:  # noqa: ASYNC109  # SQLite's own
+async def open_database(path: str, owner: str, timeout: float) -> OpenDatabase:
     """Open a database as an owner."""
     writes = Threads(1, name="perdure sqlite write", prompt=True)
     opened: list[tuple[Engine, Presence]] = []
@@ -454,7 +454,7 @@ def _abandon(opened: list[tuple[Engine, Presence]]) -> None:
         presence.close()
 
 
-async def open_database_read_only(path: str, timeout: float) -> OpenDatabase:  # noqa: ASYNC109
+async def open_database_read_only(path: str, timeout: float) -> OpenDatabase:
     """Open an existing database for reading."""
     writes = Threads(1, name="perdure sqlite close", prompt=True)
     readers = Readers(path, timeout, read_only=True)

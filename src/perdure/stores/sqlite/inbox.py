@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import sqlite3
 
 
-def post(
+def enqueue(
     con: sqlite3.Connection,
     key: SessionKey,
     items: Sequence[PendingItem],
@@ -57,7 +57,7 @@ def post(
     return new, row.owner
 
 
-def take(con: sqlite3.Connection, key: SessionKey, epoch: int, limit: int) -> list[PendingItem]:
+def receive(con: sqlite3.Connection, key: SessionKey, epoch: int, limit: int) -> list[PendingItem]:
     """Return the pending items, oldest first.
 
     Raises:
@@ -87,7 +87,7 @@ def _decoded(row: SessionRow, values: tuple[Any, ...]) -> PendingItem:
     return msgspec.structs.replace(item, posted_at=0.0, damage=damage)
 
 
-def settle(con: sqlite3.Connection, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
+def ack(con: sqlite3.Connection, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
     """Remove items.
 
     Raises:
@@ -141,7 +141,7 @@ def drop_dead_letters(con: sqlite3.Connection, key: SessionKey, op_ids: Collecti
     return max(con.executemany(Q["drop_dead_letter"], values).rowcount, 0)
 
 
-def waiting(con: sqlite3.Connection, *, dead_letters: bool) -> list[SessionKey]:
+def sessions_with_pending_items(con: sqlite3.Connection, *, dead_letters: bool) -> list[SessionKey]:
     """List the sessions that have pending items, or dead letters, by key."""
     if dead_letters and not _has_table(con):
         return []

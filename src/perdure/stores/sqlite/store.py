@@ -301,9 +301,9 @@ class SqliteStore:
         )
         return requests
 
-    async def news(self, at_most: float) -> None:
-        """Return when another process left a request for this one, or after ``at_most`` seconds."""
-        await self._database.news(at_most)
+    async def wait_for_notification(self, timeout: float) -> None:
+        """Return when another process left a request for this one, or after ``timeout`` seconds."""
+        await self._database.wait_for_notification(timeout)
 
     async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
         await self._database.write("write", leases.request_handover, holder.owner, key)
@@ -311,23 +311,27 @@ class SqliteStore:
 
     # inbox
 
-    async def post(
+    async def enqueue(
         self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
         opened = self._database
-        new, owner = await opened.write("write", inbox.post, key, tuple(items), time.time(), limit)
+        new, owner = await opened.write(
+            "write", inbox.enqueue, key, tuple(items), time.time(), limit
+        )
         if owner:
             await opened.notify(owner)
         return new
 
-    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
-        return await self._database.read(inbox.take, key, epoch, limit)
+    async def receive(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
+        return await self._database.read(inbox.receive, key, epoch, limit)
 
-    async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-        await self._database.write("write", inbox.settle, key, epoch, tuple(op_ids))
+    async def ack(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
+        await self._database.write("write", inbox.ack, key, epoch, tuple(op_ids))
 
-    async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
-        return await self._database.read(inbox.waiting, dead_letters=dead_letters)
+    async def sessions_with_pending_items(self, *, dead_letters: bool = False) -> list[SessionKey]:
+        return await self._database.read(
+            inbox.sessions_with_pending_items, dead_letters=dead_letters
+        )
 
     async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
         await self._database.write("write", inbox.reject, key, epoch, tuple(letters))

@@ -528,7 +528,7 @@ async def require_encrypted(store: Store) -> None:
                     return
             after = page[-1].key
     blobs = [tenant for tenant in tenants if await store.blob_names(tenant)]
-    waiting = await store.waiting()
+    waiting = await store.sessions_with_pending_items()
     if blobs or waiting:
         what = f"what was posted to {waiting[0]}" if waiting else f"blobs of tenant {blobs[0]!r}"
         raise _not_encrypted(store, what)

@@ -48,6 +48,8 @@ from perdure.store import (
     SessionInfo,
     Status,
     Store,
+    SupportsLocalPath,
+    capability,
     open_read_only,
 )
 from perdure.stores.wrapped.batches import (
@@ -218,8 +220,8 @@ class TransformingStore:
     @property
     def local_path(self) -> str | None:
         """The inner store's, if it has one."""
-        path: str | None = getattr(self._store, "local_path", None)
-        return path
+        local = capability(self._store, SupportsLocalPath)
+        return None if local is None else local.local_path
 
     async def open(self) -> None:
         """Open the inner store, and check that it is compatible with this wrapper.
@@ -566,19 +568,19 @@ class TransformingStore:
     async def heartbeat(self) -> HeartbeatRequests:
         return await self._store.heartbeat()
 
-    async def news(self, at_most: float) -> None:
-        await self._store.news(at_most)
+    async def wait_for_notification(self, timeout: float) -> None:
+        await self._store.wait_for_notification(timeout)
 
     async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
         await self._store.request_handover(key, holder)
 
     # inbox
 
-    async def post(
+    async def enqueue(
         self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
         if not items:
-            return await self._store.post(key, (), limit=limit)
+            return await self._store.enqueue(key, (), limit=limit)
         self._require_size(key, "a post to", [len(item.payload) for item in items])
         transform = await self._tenant(key.tenant)
         transformed = [
@@ -587,22 +589,24 @@ class TransformingStore:
             )
             for item in items
         ]
-        return await self._store.post(key, transformed, limit=limit)
+        return await self._store.enqueue(key, transformed, limit=limit)
 
-    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
-        items = await self._store.take(key, epoch, limit=limit)
+    async def receive(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
+        items = await self._store.receive(key, epoch, limit=limit)
         if not items:
             return []
         transform = await self._tenant(key.tenant)
         return [restore_item(transform, key, item) for item in items]
 
-    async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-        await self._store.settle(key, epoch, op_ids)
+    async def ack(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
+        await self._store.ack(key, epoch, op_ids)
 
-    async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
+    async def sessions_with_pending_items(self, *, dead_letters: bool = False) -> list[SessionKey]:
         # A store that keeps no dead letters may not know the option.
         return await (
-            self._store.waiting(dead_letters=True) if dead_letters else self._store.waiting()
+            self._store.sessions_with_pending_items(dead_letters=True)
+            if dead_letters
+            else self._store.sessions_with_pending_items()
         )
 
     async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:

@@ -34,7 +34,7 @@ def posted(*op_ids: str) -> list[PendingItem]:
 
 async def waiting(store: Store, epoch: int, key: SessionKey = KEY) -> list[str]:
     """Take what waits, and return its op ids."""
-    return [item.op_id for item in await store.take(key, epoch)]
+    return [item.op_id for item in await store.receive(key, epoch)]
 
 
 class InboxConformance(Suite):
@@ -48,24 +48,24 @@ class InboxConformance(Suite):
             PendingItem("op-1", MESSAGE, '{"text":"Grüße \\u0000 \\" 😀"}'.encode(), 1.5),
             PendingItem("x/../y\n", "app:rating", b'{"stars":5,"deep":[[[]],{}]}', 2.0),
         ]
-        assert await other.post(KEY, items) == 2
+        assert await other.enqueue(KEY, items) == 2
         grant = await take(store)
-        assert await store.take(KEY, grant.epoch) == items
+        assert await store.receive(KEY, grant.epoch) == items
 
     async def test_items_come_in_the_order_of_their_posts(self, open_store: OpenStore) -> None:
         store, other = await open_store("one"), await open_store("other")
         grant = await take(store)
         for place in range(MANY):
             poster = other if place % 2 else store
-            assert await poster.post(KEY, posted(f"{place}a", f"{place}b")) == 2
+            assert await poster.enqueue(KEY, posted(f"{place}a", f"{place}b")) == 2
         wanted = [f"{place}{part}" for place in range(MANY) for part in "ab"]
         assert await waiting(store, grant.epoch) == wanted
-        seven = await store.take(KEY, grant.epoch, limit=7)
+        seven = await store.receive(KEY, grant.epoch, limit=7)
         assert [item.op_id for item in seven] == wanted[:7]
 
     async def test_taking_leaves_it_there(self, store: Store) -> None:
         grant = await take(store)
-        await store.post(KEY, posted("a"))
+        await store.enqueue(KEY, posted("a"))
         assert await waiting(store, grant.epoch) == ["a"]
         assert await waiting(store, grant.epoch) == ["a"]
 
@@ -73,22 +73,22 @@ class InboxConformance(Suite):
         store, other = await open_store("one"), await open_store("other")
         grant = await take(store)
         first = posted("a", "b")
-        assert await store.post(KEY, first) == 2
+        assert await store.enqueue(KEY, first) == 2
         again = [PendingItem("b", MESSAGE, b'{"text":"other"}', 9.0), *posted("c", "a", "c")]
-        assert await other.post(KEY, again) == 1
-        assert await other.post(KEY, again) == 0
-        assert await other.post(KEY, []) == 0
-        items = await store.take(KEY, grant.epoch)
+        assert await other.enqueue(KEY, again) == 1
+        assert await other.enqueue(KEY, again) == 0
+        assert await other.enqueue(KEY, []) == 0
+        items = await store.receive(KEY, grant.epoch)
         assert [item.op_id for item in items] == ["a", "b", "c"]
         assert items[:2] == first
-        assert await store.post(OTHER, posted("a")) == 1  # another session's ids are others
+        assert await store.enqueue(OTHER, posted("a")) == 1  # another session's ids are others
 
     async def test_of_many_who_post_one_id_one_does(self, open_store: OpenStore) -> None:
         stores = [await open_store(f"poster {place}") for place in range(4)]
         new: list[int] = []
 
         async def post(store: Store) -> None:
-            new.append(await store.post(KEY, posted("same")))
+            new.append(await store.enqueue(KEY, posted("same")))
 
         async with anyio.create_task_group() as tasks:
             for place in range(8):
@@ -103,7 +103,7 @@ class InboxConformance(Suite):
 
         async def post(place: int) -> None:
             for number in range(5):
-                assert await stores[place].post(KEY, posted(f"{place}-{number}")) == 1
+                assert await stores[place].enqueue(KEY, posted(f"{place}-{number}")) == 1
 
         async with anyio.create_task_group() as tasks:
             for place in range(4):
@@ -116,45 +116,47 @@ class InboxConformance(Suite):
 
     async def test_what_is_settled_is_gone_and_the_rest_stays(self, store: Store) -> None:
         grant = await take(store)
-        await store.post(KEY, posted("a", "b", "c"))
-        await store.post(KEY, posted("d"))
-        await store.settle(KEY, grant.epoch, ["b", "never was"])
+        await store.enqueue(KEY, posted("a", "b", "c"))
+        await store.enqueue(KEY, posted("d"))
+        await store.ack(KEY, grant.epoch, ["b", "never was"])
         assert await waiting(store, grant.epoch) == ["a", "c", "d"]
-        await store.settle(KEY, grant.epoch, ["a", "c", "d"])
+        await store.ack(KEY, grant.epoch, ["a", "c", "d"])
         assert await waiting(store, grant.epoch) == []
-        await store.settle(KEY, grant.epoch, ["a"])
-        assert await store.post(KEY, posted("a")) == 1  # the holder knows that it was taken
+        await store.ack(KEY, grant.epoch, ["a"])
+        assert await store.enqueue(KEY, posted("a")) == 1  # the holder knows that it was taken
         assert await waiting(store, grant.epoch) == ["a"]
 
     async def test_a_large_post_is_taken_in_parts(self, store: Store) -> None:
         names = [f"op {place}" for place in range(MANY)]
-        assert await store.post(KEY, posted(*names)) == MANY
-        assert await store.post(KEY, posted(*names)) == 0
+        assert await store.enqueue(KEY, posted(*names)) == MANY
+        assert await store.enqueue(KEY, posted(*names)) == 0
         grant = await take(store)
         items: list[str] = []
-        while part := await store.take(KEY, grant.epoch, limit=10):
+        while part := await store.receive(KEY, grant.epoch, limit=10):
             assert len(part) <= 10
             items += [item.op_id for item in part]
-            await store.settle(KEY, grant.epoch, [item.op_id for item in part])
+            await store.ack(KEY, grant.epoch, [item.op_id for item in part])
         assert items == names
 
     async def test_no_more_items_wait_than_the_limit_says(self, store: Store) -> None:
         grant = await take(store)
         limit = InboxLimit(3, 1_000_000)
         with pytest.raises(InboxFullError, match="limit is 3 items"):
-            await store.post(KEY, posted(*"abcd"), limit=limit)
-        assert await store.post(KEY, posted("a", "b"), limit=limit) == 2
+            await store.enqueue(KEY, posted(*"abcd"), limit=limit)
+        assert await store.enqueue(KEY, posted("a", "b"), limit=limit) == 2
         with pytest.raises(InboxFullError, match=r"2 items and .* wait"):
-            await store.post(KEY, posted("b", "c", "d"), limit=limit)
+            await store.enqueue(KEY, posted("b", "c", "d"), limit=limit)
         assert await waiting(store, grant.epoch) == ["a", "b"]  # all of a post, or none
-        assert await store.post(KEY, posted("b", "c"), limit=limit) == 1
-        assert await store.post(KEY, posted("a", "b", "c"), limit=limit) == 0  # a retry goes well
+        assert await store.enqueue(KEY, posted("b", "c"), limit=limit) == 1
+        assert (
+            await store.enqueue(KEY, posted("a", "b", "c"), limit=limit) == 0
+        )  # a retry goes well
         with pytest.raises(InboxFullError):
-            await store.post(KEY, posted("d"), limit=limit)
-        assert await store.post(OTHER, posted("d"), limit=limit) == 1
-        await store.settle(KEY, grant.epoch, ["a"])
-        assert await store.post(KEY, posted("d"), limit=limit) == 1
-        assert await store.post(KEY, posted("e")) == 1  # without a limit
+            await store.enqueue(KEY, posted("d"), limit=limit)
+        assert await store.enqueue(OTHER, posted("d"), limit=limit) == 1
+        await store.ack(KEY, grant.epoch, ["a"])
+        assert await store.enqueue(KEY, posted("d"), limit=limit) == 1
+        assert await store.enqueue(KEY, posted("e")) == 1  # without a limit
         assert await waiting(store, grant.epoch) == ["b", "c", "d", "e"]
 
     async def test_no_more_bytes_wait_than_the_limit_says(self, store: Store) -> None:
@@ -163,54 +165,54 @@ class InboxConformance(Suite):
             PendingItem(op_id, MESSAGE, b'"%s"' % secrets.token_hex(10_000).encode(), 1.0)
             for op_id in "ab"
         ]
-        assert await store.post(KEY, large[:1], limit=limit) == 1
+        assert await store.enqueue(KEY, large[:1], limit=limit) == 1
         largest = PendingItem("c", MESSAGE, b'"%s"' % secrets.token_hex(100_000).encode(), 1.0)
         with pytest.raises(InboxFullError, match="limit is 1000 items and 100000 bytes"):
-            await store.post(KEY, [largest], limit=limit)
+            await store.enqueue(KEY, [largest], limit=limit)
         with pytest.raises(InboxFullError):
-            await store.post(OTHER, [largest], limit=limit)
-        assert await store.post(KEY, large, limit=limit) == 1
-        assert await store.waiting() == [KEY]
+            await store.enqueue(OTHER, [largest], limit=limit)
+        assert await store.enqueue(KEY, large, limit=limit) == 1
+        assert await store.sessions_with_pending_items() == [KEY]
         grant = await take(store)
-        assert await store.take(KEY, grant.epoch) == large
+        assert await store.receive(KEY, grant.epoch) == large
 
     async def test_only_the_newest_holder_takes_and_settles(self, open_store: OpenStore) -> None:
         store, other = await open_store("one"), await open_store("other")
         old = await take(store)
-        await store.post(KEY, posted("a"))
+        await store.enqueue(KEY, posted("a"))
         new = await take(other)
         with pytest.raises(LeaseLostError):
-            await store.take(KEY, old.epoch)
+            await store.receive(KEY, old.epoch)
         with pytest.raises(LeaseLostError):
-            await store.settle(KEY, old.epoch, ["a"])
+            await store.ack(KEY, old.epoch, ["a"])
         assert await waiting(other, new.epoch) == ["a"]
 
     async def test_what_waits_can_be_read_before_anybody_has_opened_the_session(
         self, open_store: OpenStore
     ) -> None:
         store, other = await open_store("one"), await open_store("other")
-        assert await other.take(KEY, 0) == []
+        assert await other.receive(KEY, 0) == []
         items = posted("a", "b")
-        await store.post(KEY, items)
-        assert await other.take(KEY, 0) == items
+        await store.enqueue(KEY, items)
+        assert await other.receive(KEY, 0) == items
         grant = await take(store)
         with pytest.raises(LeaseLostError):
-            await other.take(KEY, 0)
+            await other.receive(KEY, 0)
         await store.delete(KEY, grant.epoch)
         removed = await other.holder(KEY)
         assert removed is not None
-        assert await other.take(KEY, removed.epoch) == []
-        await store.post(KEY, items)
-        assert await other.take(KEY, removed.epoch) == items
+        assert await other.receive(KEY, removed.epoch) == []
+        await store.enqueue(KEY, items)
+        assert await other.receive(KEY, removed.epoch) == items
 
     async def test_posts_outlast_whoever_posted_and_whoever_held(
         self, open_store: OpenStore
     ) -> None:
         store, other = await open_store("one"), await open_store("other")
         grant = await take(store)
-        await other.post(KEY, posted("a"))
+        await other.enqueue(KEY, posted("a"))
         await store.release(KEY, grant.epoch)
-        await other.post(KEY, posted("b"))
+        await other.enqueue(KEY, posted("b"))
         await store.aclose()
         await other.aclose()
         third = await open_store("third")
@@ -218,8 +220,8 @@ class InboxConformance(Suite):
         assert await waiting(third, after.epoch) == ["a", "b"]
 
     async def test_a_session_that_is_only_posted_to_does_not_exist(self, store: Store) -> None:
-        await store.post(KEY, posted("a"))
-        await store.post(OTHER, posted("a"))
+        await store.enqueue(KEY, posted("a"))
+        await store.enqueue(OTHER, posted("a"))
         assert await store.holder(KEY) is None
         assert await store.head(KEY) == 0
         assert await store.sessions() == []
@@ -235,28 +237,28 @@ class InboxConformance(Suite):
         store, other = await open_store("one"), await open_store("other")
         long = SessionKey("x" * 200, "y" * 200, "z" * 200)
         keys = [KEY, SessionKey(KEY.agent, "second"), OTHER, long]
-        assert await store.waiting() == []
+        assert await store.sessions_with_pending_items() == []
         for key in keys:
-            await other.post(key, posted("a"))
-        assert await store.waiting() == sorted(keys)
+            await other.enqueue(key, posted("a"))
+        assert await store.sessions_with_pending_items() == sorted(keys)
         for key in keys[1:]:
             grant = await take(store, key)
-            await store.settle(key, grant.epoch, ["a"])
-        assert await store.waiting() == [KEY]
+            await store.ack(key, grant.epoch, ["a"])
+        assert await store.sessions_with_pending_items() == [KEY]
         grant = await take(store, KEY)
-        assert await store.waiting() == [KEY]
+        assert await store.sessions_with_pending_items() == [KEY]
         await store.delete(KEY, grant.epoch)
-        assert await store.waiting() == []
-        await store.post(KEY, posted("b"))
-        assert await store.waiting() == [KEY]
+        assert await store.sessions_with_pending_items() == []
+        await store.enqueue(KEY, posted("b"))
+        assert await store.sessions_with_pending_items() == [KEY]
 
     async def test_an_inbox_ends_with_its_session(self, open_store: OpenStore) -> None:
         store, other = await open_store("one"), await open_store("other")
         grant = await take(store)
-        await store.post(KEY, posted("a"))
-        await store.post(OTHER, posted("kept"))
+        await store.enqueue(KEY, posted("a"))
+        await store.enqueue(OTHER, posted("kept"))
         await store.delete(KEY, grant.epoch)
-        await other.post(KEY, posted("b"))  # for the next life
+        await other.enqueue(KEY, posted("b"))  # for the next life
         again = await take(other)
         assert await waiting(other, again.epoch) == ["b"]
         kept_key = await take(other, OTHER)
@@ -268,7 +270,7 @@ class InboxConformance(Suite):
         store, other = await open_store("one"), await open_store("other")
         for key in (KEY, OTHER):
             await take(store, key)
-            await other.post(key, posted("a"))
+            await other.enqueue(key, posted("a"))
         requests = await store.heartbeat()
         assert sorted(requests.mail) == sorted([KEY, OTHER])
         assert requests.handovers == ()
@@ -282,7 +284,7 @@ class InboxConformance(Suite):
         heard = items = False
         await take(store)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(other.post, KEY, posted("a"))
+            tasks.start_soon(other.enqueue, KEY, posted("a"))
             grant = await take(store)
             items = await waiting(store, grant.epoch) == ["a"]
         heard = KEY in (await store.heartbeat()).mail
@@ -292,11 +294,11 @@ class InboxConformance(Suite):
         """A notified store wakes up; every other one sleeps until its timeout."""
         store, other = await open_store("one"), await open_store("other")
         await take(store)
-        await store.news(0.01)
+        await store.wait_for_notification(0.01)
         assert (await store.heartbeat()).mail == ()
-        await other.post(KEY, posted("a"))
+        await other.enqueue(KEY, posted("a"))
         with anyio.fail_after(AT_MOST):
-            await store.news(0.5)
+            await store.wait_for_notification(0.5)
         assert KEY in (await store.heartbeat()).mail
 
     async def test_news_wake_whoever_waits(self, open_store: OpenStore) -> None:
@@ -306,7 +308,7 @@ class InboxConformance(Suite):
 
         async def listen() -> None:
             while not heard:
-                await store.news(0.2)
+                await store.wait_for_notification(0.2)
                 heard.extend((await store.heartbeat()).handovers)
 
         with anyio.fail_after(AT_MOST):
@@ -324,12 +326,12 @@ class InboxConformance(Suite):
         for place in range(6):
             names = [f"{place}-{part}" for part in "abc"]
             with anyio.move_on_after(0.001 * place):
-                await other.post(KEY, posted(*names))
-            await other.post(KEY, posted(f"{place} then"))  # behind it, if it goes on
+                await other.enqueue(KEY, posted(*names))
+            await other.enqueue(KEY, posted(f"{place} then"))  # behind it, if it goes on
             items = await waiting(store, grant.epoch)
             waiting_items = [name for name in names if name in items]
             assert waiting_items in ([], names)
-            await store.settle(KEY, grant.epoch, items)
+            await store.ack(KEY, grant.epoch, items)
 
 
 # Dead letters: an undeliverable post is kept, complete, until it is dropped
@@ -357,7 +359,7 @@ class DeadLetterConformance(Suite):
     ) -> None:
         store, other = await open_store("one"), await open_store("other")
         odd = PendingItem("x/../y\n", "app:rating", '{"a":"Grüße \\u0000 😀"}'.encode(), 2.0)
-        await other.post(KEY, [*posted("a"), odd, *posted("b")])
+        await other.enqueue(KEY, [*posted("a"), odd, *posted("b")])
         grant = await take(store)
         assert await store.dead_letters(KEY) == []
         await store.reject(KEY, grant.epoch, [letter(odd)])
@@ -393,9 +395,9 @@ class DeadLetterConformance(Suite):
 
     async def test_its_op_id_may_be_posted_again(self, store: Store) -> None:
         grant = await take(store)
-        await store.post(KEY, posted("a"))
+        await store.enqueue(KEY, posted("a"))
         await store.reject(KEY, grant.epoch, [letter(dead_letter) for dead_letter in posted("a")])
-        assert await store.post(KEY, posted("a")) == 1
+        assert await store.enqueue(KEY, posted("a")) == 1
         assert await waiting(store, grant.epoch) == ["a"]
         assert await dead(store) == ["a"]
 
@@ -414,7 +416,7 @@ class DeadLetterConformance(Suite):
     async def test_only_the_newest_holder_rejects(self, open_store: OpenStore) -> None:
         store, other = await open_store("one"), await open_store("other")
         old = await take(store)
-        await store.post(KEY, posted("a"))
+        await store.enqueue(KEY, posted("a"))
         new = await take(other)
         with pytest.raises(LeaseLostError):
             await store.reject(KEY, old.epoch, [letter(dead_letter) for dead_letter in posted("a")])
@@ -433,21 +435,21 @@ class DeadLetterConformance(Suite):
 
     async def test_sessions_that_have_them_are_listed(self, open_store: OpenStore) -> None:
         store, other = await open_store("one"), await open_store("other")
-        assert await store.waiting(dead_letters=True) == []
+        assert await store.sessions_with_pending_items(dead_letters=True) == []
         for key in (KEY, OTHER):
             grant = await take(store, key)
-            await store.post(key, posted("a", "waits"))
+            await store.enqueue(key, posted("a", "waits"))
             await store.reject(
                 key, grant.epoch, [letter(dead_letter) for dead_letter in posted("a")]
             )
-        assert await other.waiting(dead_letters=True) == sorted([KEY, OTHER])
-        assert await other.waiting() == sorted([KEY, OTHER])
+        assert await other.sessions_with_pending_items(dead_letters=True) == sorted([KEY, OTHER])
+        assert await other.sessions_with_pending_items() == sorted([KEY, OTHER])
         grant = await take(store, KEY)
-        await store.settle(KEY, grant.epoch, ["waits"])
-        assert await other.waiting(dead_letters=True) == sorted([KEY, OTHER])
-        assert await other.waiting() == [OTHER]
+        await store.ack(KEY, grant.epoch, ["waits"])
+        assert await other.sessions_with_pending_items(dead_letters=True) == sorted([KEY, OTHER])
+        assert await other.sessions_with_pending_items() == [OTHER]
         await other.drop_dead_letters(KEY, ["a"])
-        assert await other.waiting(dead_letters=True) == [OTHER]
+        assert await other.sessions_with_pending_items(dead_letters=True) == [OTHER]
 
     async def test_they_end_with_their_session(self, open_store: OpenStore) -> None:
         store, other = await open_store("one"), await open_store("other")
@@ -459,7 +461,7 @@ class DeadLetterConformance(Suite):
         grant = await take(store)
         await store.delete(KEY, grant.epoch)
         assert await other.dead_letters(KEY) == []
-        assert await other.waiting(dead_letters=True) == [OTHER]
+        assert await other.sessions_with_pending_items(dead_letters=True) == [OTHER]
         again = await take(other)  # its next life has none
         assert await other.dead_letters(KEY) == []
         await other.reject(KEY, again.epoch, [letter(dead_letter) for dead_letter in posted("b")])

@@ -197,7 +197,7 @@ class LeaseConformance(Suite):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(want)
                 while KEY not in (await store.heartbeat()).handovers:
-                    await store.news(0.05)
+                    await store.wait_for_notification(0.05)
                 assert not lease
                 head = await append_ok(store, grant, head + 1, *group("b"))
                 await store.release(KEY, grant.epoch)
@@ -260,7 +260,7 @@ class LeaseConformance(Suite):
                 await append_ok(store, grant, grant.head + 1, *group(f"{name}{place}"))
                 done += 1
                 while KEY not in (await store.heartbeat()).handovers and done < 2 * rounds - 1:
-                    await store.news(0.05)
+                    await store.wait_for_notification(0.05)
                 await store.release(KEY, grant.epoch)
                 given = grant.epoch
 
