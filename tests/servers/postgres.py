@@ -6,6 +6,7 @@ started it. ``kill`` is a cut of power for the server: every process of it gets 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -231,3 +232,12 @@ def shared(*, fsync: bool = False) -> Postgres:
 def schema_of(place: Path) -> str:
     """Return a schema of a test's own, from its temporary folder."""
     return "t_" + hashlib.sha256(str(place).encode()).hexdigest()[:24]
+
+
+@contextlib.contextmanager
+def database(name: str) -> Iterator[str]:
+    """Yield the URL of a database of its own on this process's server."""
+    with psycopg.connect(shared().url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+        yield f"{shared().url.rpartition('/')[0]}/{name}"
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")

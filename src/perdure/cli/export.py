@@ -17,6 +17,7 @@ from perdure.checkpoints.audit_files import has_pair
 from perdure.checkpoints.audit_io import check_pair
 from perdure.cli.access import existing, is_there, managed, no_session, require_key
 from perdure.cli.audit import incomplete
+from perdure.cli.imports import import_sdk, sdk_of
 from perdure.cli.output import SessionOption, note, print_json, say, size, write_json
 from perdure.errors import ConfigError, CorruptRecordError, SessionNotFoundError
 from perdure.formats import MigratedState, read_folder, read_state, write_folder, write_state
@@ -209,23 +210,33 @@ def _pretty(state: FullAgentState) -> bytes:
 
 def import_(
     path: Annotated[Path, Parameter(name="PATH")],
+    url: Annotated[str | None, Parameter(name="URL")] = None,
     /,
     *,
     id: str | None = None,
     where: SessionOption = SessionOption(),  # noqa: B008  # frozen
 ) -> int:
-    """Import a session from a file or a folder of perdure or of another program.
+    """Import a session from a file or a folder, or all sessions of another SDK's own database.
 
     All of it is imported, or nothing; only events.jsonl is imported in parts, so after a kill,
     remove the session and import again. Every correction is reported: older formats are migrated,
     wrong counts fixed, damaged files left out and kept in quarantine/.
 
+    Of an SDK's database, each session is read back and compared. The database is only read, and
+    stored code is never run. You can kill and repeat it: each run adds what is new. Exits with 1
+    if a session could not be imported, and says why.
+
     Args:
         path: A file with one JSON value, a bundle, or a folder with session.json, memory.json,
-            plugins/*.json, raw_traces.jsonl and its other files, or with events.jsonl.
+            plugins/*.json, raw_traces.jsonl and its other files, or with events.jsonl; or which
+            SDK: openai-agents.
+        url: The SDK's database: a SQLite file, or a URL such as postgresql://db.example.org/agents.
         id: The agent's id. Default: the exported one; events alone have none.
 
     """
+    sdk = sdk_of(path, url, id=id, where=where)
+    if sdk is not None and url is not None:
+        return anyio.run(import_sdk, sdk, url, where)
     return anyio.run(partial(_import, path, id=id, where=where))
 
 

@@ -1,0 +1,316 @@
+"""An import of another SDK's own database: what each SDK's source has in common.
+
+A source is only read: a SQLite file as a private copy of it, PostgreSQL in read-only transactions.
+A session that is here already is continued, if it is how the source's begins; so an import that was
+killed is repeated, and adds nothing twice. Each session is read back and compared.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sqlite3
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, NamedTuple, Protocol
+from urllib.parse import unquote
+
+import anyio.to_thread
+import msgspec
+
+from perdure.errors import (
+    ConfigError,
+    CorruptRecordError,
+    MissingExtraError,
+    PerdureError,
+    SessionError,
+    StoreUnavailableError,
+)
+from perdure.session.manager import SessionManager
+
+SDKS: Final = {
+    "openai-agents": "perdure.adapters.openai_agents_import",
+}
+"""The modules that read an SDK's database, by the names that the command line knows."""
+PAGE: Final = 500
+"""Names of sessions that are read from the source at a time."""
+WAL: Final = b"\x02\x02"
+"""What the header of a SQLite file has at `WAL_AT`, if changes are first written to a log."""
+WAL_AT: Final = 18
+
+
+class Moved(NamedTuple):
+    """What was done with one session of the source."""
+
+    known: int
+    """How much of it was here."""
+    added: int
+
+
+class SdkImport(msgspec.Struct, kw_only=True):
+    """Result of an import."""
+
+    sessions: int = 0
+    """Sessions in the source."""
+    imported: int = 0
+    """Sessions that were not here."""
+    continued: int = 0
+    """Sessions of which the beginning was here; what follows was added."""
+    there: int = 0
+    """Sessions that are here with all that the source has; those without any content, too."""
+    added: int = 0
+    """Items, events or checkpoints that were added."""
+    left_alone: tuple[str, ...] = ()
+    """State that sessions share, and that differs because it is in use here."""
+    failed: dict[str, str] = {}
+    """Why a session was not imported, by its name."""
+
+
+class Source(Protocol):
+    """The sessions of an SDK's database."""
+
+    total: int
+    """How many there are."""
+
+    def names(self) -> AsyncIterator[Any]:
+        """Return their names, as they are shown."""
+        ...
+
+    async def move(self, name: Any, sessions: SessionManager, tenant: str) -> Moved:
+        """Add what the store lacks of a session, and compare what is there with the source."""
+        ...
+
+    async def finish(self, sessions: SessionManager, tenant: str) -> tuple[str, ...]:
+        """Move what sessions share; return what differs and was left alone."""
+        ...
+
+
+async def import_sessions(
+    source: Source,
+    sessions: SessionManager,
+    *,
+    tenant: str = "",
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> SdkImport:
+    """Import every session of a source. It can be killed and repeated.
+
+    Args:
+        source: Where they are.
+        sessions: Where they go,
+        tenant: and whose they become.
+        progress: What is told how many are done, and of how many.
+
+    Raises:
+        StoreUnavailableError: The store is out of reach.
+
+    """
+    done = SdkImport(sessions=source.total)
+    count = 0
+    async for name in source.names():
+        try:
+            moved = await source.move(name, sessions, tenant)
+        except StoreUnavailableError:
+            raise
+        except PerdureError as error:
+            done.failed[str(name)] = str(error)
+        else:
+            done.added += moved.added
+            done.imported += bool(moved.added and not moved.known)
+            done.continued += bool(moved.added and moved.known)
+            done.there += not moved.added
+        count += 1
+        progress(count, max(source.total, count))
+    done.left_alone = await source.finish(sessions, tenant)
+    return done
+
+
+def diverged(key: object, what: str) -> SessionError:
+    """Return the error for a session that is not how the source's begins."""
+    message = (
+        f"session {key} is here already, and {what}: it was left alone; keep both with `perdure "
+        "rename`, or remove it with `perdure forget`, and import again"
+    )
+    return SessionError(message, key=str(key))
+
+
+def not_equal(key: object, what: str) -> CorruptRecordError:
+    """Return the error for a session that does not read back as it was."""
+    message = f"session {key} does not read back as the source has it: {what} differs"
+    return CorruptRecordError(message, key=str(key))
+
+
+def reader(module: str, package: str) -> Any:
+    """Return a module of the SDK that reads its database.
+
+    Raises:
+        MissingExtraError: It is not installed.
+
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        message = f"the source is read with {package}: pip install '{package}'"
+        raise MissingExtraError(message, extra=package) from error
+
+
+@contextmanager
+def reading(what: object) -> Iterator[None]:
+    """Say what of the source could not be read.
+
+    Raises:
+        CorruptRecordError: What the SDK's reader raised is its cause.
+
+    """
+    try:
+        yield
+    except PerdureError:
+        raise
+    except Exception as error:
+        message = f"{what} cannot be read from the source: {type(error).__name__}: {error}"
+        raise CorruptRecordError(message) from error
+
+
+# SQLite
+
+
+def sqlite_path(url: str) -> Path | None:
+    """Return the file of a SQLite URL, or of a path; None for another URL.
+
+    >>> str(sqlite_path("sqlite+aiosqlite:///conversations.db"))
+    'conversations.db'
+    """
+    scheme, is_url, location = url.partition("://")
+    if not is_url:
+        return Path(url)
+    if scheme.partition("+")[0] != "sqlite":
+        return None
+    return Path(unquote(location.partition("?")[0]).removeprefix("/"))
+
+
+@asynccontextmanager
+async def sqlite_copy(path: Path, *tables: str) -> AsyncGenerator[Path, None]:
+    """Yield a private copy of a SQLite database, as of now; it may be in use.
+
+    Args:
+        path: The file.
+        tables: What the copy must have.
+
+    Raises:
+        StoreUnavailableError: There is no such file, or it cannot be read.
+        ConfigError: It is not the SDK's database.
+
+    """
+    with TemporaryDirectory(prefix="perdure-import-") as folder:
+        copy = Path(folder, "source.db")
+        try:
+            await anyio.to_thread.run_sync(_copy, path, copy)
+            query = "SELECT name FROM sqlite_master WHERE type = 'table'"
+            there = {name for (name,) in await sqlite_rows(copy, query)}
+        except (OSError, sqlite3.Error) as error:
+            message = f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
+            raise StoreUnavailableError(message, path=str(path)) from error
+        require_tables(path, there, *tables)
+        yield copy
+
+
+def require_tables(location: object, there: set[str], *tables: str) -> None:
+    """Refuse a database without the SDK's tables.
+
+    Raises:
+        ConfigError: One is missing.
+
+    """
+    missing = [table for table in tables if table not in there]
+    if missing:
+        message = f"{location} has no table {missing[0]}: is it this SDK's database?"
+        raise ConfigError(message, table=missing[0])
+
+
+def _copy(path: Path, copy: Path) -> None:
+    with path.open("rb") as file:
+        is_wal = file.read(WAL_AT + len(WAL))[WAL_AT:] == WAL
+    log = Path(f"{path}-wal")
+    before = _state_of(path)
+    # Nobody has it open: SQLite would leave files of its own next to it.
+    is_quiet = is_wal and not log.exists()
+    _back_up(path, copy, "mode=ro&immutable=1" if is_quiet else "mode=ro")
+    if is_quiet and (_state_of(path) != before or log.exists()):  # a program has opened it
+        copy.unlink()
+        _back_up(path, copy, "mode=ro")
+
+
+def _back_up(path: Path, copy: Path, options: str) -> None:
+    source = sqlite3.connect(f"{path.absolute().as_uri()}?{options}", uri=True)
+    with closing(source), closing(sqlite3.connect(copy)) as target:
+        source.backup(target)
+
+
+def _state_of(path: Path) -> tuple[int, int]:
+    state = path.stat()
+    return state.st_size, state.st_mtime_ns
+
+
+async def sqlite_rows(path: Path, query: str, *values: Any) -> list[tuple[Any, ...]]:
+    """Return the rows of a query."""
+
+    def read() -> list[tuple[Any, ...]]:
+        with closing(sqlite3.connect(path)) as connection:
+            return connection.execute(query, values).fetchall()
+
+    return await anyio.to_thread.run_sync(read)
+
+
+# PostgreSQL
+
+
+def postgres_url(url: str, driver: str = "") -> str:
+    """Return the URL of a PostgreSQL database for a driver of SQLAlchemy's, or for psycopg's own.
+
+    >>> postgres_url("postgres://localhost/agents", "psycopg")
+    'postgresql+psycopg://localhost/agents'
+
+    Raises:
+        ConfigError: It is another kind of database.
+
+    """
+    scheme, _, location = url.partition("://")
+    kind, _, named = scheme.partition("+")
+    if kind not in ("postgres", "postgresql"):
+        message = f"{scheme}:// cannot be imported from: give a SQLite file or a PostgreSQL URL"
+        raise ConfigError(message, option="URL")
+    if driver and named == "asyncpg":
+        driver = named
+    return f"postgresql{'+' if driver else ''}{driver}://{location}"
+
+
+@asynccontextmanager
+async def read_only_engine(url: str, package: str, *tables: str) -> AsyncGenerator[Any, None]:
+    """Yield an engine of SQLAlchemy's whose transactions are read-only.
+
+    Args:
+        url: A PostgreSQL database.
+        package: What brings SQLAlchemy along.
+        tables: What the database must have.
+
+    Raises:
+        ConfigError: It is not the SDK's database.
+        StoreUnavailableError: It is out of reach.
+
+    """
+    asynchronous = reader("sqlalchemy.ext.asyncio", package)
+    from sqlalchemy import inspect
+
+    engine = asynchronous.create_async_engine(
+        postgres_url(url, "psycopg"), execution_options={"postgresql_readonly": True}
+    )
+    try:
+        try:
+            async with engine.connect() as connection:
+                there = await connection.run_sync(lambda each: inspect(each).get_table_names())
+        except Exception as error:
+            raise StoreUnavailableError(f"the source cannot be read: {error}") from error
+        require_tables(engine.url.render_as_string(hide_password=True), set(there), *tables)
+        yield engine
+    finally:
+        await engine.dispose()

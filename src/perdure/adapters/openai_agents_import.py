@@ -1,0 +1,151 @@
+"""Sessions of the OpenAI Agents SDK's own databases, to be imported into `PerdureSession`.
+
+Read with the SDK's `SQLiteSession`, `AdvancedSQLiteSession` or `SQLAlchemySession`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, final
+
+from perdure.adapters.imports import (
+    PAGE,
+    Moved,
+    diverged,
+    not_equal,
+    read_only_engine,
+    reader,
+    reading,
+    sqlite_copy,
+    sqlite_path,
+    sqlite_rows,
+)
+from perdure.adapters.openai_agents import PerdureSession
+from perdure.session.manager import SessionManager
+
+TABLES: Final = ("agent_sessions", "agent_messages")
+COUNT: Final = "SELECT count(*) FROM agent_sessions"
+IDS: Final = "SELECT session_id FROM agent_sessions WHERE session_id > {} ORDER BY session_id LIMIT"
+
+ReadItems = Callable[[str], Awaitable[list[Any]]]
+ReadRows = Callable[..., Awaitable[Sequence[Any]]]
+
+
+@asynccontextmanager
+async def source_of(url: str) -> AsyncGenerator[OpenAISource, None]:
+    """Open a database of the SDK's, to be read.
+
+    Raises:
+        StoreUnavailableError: It cannot be read.
+        ConfigError: It is not the SDK's database.
+
+    """
+    path = sqlite_path(url)
+    if path is not None:
+        async with sqlite_copy(path, *TABLES) as copy:
+            yield await _sqlite_source(copy)
+        return
+    async with read_only_engine(url, "openai-agents[sqlalchemy]", *TABLES) as engine:
+        module = reader("agents.extensions.memory.sqlalchemy_session", "openai-agents[sqlalchemy]")
+        from sqlalchemy import text
+
+        async def items(id_: str) -> list[Any]:
+            session = module.SQLAlchemySession(id_, engine=engine)
+            return list(await session.get_items())
+
+        async def rows(query: str, *values: Any) -> Sequence[Any]:
+            async with engine.connect() as connection:
+                names = {f"v{at}": value for at, value in enumerate(values)}
+                found = await connection.execute(
+                    text(query.format(*map(":{}".format, names))), names
+                )
+                return list(found.all())
+
+        (total,) = (await rows(COUNT))[0]
+        yield OpenAISource(total, items, rows)
+
+
+async def _sqlite_source(copy: Path) -> OpenAISource:
+    query = "SELECT 1 FROM sqlite_master WHERE name = 'message_structure'"
+    has_branches = bool(await sqlite_rows(copy, query))
+
+    if has_branches:
+        open_session = reader(
+            "agents.extensions.memory.advanced_sqlite_session", "openai-agents"
+        ).AdvancedSQLiteSession
+    else:
+        open_session = reader("agents.memory.sqlite_session", "openai-agents").SQLiteSession
+
+    async def items(id_: str) -> list[Any]:
+        session = open_session(session_id=id_, db_path=copy)
+        try:
+            return list(await session.get_items())
+        finally:
+            session.close()
+
+    async def rows(query: str, *values: Any) -> Sequence[Any]:
+        return await sqlite_rows(copy, query.format("?"), *values)
+
+    (total,) = (await rows(COUNT))[0]
+    return OpenAISource(total, items, rows)
+
+
+@final
+class OpenAISource:
+    """The sessions of a database of the SDK's."""
+
+    def __init__(self, total: int, items: ReadItems, rows: ReadRows) -> None:
+        self.total: int = total
+        self._items = items
+        self._rows = rows
+
+    async def names(self) -> AsyncIterator[str]:
+        """Return the sessions' ids."""
+        after = ""
+        while page := await self._rows(f"{IDS} {PAGE}", after):
+            for (after,) in page:
+                yield after
+
+    async def move(self, name: str, sessions: SessionManager, tenant: str) -> Moved:
+        """Add the items that the store lacks, and compare all of them."""
+        with reading(f"session {name}"):
+            items = await self._items(name)
+
+        def target() -> PerdureSession:
+            # Saved when it is closed; what autosave has saved before is a beginning.
+            return PerdureSession(name, sessions, tenant=tenant, durable=False)
+
+        stored = await target().get_items()
+        known, wanted = _texts(stored), _texts(items)
+        if known[: len(wanted)] == wanted:
+            return Moved(len(known), 0)  # it may have gone on here
+        if wanted[: len(known)] != known:
+            raise diverged(name, "its items are not how the source's begin")
+        async with target() as session:
+            for run in _runs(items[len(known) :]):
+                await session.add_items(run)
+        if _texts(await target().get_items()) != wanted:
+            raise not_equal(name, "an item")
+        return Moved(len(known), len(wanted) - len(known))
+
+    async def finish(self, sessions: SessionManager, tenant: str) -> tuple[str, ...]:
+        """Nothing is shared."""
+        return ()
+
+
+def _texts(items: Sequence[Any]) -> list[str]:
+    """Return items so that equal ones are equal: a field's place does not count."""
+    return [json.dumps(item, sort_keys=True) for item in items]
+
+
+def _runs(items: Sequence[Any]) -> list[list[Any]]:
+    """Return items in runs, each from a user's message on: they become turns."""
+    runs: list[list[Any]] = []
+    for item in items:
+        if not runs or (isinstance(item, dict) and item.get("role") == "user"):
+            runs.append([])
+        runs[-1].append(item)
+    return runs

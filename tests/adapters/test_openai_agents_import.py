@@ -1,0 +1,237 @@
+"""Databases that the OpenAI Agents SDK's own sessions have written, imported."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agents import SQLiteSession
+from agents.extensions.memory import AdvancedSQLiteSession
+
+import perdure
+from perdure import SessionManager
+from perdure.adapters import PerdureSession
+from perdure.adapters.imports import SdkImport, import_sessions
+from perdure.adapters.openai_agents_import import source_of
+from perdure.errors import ConfigError, StoreUnavailableError
+from tests.servers.postgres import database
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """The SDK's sessions run on asyncio."""
+    return "asyncio"
+
+
+@pytest.fixture
+async def sessions(tmp_path: Path) -> AsyncIterator[SessionManager]:
+    async with perdure.connect(tmp_path / "store") as manager:
+        yield manager
+
+
+def turn(number: int) -> list[Any]:
+    """What a run adds, with items that a message alone does not give back."""
+    return [
+        {"role": "user", "content": f"Question {number} é"},
+        {"id": f"rs_{number}", "type": "reasoning", "summary": [], "encrypted_content": "x" * 99},
+        {"type": "function_call", "call_id": f"c{number}", "name": "tide", "arguments": '{"a": 1}'},
+        {"type": "function_call_output", "call_id": f"c{number}", "output": "noon"},
+        {"type": "compaction", "nested": {"float": 0.1, "null": None, "list": [1, "2"]}},
+        {
+            "id": f"m{number}",
+            "type": "message",
+            "role": "assistant",
+            "status": "completed",
+            "content": [{"type": "output_text", "text": "At noon.", "annotations": []}],
+        },
+    ]
+
+
+async def written(path: Path, lengths: dict[str, int]) -> None:
+    """Let the SDK write so many turns more into sessions."""
+    for name, turns in lengths.items():
+        session = SQLiteSession(name, path)
+        begin = len(await session.get_items()) // len(turn(0))
+        for number in range(begin, begin + turns):
+            await session.add_items(turn(number))
+        session.close()
+
+
+async def imported(url: str | Path, sessions: SessionManager, **options: Any) -> SdkImport:
+    async with source_of(str(url)) as source:
+        return await import_sessions(source, sessions, **options)
+
+
+def state_of(folder: Path) -> dict[str, tuple[str, int, int]]:
+    return {
+        path.name: (
+            hashlib.sha256(path.read_bytes()).hexdigest(),
+            path.stat().st_mode,
+            path.stat().st_mtime_ns,
+        )
+        for path in folder.iterdir()
+    }
+
+
+async def test_sessions_read_back_as_the_sdk_has_them(
+    tmp_path: Path, sessions: SessionManager
+) -> None:
+    path = tmp_path / "conversations.db"
+    await written(path, {"ada": 3, "bob": 1, "empty": 0})
+    shown: list[tuple[int, int]] = []
+
+    done = await imported(path, sessions, progress=lambda *at: shown.append(at))
+
+    assert (done.sessions, done.imported, done.added, done.failed) == (2, 2, 24, {})
+    assert shown == [(1, 2), (2, 2)]
+    for name in ("ada", "bob"):
+        session = SQLiteSession(name, path)
+        assert await PerdureSession(name, sessions).get_items() == await session.get_items()
+        session.close()
+    assert [info.turns for info in await sessions.list()] == [3, 1]  # a turn for each question
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+async def test_the_source_is_not_changed(
+    tmp_path: Path, sessions: SessionManager, is_open: bool
+) -> None:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    await written(folder / "conversations.db", {"ada": 2})
+    writer = SQLiteSession("bob", folder / "conversations.db") if is_open else None
+    if writer is not None:
+        await writer.add_items(turn(0))  # in the write-ahead log
+    os.chmod(folder / "conversations.db", 0o444)
+    before = state_of(folder)
+
+    done = await imported(folder / "conversations.db", sessions)
+
+    assert done.imported == 1 + is_open
+    after = state_of(folder)
+    for states in (before, after):
+        states.pop("conversations.db-shm", None)  # who reads which page: SQLite's own
+    assert after == before
+    if writer is not None:
+        writer.close()
+
+
+async def test_an_import_is_repeated_and_doubles_nothing(
+    tmp_path: Path, sessions: SessionManager
+) -> None:
+    path = tmp_path / "conversations.db"
+    await written(path, {"ada": 2, "bob": 1})
+    # What was there when an import was killed: the beginning of a session.
+    async with PerdureSession("ada", sessions) as begun:
+        await begun.add_items(turn(0)[:2])
+
+    assert (await imported(path, sessions)).continued == 1
+    again = await imported(path, sessions)
+    assert (again.there, again.added) == (2, 0)
+
+    await written(path, {"ada": 1, "cy": 1})
+    more = await imported(path, sessions)
+    assert (more.continued, more.imported, more.there, more.added) == (1, 1, 1, 12)
+    assert await PerdureSession("ada", sessions).get_items() == [
+        item for number in range(3) for item in turn(number)
+    ]
+
+
+async def test_a_session_that_went_on_here_is_left_alone(
+    tmp_path: Path, sessions: SessionManager
+) -> None:
+    path = tmp_path / "conversations.db"
+    await written(path, {"ada": 1, "bob": 1})
+    await imported(path, sessions)
+    for name in ("ada", "bob"):
+        async with PerdureSession(name, sessions) as session:
+            await session.add_items(turn(7))
+    await written(path, {"bob": 1})  # and there
+
+    done = await imported(path, sessions)
+
+    assert done.there == 1
+    assert list(done.failed) == ["bob"]
+    assert "is here already" in done.failed["bob"]
+    assert await PerdureSession("bob", sessions).get_items() == turn(0) + turn(7)
+
+
+async def test_a_session_that_cannot_be_imported_holds_up_no_other(
+    tmp_path: Path, sessions: SessionManager
+) -> None:
+    path = tmp_path / "conversations.db"
+    await written(path, {"a": 1, "b\n": 1, "c": 1})
+
+    done = await imported(path, sessions)
+
+    assert list(done.failed) == ["b\n"]
+    assert done.imported == 2
+
+
+async def test_the_main_branch_of_an_advanced_session_is_imported(
+    tmp_path: Path, sessions: SessionManager
+) -> None:
+    path = tmp_path / "conversations.db"
+    session = AdvancedSQLiteSession(session_id="ada", db_path=path, create_tables=True)
+    await session.add_items(turn(0))
+    await session.add_items(turn(1))
+    await session.create_branch_from_turn(2)
+    await session.add_items(turn(5))
+    session.close()
+
+    await imported(path, sessions)
+
+    assert await PerdureSession("ada", sessions).get_items() == turn(0) + turn(1)
+
+
+async def test_an_import_for_a_customer_is_the_customers(
+    tmp_path: Path, sessions: SessionManager
+) -> None:
+    path = tmp_path / "conversations.db"
+    await written(path, {"ada": 1})
+    await imported(path, sessions, tenant="acme")
+    assert await sessions.list() == []
+    assert await PerdureSession("ada", sessions, tenant="acme").get_items() == turn(0)
+
+
+async def test_what_is_no_database_of_the_sdk_is_refused(tmp_path: Path) -> None:
+    async def opened(url: object) -> None:
+        async with source_of(str(url)):
+            pass
+
+    with pytest.raises(StoreUnavailableError, match="No such file"):
+        await opened(tmp_path / "missing.db")
+    (tmp_path / "text").write_text("text" * 1000)
+    with pytest.raises(StoreUnavailableError, match="not a database"):
+        await opened(f"sqlite:///{tmp_path}/text")
+    sqlite3.connect(tmp_path / "empty.db").close()
+    with pytest.raises(ConfigError, match="no table agent_sessions"):
+        await opened(tmp_path / "empty.db")
+    with pytest.raises(ConfigError, match="mysql:// cannot be imported"):
+        await opened("mysql://localhost/agents")
+
+
+async def test_a_session_in_postgresql_is_read_in_read_only_transactions(
+    sessions: SessionManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = pytest.importorskip("sqlalchemy.ext.asyncio")
+    from agents.extensions.memory import SQLAlchemySession
+
+    with database("openai_agents") as url:
+        engine = engines.create_async_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+        for name in ("ada", "bob"):
+            session = SQLAlchemySession(name, engine=engine, create_tables=True)
+            await session.add_items(turn(0))
+            await session.add_items(turn(1))
+        await engine.dispose()
+
+        assert (await imported(url, sessions)).imported == 2
+        assert await PerdureSession("bob", sessions).get_items() == turn(0) + turn(1)
+
+        async with source_of(url) as source:
+            with pytest.raises(Exception, match="read-only transaction"):
+                await source._rows("DELETE FROM agent_messages RETURNING id")
