@@ -15,30 +15,31 @@ from typing import TYPE_CHECKING
 from perdure._lib.lazy import lazy
 
 if TYPE_CHECKING:
-    from perdure._connect import connect as connect
-    from perdure._connect import store_for as store_for
-    from perdure.autosave.options import Autosave as Autosave
-    from perdure.autosave.options import EngineOptions as EngineOptions
-    from perdure.autosave.options import Shutdown as Shutdown
+    from perdure._connect import connect as connect, store_for as store_for
+    from perdure.autosave.options import (
+        Autosave as Autosave,
+        EngineOptions as EngineOptions,
+        Shutdown as Shutdown,
+    )
     from perdure.config.locations import PersistentState as PersistentState
     from perdure.config.persistent_config import PersistentConfig as PersistentConfig
     from perdure.errors import *  # noqa: F403  # the whole tree is public
     from perdure.lease import LeaseOptions as LeaseOptions
     from perdure.records.keys import SessionKey as SessionKey
-    from perdure.records.messages import EncodedRecord as EncodedRecord
-    from perdure.records.messages import Message as Message
-    from perdure.records.messages import ToolCall as ToolCall
-    from perdure.records.messages import ToolResult as ToolResult
+    from perdure.records.messages import (
+        EncodedRecord as EncodedRecord,
+        Message as Message,
+        ToolCall as ToolCall,
+        ToolResult as ToolResult,
+    )
     from perdure.records.types import register as register
     from perdure.session.base import Turn as Turn
     from perdure.session.contributors import Contributor as Contributor
-    from perdure.session.export import export_state as export_state
-    from perdure.session.export import import_state as import_state
+    from perdure.session.export import export_state as export_state, import_state as import_state
     from perdure.session.manager import SessionManager as SessionManager
     from perdure.session.options import Limits as Limits
     from perdure.session.retention import Retention as Retention
-    from perdure.session.session import Session as Session
-    from perdure.session.session import SessionView as SessionView
+    from perdure.session.session import Session as Session, SessionView as SessionView
 
 __version__ = "0.1.0"
 

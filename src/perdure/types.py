@@ -16,44 +16,51 @@ from perdure._lib.lazy import lazy
 
 if TYPE_CHECKING:
     from perdure.autosave.options import Inherit as Inherit
-    from perdure.autosave.reports import Health as Health
-    from perdure.autosave.reports import ShutdownReport as ShutdownReport
-    from perdure.autosave.reports import Unsaved as Unsaved
-    from perdure.memory.documents import ContextState as ContextState
-    from perdure.memory.documents import HistorySource as HistorySource
-    from perdure.memory.documents import SessionCounters as SessionCounters
-    from perdure.memory.documents import SessionDocument as SessionDocument
-    from perdure.memory.documents import SessionLabels as SessionLabels
+    from perdure.autosave.reports import (
+        Health as Health,
+        ShutdownReport as ShutdownReport,
+        Unsaved as Unsaved,
+    )
+    from perdure.memory.documents import (
+        ContextState as ContextState,
+        HistorySource as HistorySource,
+        SessionCounters as SessionCounters,
+        SessionDocument as SessionDocument,
+        SessionLabels as SessionLabels,
+    )
     from perdure.memory.index import MemoryEntry as MemoryEntry
-    from perdure.memory.state import States as States
-    from perdure.memory.state import TypedState as TypedState
-    from perdure.memory.working_memory import MemoryOwner as MemoryOwner
-    from perdure.memory.working_memory import WorkingMemory as WorkingMemory
-    from perdure.records.posts import DeadLetter as DeadLetter
-    from perdure.records.posts import PendingItem as PendingItem
+    from perdure.memory.state import States as States, TypedState as TypedState
+    from perdure.memory.working_memory import (
+        MemoryOwner as MemoryOwner,
+        WorkingMemory as WorkingMemory,
+    )
+    from perdure.records.posts import DeadLetter as DeadLetter, PendingItem as PendingItem
     from perdure.records.types import Registered as Registered
-    from perdure.records.values import OpaqueValue as OpaqueValue
-    from perdure.records.values import Types as Types
-    from perdure.restore.report import PlannedDocument as PlannedDocument
-    from perdure.restore.report import RestorePlan as RestorePlan
-    from perdure.restore.report import RestoreReport as RestoreReport
+    from perdure.records.values import OpaqueValue as OpaqueValue, Types as Types
+    from perdure.restore.report import (
+        PlannedDocument as PlannedDocument,
+        RestorePlan as RestorePlan,
+        RestoreReport as RestoreReport,
+    )
     from perdure.session.base import Receipt as Receipt
     from perdure.session.contents import HistoryItem as HistoryItem
-    from perdure.session.contributors import Attachment as Attachment
-    from perdure.session.contributors import RestoreContext as RestoreContext
-    from perdure.session.delete import ForgetReport as ForgetReport
-    from perdure.session.delete import RetainedItem as RetainedItem
+    from perdure.session.contributors import (
+        Attachment as Attachment,
+        RestoreContext as RestoreContext,
+    )
+    from perdure.session.delete import ForgetReport as ForgetReport, RetainedItem as RetainedItem
     from perdure.session.export import Imported as Imported
     from perdure.session.fork import Fork as Fork
     from perdure.session.inbox import PostReceipt as PostReceipt
     from perdure.session.lifecycle import LostSession as LostSession
     from perdure.session.open import SessionOpening as SessionOpening
-    from perdure.session.prune import CheckpointHold as CheckpointHold
-    from perdure.session.prune import Pruned as Pruned
-    from perdure.session.prune import PruneReport as PruneReport
+    from perdure.session.prune import (
+        CheckpointHold as CheckpointHold,
+        Pruned as Pruned,
+        PruneReport as PruneReport,
+    )
     from perdure.session.rebuild import RebuildReport as RebuildReport
-    from perdure.session.scope import Scope as Scope
-    from perdure.session.scope import ScopeChange as ScopeChange
+    from perdure.session.scope import Scope as Scope, ScopeChange as ScopeChange
 
 _HOMES = {
     "perdure.autosave.reports": ("Health", "ShutdownReport", "Unsaved"),

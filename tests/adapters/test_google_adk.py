@@ -16,8 +16,7 @@ from typing import Any
 
 import anyio
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import perdure
 from perdure import InvalidArgumentError, LeaseHeldError, Message, NotStorableError, SessionManager

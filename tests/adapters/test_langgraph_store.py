@@ -10,8 +10,7 @@ import pytest
 
 pytest.importorskip("langgraph.store.memory")
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from langgraph.store.base import GetOp, PutOp, SearchOp
 from langgraph.store.memory import InMemoryStore
 

@@ -30,8 +30,7 @@ from agents import (
 )
 from agents.memory import OpenAIResponsesCompactionSession, Session, SessionSettings
 from agents.testing import ScriptedModel, assistant_message, function_call
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import perdure
 from perdure import LeaseHeldError, Limits, Message, NotStorableError, SessionManager

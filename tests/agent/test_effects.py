@@ -7,8 +7,7 @@ from typing import Any, TypeVar, get_args
 
 import anyio
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from perdure import ConfigError, Message, SessionError, ToolCall
 from perdure.agent import (

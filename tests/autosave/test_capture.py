@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from perdure.autosave.core import as_group, size_of, whole_groups
 from perdure.autosave.tracked import OVERHEAD

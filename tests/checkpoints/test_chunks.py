@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from perdure.checkpoints.merkle_tree import MerkleTree, _groups, node_of, tree_of
 from perdure.checkpoints.states import INLINE, CheckpointStates

@@ -14,8 +14,7 @@ import anyio.from_thread
 import anyio.to_thread
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import perdure
 from perdure import CheckpointNotFoundError, Message

@@ -7,8 +7,7 @@ from typing import Any
 import hypothesis
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from perdure.config.schema import Declaration, declaration_of
 from perdure.config.yaml_reader import read

@@ -7,8 +7,7 @@ import msgspec
 import pytest
 
 import perdure
-from perdure import LeaseHeldError, LeaseOptions, Message, Shutdown
-from perdure import lease as module
+from perdure import LeaseHeldError, LeaseOptions, Message, Shutdown, lease as module
 from perdure.errors import StoreUnavailableError
 from perdure.lease import OwnerWatch
 from perdure.records.keys import SessionKey

@@ -12,8 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from perdure import Limits, Shutdown, connect
 from perdure.errors import TooLargeError

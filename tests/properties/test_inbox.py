@@ -12,8 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from perdure import Autosave, LeaseOptions, Message, SessionManager, Shutdown, connect
 from perdure.errors import PerdureError

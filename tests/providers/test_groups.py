@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import perdure.providers
 from perdure import Message

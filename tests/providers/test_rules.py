@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 
 import msgspec
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from perdure import Message
 from perdure.providers import FORMATS, ReasoningPolicy, RenderedContext, render

@@ -7,8 +7,7 @@ import json
 import zlib
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from perdure.errors import NotStorableError
 from perdure.records import records

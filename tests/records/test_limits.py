@@ -7,8 +7,7 @@ import threading
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from perdure.errors import CorruptRecordError, PerdureError, TooLargeError
 from perdure.records import json as door

@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from perdure.errors import CorruptRecordError, NotStorableError, PerdureError, TooLargeError
 from perdure.records.json import MAX_DEPTH, MAX_VALUE_DEPTH, depth_of

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from perdure.records.posts import key_of, new_posts, op_ids
 from perdure.store import PendingItem

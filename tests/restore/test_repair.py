@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from perdure import Message, ToolCall
 from perdure.providers import Issuer, parse, render

@@ -10,8 +10,7 @@ import perdure
 import perdure.sync
 import perdure.types
 from perdure.archive import archives
-from perdure.checkpoints import engine, events
-from perdure.checkpoints import engine as reader
+from perdure.checkpoints import engine, engine as reader, events
 from perdure.memory import state, working_memory
 from perdure.session import contributors, session
 from perdure.sync import session as sync_rendering

@@ -6,8 +6,7 @@ from itertools import pairwise
 
 import anyio
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from perdure import Autosave
 from perdure.autosave.tracked import Tracked

@@ -63,8 +63,7 @@ if TYPE_CHECKING:
     )
     from google.adk.events.event import Event
     from google.adk.events.event_actions import EventActions
-    from google.adk.platform import time as platform_time
-    from google.adk.platform import uuid as platform_uuid
+    from google.adk.platform import time as platform_time, uuid as platform_uuid
     from google.adk.sessions import base_session_service as sdk
     from google.adk.sessions.session import Session as AdkSession
 

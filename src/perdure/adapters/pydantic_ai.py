@@ -61,8 +61,7 @@ from perdure.session.manager import SessionManager
 from perdure.session.session import Session, SessionView
 
 if TYPE_CHECKING:
-    from pydantic_ai import conversation_store as sdk
-    from pydantic_ai import messages as sdk_messages
+    from pydantic_ai import conversation_store as sdk, messages as sdk_messages
 
     from perdure.lease import OnHeld
 else:

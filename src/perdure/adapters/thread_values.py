@@ -6,8 +6,7 @@ What is read back is data: classes that are not allowed are not imported, and ne
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Collection, Iterable, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Collection, Iterable, Mapping, Set as AbstractSet
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeAlias, TypeVar, cast, final
 
 from perdure._lib.lazy import import_extra
@@ -28,9 +27,7 @@ from perdure.records.values import is_plain
 if TYPE_CHECKING:
     import ormsgpack
     import pydantic
-    from langgraph.checkpoint.serde import _msgpack as sdk_msgpack
-    from langgraph.checkpoint.serde import jsonplus
-    from langgraph.checkpoint.serde import types as sdk_types
+    from langgraph.checkpoint.serde import _msgpack as sdk_msgpack, jsonplus, types as sdk_types
     from langgraph.checkpoint.serde.base import SerializerProtocol
 else:
     ABOUT = {"used_by": "PerdureSaver", "name": "LangGraph", "extra": "langgraph"}

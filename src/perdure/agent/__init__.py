@@ -16,125 +16,134 @@ from typing import TYPE_CHECKING
 from perdure._lib.lazy import lazy
 
 if TYPE_CHECKING:
-    from perdure.agent.agent import Agent as Agent
-    from perdure.agent.agent import AgentFactory as AgentFactory
-    from perdure.agent.bootstrap import BootstrapStep as BootstrapStep
-    from perdure.agent.bootstrap import McpServerPrewarmingStep as McpServerPrewarmingStep
-    from perdure.agent.bootstrap import OpenMatters as OpenMatters
-    from perdure.agent.bootstrap import SystemPromptProcessingStep as SystemPromptProcessingStep
+    from perdure.agent.agent import Agent as Agent, AgentFactory as AgentFactory
     from perdure.agent.bootstrap import (
+        BootstrapStep as BootstrapStep,
+        McpServerPrewarmingStep as McpServerPrewarmingStep,
+        OpenMatters as OpenMatters,
+        SystemPromptProcessingStep as SystemPromptProcessingStep,
         WorkingContextSnapshotRestoreStep as WorkingContextSnapshotRestoreStep,
-    )
-    from perdure.agent.bootstrap import (
         WorkspaceContextInitializationStep as WorkspaceContextInitializationStep,
+        open_matters as open_matters,
     )
-    from perdure.agent.bootstrap import open_matters as open_matters
-    from perdure.agent.context import AgentConfig as AgentConfig
-    from perdure.agent.context import AgentContext as AgentContext
-    from perdure.agent.context import AgentRuntimeState as AgentRuntimeState
-    from perdure.agent.context import Features as Features
-    from perdure.agent.context import PersistentSession as PersistentSession
-    from perdure.agent.events import AgentEvent as AgentEvent
-    from perdure.agent.events import AgentReady as AgentReady
-    from perdure.agent.events import AgentStopped as AgentStopped
-    from perdure.agent.events import ApprovalRequested as ApprovalRequested
-    from perdure.agent.events import BootstrapStarted as BootstrapStarted
-    from perdure.agent.events import BootstrapStartedEvent as BootstrapStartedEvent
-    from perdure.agent.events import BootstrapStepDone as BootstrapStepDone
-    from perdure.agent.events import CompactionCompleted as CompactionCompleted
-    from perdure.agent.events import CompactionFailed as CompactionFailed
-    from perdure.agent.events import CompactionStarted as CompactionStarted
-    from perdure.agent.events import ContextRestored as ContextRestored
-    from perdure.agent.events import EffectUnknown as EffectUnknown
-    from perdure.agent.events import EventStream as EventStream
-    from perdure.agent.events import LLMUserMessageReadyEvent as LLMUserMessageReadyEvent
-    from perdure.agent.events import Segment as Segment
-    from perdure.agent.events import ToolFinished as ToolFinished
-    from perdure.agent.events import ToolInvocationRequestEvent as ToolInvocationRequestEvent
-    from perdure.agent.events import ToolResultEvent as ToolResultEvent
-    from perdure.agent.events import ToolStarted as ToolStarted
-    from perdure.agent.events import TurnEnded as TurnEnded
-    from perdure.agent.events import TurnFailed as TurnFailed
-    from perdure.agent.events import TurnInterrupted as TurnInterrupted
-    from perdure.agent.events import TurnStarted as TurnStarted
-    from perdure.agent.events import TurnUnfinished as TurnUnfinished
-    from perdure.agent.events import UnfinishedMessage as UnfinishedMessage
-    from perdure.agent.events import UserMessageReceivedEvent as UserMessageReceivedEvent
-    from perdure.agent.handlers import BootstrapEventHandler as BootstrapEventHandler
-    from perdure.agent.handlers import Handler as Handler
+    from perdure.agent.context import (
+        AgentConfig as AgentConfig,
+        AgentContext as AgentContext,
+        AgentRuntimeState as AgentRuntimeState,
+        Features as Features,
+        PersistentSession as PersistentSession,
+    )
+    from perdure.agent.events import (
+        AgentEvent as AgentEvent,
+        AgentReady as AgentReady,
+        AgentStopped as AgentStopped,
+        ApprovalRequested as ApprovalRequested,
+        BootstrapStarted as BootstrapStarted,
+        BootstrapStartedEvent as BootstrapStartedEvent,
+        BootstrapStepDone as BootstrapStepDone,
+        CompactionCompleted as CompactionCompleted,
+        CompactionFailed as CompactionFailed,
+        CompactionStarted as CompactionStarted,
+        ContextRestored as ContextRestored,
+        EffectUnknown as EffectUnknown,
+        EventStream as EventStream,
+        LLMUserMessageReadyEvent as LLMUserMessageReadyEvent,
+        Segment as Segment,
+        ToolFinished as ToolFinished,
+        ToolInvocationRequestEvent as ToolInvocationRequestEvent,
+        ToolResultEvent as ToolResultEvent,
+        ToolStarted as ToolStarted,
+        TurnEnded as TurnEnded,
+        TurnFailed as TurnFailed,
+        TurnInterrupted as TurnInterrupted,
+        TurnStarted as TurnStarted,
+        TurnUnfinished as TurnUnfinished,
+        UnfinishedMessage as UnfinishedMessage,
+        UserMessageReceivedEvent as UserMessageReceivedEvent,
+    )
     from perdure.agent.handlers import (
+        BootstrapEventHandler as BootstrapEventHandler,
+        Handler as Handler,
         LLMUserMessageReadyEventHandler as LLMUserMessageReadyEventHandler,
-    )
-    from perdure.agent.handlers import (
         ToolInvocationRequestEventHandler as ToolInvocationRequestEventHandler,
+        ToolResultEventHandler as ToolResultEventHandler,
+        UserInputMessageEventHandler as UserInputMessageEventHandler,
+        WorkerEventDispatcher as WorkerEventDispatcher,
     )
-    from perdure.agent.handlers import ToolResultEventHandler as ToolResultEventHandler
-    from perdure.agent.handlers import UserInputMessageEventHandler as UserInputMessageEventHandler
-    from perdure.agent.handlers import WorkerEventDispatcher as WorkerEventDispatcher
-    from perdure.agent.llm import AnthropicModel as AnthropicModel
-    from perdure.agent.llm import Chunk as Chunk
-    from perdure.agent.llm import EchoModel as EchoModel
-    from perdure.agent.llm import GeminiModel as GeminiModel
-    from perdure.agent.llm import Model as Model
-    from perdure.agent.llm import OpenAIModel as OpenAIModel
-    from perdure.agent.llm import PrewarmContext as PrewarmContext
-    from perdure.agent.llm import ScriptedModel as ScriptedModel
-    from perdure.agent.llm import ToolSpec as ToolSpec
-    from perdure.agent.llm import Usage as Usage
-    from perdure.agent.llm import call as call
-    from perdure.agent.llm import named_model as named_model
+    from perdure.agent.llm import (
+        AnthropicModel as AnthropicModel,
+        Chunk as Chunk,
+        EchoModel as EchoModel,
+        GeminiModel as GeminiModel,
+        Model as Model,
+        OpenAIModel as OpenAIModel,
+        PrewarmContext as PrewarmContext,
+        ScriptedModel as ScriptedModel,
+        ToolSpec as ToolSpec,
+        Usage as Usage,
+        call as call,
+        named_model as named_model,
+    )
     from perdure.agent.mcp import McpServer as McpServer
-    from perdure.agent.memory import MemoryManager as MemoryManager
-    from perdure.agent.memory import TurnTracker as TurnTracker
-    from perdure.agent.plugins import InContextMemory as InContextMemory
-    from perdure.agent.plugins import PersistentInstructions as PersistentInstructions
-    from perdure.agent.plugins import ToolSettings as ToolSettings
-    from perdure.agent.requests import LLMRequest as LLMRequest
-    from perdure.agent.requests import LLMRequestAssembler as LLMRequestAssembler
-    from perdure.agent.requests import render_openai as render_openai
-    from perdure.agent.results import ResultReference as ResultReference
-    from perdure.agent.results import reference_of as reference_of
-    from perdure.agent.results import resolved as resolved
+    from perdure.agent.memory import MemoryManager as MemoryManager, TurnTracker as TurnTracker
+    from perdure.agent.plugins import (
+        InContextMemory as InContextMemory,
+        PersistentInstructions as PersistentInstructions,
+        ToolSettings as ToolSettings,
+    )
+    from perdure.agent.requests import (
+        LLMRequest as LLMRequest,
+        LLMRequestAssembler as LLMRequestAssembler,
+        render_openai as render_openai,
+    )
+    from perdure.agent.results import (
+        ResultReference as ResultReference,
+        reference_of as reference_of,
+        resolved as resolved,
+    )
     from perdure.agent.runtime import AgentRuntime as AgentRuntime
     from perdure.agent.summarizer import ModelSummarizer as ModelSummarizer
-    from perdure.agent.tools import Permissions as Permissions
-    from perdure.agent.tools import Tool as Tool
-    from perdure.agent.tools import tool as tool
+    from perdure.agent.tools import Permissions as Permissions, Tool as Tool, tool as tool
     from perdure.agent.worker import AgentWorker as AgentWorker
     from perdure.formats.memory_files import FileMemoryStorage as FileMemoryStorage
-    from perdure.memory.compaction import Compaction as Compaction
-    from perdure.memory.compaction import CompactionPolicy as CompactionPolicy
-    from perdure.memory.compaction import Compactor as Compactor
-    from perdure.memory.compaction import ExtractiveSummarizer as ExtractiveSummarizer
-    from perdure.memory.compaction import Summarizer as Summarizer
-    from perdure.memory.compaction import Summary as Summary
-    from perdure.memory.compaction import TurnTrace as TurnTrace
+    from perdure.memory.compaction import (
+        Compaction as Compaction,
+        CompactionPolicy as CompactionPolicy,
+        Compactor as Compactor,
+        ExtractiveSummarizer as ExtractiveSummarizer,
+        Summarizer as Summarizer,
+        Summary as Summary,
+        TurnTrace as TurnTrace,
+    )
     from perdure.memory.context import estimated_tokens as estimated_tokens
-    from perdure.memory.facts import EpisodicItem as EpisodicItem
-    from perdure.memory.facts import Fact as Fact
-    from perdure.memory.facts import FactLimits as FactLimits
-    from perdure.memory.facts import MemoryBundle as MemoryBundle
-    from perdure.memory.facts import SemanticItem as SemanticItem
-    from perdure.memory.ledger import Approval as Approval
-    from perdure.memory.ledger import Effect as Effect
-    from perdure.memory.retrieval import RetrievedMemory as RetrievedMemory
-    from perdure.memory.retrieval import Retriever as Retriever
-    from perdure.memory.retrieval import Weights as Weights
+    from perdure.memory.facts import (
+        EpisodicItem as EpisodicItem,
+        Fact as Fact,
+        FactLimits as FactLimits,
+        MemoryBundle as MemoryBundle,
+        SemanticItem as SemanticItem,
+    )
+    from perdure.memory.ledger import Approval as Approval, Effect as Effect
+    from perdure.memory.retrieval import (
+        RetrievedMemory as RetrievedMemory,
+        Retriever as Retriever,
+        Weights as Weights,
+    )
     from perdure.memory.traces import RawTrace as RawTrace
-    from perdure.memory.working_memory import MemoryInfo as MemoryInfo
-    from perdure.memory.working_memory import MemoryItem as MemoryItem
-    from perdure.memory.working_memory import MemoryStorage as MemoryStorage
-    from perdure.memory.working_memory import SessionMemoryStorage as SessionMemoryStorage
-    from perdure.restore import CompactionSnapshotBuilder as CompactionSnapshotBuilder
-    from perdure.restore import WorkingContextSnapshot as WorkingContextSnapshot
+    from perdure.memory.working_memory import (
+        MemoryInfo as MemoryInfo,
+        MemoryItem as MemoryItem,
+        MemoryStorage as MemoryStorage,
+        SessionMemoryStorage as SessionMemoryStorage,
+    )
     from perdure.restore import (
+        CompactionSnapshotBuilder as CompactionSnapshotBuilder,
+        WorkingContextSnapshot as WorkingContextSnapshot,
         WorkingContextSnapshotBootstrapOptions as WorkingContextSnapshotBootstrapOptions,
-    )
-    from perdure.restore import (
         WorkingContextSnapshotBootstrapper as WorkingContextSnapshotBootstrapper,
+        WorkingContextSnapshotSerializer as WorkingContextSnapshotSerializer,
+        WorkingContextSnapshotStore as WorkingContextSnapshotStore,
     )
-    from perdure.restore import WorkingContextSnapshotSerializer as WorkingContextSnapshotSerializer
-    from perdure.restore import WorkingContextSnapshotStore as WorkingContextSnapshotStore
 
 _HOMES = {
     "perdure.agent.agent": ("Agent", "AgentFactory"),

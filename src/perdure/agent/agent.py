@@ -322,10 +322,11 @@ class Agent:
             if isinstance(event, TurnFailed):
                 raise event.error
             if isinstance(event, TurnInterrupted):
-                text = (
-                    f"turn {event.turn_id} of agent {self.id!r} was interrupted; what came is kept"
+                raise SessionError(
+                    f"turn {event.turn_id} of agent {self.id!r} was interrupted; what came is kept",
+                    agent=self.id,
+                    turn=event.turn_id,
                 )
-                raise SessionError(text, agent=self.id, turn=event.turn_id)
             if isinstance(event, AgentStopped) and event.error is not None:
                 raise event.error
         raise SessionClosedError(f"agent {self.id!r} stopped before it had answered", agent=self.id)
@@ -335,8 +336,9 @@ class Agent:
     ) -> None:
         given = Message.user(message) if isinstance(message, str) else message
         if not isinstance(given, Message):
-            text = f"a message is text or a Message, not {type(given).__name__}"
-            raise InvalidArgumentError(text, agent=self.id)
+            raise InvalidArgumentError(
+                f"a message is text or a Message, not {type(given).__name__}", agent=self.id
+            )
         if turn_id is not None:
             require_name("turn id", turn_id)
         event = UserMessageReceivedEvent(given, turn_id=turn_id)
@@ -534,17 +536,20 @@ class Agent:
         context, ledger = self.context, self.context.ledger
         effect = ledger.effect(id)
         if decision not in {"done", "skip", "replay"}:
-            message = f"resolve_effect: invalid {decision!r}: choose done, skip or replay"
-            raise InvalidArgumentError(message, option="decision")
+            raise InvalidArgumentError(
+                f"resolve_effect: invalid {decision!r}: choose done, skip or replay",
+                option="decision",
+            )
         going_on = {context.turn_id, *(open_message.turn for open_message in ledger.messages)}
         goes_on = not effect.told and effect.turn in going_on
         if decision == "replay" and not (goes_on and self._can_run(effect)):
-            message = (
+            raise SessionError(
                 f"the effect {effect.id} of tool {effect.tool!r} cannot be replayed: its turn is "
                 "over, or does not wait for it, or its tool or arguments are gone; settle it as "
-                "done or skip, and ask anew"
+                "done or skip, and ask anew",
+                agent=context.agent_id,
+                effect=effect.id,
             )
-            raise SessionError(message, agent=context.agent_id, effect=effect.id)
         if goes_on or not is_unknown(effect):
             ledger.decide(effect, decision, encode_value(result)[0])
         else:

@@ -285,8 +285,11 @@ async def bootstrap(context: AgentContext, steps: Sequence[BootstrapStep]) -> No
     for step in steps:
         name = type(step).__name__
         if not await step.execute(context):
-            message = f"agent {agent_id!r} did not start: its bootstrap step {name} failed"
-            raise SessionError(message, agent=agent_id, step=name)
+            raise SessionError(
+                f"agent {agent_id!r} did not start: its bootstrap step {name} failed",
+                agent=agent_id,
+                step=name,
+            )
         context.emit(BootstrapStepDone(agent_id=agent_id, step=name))
     if context.config.setup is not None:
         await maybe_await(context.config.setup(context), context)
@@ -317,11 +320,11 @@ async def load_now(context: AgentContext) -> bool:
     if context.state.restore_options is not None:
         return True
     if context.begun:
-        message = (
+        raise SessionError(
             f"agent {context.agent_id!r} has begun a new conversation: "
-            "load the stored one before the first message"
+            "load the stored one before the first message",
+            agent=context.agent_id,
         )
-        raise SessionError(message, agent=context.agent_id)
     if not has_content(context.session):
         return False
     context.sets_aside = False

@@ -68,8 +68,9 @@ class AgentDeclared:
 
         """
         if self._config is None:
-            message = "this agent has no config before it is started: use `async with agent`"
-            raise SessionError(message)
+            raise SessionError(
+                "this agent has no config before it is started: use `async with agent`"
+            )
         return self._config
 
     @config.setter
@@ -199,8 +200,10 @@ class AgentContext:
 
     def _require_memory(self) -> None:
         if not self.config.features.memory:
-            message = f"agent {self.agent_id!r} has no working memory: give Features(memory=True)"
-            raise ConfigError(message, agent=self.agent_id)
+            raise ConfigError(
+                f"agent {self.agent_id!r} has no working memory: give Features(memory=True)",
+                agent=self.agent_id,
+            )
 
     @property
     def turn_id(self) -> str:
@@ -242,11 +245,11 @@ class PersistentSession(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not 0 <= self.autosave_interval < float("inf"):
-            message = (
+            raise InvalidArgumentError(
                 f"persistent_session: invalid autosave_interval={self.autosave_interval!r}: "
-                "give seconds, or 0 for no timers"
+                "give seconds, or 0 for no timers",
+                autosave_interval=self.autosave_interval,
             )
-            raise InvalidArgumentError(message, autosave_interval=self.autosave_interval)
 
 
 Persistence = bool | PersistentSession | None
@@ -270,11 +273,10 @@ def persistence_of(given: Persistence, configured: Persistence) -> Persistence:
         return objects[0]
     if given == configured:
         return given
-    message = (
+    raise InvalidArgumentError(
         "persistent_session is given twice, and not the same: "
         "give it in the config or to create, not both"
     )
-    raise InvalidArgumentError(message)
 
 
 def memory_of(
@@ -291,11 +293,11 @@ def memory_of(
         and configured is not None
         and persistence.memory is not configured
     ):
-        message = (
+        raise InvalidArgumentError(
             "the storage of memory is given twice: give it in the config or in "
-            "PersistentSession, not both"
+            "PersistentSession, not both",
+            option="memory_storage",
         )
-        raise InvalidArgumentError(message, option="memory_storage")
     return configured if persistence.memory is None else persistence.memory
 
 
@@ -444,24 +446,36 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("inbox_size", "max_model_calls", "max_inline_bytes"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
-                message = f"agent: invalid {name}={value!r}: it must be a whole number from 1"
-                raise InvalidArgumentError(message, option=name, value=value)
+                raise InvalidArgumentError(
+                    f"agent: invalid {name}={value!r}: it must be a whole number from 1",
+                    option=name,
+                    value=value,
+                )
         if self.on_unfinished not in {"report", "resume"}:
-            message = f"agent: on_unfinished={self.on_unfinished!r}: choose report or resume"
-            raise InvalidArgumentError(message, option="on_unfinished", value=self.on_unfinished)
+            raise InvalidArgumentError(
+                f"agent: on_unfinished={self.on_unfinished!r}: choose report or resume",
+                option="on_unfinished",
+                value=self.on_unfinished,
+            )
         if not (self.approve is None or self.approve == "ask" or callable(self.approve)):
-            message = f"agent: invalid approve={self.approve!r}: give a function, 'ask' or None"
-            raise InvalidArgumentError(message, option="approve", value=self.approve)
+            raise InvalidArgumentError(
+                f"agent: invalid approve={self.approve!r}: give a function, 'ask' or None",
+                option="approve",
+                value=self.approve,
+            )
         if self.tool_timeout is not None and not self.tool_timeout > 0:
-            message = f"agent: invalid tool_timeout={self.tool_timeout!r}: give seconds above 0"
-            raise InvalidArgumentError(message, option="tool_timeout", value=self.tool_timeout)
+            raise InvalidArgumentError(
+                f"agent: invalid tool_timeout={self.tool_timeout!r}: give seconds above 0",
+                option="tool_timeout",
+                value=self.tool_timeout,
+            )
         if isinstance(self.model, str):
             msgspec.structs.force_setattr(self, "model", named_model(self.model))
         servers = tuple(McpServer.of(server) for server in self.mcp)
         msgspec.structs.force_setattr(self, "mcp", servers)
         if not callable(getattr(self.model, "stream", None)):
-            message = (
+            raise InvalidArgumentError(
                 f"agent: a {type(self.model).__name__} is no model: it needs a method "
-                "stream(messages, tools) that yields chunks; or give a name, as 'openai:NAME'"
+                "stream(messages, tools) that yields chunks; or give a name, as 'openai:NAME'",
+                option="model",
             )
-            raise InvalidArgumentError(message, option="model")

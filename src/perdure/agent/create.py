@@ -75,8 +75,9 @@ async def _clear_the_way(
 ) -> None:
     """Refuse, or delete, what is stored under an agent's id, as is wished."""
     if if_exists not in get_args(IfExists):
-        message = f"invalid if_exists={if_exists!r}: choose resume, error or replace"
-        raise InvalidArgumentError(message, option="if_exists")
+        raise InvalidArgumentError(
+            f"invalid if_exists={if_exists!r}: choose resume, error or replace", option="if_exists"
+        )
     place = {"session": config.session, "tenant": config.tenant}
     if if_exists == "resume" or not await sessions.exists(agent_id, **place):
         return
@@ -204,20 +205,22 @@ def _check_type(session: Session, config: AgentConfig) -> None:
     if stored == wanted:
         return
     if has_content(session) or stored != DEFAULT_TYPE:
-        message = (
+        raise SessionError(
             f"agent {session.id!r} is stored as a {stored!r}, not as a {wanted!r}: give "
-            f"agent_type={stored!r}, or choose another id"
+            f"agent_type={stored!r}, or choose another id",
+            agent=session.id,
+            stored=stored,
+            wanted=wanted,
         )
-        raise SessionError(message, agent=session.id, stored=stored, wanted=wanted)
     accept(session, (meta_entry(agent_type=wanted),))
 
 
 def _exists(agent_id: str) -> SessionError:
-    message = (
+    return SessionError(
         f"agent {agent_id!r} exists: choose another id, or if_exists='resume' to go on with it, "
-        "'replace' to delete it and begin anew"
+        "'replace' to delete it and begin anew",
+        agent=agent_id,
     )
-    return SessionError(message, agent=agent_id)
 
 
 # ``Agent.create``: an agent of its arguments, with a store of its own where it has none
@@ -250,11 +253,12 @@ class AgentCreation(Generic[A]):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # what copy, pickle and inspect ask for: there is none
             raise AttributeError(name)
-        message = (
+        raise AttributeError(
             f"Agent.create(…) is no agent yet, and has no {name!r}: write "
-            "`async with Agent.create(…) as agent:`, or `agent = await Agent.create(…)`"
+            "`async with Agent.create(…) as agent:`, or `agent = await Agent.create(…)`",
+            name=name,
+            obj=self,
         )
-        raise AttributeError(message, name=name, obj=self)
 
 
 def merged(
@@ -275,16 +279,21 @@ def merged(
     """
     unknown = sorted(set(options) - set(AgentConfig.__struct_fields__))
     if unknown:
-        message = f"Agent.create: {unknown[0]!r} is no option: see AgentConfig for those there are"
-        raise InvalidArgumentError(message, option=unknown[0])
+        raise InvalidArgumentError(
+            f"Agent.create: {unknown[0]!r} is no option: see AgentConfig for those there are",
+            option=unknown[0],
+        )
     if config is not None:
         if model is not None or tools or mcp or instructions:
-            message = "Agent.create: give a config, or model, tools, mcp and instructions, not both"
-            raise InvalidArgumentError(message)
+            raise InvalidArgumentError(
+                "Agent.create: give a config, or model, tools, mcp and instructions, not both"
+            )
         return msgspec.structs.replace(config, **options)
     if model is None:
-        message = "Agent.create: model is missing: give one, such as 'openai:NAME' or EchoModel()"
-        raise InvalidArgumentError(message, option="model")
+        raise InvalidArgumentError(
+            "Agent.create: model is missing: give one, such as 'openai:NAME' or EchoModel()",
+            option="model",
+        )
     named = {"name": agent_id or "agent", **options}
     return AgentConfig(model=model, tools=tools, mcp=mcp, instructions=instructions, **named)
 
@@ -303,8 +312,9 @@ async def create(
     persistence = persistence_of(persistent_session, configured)
     persistent = persistence if isinstance(persistence, PersistentSession) else PersistentSession()
     if persistent.storage is not None and sessions is not None:
-        message = "two places for one agent: give sessions, or PersistentSession(storage=…)"
-        raise InvalidArgumentError(message)
+        raise InvalidArgumentError(
+            "two places for one agent: give sessions, or PersistentSession(storage=…)"
+        )
     if isinstance(persistence, PersistentSession):
         memory = memory_of(persistent, config.memory_storage)
         config = msgspec.structs.replace(

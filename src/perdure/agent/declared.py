@@ -96,11 +96,12 @@ def home_of(context: AgentContext) -> Path:
         return Path(context.config.home).expanduser().absolute()
     folder = folder_of(context.session)
     if folder is None:
-        message = (
+        raise ConfigError(
             f"agent {context.agent_id!r} has no home, since its store has no folders: "
-            "give AgentConfig(home=…)"
+            "give AgentConfig(home=…)",
+            option="home",
+            agent=context.agent_id,
         )
-        raise ConfigError(message, option="home", agent=context.agent_id)
     return Path(folder) / "files"
 
 

@@ -66,8 +66,11 @@ class WorkerEventDispatcher:
         """
         handler = self._handlers.get(type(event))
         if handler is None:
-            message = f"agent {context.agent_id!r}: nothing handles a {type(event).__name__}"
-            raise SessionError(message, agent=context.agent_id, event=type(event).__name__)
+            raise SessionError(
+                f"agent {context.agent_id!r}: nothing handles a {type(event).__name__}",
+                agent=context.agent_id,
+                event=type(event).__name__,
+            )
         await handler.handle(event, context)
 
 
@@ -137,11 +140,12 @@ class LLMUserMessageReadyEventHandler:
         """Stream an answer; tools, or the end of the turn, come next."""
         limit = context.config.max_model_calls
         if context.model_calls >= limit:
-            text = (
+            raise SessionError(
                 f"agent {context.agent_id!r}: the model was called {limit} times in turn "
-                f"{context.turn_id}: raise max_model_calls, or look at its tools"
+                f"{context.turn_id}: raise max_model_calls, or look at its tools",
+                agent=context.agent_id,
+                turn=context.turn_id,
             )
-            raise SessionError(text, agent=context.agent_id, turn=context.turn_id)
         context.model_calls += 1
         specs = context.plugins.tools.offered(context.toolbox.specs)
         context.memory.note_window(getattr(context.model, "context_window", None))
@@ -219,13 +223,10 @@ class LLMUserMessageReadyEventHandler:
 
 def _does_not_fit(context: AgentContext, tokens: int, overflow: Overflow) -> ContextOverflowError:
     window = "" if overflow.window is None else f" of {overflow.window} tokens"
-    message = (
+    return ContextOverflowError(
         f"agent {context.agent_id!r}: turn {context.turn_id} does not fit into the model's window"
         f"{window}: even compacted, the request has about {overflow.tokens or tokens} tokens; ask "
-        "with less, have tools return less, or choose a model with a larger window"
-    )
-    return ContextOverflowError(
-        message,
+        "with less, have tools return less, or choose a model with a larger window",
         agent=context.agent_id,
         turn=context.turn_id,
         tokens=overflow.tokens or tokens,

@@ -128,11 +128,11 @@ class AgentLedger:
         if not self._keeps_messages:
             return None
         if not self._book.has_room(len(self._fresh) + 1):
-            text = (
+            raise SessionError(
                 f"agent {self._session.id!r} has {MOST} messages that are not answered: go on with "
-                "them, resume(), or give up on them, dismiss()"
+                "them, resume(), or give up on them, dismiss()",
+                agent=self._session.id,
             )
-            raise SessionError(text, agent=self._session.id)
         now = self._clock()
         stored = encode_message(message, registry_of(self._session), now=now).payload
         fields: dict[str, Any] = {"message": msgspec.Raw(stored), "at": now}
@@ -237,8 +237,11 @@ class AgentLedger:
         """
         effects = [effect for effect in self.effects if id in {effect.id, effect.call}]
         if not effects:
-            message = f"agent {self._session.id!r} knows of no effect {id!r} that is unknown"
-            raise SessionError(message, agent=self._session.id, effect=id)
+            raise SessionError(
+                f"agent {self._session.id!r} knows of no effect {id!r} that is unknown",
+                agent=self._session.id,
+                effect=id,
+            )
         return effects[-1]
 
     def plan(self, turn: str, call: ToolCall, policy: Policy, *, begun: bool) -> Effect:
@@ -314,8 +317,11 @@ class AgentLedger:
             if approval.call == call_id and approval.answer is None
         ]
         if not waiting:
-            message = f"no call {call_id!r} of agent {self._session.id!r} waits for an approval"
-            raise SessionError(message, agent=self._session.id, call=call_id)
+            raise SessionError(
+                f"no call {call_id!r} of agent {self._session.id!r} waits for an approval",
+                agent=self._session.id,
+                call=call_id,
+            )
         self._change(APPROVAL, waiting[-1].id, answer=answer, why=why)
         self._wake(waiting[-1].id)
         return waiting[-1]

@@ -138,8 +138,11 @@ class TurnTracker:
         """
         if turn_id != self.turn_id:
             running = repr(self.turn_id) if self.turn_id else "no turn"
-            message = f"this belongs to turn {turn_id!r}, but {running} is running"
-            raise SessionError(message, turn=turn_id, running=self.turn_id)
+            raise SessionError(
+                f"this belongs to turn {turn_id!r}, but {running} is running",
+                turn=turn_id,
+                running=self.turn_id,
+            )
 
 
 # Turns, blocks and traces, read back from the log

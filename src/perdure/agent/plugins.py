@@ -57,8 +57,11 @@ class InContextMemory:
 
     def __init__(self, *, max_entries: int = 20) -> None:
         if max_entries < 1:
-            message = f"in_context_memory: invalid max_entries={max_entries!r}: from 1 up"
-            raise InvalidArgumentError(message, option="max_entries", value=max_entries)
+            raise InvalidArgumentError(
+                f"in_context_memory: invalid max_entries={max_entries!r}: from 1 up",
+                option="max_entries",
+                value=max_entries,
+            )
         self._max_entries = max_entries
         self._entries: dict[str, dict[str, Any]] = {}
         self._others: list[Any] = []
@@ -268,15 +271,17 @@ class PersistentInstructions:
         except FileNotFoundError:
             data = b""
         if len(data) > MAX_INSTRUCTIONS:
-            message = (
-                f"{self.path} has {len(data)} bytes, the limit is {MAX_INSTRUCTIONS}: shorten it"
+            raise ConfigError(
+                f"{self.path} has {len(data)} bytes, the limit is {MAX_INSTRUCTIONS}: shorten it",
+                path=self.path,
+                size=len(data),
             )
-            raise ConfigError(message, path=self.path, size=len(data))
         try:
             self.text = data.decode("utf-8-sig").strip()
         except UnicodeDecodeError as error:
-            message = f"{self.path} is not UTF-8: save it as UTF-8"
-            raise ConfigError(message, path=self.path) from error
+            raise ConfigError(
+                f"{self.path} is not UTF-8: save it as UTF-8", path=self.path
+            ) from error
         return self.text
 
     async def capture(self) -> dict[str, Any] | None:
@@ -401,9 +406,9 @@ def _instructions_path(config: AgentConfig, session: Session) -> str:
         return os.fspath(config.custom_instructions)
     folder = folder_of(session)
     if folder is None:
-        message = (
+        raise ConfigError(
             f"agent {session.id!r}: persistent_instructions needs a file, and this store has no "
-            "folder for it: give custom_instructions=PATH"
+            "folder for it: give custom_instructions=PATH",
+            option="custom_instructions",
         )
-        raise ConfigError(message, option="custom_instructions")
     return os.path.join(folder, INSTRUCTIONS)  # noqa: PTH118  # as the store names it

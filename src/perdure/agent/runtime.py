@@ -65,8 +65,10 @@ class AgentRuntime:
 
         """
         if self._host is not None:
-            message = f"agent {context.agent_id!r} was started before: make a new one"
-            raise SessionError(message, agent=context.agent_id)
+            raise SessionError(
+                f"agent {context.agent_id!r} was started before: make a new one",
+                agent=context.agent_id,
+            )
         self._context = context
         self._host = Host(on_teardown=self._torn_down)
         await self._host.start()
@@ -77,8 +79,10 @@ class AgentRuntime:
         if worker.error is not None:
             raise worker.error
         if worker.done.is_set():
-            message = f"agent {context.agent_id!r} was stopped before it was ready"
-            raise SessionClosedError(message, agent=context.agent_id)
+            raise SessionClosedError(
+                f"agent {context.agent_id!r} was stopped before it was ready",
+                agent=context.agent_id,
+            )
 
     async def submit_event(
         self, event: UserMessageReceivedEvent, stream: EventStream | None = None
@@ -174,8 +178,7 @@ class AgentRuntime:
     def _inputs(self) -> InputQueues:
         context = self._context
         if context is None or context.inputs is None or not self.is_running:
-            message = "this agent does not run: start it, or use `async with agent`"
-            raise SessionClosedError(message)
+            raise SessionClosedError("this agent does not run: start it, or use `async with agent`")
         self._check_home()
         return context.inputs
 

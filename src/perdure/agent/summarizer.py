@@ -75,10 +75,11 @@ class ModelSummarizer:
     ) -> None:
         for name, value in (("message_chars", message_chars), ("max_chars", max_chars)):
             if value < _LEAST_CHARS:
-                message = (
-                    f"ModelSummarizer: {name}={value!r} is too few: give {_LEAST_CHARS} or more"
+                raise InvalidArgumentError(
+                    f"ModelSummarizer: {name}={value!r} is too few: give {_LEAST_CHARS} or more",
+                    option=name,
+                    value=value,
                 )
-                raise InvalidArgumentError(message, option=name, value=value)
         self._model: Model = named_model(model) if isinstance(model, str) else model
         self._instructions = INSTRUCTIONS if instructions is None else instructions
         self._renderer = renderer

@@ -99,8 +99,10 @@ class Tool:
         self.unstorable: OnUnstorable = unstorable
         self.name: str = str(name or getattr(function, "__name__", type(function).__name__))
         if not _NAME.fullmatch(self.name):
-            message = f"a tool cannot be named {self.name!r}: give it name= of letters, digits, _"
-            raise InvalidArgumentError(message, tool=self.name)
+            raise InvalidArgumentError(
+                f"a tool cannot be named {self.name!r}: give it name= of letters, digits, _",
+                tool=self.name,
+            )
         docstring = inspect.getdoc(function) or ""
         self.description: str = description or _description_in(docstring)
         self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
@@ -232,10 +234,10 @@ class Toolbox:
         for tool in tools:
             new_tool = tool if isinstance(tool, Tool) else Tool(tool)
             if new_tool.name in self._tools:
-                message = (
-                    f"two tools are named {new_tool.name!r}: give one another, with tool(name=…)"
+                raise InvalidArgumentError(
+                    f"two tools are named {new_tool.name!r}: give one another, with tool(name=…)",
+                    tool=new_tool.name,
                 )
-                raise InvalidArgumentError(message, tool=new_tool.name)
             self._tools[new_tool.name] = new_tool
         self.specs = tuple(tool.spec for tool in self._tools.values())
 
@@ -276,8 +278,9 @@ def _within(limit: float | None) -> contextlib.AbstractContextManager[object]:
 def _check_choice(option: str, value: object, choices: tuple[object, ...]) -> None:
     if value not in choices:
         known = ", ".join(map(repr, choices))
-        message = f"tool: invalid {option}={value!r}: choose {known}"
-        raise InvalidArgumentError(message, option=option, value=value)
+        raise InvalidArgumentError(
+            f"tool: invalid {option}={value!r}: choose {known}", option=option, value=value
+        )
 
 
 def is_certain(result: ToolResult) -> bool:
@@ -310,19 +313,26 @@ def _fields(
     try:
         hints = get_type_hints(function, include_extras=True)
     except Exception as error:
-        message = f"the annotations of tool {name!r} cannot be resolved: {error}"
-        raise InvalidArgumentError(message, tool=name) from error
+        raise InvalidArgumentError(
+            f"the annotations of tool {name!r} cannot be resolved: {error}", tool=name
+        ) from error
     from perdure.agent.context import AgentContext
 
     fields: list[Any] = []
     context_name = None
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in {parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY}:
-            message = f"tool {name!r}: parameter {parameter.name!r} cannot be given by its name"
-            raise InvalidArgumentError(message, tool=name, parameter=parameter.name)
+            raise InvalidArgumentError(
+                f"tool {name!r}: parameter {parameter.name!r} cannot be given by its name",
+                tool=name,
+                parameter=parameter.name,
+            )
         if parameter.kind is parameter.VAR_KEYWORD:
-            message = f"tool {name!r}: **{parameter.name} has no schema: name the parameters"
-            raise InvalidArgumentError(message, tool=name, parameter=parameter.name)
+            raise InvalidArgumentError(
+                f"tool {name!r}: **{parameter.name} has no schema: name the parameters",
+                tool=name,
+                parameter=parameter.name,
+            )
         if parameter.name == KEY:
             continue
         kind = hints.get(parameter.name, Any)
@@ -350,8 +360,9 @@ def _schema(name: str, arguments: type[msgspec.Struct]) -> dict[str, Any]:
     try:
         _, components = msgspec.json.schema_components((arguments,), ref_template="#/$defs/{name}")
     except TypeError as error:
-        message = f"the parameters of tool {name!r} have no JSON schema: {error}"
-        raise InvalidArgumentError(message, tool=name) from error
+        raise InvalidArgumentError(
+            f"the parameters of tool {name!r} have no JSON schema: {error}", tool=name
+        ) from error
     schema = dict(components.pop(arguments.__name__))
     schema.pop("title", None)
     schema.setdefault("required", [])
@@ -423,8 +434,10 @@ def refuse_to_wait(context: AgentContext, what: str, cure: str) -> None:
     """
     wait = _wait.get()
     if wait is not None and wait.context is context and not wait.over:
-        message = f"agent {context.agent_id!r} would wait for itself: {what} {cure}"
-        raise SessionError(message, agent=context.agent_id)
+        raise SessionError(
+            f"agent {context.agent_id!r} would wait for itself: {what} {cure}",
+            agent=context.agent_id,
+        )
 
 
 # Functions of the application that process messages and results
@@ -454,8 +467,11 @@ def require(value: Any, kind: type[T], process: Any, option: str) -> T:
         return value
     name = getattr(process, "__qualname__", type(process).__name__)
     shown = "None" if value is None else f"a {type(value).__name__}"
-    message = f"{option}: {name} returned {shown}: it must return a {kind.__name__}"
-    raise ConfigError(message, option=option, value=value)
+    raise ConfigError(
+        f"{option}: {name} returned {shown}: it must return a {kind.__name__}",
+        option=option,
+        value=value,
+    )
 
 
 async def received(message: Message, context: AgentContext) -> Message:

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from perdure.archive.entries import Archive as Archive
     from perdure.archive.limits import ArchiveLimits as ArchiveLimits
     from perdure.archive.restore import ArchiveRestored as ArchiveRestored
-    from perdure.archive.save import ArchiveProgress as ArchiveProgress
-    from perdure.archive.save import ArchiveSaved as ArchiveSaved
-    from perdure.archive.save import ArchiveSkipped as ArchiveSkipped
+    from perdure.archive.save import (
+        ArchiveProgress as ArchiveProgress,
+        ArchiveSaved as ArchiveSaved,
+        ArchiveSkipped as ArchiveSkipped,
+    )
 
 
 _HOME_OF = {

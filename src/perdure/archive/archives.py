@@ -107,11 +107,12 @@ def require_known(
         return
     occupied = occupied_by(home, plan.selection)
     if occupied:
-        message = (
+        raise SessionError(
             f"{home.path} has files that are in no archive of {key.agent}, {occupied[0]!r} among "
-            "them: save them first, choose an empty folder, or say force=True (--force)"
+            "them: save them first, choose an empty folder, or say force=True (--force)",
+            path=home.path,
+            entries=len(occupied),
         )
-        raise SessionError(message, path=home.path, entries=len(occupied))
 
 
 def require_named(path: Path, plan: ExtractPlan, selection: Selection) -> None:
@@ -123,12 +124,13 @@ def require_named(path: Path, plan: ExtractPlan, selection: Selection) -> None:
     """
     beyond = plan.selection.hidden_beyond(selection)
     if beyond:
-        message = (
+        raise ConfigError(
             f"{path} brings {', '.join(map(ascii, beyond[:5]))}, hidden and not named here: such "
             "files may change how a shell or a tool behaves; to take them, name them in "
-            "persist_paths (paths=, --path); nothing was changed"
+            "persist_paths (paths=, --path); nothing was changed",
+            path=str(path),
+            hidden=beyond,
         )
-        raise ConfigError(message, path=str(path), hidden=beyond)
 
 
 def restored(
@@ -248,8 +250,11 @@ class Archives:
         if matches is None:
             names = ", ".join(archive.label or archive.id for archive in have) or "none"
             wanted = "no archive" if name is None else f"no archive {name!r}"
-            message = f"session {self._key} has {wanted}: it has {names}"
-            raise ConfigError(message, key=str(self._key), archive=name)
+            raise ConfigError(
+                f"session {self._key} has {wanted}: it has {names}",
+                key=str(self._key),
+                archive=name,
+            )
         return matches
 
     # saving
@@ -311,8 +316,10 @@ class Archives:
 
     def _writable(self) -> Session:
         if isinstance(self._session, SessionView):
-            message = f"session {self._key} was loaded to read: open it to save an archive"
-            raise SessionError(message, key=str(self._key))
+            raise SessionError(
+                f"session {self._key} was loaded to read: open it to save an archive",
+                key=str(self._key),
+            )
         return self._session
 
     def _archive(self, result: SaveResult, label: str) -> Archive:
@@ -334,11 +341,11 @@ class Archives:
     async def _alone(self) -> AsyncGenerator[tuple[Folder, Folder], None]:
         path = self._home
         if path is None:
-            message = (
+            raise ConfigError(
                 f"{self._store.location} keeps no folder for the agent of {self._key}: give the "
-                "home folder"
+                "home folder",
+                option="home",
             )
-            raise ConfigError(message, option="home")
         stack = ExitStack()
         try:
             yield await self._entered(path, stack)

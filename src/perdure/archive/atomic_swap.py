@@ -157,18 +157,19 @@ def entered(path: str) -> Iterator[tuple[Folder, Folder]]:
     try:
         Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
     except FileExistsError as error:
-        message = f"the home {path} is no folder: choose another"
-        raise ConfigError(message, option="home", path=path) from error
+        raise ConfigError(
+            f"the home {path} is no folder: choose another", option="home", path=path
+        ) from error
     with contextlib.ExitStack() as stack:
         home = stack.enter_context(Folder.root(path))
         control = stack.enter_context(home.make(CONTROL))
         fd = control.open(LOCK, os.O_RDWR | os.O_CREAT)
         stack.callback(os.close, fd)
         if try_lock(fd) is False:
-            message = (
-                f"the home {path} is just being saved or restored: try again when that is done"
+            raise BusyError(
+                f"the home {path} is just being saved or restored: try again when that is done",
+                path=path,
             )
-            raise BusyError(message, path=path)
         refused = recover(home, control)
         if refused is not None:
             log.warning("restore undone", extra={"home": path, "error": str(refused)})
@@ -213,11 +214,12 @@ def commit(home: Folder, control: Folder, stage: str, selection: Selection) -> l
         raise StoreError(f"{control.path}/{JOURNAL} is there: a restore is under way")
     refused = recover(home, control)
     if refused is not None:
-        message = (
+        raise StoreUnavailableError(
             f"{refused.filename!r} in {home.path} cannot be moved: {refused.strerror}: mend its "
-            "rights, or unmount it; nothing was changed"
-        )
-        raise StoreUnavailableError(message, path=home.path, errno=refused.errno) from refused
+            "rights, or unmount it; nothing was changed",
+            path=home.path,
+            errno=refused.errno,
+        ) from refused
     return sorted({*puts, *takes})
 
 
@@ -243,11 +245,11 @@ def _require_movable(home: Folder, units: tuple[str, ...]) -> None:
     for unit in units:
         status = _stat(home, unit)
         if status is not None and root is not None and status.st_dev != root.st_dev:
-            message = (
+            raise StoreError(
                 f"{home.path}/{unit} is another file system, and the archive has something of "
-                "this name: unmount it, or restore into another folder; nothing was changed"
+                "this name: unmount it, or restore into another folder; nothing was changed",
+                path=f"{home.path}/{unit}",
             )
-            raise StoreError(message, path=f"{home.path}/{unit}")
 
 
 def recover(home: Folder, control: Folder) -> OSError | None:
@@ -275,8 +277,9 @@ def _journal_of(data: bytes, control: Folder) -> _Journal:
     try:
         journal = decoder_of(_Journal).decode(data)
     except msgspec.DecodeError as error:
-        message = f"{path} is damaged ({error}): the new tree is beside it; move it by hand"
-        raise CorruptRecordError(message, path=path) from None
+        raise CorruptRecordError(
+            f"{path} is damaged ({error}): the new tree is beside it; move it by hand", path=path
+        ) from None
     puts, takes = tuple(map(_named, journal.puts)), tuple(map(_named, journal.takes))
     inside = all(map(_is_inside, (*puts, *takes)))
     if not inside or not journal.stage.startswith(LEFT) or "/" in journal.stage:
@@ -502,8 +505,11 @@ class StagingTree:
         return self._parent, name
 
     def _corrupt(self, entry: FileEntry, reason: str) -> CorruptRecordError:
-        message = f"{self._description}: {entry.path!r} is damaged: {reason}; nothing was changed"
-        return CorruptRecordError(message, where=self._description, path=entry.path)
+        return CorruptRecordError(
+            f"{self._description}: {entry.path!r} is damaged: {reason}; nothing was changed",
+            where=self._description,
+            path=entry.path,
+        )
 
 
 class _File:
@@ -550,8 +556,10 @@ def require_room(home: Folder, wanted: int) -> None:
     status = os.statvfs(home.path)
     free = status.f_bavail * status.f_frsize
     if wanted + SPARE > free:
-        message = (
+        raise StoreUnavailableError(
             f"the archive's files take {wanted} bytes, and {home.path} has {free} left: make room, "
-            "or restore into a folder on another disk; nothing was changed"
+            "or restore into a folder on another disk; nothing was changed",
+            path=home.path,
+            size=wanted,
+            errno=errno.ENOSPC,
         )
-        raise StoreUnavailableError(message, path=home.path, size=wanted, errno=errno.ENOSPC)

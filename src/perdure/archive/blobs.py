@@ -45,17 +45,18 @@ async def hop(place: str, function: Callable[..., T], *args: Any) -> T:
     try:
         return await anyio.to_thread.run_sync(partial(function, *args))
     except LinkFoundError as error:
-        message = (
+        raise ConfigError(
             f"{error.filename} is a symbolic link, and may lead out of the home {place}: put a "
-            "folder in its place; nothing was changed"
-        )
-        raise ConfigError(message, path=str(error.filename)) from error
+            "folder in its place; nothing was changed",
+            path=str(error.filename),
+        ) from error
     except OSError as error:
-        message = (
+        raise StoreUnavailableError(
             f"{_path_of(error, place)}: {error.strerror}: mend that, and try again; "
-            "no archive was changed"
-        )
-        raise StoreUnavailableError(message, path=place, errno=error.errno) from error
+            "no archive was changed",
+            path=place,
+            errno=error.errno,
+        ) from error
 
 
 def _path_of(error: OSError, place: str) -> str:
@@ -114,8 +115,10 @@ def require_blobs(store: Store) -> None:
 
     """
     if not store.capabilities.blobs:
-        message = f"{store.location} keeps no blobs, which archives need: use another store"
-        raise NotStorableError(message, location=store.location)
+        raise NotStorableError(
+            f"{store.location} keeps no blobs, which archives need: use another store",
+            location=store.location,
+        )
 
 
 async def put(store: Store, tenant: str, blobs: Mapping[str, bytes]) -> None:
@@ -132,8 +135,10 @@ async def put(store: Store, tenant: str, blobs: Mapping[str, bytes]) -> None:
     stored = await _all(store, tenant, blobs)
     for name, data in blobs.items():
         if stored[name] != data:
-            message = f"{store.location} does not have blob {name}, which it has just been given"
-            raise StoreError(message, blob=name)
+            raise StoreError(
+                f"{store.location} does not have blob {name}, which it has just been given",
+                blob=name,
+            )
 
 
 async def fetched(
@@ -148,11 +153,12 @@ async def fetched(
     blobs = await _all(store, tenant, set(names))
     readable = {name: data for name, data in blobs.items() if data is not None}
     for name in blobs.keys() - readable.keys():
-        message = (
+        raise CorruptRecordError(
             f"{description} needs blob {name}, which {store.location} does not have: bring it from "
-            "a copy of the store, or restore an older archive; nothing was changed"
+            "a copy of the store, or restore an older archive; nothing was changed",
+            where=description,
+            blob=name,
         )
-        raise CorruptRecordError(message, where=description, blob=name)
     return readable
 
 
@@ -184,10 +190,10 @@ async def entries_of(
             yield entry
     counted = (checker.files, checker.folders, checker.bytes)
     if counted != (archive.files, archive.folders, archive.bytes):
-        message = (
-            f"{description}: its manifest does not have what the log says: nothing was changed"
+        raise CorruptRecordError(
+            f"{description}: its manifest does not have what the log says: nothing was changed",
+            where=description,
         )
-        raise CorruptRecordError(message, where=description)
 
 
 def _judged(page: bytes, description: str, checker: Checker) -> list[Entry]:

@@ -104,8 +104,10 @@ def entry_of(line: bytes, description: str) -> Entry:
     try:
         entry: Entry = decoder_of(Entry).decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        message = f"{description}: a line of its manifest is damaged: {error}; nothing was changed"
-        raise CorruptRecordError(message, where=description) from None
+        raise CorruptRecordError(
+            f"{description}: a line of its manifest is damaged: {error}; nothing was changed",
+            where=description,
+        ) from None
     return entry
 
 

@@ -132,11 +132,11 @@ class Content:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise self._tar.refused(f"its manifest is damaged: {error}") from None
         if head.perdure_archive > FORMAT:
-            message = (
+            raise UnsupportedVersionError(
                 f"{self._description} is an archive of format {head.perdure_archive}, this release "
-                f"reads up to {FORMAT}: use a newer release"
+                f"reads up to {FORMAT}: use a newer release",
+                path=self._description,
             )
-            raise UnsupportedVersionError(message, path=self._description)
         return head
 
     def _selection(self, head: ExportHeader, entries: list[Entry]) -> Selection:
@@ -148,11 +148,12 @@ class Content:
             ) from None
         for entry in entries:
             if selection.fate(entry.path) not in _fates(entry):
-                message = (
+                raise CorruptRecordError(
                     f"{self._description}: {entry.path[:200]!a} is refused: the archive's own "
-                    "paths leave it out; nothing was changed"
+                    "paths leave it out; nothing was changed",
+                    where=self._description,
+                    path=entry.path[:200],
                 )
-                raise CorruptRecordError(message, where=self._description, path=entry.path[:200])
         return selection
 
     def into(self, stage: StagingTree, entries: tuple[Entry, ...]) -> Iterator[tuple[int, int]]:

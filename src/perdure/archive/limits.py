@@ -59,8 +59,11 @@ class ArchiveLimits(msgspec.Struct, frozen=True, kw_only=True):
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if not value > 0:
-                message = f"ArchiveLimits: invalid {name}={value!r}: give a number above 0"
-                raise InvalidArgumentError(message, option=name, value=value)
+                raise InvalidArgumentError(
+                    f"ArchiveLimits: invalid {name}={value!r}: give a number above 0",
+                    option=name,
+                    value=value,
+                )
 
 
 def fault_of_path(path: str, limits: ArchiveLimits, *, windows: bool = False) -> str | None:
@@ -104,11 +107,14 @@ def _fault_of_length(path: str, steps: list[str], limits: ArchiveLimits) -> str 
 
 def too_large(description: str, what: str, value: int, option: str, limit: int) -> TooLargeError:
     """Return the error for what is over a limit."""
-    message = (
+    return TooLargeError(
         f"{description}: {what} {value}, over the limit of {limit}: nothing was changed; if it is "
-        f"what you want, raise ArchiveLimits({option}=…)"
+        f"what you want, raise ArchiveLimits({option}=…)",
+        where=description,
+        option=option,
+        value=value,
+        limit=limit,
     )
-    return TooLargeError(message, where=description, option=option, value=value, limit=limit)
 
 
 @final
@@ -168,8 +174,11 @@ class Checker:
         if fault is None:
             return
         shown = ascii(path[:200])
-        message = f"{self._description}: {shown} is refused: {fault}; nothing was changed"
-        raise self._refusal(message, where=self._description, path=shown)
+        raise self._refusal(
+            f"{self._description}: {shown} is refused: {fault}; nothing was changed",
+            where=self._description,
+            path=shown,
+        )
 
     def _fault_of_place(self, path: str) -> str | None:
         folded = unicodedata.normalize("NFD", unicodedata.normalize("NFD", path).casefold())
@@ -325,8 +334,9 @@ def selection_of(paths: Sequence[str], *, whole: bool = True) -> Selection:
 
 
 def _config(reason: str, value: object) -> ConfigError:
-    message = f"persist_paths: invalid {value!r}: {reason}"
-    return InvalidArgumentError(message, option="persist_paths", value=value)
+    return InvalidArgumentError(
+        f"persist_paths: invalid {value!r}: {reason}", option="persist_paths", value=value
+    )
 
 
 def _steps(path: str) -> list[str]:

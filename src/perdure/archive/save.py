@@ -114,11 +114,12 @@ class _Scan:
 
     def _require_no_link(self, path: str, status: os.stat_result) -> None:
         if stat.S_ISLNK(status.st_mode) and self._selection.leads_through(path):
-            message = (
+            raise ConfigError(
                 f"persist_paths: {path!r} is a symbolic link, and may lead out of the home folder: "
-                "name the folder itself"
+                "name the folder itself",
+                option="persist_paths",
+                path=path,
             )
-            raise ConfigError(message, option="persist_paths", path=path)
 
     def _inner(self, folder: Folder, name: str, entry: FolderEntry) -> Iterator[Found]:
         try:
@@ -156,8 +157,9 @@ def _opened(folder: Folder, name: str, path: str) -> int | None:
     except (FileNotFoundError, LinkFoundError):
         return None
     except PermissionError as error:
-        message = f"{folder.path}/{name} cannot be read: {error.strerror}; chmod u+r it"
-        raise NotStorableError(message, path=path) from error
+        raise NotStorableError(
+            f"{folder.path}/{name} cannot be read: {error.strerror}; chmod u+r it", path=path
+        ) from error
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return fd
     os.close(fd)

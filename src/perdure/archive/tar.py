@@ -172,8 +172,11 @@ class TarReader:
 
     def refused(self, reason: str) -> CorruptRecordError:
         """Return the error for the member at hand."""
-        message = f"{self._description}, member {self._number}: {reason}; nothing was changed"
-        return CorruptRecordError(message, where=self._description, member=self._number)
+        return CorruptRecordError(
+            f"{self._description}, member {self._number}: {reason}; nothing was changed",
+            where=self._description,
+            member=self._number,
+        )
 
 
 def _pairs(data: bytes) -> list[tuple[str, str]]:
@@ -234,8 +237,10 @@ def packer_for(path: Path) -> Compressor:
     """
     kind = next((kind for end, kind in _SUFFIXES.items() if path.name.endswith(end)), None)
     if kind is None:
-        message = f"{path} has none of the names that archives have: {', '.join(_SUFFIXES)}"
-        raise InvalidArgumentError(message, path=str(path))
+        raise InvalidArgumentError(
+            f"{path} has none of the names that archives have: {', '.join(_SUFFIXES)}",
+            path=str(path),
+        )
     if kind == "zstd":
         packer: Compressor = (
             _zstandard().ZstdCompressor(level=_LEVEL, write_checksum=True).compressobj()
@@ -250,11 +255,11 @@ def _zstandard() -> Any:
     try:
         import zstandard
     except ImportError as error:
-        message = (
+        raise MissingExtraError(
             ".tar.zst needs zstandard: pip install 'perdure[compression]', or use a name that "
-            "ends in .tar.gz"
-        )
-        raise MissingExtraError(message, extra="compression") from error
+            "ends in .tar.gz",
+            extra="compression",
+        ) from error
     return zstandard
 
 
@@ -350,10 +355,10 @@ class DecompressedFile:
             raise self._damaged(str(error)) from None
 
     def _damaged(self, reason: str) -> CorruptRecordError:
-        message = (
-            f"{self._description} is damaged: {reason}; take it from a copy; nothing was changed"
+        return CorruptRecordError(
+            f"{self._description} is damaged: {reason}; take it from a copy; nothing was changed",
+            where=self._description,
         )
-        return CorruptRecordError(message, where=self._description)
 
 
 class _Source:

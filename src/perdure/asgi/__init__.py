@@ -11,15 +11,15 @@ from perdure._lib.lazy import lazy
 
 if TYPE_CHECKING:
     from perdure.asgi.app import AppSessions as AppSessions
-    from perdure.asgi.feed import Channel as Channel
-    from perdure.asgi.feed import Cursor as Cursor
-    from perdure.asgi.feed import Feed as Feed
-    from perdure.asgi.feed import FeedEvent as FeedEvent
-    from perdure.asgi.problems import Problem as Problem
-    from perdure.asgi.problems import problem_of as problem_of
+    from perdure.asgi.feed import (
+        Channel as Channel,
+        Cursor as Cursor,
+        Feed as Feed,
+        FeedEvent as FeedEvent,
+    )
+    from perdure.asgi.problems import Problem as Problem, problem_of as problem_of
     from perdure.asgi.responses import FeedResponse as FeedResponse
-    from perdure.asgi.runs import Run as Run
-    from perdure.asgi.runs import RunOutcome as RunOutcome
+    from perdure.asgi.runs import Run as Run, RunOutcome as RunOutcome
 
 _HOME_OF = {
     "AppSessions": "perdure.asgi.app",

@@ -76,11 +76,12 @@ class Run:
         if self.error is not None:
             raise self.error
         if self.outcome is None:
-            message = (
+            raise SessionClosedError(
                 f"turn {self.turn!r} of session {self.key} was interrupted; what came of the "
-                "answer is kept, and a request with the same key answers it again"
+                "answer is kept, and a request with the same key answers it again",
+                key=str(self.key),
+                turn=self.turn,
             )
-            raise SessionClosedError(message, key=str(self.key), turn=self.turn)
         return self.outcome
 
     async def events(self, cursor: Cursor | None) -> Events:
@@ -97,8 +98,11 @@ class Run:
         if self.replayed:
             began = await self._feed.begin_of(self.key, self.turn or "")
             if began is None:
-                message = f"session {self.key} does not have the records of turn {self.turn!r}"
-                raise HistoryPrunedError(message, key=str(self.key), turn=self.turn)
+                raise HistoryPrunedError(
+                    f"session {self.key} does not have the records of turn {self.turn!r}",
+                    key=str(self.key),
+                    turn=self.turn,
+                )
             after = began - 1
         inside = cursor is not None and cursor.seq > after
         return self._events(cursor if cursor is not None and inside else Cursor(after), inside)
@@ -269,9 +273,8 @@ def require_started(value: S | None) -> S:
 
     """
     if value is None:
-        message = (
+        raise SessionError(
             "the application's lifespan has not begun: pass `lifespan=sessions.lifespan` to the "
             "framework, and let the server run it"
         )
-        raise SessionError(message)
     return value

@@ -13,23 +13,30 @@ from perdure._lib.lazy import lazy
 if TYPE_CHECKING:
     from perdure.checkpoints.audit_io import AuditPair as AuditPair
     from perdure.checkpoints.chain import ChainProblem as ChainProblem
-    from perdure.checkpoints.diff import Difference as Difference
-    from perdure.checkpoints.diff import ValueChange as ValueChange
-    from perdure.checkpoints.engine import CheckpointEngine as CheckpointEngine
-    from perdure.checkpoints.engine import CheckpointReader as CheckpointReader
-    from perdure.checkpoints.engine import CheckpointState as CheckpointState
-    from perdure.checkpoints.engine import RolledBack as RolledBack
-    from perdure.checkpoints.events import KernelEventReader as KernelEventReader
-    from perdure.checkpoints.events import KernelEventStream as KernelEventStream
-    from perdure.checkpoints.replay import CapabilityUse as CapabilityUse
-    from perdure.checkpoints.replay import ReplayReport as ReplayReport
-    from perdure.checkpoints.replay import TimelineRow as TimelineRow
+    from perdure.checkpoints.diff import Difference as Difference, ValueChange as ValueChange
+    from perdure.checkpoints.engine import (
+        CheckpointEngine as CheckpointEngine,
+        CheckpointReader as CheckpointReader,
+        CheckpointState as CheckpointState,
+        RolledBack as RolledBack,
+    )
+    from perdure.checkpoints.events import (
+        KernelEventReader as KernelEventReader,
+        KernelEventStream as KernelEventStream,
+    )
+    from perdure.checkpoints.replay import (
+        CapabilityUse as CapabilityUse,
+        ReplayReport as ReplayReport,
+        TimelineRow as TimelineRow,
+    )
     from perdure.checkpoints.replay_session import replay_files as replay_files
     from perdure.checkpoints.verify import Verification as Verification
-    from perdure.records.checkpoints import CapturedState as CapturedState
-    from perdure.records.checkpoints import Checkpoint as Checkpoint
-    from perdure.records.checkpoints import ExplicitState as ExplicitState
-    from perdure.records.checkpoints import KernelEvent as KernelEvent
+    from perdure.records.checkpoints import (
+        CapturedState as CapturedState,
+        Checkpoint as Checkpoint,
+        ExplicitState as ExplicitState,
+        KernelEvent as KernelEvent,
+    )
 
 # Imported on first use: every session needs the chain, few need the other modules.
 _HOME_OF = {

@@ -114,8 +114,11 @@ def _lines(path: Path, tell: Callable[[str, int], object]) -> Iterator[tuple[int
             if not line:
                 return
             if len(line) == LINE:
-                message = f"{path}, line {number}, has more than {LINE} bytes: it is no event"
-                raise ReplayError(message, path=str(path), line=number)
+                raise ReplayError(
+                    f"{path}, line {number}, has more than {LINE} bytes: it is no event",
+                    path=str(path),
+                    line=number,
+                )
             if line.strip():
                 yield number, line, line.endswith(b"\n")
             else:
@@ -130,10 +133,10 @@ def _opened(path: Path) -> IO[bytes] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        message = f"{path} cannot be read: {error.strerror or error}"
-        raise ReplayError(message, path=str(path)) from error
-    message = f"{path} is no file: move it away, or name another folder"
-    raise ReplayError(message, path=str(path))
+        raise ReplayError(
+            f"{path} cannot be read: {error.strerror or error}", path=str(path)
+        ) from error
+    raise ReplayError(f"{path} is no file: move it away, or name another folder", path=str(path))
 
 
 def _decoded(
@@ -190,8 +193,9 @@ def replay_folder(
 
     """
     if not has_pair(folder):
-        message = f"there is no {EVENTS_FILE} in {folder}: name the folder that has it"
-        raise ReplayError(message, path=str(folder))
+        raise ReplayError(
+            f"there is no {EVENTS_FILE} in {folder}: name the folder that has it", path=str(folder)
+        )
     summary = _summary(folder)
     run = Replay("line", gapless=False)
     cut = summary is None or summary.cut
@@ -225,8 +229,9 @@ def _summary(folder: Path) -> AuditSummary | None:
         with path.open("rb") as file:
             return decoder_of(AuditSummary).decode(file.read(SUMMARY_BYTES))
     except (msgspec.MsgspecError, UnicodeDecodeError, OSError) as error:
-        message = f"{path} cannot be read: {error}: remove it to replay without it"
-        raise ReplayError(message, path=str(path)) from error
+        raise ReplayError(
+            f"{path} cannot be read: {error}: remove it to replay without it", path=str(path)
+        ) from error
 
 
 class _Sealed:

@@ -144,14 +144,16 @@ def check_pair(folder: Path, *, newest: int = -1) -> None:
     for line, snapshot in saved_snapshots(folder, lambda *_: None):
         place = f"{folder / CHECKPOINTS_FILE}, line {line}: checkpoint {snapshot.snapshot_id}"
         if snapshot.snapshot_id <= newest:
-            message = (
+            raise ConfigError(
                 f"{place} comes after {newest}: ids must go up from 0, and be new to the session: "
-                "sort the lines, or take them into a new session"
+                "sort the lines, or take them into a new session",
+                checkpoint=snapshot.snapshot_id,
             )
-            raise ConfigError(message, checkpoint=snapshot.snapshot_id)
         if is_deeper(bytes(snapshot.state), MAX_VALUE_DEPTH):
-            message = f"{place} nests deeper than {MAX_VALUE_DEPTH} levels: remove the line"
-            raise ConfigError(message, checkpoint=snapshot.snapshot_id)
+            raise ConfigError(
+                f"{place} nests deeper than {MAX_VALUE_DEPTH} levels: remove the line",
+                checkpoint=snapshot.snapshot_id,
+            )
         newest = snapshot.snapshot_id
 
 

@@ -256,14 +256,18 @@ def let_go(ids: Sequence[int], keep: int | Collection[int]) -> tuple[int, ...]:
     """
     if isinstance(keep, int):
         if keep < 0:
-            message = f"prune: invalid keep={keep}: give a number from 0, or ids to keep"
-            raise InvalidArgumentError(message, option="keep", value=keep)
+            raise InvalidArgumentError(
+                f"prune: invalid keep={keep}: give a number from 0, or ids to keep",
+                option="keep",
+                value=keep,
+            )
         return tuple(ids[: max(len(ids) - keep, 0)])
     unknown = sorted(set(keep) - set(ids))
     if unknown:
-        message = (
+        raise CheckpointNotFoundError(
             f"prune: keep names {unknown}, which are no checkpoints: nothing was pruned; "
-            "checkpoints.states() lists them"
+            "checkpoints.states() lists them",
+            option="keep",
+            unknown=unknown,
         )
-        raise CheckpointNotFoundError(message, option="keep", unknown=unknown)
     return tuple(number for number in ids if number not in keep)

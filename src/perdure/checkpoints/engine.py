@@ -137,11 +137,12 @@ class CheckpointReader:
         checkpoint = chain.by_id.get(id)
         if checkpoint is None:
             fate = "was pruned" if chain.had(id) else "was never made"
-            message = (
+            raise CheckpointNotFoundError(
                 f"session {self._reading.key} has no checkpoint {id}: it {fate}; "
-                "checkpoints.states() lists the existing ones"
+                "checkpoints.states() lists the existing ones",
+                key=str(self._reading.key),
+                checkpoint=id,
             )
-            raise CheckpointNotFoundError(message, key=str(self._reading.key), checkpoint=id)
         return checkpoint
 
     async def _sound(self, id: int) -> Checkpoint:
@@ -155,11 +156,12 @@ class CheckpointReader:
         bad += await state_problems(self._reading, checkpoint)
         if bad:
             what = "; ".join(problem.what for problem in bad)
-            message = (
+            raise CorruptRecordError(
                 f"checkpoint {id} of session {self._reading.key} cannot be rolled back to: {what}; "
-                "nothing was changed"
+                "nothing was changed",
+                key=str(self._reading.key),
+                checkpoint=id,
             )
-            raise CorruptRecordError(message, key=str(self._reading.key), checkpoint=id)
         return checkpoint
 
 
@@ -210,8 +212,9 @@ class CheckpointEngine(CheckpointReader):
 
         """
         if not isinstance(label, str):
-            message = f"a checkpoint's label must be text, not {label!r}"
-            raise InvalidArgumentError(message, option="label")
+            raise InvalidArgumentError(
+                f"a checkpoint's label must be text, not {label!r}", option="label"
+            )
         if state is None:
             async with self._lock:
                 await self._journal.contribute()
@@ -371,11 +374,11 @@ class CheckpointEngine(CheckpointReader):
                 for seq, entry in enumerate(rollback.entries, journal.version + 1):
                     digest.feed(seq, entry.kind, entry.payload)
                 return rollback.entries, chain, CapturedState(digest.since, digest.value)
-        message = (
+        raise SessionError(
             f"session {journal.key} is being appended to all the time: roll back in a turn, or "
-            "when nothing else runs"
+            "when nothing else runs",
+            key=str(journal.key),
         )
-        raise SessionError(message, key=str(journal.key))
 
     def _event(self, checkpoint: Checkpoint) -> Entry:
         event = KernelEvent(

@@ -95,11 +95,11 @@ class KernelEventStream(KernelEventReader):
         _check(kind, label, detail)
         plain, tags = lower(detail or {}, at="detail")
         if tags:
-            message = (
+            raise NotStorableError(
                 f"the detail at {next(iter(tags))} is a {next(iter(tags.values()))}, which is not "
-                "JSON: convert it first"
+                "JSON: convert it first",
+                path=next(iter(tags)),
             )
-            raise NotStorableError(message, path=next(iter(tags)))
         event = KernelEvent(
             token_id=self._journal.token,
             timestamp=self._journal.clock + 1,
@@ -114,17 +114,21 @@ class KernelEventStream(KernelEventReader):
 def _check(kind: object, label: object, detail: object) -> None:
     """Refuse what could be written but not decoded as an event."""
     if not isinstance(kind, str) or not kind:
-        message = f"an event's kind must be text of at least one character, not {kind!r}"
-        raise InvalidArgumentError(message, option="kind")
+        raise InvalidArgumentError(
+            f"an event's kind must be text of at least one character, not {kind!r}", option="kind"
+        )
     if kind == SNAPSHOT_CREATED:
-        message = f"only checkpoints emit {kind}: use session.checkpoints.create"
-        raise InvalidArgumentError(message, option="kind")
+        raise InvalidArgumentError(
+            f"only checkpoints emit {kind}: use session.checkpoints.create", option="kind"
+        )
     if label is not None and not isinstance(label, str):
-        message = f"an event's label must be text or None, not {label!r}"
-        raise InvalidArgumentError(message, option="label")
+        raise InvalidArgumentError(
+            f"an event's label must be text or None, not {label!r}", option="label"
+        )
     if detail is not None and not isinstance(detail, dict):
-        message = f"an event's detail must be a dict, not a {type(detail).__name__}"
-        raise InvalidArgumentError(message, option="detail")
+        raise InvalidArgumentError(
+            f"an event's detail must be a dict, not a {type(detail).__name__}", option="detail"
+        )
 
 
 async def read_events(

@@ -130,8 +130,11 @@ async def _start(
         return 0, None if await reading.cut() else 0
     checkpoint = chain.by_id.get(since)
     if checkpoint is None:
-        message = f"session {reading.key} has no checkpoint {since}: see checkpoints.states()"
-        raise CheckpointNotFoundError(message, key=str(reading.key), checkpoint=since)
+        raise CheckpointNotFoundError(
+            f"session {reading.key} has no checkpoint {since}: see checkpoints.states()",
+            key=str(reading.key),
+            checkpoint=since,
+        )
     return checkpoint.event_seq + GROUP, checkpoint.timestamp + 1
 
 
@@ -210,8 +213,9 @@ async def replay_files(
 
 def diverged(report: ReplayReport) -> ReplayDivergedError:
     """Return the error for a replay that found something, for those who asked for an error."""
-    message = (
+    return ReplayDivergedError(
         f"the replay of {report.source} found {report.problem_count} problems, the first: "
-        f"{report.problems[0]}; the report has the others"
+        f"{report.problems[0]}; the report has the others",
+        source=report.source,
+        problems=report.problem_count,
     )
-    return ReplayDivergedError(message, source=report.source, problems=report.problem_count)

@@ -160,6 +160,8 @@ async def _nodes(
 async def _blob(store: Store, tenant: str, name: str) -> bytes:
     data = await store.get_blob(tenant, name)
     if data is None:
-        message = f"a part of the state is lost: blob {name} is missing; restore it from a backup"
-        raise CorruptRecordError(message, blob=name)
+        raise CorruptRecordError(
+            f"a part of the state is lost: blob {name} is missing; restore it from a backup",
+            blob=name,
+        )
     return data

@@ -45,8 +45,9 @@ def existing(url: str | None) -> Store:
         cure = (
             "name one with --store or PERDURE_URL" if url is None else "see that the path is right"
         )
-        message = f"there is no store at {place}, where the first connect makes one: {cure}"
-        raise StoreUnavailableError(message, path=place)
+        raise StoreUnavailableError(
+            f"there is no store at {place}, where the first connect makes one: {cure}", path=place
+        )
     return store
 
 
@@ -93,11 +94,11 @@ async def require_key(store: Store) -> None:
         return
     for tenant in sorted({"", *await _tenants(store)}):
         if await is_there(store, keyring_of(tenant)):
-            message = (
+            raise ConfigError(
                 f"{store.location} is encrypted: put encrypted+ before its URL, and set "
-                "PERDURE_KEY or PERDURE_KEY_FILE"
+                "PERDURE_KEY or PERDURE_KEY_FILE",
+                option="store",
             )
-            raise ConfigError(message, option="store")
 
 
 async def _tenants(store: Store) -> list[str]:
@@ -139,8 +140,10 @@ async def is_there(store: Store, key: SessionKey) -> bool:
 
 def no_session(key: object, store: Store) -> SessionNotFoundError:
     """Return the error for a session that does not exist."""
-    message = f"there is no session {key} in {store.location}: `perdure ls` lists what is there"
-    return SessionNotFoundError(message, key=str(key))
+    return SessionNotFoundError(
+        f"there is no session {key} in {store.location}: `perdure ls` lists what is there",
+        key=str(key),
+    )
 
 
 async def load_view(sessions: SessionManager, id: str, where: SessionOption) -> SessionView:

@@ -17,12 +17,14 @@ from perdure.cli.access import existing, require_key
 from perdure.cli.output import Answer, print_json, progress_bar, say, size
 from perdure.errors import StoreUnavailableError
 from perdure.store import Store, open_read_only
-from perdure.transfer.backup_view import RestoreSummary, VerifyReport, verify_backup
-from perdure.transfer.backup_view import restore_backup as read_back
-from perdure.transfer.backups import Backup
-from perdure.transfer.backups import backup as write_backup
-from perdure.transfer.migration import Migration, MigrationProgress
-from perdure.transfer.migration import migrate as move
+from perdure.transfer.backup_view import (
+    RestoreSummary,
+    VerifyReport,
+    restore_backup as read_back,
+    verify_backup,
+)
+from perdure.transfer.backups import Backup, backup as write_backup
+from perdure.transfer.migration import Migration, MigrationProgress, migrate as move
 
 T = TypeVar("T")
 

@@ -127,8 +127,10 @@ def as_json(agent: Agent) -> Iterator[dict[str, Any]]:
 def shown_arguments(call: ToolCall) -> str:
     """Return a call's arguments as text, clipped."""
     given = call.arguments
-    text = given if isinstance(given, str) else msgspec.json.encode(given, enc_hook=str).decode()
-    return clip(text, LINE_WIDTH)
+    return clip(
+        given if isinstance(given, str) else msgspec.json.encode(given, enc_hook=str).decode(),
+        LINE_WIDTH,
+    )
 
 
 def _call_of(agent: Agent, effect: Effect | Approval) -> str:

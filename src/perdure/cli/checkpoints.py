@@ -93,8 +93,10 @@ async def checkpoint_of(
     view = await load_view(sessions, id, where)
     checkpoint = await view.checkpoints.get(number)
     if checkpoint is None:
-        message = f"session {view.key} has no checkpoint {number}: `perdure checkpoints {id}`"
-        raise CheckpointNotFoundError(message, checkpoint=number)
+        raise CheckpointNotFoundError(
+            f"session {view.key} has no checkpoint {number}: `perdure checkpoints {id}`",
+            checkpoint=number,
+        )
     return checkpoint
 
 

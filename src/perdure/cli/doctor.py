@@ -237,8 +237,11 @@ def _grace() -> float | None:
     try:
         return float(text) if text else None
     except ValueError:
-        message = f"invalid {GRACE_VARIABLE}={text!r}: it must be seconds, such as 30"
-        raise ConfigError(message, variable=GRACE_VARIABLE, value=text) from None
+        raise ConfigError(
+            f"invalid {GRACE_VARIABLE}={text!r}: it must be seconds, such as 30",
+            variable=GRACE_VARIABLE,
+            value=text,
+        ) from None
 
 
 def _versions() -> Diagnosis:

@@ -37,8 +37,7 @@ from perdure.session.export import (
 from perdure.session.options import require_no_backup
 from perdure.store import Store, open_read_only
 from perdure.transfer.bundle_files import bundle_key, is_bundle, read_bundle, write_bundle
-from perdure.transfer.damaged import Salvage
-from perdure.transfer.damaged import salvage as salvage_session
+from perdure.transfer.damaged import Salvage, salvage as salvage_session
 
 Layout = Literal["full", "files", "seed", "bundle"]
 
@@ -191,11 +190,11 @@ def _print_salvage(salvage: Salvage, out: Path) -> None:
 
 def _check_free(out: Path) -> None:
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        message = f"{out} is there already: choose a new one, or remove it"
-        raise ConfigError(message, out=str(out))
+        raise ConfigError(f"{out} is there already: choose a new one, or remove it", out=str(out))
     if not out.absolute().parent.is_dir():
-        message = f"{out}: there is no folder {out.absolute().parent}: make it first"
-        raise ConfigError(message, out=str(out))
+        raise ConfigError(
+            f"{out}: there is no folder {out.absolute().parent}: make it first", out=str(out)
+        )
 
 
 def _publish(out: Path, data: bytes) -> None:
@@ -251,11 +250,11 @@ async def _import(path: Path, *, id: str | None, where: SessionOption) -> int:
     if pair and read == MigratedState(None):
         read = MigratedState(FullAgentState(agent_id=_named(id, path)))
     if read.state is None:
-        message = (
+        raise SessionNotFoundError(
             f"there is nothing to import in {path}: name a file, or a folder with session.json, "
-            "raw_traces.jsonl or events.jsonl"
+            "raw_traces.jsonl or events.jsonl",
+            path=str(path),
         )
-        raise SessionNotFoundError(message, path=str(path))
     store, left_out = perdure.store_for(where.store), list[Finding]()
     pair = pair and log_in(read.state) is None
     if pair:  # refused before anything is written
@@ -320,8 +319,9 @@ async def _read_file(path: anyio.Path) -> MigratedState:
     try:
         return read_state(await path.read_bytes(), where=str(path))
     except CorruptRecordError as error:
-        message = f"{path} is no export that can be read: {error}"
-        raise CorruptRecordError(message, path=str(path)) from error
+        raise CorruptRecordError(
+            f"{path} is no export that can be read: {error}", path=str(path)
+        ) from error
 
 
 def _answer(done: Imported, location: str, findings: list[Any]) -> dict[str, Any]:

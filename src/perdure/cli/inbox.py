@@ -51,8 +51,9 @@ def inbox(
         return 0
     if id is None or bool(keys) == all:
         what = "--retry" if retry else "--drop"
-        message = f"{what} takes an id, and the keys of posts or --all: `perdure inbox` lists them"
-        raise ConfigError(message)
+        raise ConfigError(
+            f"{what} takes an id, and the keys of posts or --all: `perdure inbox` lists them"
+        )
     anyio.run(partial(_act, where.key(id), keys or None, where, retry=retry))
     return 0
 

@@ -44,8 +44,11 @@ def inspect(
     if url is not None and where.store is not None:
         raise ConfigError("the store is given twice, as URL and with --store: give it once")
     if host in {"0.0.0.0", "::", ""}:  # noqa: S104  # refused
-        message = f"--host {host!r} is no address of a browser's: give the one that it will use"
-        raise ConfigError(message, option="host", value=host)
+        raise ConfigError(
+            f"--host {host!r} is no address of a browser's: give the one that it will use",
+            option="host",
+            value=host,
+        )
     anyio.run(partial(_inspect, url or where.store, host, port, where, allow_changes=allow_changes))
     return 0
 
@@ -83,6 +86,9 @@ def _listening(host: str, port: int) -> socket.socket:
         sock.listen()  # a browser that is quicker than the server waits
     except OSError as error:
         sock.close()
-        message = f"cannot listen at {host} port {port}: {error.strerror}; choose another --port"
-        raise ConfigError(message, option="port", value=port) from error
+        raise ConfigError(
+            f"cannot listen at {host} port {port}: {error.strerror}; choose another --port",
+            option="port",
+            value=port,
+        ) from error
     return sock

@@ -151,8 +151,10 @@ async def _ls_waiting(
 ) -> None:
     require_filters(**filters)
     if filters["owner"] is not None or filters["tag"] is not None:
-        message = "--waiting goes without --owner and --tag: a session never opened has neither"
-        raise ConfigError(message, option="waiting")
+        raise ConfigError(
+            "--waiting goes without --owner and --tag: a session never opened has neither",
+            option="waiting",
+        )
     async with opened(where.store) as store:
         keys = [
             key for key in await store.sessions_with_pending_items() if _fits(key, filters, after)
@@ -443,8 +445,9 @@ def fork(
 
     """
     if at is not None and at_checkpoint is not None:
-        message = "fork: --at and --at-checkpoint are two places: give one of them"
-        raise ConfigError(message, option="at")
+        raise ConfigError(
+            "fork: --at and --at-checkpoint are two places: give one of them", option="at"
+        )
 
     async def act(sessions: SessionManager) -> Fork:
         point: int | str | Checkpoint | None = at
@@ -649,8 +652,11 @@ def prune(
 def _days(age: str) -> float:
     match = _AGE.fullmatch(age)
     if match is None:
-        message = f"invalid --older-than {age!r}: give days, hours or weeks, as 90d, 12h, 8w"
-        raise ConfigError(message, option="older-than", value=age)
+        raise ConfigError(
+            f"invalid --older-than {age!r}: give days, hours or weeks, as 90d, 12h, 8w",
+            option="older-than",
+            value=age,
+        )
     return float(match[1]) * _DAYS[match[2]]
 
 

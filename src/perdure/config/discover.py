@@ -50,8 +50,9 @@ def declared_at(path: str | os.PathLike[str]) -> Declared:
     file = Path(path).expanduser().absolute()
     data = _bytes(file)
     if data is None:
-        message = f"there is no {file}: leave the path out if nothing is declared"
-        raise ConfigError(message, path=str(file))
+        raise ConfigError(
+            f"there is no {file}: leave the path out if nothing is declared", path=str(file)
+        )
     return _declared(file, data)
 
 
@@ -82,15 +83,17 @@ def _bytes(file: Path) -> bytes | None:
     """Return what a file holds, at most a byte more than fits; None if it is not there."""
     try:
         if not stat.S_ISREG(file.stat().st_mode):
-            message = f"{file} is no file: move it away, or put the declarations there"
-            raise ConfigError(message, path=str(file))
+            raise ConfigError(
+                f"{file} is no file: move it away, or put the declarations there", path=str(file)
+            )
         with file.open("rb") as opened:
             return opened.read(MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        message = f"{file} cannot be read: {error.strerror or error}"
-        raise ConfigError(message, path=str(file)) from error
+        raise ConfigError(
+            f"{file} cannot be read: {error.strerror or error}", path=str(file)
+        ) from error
 
 
 def program_dir() -> Path | None:
@@ -116,8 +119,10 @@ def url_of(declared: Declared, environment: Mapping[str, str]) -> str | None:
     if place.url_env is not None:
         url = environment.get(place.url_env)
         if not url:
-            message = f"{declared.path}: store: the variable {place.url_env} is not set: set it"
-            raise ConfigError(message, variable=place.url_env)
+            raise ConfigError(
+                f"{declared.path}: store: the variable {place.url_env} is not set: set it",
+                variable=place.url_env,
+            )
         return url
     if place.url is None or declared.path is None:
         return place.url
@@ -174,6 +179,8 @@ def _standing_in(source: KeySource, file: Path, environment: Mapping[str, str]) 
     name = source.key_env or ""
     key = environment.get(name)
     if not key:
-        message = f"{file}: encryption: the variable {name} is not set: set it to the master key"
-        raise ConfigError(message, variable=name)
+        raise ConfigError(
+            f"{file}: encryption: the variable {name} is not set: set it to the master key",
+            variable=name,
+        )
     return {KEY_VARIABLE: key}

@@ -99,8 +99,10 @@ class SessionPlace:
                 on_taken(new)
                 await session.save()
             return new
-        message = f"session {session.key} never came to rest: its config was not changed"
-        raise StoreError(message, key=str(session.key))
+        raise StoreError(
+            f"session {session.key} never came to rest: its config was not changed",
+            key=str(session.key),
+        )
 
 
 def _saved(value: Any, owner: str) -> StoredValues:
@@ -163,11 +165,11 @@ class AgentPlace:
             await anyio.sleep(_PAUSE)
 
     def _held(self) -> LeaseHeldError:
-        message = (
+        return LeaseHeldError(
             f"agent {self._id!r}: another process has its default session, which keeps the values "
-            f"that all of its sessions share; it was not free for {self._wait} s: try again later"
+            f"that all of its sessions share; it was not free for {self._wait} s: try again later",
+            agent=self._id,
         )
-        return LeaseHeldError(message, agent=self._id)
 
 
 @final
@@ -214,10 +216,10 @@ class FolderPlace:
         return changed
 
     def _held(self) -> LeaseHeldError:
-        message = (
-            f"{self.path / LOCK} was held by another process for {self._wait} s: try again later"
+        return LeaseHeldError(
+            f"{self.path / LOCK} was held by another process for {self._wait} s: try again later",
+            path=str(self.path),
         )
-        return LeaseHeldError(message, path=str(self.path))
 
     def _read(self) -> StoredValues:
         with folder_trouble(self.path, "read"):
@@ -249,8 +251,9 @@ def folder_trouble(path: Path, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        message = f"the state folder {path} cannot be {what}: {error.strerror or error}"
-        raise StoreUnavailableError(message, path=str(path)) from error
+        raise StoreUnavailableError(
+            f"the state folder {path} cannot be {what}: {error.strerror or error}", path=str(path)
+        ) from error
 
 
 def made(path: Path) -> Folder:
@@ -275,8 +278,10 @@ def state_folder(given: str | os.PathLike[str] | None) -> Path:
     """
     path = os.fspath(given) if given is not None else os.environ.get(STATE_DIR_VARIABLE, "")
     if not path:
-        message = f"there is no folder for the state: give state_dir, or set {STATE_DIR_VARIABLE}"
-        raise ConfigError(message, option="state_dir")
+        raise ConfigError(
+            f"there is no folder for the state: give state_dir, or set {STATE_DIR_VARIABLE}",
+            option="state_dir",
+        )
     return Path(path).expanduser().absolute()
 
 
@@ -303,8 +308,9 @@ def check_state_key(key: str, reserved: Collection[str] = (DOCUMENT,)) -> str:
     elif len(key.encode()) > MAX_ID_BYTES:
         reason = f"it is longer than {MAX_ID_BYTES} bytes"
     if reason is not None:
-        message = f"invalid key {str(key)[:60]!r} of a state: {reason}"
-        raise InvalidArgumentError(message, option="key")
+        raise InvalidArgumentError(
+            f"invalid key {str(key)[:60]!r} of a state: {reason}", option="key"
+        )
     return key
 
 
@@ -338,8 +344,9 @@ class PersistentState:
         name = _file(key)
         encoded, types = encode_value(data)
         if types:
-            message = f"state {key!r}: the {next(iter(types.values()))} in it is not JSON"
-            raise NotStorableError(message, key=key)
+            raise NotStorableError(
+                f"state {key!r}: the {next(iter(types.values()))} in it is not JSON", key=key
+            )
         await anyio.to_thread.run_sync(self._write, name, text_of(decode(encoded)))
 
     async def load_state(self, key: str, default: Any = None) -> Any:
@@ -357,8 +364,10 @@ class PersistentState:
         try:
             return decode(data)
         except CorruptRecordError as error:
-            message = f"{self._path / name} is damaged: mend it, or move it away ({error})"
-            raise CorruptRecordError(message, path=str(self._path / name)) from None
+            raise CorruptRecordError(
+                f"{self._path / name} is damaged: mend it, or move it away ({error})",
+                path=str(self._path / name),
+            ) from None
 
     async def list_state_keys(self) -> list[str]:
         """Return the keys that have a value, in order."""
@@ -399,8 +408,9 @@ class PersistentState:
 def _file(key: str) -> str:
     name = encode_name(check_state_key(key))
     if decode_name(name) is None:  # a hash stands for it, which cannot be listed
-        message = f"invalid key {key[:60]!r} of a state: it is too long for a file's name"
-        raise InvalidArgumentError(message, option="key")
+        raise InvalidArgumentError(
+            f"invalid key {key[:60]!r} of a state: it is too long for a file's name", option="key"
+        )
     return name + _SUFFIX
 
 

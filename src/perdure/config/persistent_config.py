@@ -276,8 +276,9 @@ class PersistentConfig:
 
     def _loaded(self) -> dict[str, bytes]:
         if self._parts is None:
-            message = "this config is not loaded: use `async with PersistentConfig(…) as config`"
-            raise ConfigError(message)
+            raise ConfigError(
+                "this config is not loaded: use `async with PersistentConfig(…) as config`"
+            )
         return self._values | {change.key: change.data for change in self._pending}
 
     # writing
@@ -354,14 +355,14 @@ def _encoded(key: str, value: Any) -> bytes:
     if types:
         path, tag = next(iter(types.items()))
         place = f"config.{key}{path}".rstrip("/")
-        message = f"the {tag} at {place} is not JSON: convert it first"
-        raise NotStorableError(message, key=key)
+        raise NotStorableError(f"the {tag} at {place} is not JSON: convert it first", key=key)
     if len(data) > MAX_VALUE_BYTES:
-        message = (
+        raise TooLargeError(
             f"config.{key} would have {len(data)} bytes, the limit is {MAX_VALUE_BYTES}: "
-            "keep it by save_state, or in a file"
+            "keep it by save_state, or in a file",
+            key=key,
+            size=len(data),
         )
-        raise TooLargeError(message, key=key, size=len(data))
     if redact({key: value})[1]:
         log.warning("a value looks like a credential: keep it elsewhere", extra={"key": key})
     return data
@@ -369,7 +370,7 @@ def _encoded(key: str, value: Any) -> bytes:
 
 def _unknown(key: str, keys: Mapping[str, ConfigKey]) -> UnknownConfigKeyError:
     known = ", ".join(list(keys)[:10]) if keys else "it declares nothing"
-    message = (
-        f"config: {key[:60]!r} is not declared in persistence.yaml ({known}): declare it there"
+    return UnknownConfigKeyError(
+        f"config: {key[:60]!r} is not declared in persistence.yaml ({known}): declare it there",
+        key=key,
     )
-    return UnknownConfigKeyError(message, key=key)

@@ -42,11 +42,12 @@ def check(text: str) -> None:
     for name in names_in(text):
         if name not in VARIABLES:
             known = ", ".join(VARIABLES)
-            message = f"the template names {name[:60]!r}, which is no variable: choose from {known}"
-            raise TemplateError(message, variable=name[:60])
+            raise TemplateError(
+                f"the template names {name[:60]!r}, which is no variable: choose from {known}",
+                variable=name[:60],
+            )
     if "{{" in _TEMPLATE_VARIABLE.sub("", text):
-        message = "the template has a {{ without its }}, or braces in between: close it"
-        raise TemplateError(message)
+        raise TemplateError("the template has a {{ without its }}, or braces in between: close it")
 
 
 def names_in(text: str) -> list[str]:
@@ -527,13 +528,16 @@ def saved_in(data: bytes | None, place: str) -> StoredValues:
         if head.version <= FORMAT:
             return decode(data, StoredValues)
     except CorruptRecordError as error:
-        message = f"{place} is damaged, and was left as it is: mend it, or move it away ({error})"
-        raise CorruptRecordError(message, path=place) from None
-    message = (
+        raise CorruptRecordError(
+            f"{place} is damaged, and was left as it is: mend it, or move it away ({error})",
+            path=place,
+        ) from None
+    raise UnsupportedVersionError(
         f"{place} has version {head.version}, this release reads up to {FORMAT}: "
-        "use a newer perdure"
+        "use a newer perdure",
+        path=place,
+        version=head.version,
     )
-    raise UnsupportedVersionError(message, path=place, version=head.version)
 
 
 class _Head(msgspec.Struct):

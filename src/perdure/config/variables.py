@@ -34,11 +34,11 @@ def initial_values(
 
     def name() -> str:
         if agent_name is None:
-            message = (
+            raise TemplateError(
                 "a template names agent_name, which nobody has said: put an agent.yaml with "
-                "`name: …` beside persistence.yaml, or give agent_name"
+                "`name: …` beside persistence.yaml, or give agent_name",
+                variable="agent_name",
             )
-            raise TemplateError(message, variable="agent_name")
         return agent_name
 
     variables: Mapping[str, Callable[[], str]] = {

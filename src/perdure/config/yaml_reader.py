@@ -201,8 +201,9 @@ def _yaml() -> Any:
     try:
         import yaml
     except ImportError as error:
-        message = "persistence.yaml needs PyYAML: pip install 'perdure[yaml]'"
-        raise MissingExtraError(message, extra="yaml") from error
+        raise MissingExtraError(
+            "persistence.yaml needs PyYAML: pip install 'perdure[yaml]'", extra="yaml"
+        ) from error
     return yaml
 
 

@@ -14,26 +14,32 @@ from typing import TYPE_CHECKING
 from perdure._lib.lazy import lazy
 
 if TYPE_CHECKING:
-    from perdure.formats.json_folder import FolderStorage as FolderStorage
-    from perdure.formats.json_folder import read_folder as read_folder
-    from perdure.formats.json_folder import write_folder as write_folder
+    from perdure.formats.json_folder import (
+        FolderStorage as FolderStorage,
+        read_folder as read_folder,
+        write_folder as write_folder,
+    )
     from perdure.formats.memory_files import FileMemoryStorage as FileMemoryStorage
-    from perdure.formats.migrations import PERSISTENCE_FORMAT_VERSION as PERSISTENCE_FORMAT_VERSION
-    from perdure.formats.migrations import Finding as Finding
-    from perdure.formats.migrations import MigratedState as MigratedState
-    from perdure.formats.migrations import Migrations as Migrations
-    from perdure.formats.migrations import read_state as read_state
-    from perdure.formats.state import CoreState as CoreState
-    from perdure.formats.state import FullAgentState as FullAgentState
-    from perdure.formats.state import PermissionState as PermissionState
-    from perdure.formats.state import SerializedAgentContextState as SerializedAgentContextState
-    from perdure.formats.state import SerializedMemoryEntry as SerializedMemoryEntry
-    from perdure.formats.state import SerializedMemoryState as SerializedMemoryState
-    from perdure.formats.state import SessionMetadata as SessionMetadata
-    from perdure.formats.state import StateStorage as StateStorage
-    from perdure.formats.state import Stats as Stats
-    from perdure.formats.state import ToolState as ToolState
-    from perdure.formats.state import write_state as write_state
+    from perdure.formats.migrations import (
+        PERSISTENCE_FORMAT_VERSION as PERSISTENCE_FORMAT_VERSION,
+        Finding as Finding,
+        MigratedState as MigratedState,
+        Migrations as Migrations,
+        read_state as read_state,
+    )
+    from perdure.formats.state import (
+        CoreState as CoreState,
+        FullAgentState as FullAgentState,
+        PermissionState as PermissionState,
+        SerializedAgentContextState as SerializedAgentContextState,
+        SerializedMemoryEntry as SerializedMemoryEntry,
+        SerializedMemoryState as SerializedMemoryState,
+        SessionMetadata as SessionMetadata,
+        StateStorage as StateStorage,
+        Stats as Stats,
+        ToolState as ToolState,
+        write_state as write_state,
+    )
 
 
 _HOMES = {

@@ -77,8 +77,11 @@ def guarded(act: Callable[[str, T], R], path: str, given: T) -> R:
     try:
         return act(path, given)
     except OSError as error:
-        message = f"the state in {path} cannot be reached: {error}: look at its permissions"
-        raise StoreUnavailableError(message, path=path, errno=error.errno) from error
+        raise StoreUnavailableError(
+            f"the state in {path} cannot be reached: {error}: look at its permissions",
+            path=path,
+            errno=error.errno,
+        ) from error
 
 
 # reading

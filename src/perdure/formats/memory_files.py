@@ -77,11 +77,12 @@ class FileMemoryStorage:
         migrations: Migrations = MIGRATIONS,
     ) -> None:
         if not 0 <= flush_interval < float("inf"):
-            message = (
+            raise InvalidArgumentError(
                 f"FileMemoryStorage: invalid flush_interval={flush_interval!r}: give "
-                "seconds, or 0 for none"
+                "seconds, or 0 for none",
+                option="flush_interval",
+                value=flush_interval,
             )
-            raise InvalidArgumentError(message, option="flush_interval", value=flush_interval)
         self._path = os.path.abspath(os.path.expanduser(os.fspath(path)))  # noqa: PTH100, PTH111
         self._interval = flush_interval
         self._migrations = migrations
@@ -158,11 +159,13 @@ class FileMemoryStorage:
         data, types = encode_value(item.value)
         if types:
             at, name = next(iter(types.items()))
-            message = (
+            raise NotStorableError(
                 f"memory key {item.key!r} holds a {name} at {at or '/'}, and memory.json only "
-                "plain JSON: convert it first, or keep it in session.memory"
+                "plain JSON: convert it first, or keep it in session.memory",
+                memory_key=item.key,
+                path=at,
+                type=name,
             )
-            raise NotStorableError(message, memory_key=item.key, path=at, type=name)
         loaded = await self._loaded.get()
         before = loaded.entries.get(item.key)
         now = _now()

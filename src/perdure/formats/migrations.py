@@ -54,11 +54,12 @@ class Migrations:
 
         """
         if (kind, from_version) in self._steps or not 0 <= from_version < self.current:
-            message = (
+            raise InvalidArgumentError(
                 f"a migration of {kind} from version {from_version} does not fit: there is one, or "
-                f"it does not lead to version {self.current}"
+                f"it does not lead to version {self.current}",
+                kind=kind,
+                version=from_version,
             )
-            raise InvalidArgumentError(message, kind=kind, version=from_version)
         self._steps[kind, from_version] = step
 
     def apply(self, kind: Kind, fields: Fields) -> Fields:
@@ -71,16 +72,20 @@ class Migrations:
         """
         version = _version_of(kind, fields)
         if version > self.current:
-            message = (
+            raise UnsupportedVersionError(
                 f"this {kind} has format version {version}, this release reads up to "
-                f"{self.current}: use a newer release of perdure; it was left untouched"
+                f"{self.current}: use a newer release of perdure; it was left untouched",
+                kind=kind,
+                version=version,
             )
-            raise UnsupportedVersionError(message, kind=kind, version=version)
         for at in range(version, self.current):
             step = self._steps.get((kind, at))
             if step is None:
-                message = f"this {kind} has format version {at}, and there is no way on from it"
-                raise UnsupportedVersionError(message, kind=kind, version=at)
+                raise UnsupportedVersionError(
+                    f"this {kind} has format version {at}, and there is no way on from it",
+                    kind=kind,
+                    version=at,
+                )
             fields = {**step(fields), "version": msgspec.Raw(encode(at + 1))}
         return fields
 
@@ -93,8 +98,7 @@ def _version_of(kind: Kind, fields: Fields) -> int:
     if version is None:
         return 0
     if not isinstance(version, int) or isinstance(version, bool) or version < 0:
-        message = f"the version of this {kind} is no whole number from 0"
-        raise CorruptRecordError(message, kind=kind)
+        raise CorruptRecordError(f"the version of this {kind} is no whole number from 0", kind=kind)
     return version
 
 
@@ -192,11 +196,11 @@ def read_state(
     memory = fields.pop("memory", None)
     state = read_open(fields, FullAgentState)
     if "history_source" in state.context.core.extra and not state.context.core.history:
-        message = (
+        raise ConfigError(
             f"{where} is a document of a perdure store, whose history is in its log: "
-            "make a whole state of it with `perdure export`"
+            "make a whole state of it with `perdure export`",
+            where=where,
         )
-        raise ConfigError(message, where=where)
     if memory is not None and bytes(memory) != b"null":
         document = read_memory(bytes(memory), migrations=migrations, where=f"{where}: memory")
         state.memory = document[0]

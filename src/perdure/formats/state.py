@@ -69,8 +69,7 @@ def read_open(fields: Fields, cls: type[T], at: str = "$") -> T:
     try:
         return cls(**value, extra=extra)
     except TypeError as error:
-        message = f"the value at {at} cannot be read: {error}"
-        raise CorruptRecordError(message, path=at) from None
+        raise CorruptRecordError(f"the value at {at} cannot be read: {error}", path=at) from None
 
 
 def write_open(value: msgspec.Struct) -> bytes:
@@ -117,8 +116,9 @@ def _decode(data: bytes, kind: Any, at: str) -> Any:
     try:
         return decode(data, kind)
     except CorruptRecordError as error:
-        message = f"the field at {at} cannot be read: {error}"
-        raise CorruptRecordError(message, path=at, size=len(data)) from None
+        raise CorruptRecordError(
+            f"the field at {at} cannot be read: {error}", path=at, size=len(data)
+        ) from None
 
 
 @cache

@@ -159,11 +159,12 @@ def log_in(state: FullAgentState) -> NativeLog | None:
         return None
     own = decode(bytes(raw), _Own)
     if own.format > FORMAT:
-        message = (
+        raise UnsupportedVersionError(
             f"the log in the state of {state.agent_id!r} has format {own.format}, this release "
-            f"reads up to {FORMAT}: use a newer release of perdure"
+            f"reads up to {FORMAT}: use a newer release of perdure",
+            agent=state.agent_id,
+            format=own.format,
         )
-        raise UnsupportedVersionError(message, agent=state.agent_id, format=own.format)
     agrees = own.sha256 == _digest(state)
     return NativeLog(_records(state, own, agrees=agrees), agrees, own.session, own.tenant)
 
@@ -179,8 +180,11 @@ def _records(state: FullAgentState, own: _Own, *, agrees: bool) -> tuple[Record,
         elif line.spoken:
             next(spoken, None)
         if not payload and agrees:
-            message = f"the log in the state of {state.agent_id!r} lacks the payload of {seq}"
-            raise CorruptRecordError(message, agent=state.agent_id, seq=seq)
+            raise CorruptRecordError(
+                f"the log in the state of {state.agent_id!r} lacks the payload of {seq}",
+                agent=state.agent_id,
+                seq=seq,
+            )
         records.append(Record(seq, epoch, line.kind, payload, line.end))
     return tuple(records)
 

@@ -84,11 +84,11 @@ def app(
 
     """
     if len(token) < SHORTEST_TOKEN:
-        message = (
+        raise InvalidArgumentError(
             f"the token has {len(token)} characters, and at least {SHORTEST_TOKEN} are needed: "
-            "secrets.token_urlsafe() makes one"
+            "secrets.token_urlsafe() makes one",
+            option="token",
         )
-        raise InvalidArgumentError(message, option="token")
     manager = sessions if callable(sessions) else partial(_same, sessions)
     inspector = _Inspector(manager, allow_changes=allow_changes)
     return Guard(Starlette(routes=inspector.routes()), token=token, hosts={*LOOPBACK, *hosts})
@@ -322,8 +322,9 @@ class Query:
         try:
             return float(self.text(name) or 0)
         except ValueError:
-            message = f"invalid {name}={self.text(name)!r}: give a number"
-            raise InvalidArgumentError(message, option=name) from None
+            raise InvalidArgumentError(
+                f"invalid {name}={self.text(name)!r}: give a number", option=name
+            ) from None
 
     def choice(self, name: str, choices: tuple[str, ...]) -> str:
         """Return a parameter that is one of several; the first one if it is not given.

@@ -119,8 +119,9 @@ class Changes:
                 number = wanted.checkpoint or 0
                 checkpoint = await view.checkpoints.get(number)
                 if checkpoint is None:
-                    message = f"session {wanted.key} has no checkpoint {number}"
-                    raise CheckpointNotFoundError(message, checkpoint=number)
+                    raise CheckpointNotFoundError(
+                        f"session {wanted.key} has no checkpoint {number}", checkpoint=number
+                    )
                 record, label = checkpoint.event_seq, checkpoint.label
                 return [
                     f"Context, memory and states become what they were at record {record}: {label}",
@@ -175,8 +176,10 @@ class Changes:
                 return f"rebuilt {', '.join(report.rebuilt) or 'nothing'}"
             case _:
                 if wanted.confirmed != agent:
-                    message = f"type the agent's id, {agent}, to confirm: nothing was removed"
-                    raise InvalidArgumentError(message, option="confirmed")
+                    raise InvalidArgumentError(
+                        f"type the agent's id, {agent}, to confirm: nothing was removed",
+                        option="confirmed",
+                    )
                 gone = await sessions.forget(agent, session=session, tenant=tenant)
                 return f"{gone.records} records and {gone.blobs} blobs removed"
 

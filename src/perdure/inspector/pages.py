@@ -176,8 +176,9 @@ async def load(sessions: SessionManager, key: SessionKey) -> SessionView:
     """
     view = await sessions.load(key.agent, session=key.session, tenant=key.tenant)
     if view is None:
-        message = f"there is no session {key} in {store_below(sessions).location}"
-        raise SessionNotFoundError(message, key=str(key))
+        raise SessionNotFoundError(
+            f"there is no session {key} in {store_below(sessions).location}", key=str(key)
+        )
     return view
 
 
@@ -272,8 +273,7 @@ async def _record(view: SessionView, seq: int) -> Record:
     log = followed(store_of(view)).read_log(view.key, after=seq - 1, before=seq + 1)
     record = await first_record(log)
     if record is None:
-        message = f"session {view.key} has no record {seq}"
-        raise InvalidArgumentError(message, seq=seq)
+        raise InvalidArgumentError(f"session {view.key} has no record {seq}", seq=seq)
     return record
 
 

@@ -66,14 +66,17 @@ class CompactionPolicy(msgspec.Struct, frozen=True, kw_only=True):
         for name, minimum in least.items():
             value = getattr(self, name)
             if value is not None and value < minimum:
-                message = f"compaction: invalid {name}={value!r}: it must be from {minimum} up"
-                raise InvalidArgumentError(message, option=name, value=value)
+                raise InvalidArgumentError(
+                    f"compaction: invalid {name}={value!r}: it must be from {minimum} up",
+                    option=name,
+                    value=value,
+                )
         if not callable(self.count_tokens):
-            message = (
+            raise InvalidArgumentError(
                 f"compaction: invalid count_tokens={self.count_tokens!r}: give a function "
-                "that takes a message and returns its tokens"
+                "that takes a message and returns its tokens",
+                option="count_tokens",
             )
-            raise InvalidArgumentError(message, option="count_tokens")
 
     def is_due(self, size: int, tokens: int | None) -> bool:
         """Return whether a context of this size is over the budget.
@@ -192,13 +195,13 @@ class Compactor:
             return await self._summarizer.summarize(turns)
         except Exception as error:
             first, last = turns[0].id or "the first", turns[-1].id or "the last"
-            message = (
+            raise CompactionError(
                 f"the turns from {first} to {last} could not be summarized, since "
                 f"{type(self._summarizer).__name__} raised {type(error).__name__}: nothing has "
                 "changed, and the model is not called before it succeeds; fix the summarizer, "
-                "and the next message tries again"
-            )
-            raise CompactionError(message, turns=len(turns)) from error
+                "and the next message tries again",
+                turns=len(turns),
+            ) from error
 
 
 Opener = Literal["user", "tool_continuation", "recovery"]

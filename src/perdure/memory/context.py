@@ -303,8 +303,9 @@ class WorkingContext:
 
     def _regroup(self, messages: list[tuple[int, bytes]], atoms: list[int]) -> None:
         if sum(atoms) != len(messages) or min(atoms) < 1:
-            message = f"the snapshot's atoms count {sum(atoms)} messages, it holds {len(messages)}"
-            raise CorruptRecordError(message)
+            raise CorruptRecordError(
+                f"the snapshot's atoms count {sum(atoms)} messages, it holds {len(messages)}"
+            )
         begins = {0, *accumulate(atoms)}
         for at, (seq, payload) in enumerate(messages):
             self._kept.append((seq, payload, at in begins))

@@ -70,8 +70,11 @@ class FactLimits(msgspec.Struct, frozen=True, kw_only=True):
         for name, least in {"per_category": 0, "chars": 16}.items():
             value = getattr(self, name)
             if value < least:
-                message = f"facts: invalid {name}={value!r}: it must be from {least} up"
-                raise InvalidArgumentError(message, option=name, value=value)
+                raise InvalidArgumentError(
+                    f"facts: invalid {name}={value!r}: it must be from {least} up",
+                    option=name,
+                    value=value,
+                )
 
 
 def salience_of(category: str) -> int:

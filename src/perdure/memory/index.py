@@ -264,8 +264,11 @@ def check_priority(priority: str) -> None:
 
     """
     if priority not in _WEIGHTS:
-        message = f"memory: invalid priority={priority!r}: choose {', '.join(_WEIGHTS)}"
-        raise InvalidArgumentError(message, option="priority", value=priority)
+        raise InvalidArgumentError(
+            f"memory: invalid priority={priority!r}: choose {', '.join(_WEIGHTS)}",
+            option="priority",
+            value=priority,
+        )
 
 
 def evicted(
@@ -286,11 +289,13 @@ def evicted(
 
     """
     if size > limit:
-        message = (
+        raise TooLargeError(
             f"the value for memory key {key!r} has {size} bytes, all values together may have "
-            f"{limit}: keep it elsewhere and a reference here, or raise Limits(memory_bytes=…)"
+            f"{limit}: keep it elsewhere and a reference here, or raise Limits(memory_bytes=…)",
+            memory_key=key,
+            size=size,
+            limit=limit,
         )
-        raise TooLargeError(message, memory_key=key, size=size, limit=limit)
     others = [entry for entry in entries if entry.key != key]
     used = sum(entry.size_bytes for entry in others) if total + size > limit else 0
     removed: list[MemoryEntry] = []
@@ -300,11 +305,14 @@ def evicted(
         removed.append(entry)
         used -= entry.size_bytes
     if used + size > limit:
-        message = (
+        raise TooLargeError(
             f"the value for memory key {key!r} has {size} bytes, and pinned entries have {used} "
-            f"of the {limit} there are: unpin or drop some, or raise Limits(memory_bytes=…)"
+            f"of the {limit} there are: unpin or drop some, or raise Limits(memory_bytes=…)",
+            memory_key=key,
+            size=size,
+            limit=limit,
+            pinned=used,
         )
-        raise TooLargeError(message, memory_key=key, size=size, limit=limit, pinned=used)
     return removed
 
 
@@ -400,11 +408,11 @@ def _ranked(wanted: Sequence[str], texts: Sequence[str], tokens: str) -> list[tu
                 f"(text, tokenize = '{tokens} remove_diacritics 2')"
             )
         except sqlite3.OperationalError as error:
-            message = (
+            raise ConfigError(
                 "this Python's SQLite has no full-text search (FTS5): give the retriever your "
-                "own ranking, Retriever(…, rank=…)"
-            )
-            raise ConfigError(message, option="rank") from error
+                "own ranking, Retriever(…, rank=…)",
+                option="rank",
+            ) from error
         rows = ((at, spaced(text)) for at, text in enumerate(texts))
         database.executemany("INSERT INTO texts (rowid, text) VALUES (?, ?)", rows)
         matches = database.execute(

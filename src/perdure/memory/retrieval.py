@@ -239,12 +239,12 @@ def _checked(
     """Return vectors that match their texts, and earlier vectors, in number and length."""
     sizes = {len(vector) for vector in (*vectors, *known)}
     if len(vectors) != len(texts) or len(sizes) > 1:
-        message = (
+        raise InvalidArgumentError(
             f"embed: {len(vectors)} vectors of {sorted(sizes)} numbers for {len(texts)} texts do "
             "not fit: return one vector for each text, all of the same length, and make a new "
-            "Retriever for another model"
+            "Retriever for another model",
+            option="embed",
         )
-        raise InvalidArgumentError(message, option="embed")
     return vectors
 
 

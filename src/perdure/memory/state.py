@@ -59,10 +59,10 @@ class States:
 
         """
         if not all(str(key).split("/")):  # no document can have such a name
-            message = (
-                f"a state's key has no empty step between slashes, as {key!r} has: leave it out"
+            raise InvalidArgumentError(
+                f"a state's key has no empty step between slashes, as {key!r} has: leave it out",
+                option="key",
             )
-            raise InvalidArgumentError(message, option="key")
         data, types = encode_value(value, self._registry)
         change = StateSet(_name(key), msgspec.Raw(data), types)
         return self._accept((Entry(STATE, encode(change)),))
@@ -157,18 +157,20 @@ class TypedState(Generic[T]):
         except (msgspec.ValidationError, ValueError):
             pass
         # Raised outside of the handler, so that no traceback shows the values that it quotes.
-        message = (
+        raise CorruptRecordError(
             f"the state {self._key!r} does not match {self._type.__name__}: give the new fields "
-            "defaults, or read it with state.get and set it again; it was left as it is"
+            "defaults, or read it with state.get and set it again; it was left as it is",
+            key=self._key,
+            type=self._type.__name__,
         )
-        raise CorruptRecordError(message, key=self._key, type=self._type.__name__)
 
     def _not_storable(self, value: object) -> NotStorableError:
-        message = (
+        return NotStorableError(
             f"the {type(value).__name__} for state {self._key!r} would not come back from JSON as "
-            "it is: use state.set with a registered type, connect(types=[…])"
+            "it is: use state.set with a registered type, connect(types=[…])",
+            key=self._key,
+            type=type(value).__name__,
         )
-        return NotStorableError(message, key=self._key, type=type(value).__name__)
 
 
 def _is_pydantic(cls: Any) -> bool:
@@ -181,15 +183,17 @@ def _check_readable(cls: type) -> None:
     except (TypeError, NameError) as error:
         info = error
     if isinstance(info, msgspec.inspect.CustomType | Exception):
-        message = (
+        raise InvalidArgumentError(
             f"state.typed: {cls.__name__} cannot be read from JSON: use a dataclass, a msgspec "
-            "Struct or a pydantic model"
+            "Struct or a pydantic model",
+            option="type",
+            type=cls.__name__,
         )
-        raise InvalidArgumentError(message, option="type", type=cls.__name__)
 
 
 def _name(key: str) -> str:
     if not key or not isinstance(key, str):
-        message = f"a state's key must be a string with at least one character, not {key!r}"
-        raise InvalidArgumentError(message)
+        raise InvalidArgumentError(
+            f"a state's key must be a string with at least one character, not {key!r}"
+        )
     return f"{FOLDER}{key}.json"

@@ -21,8 +21,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from perdure.errors import CorruptRecordError, InvalidArgumentError
-from perdure.memory.index import MEMORY as DOCUMENT
 from perdure.memory.index import (
+    MEMORY as DOCUMENT,
     DroppedPayload,
     MemoryChange,
     MemoryEntry,
@@ -302,11 +302,13 @@ class SessionValues:
             data = bytes(decode(record.payload, MemoryEntry).value)
             if hash_of(data) == name:
                 return data
-        message = (
+        raise CorruptRecordError(
             f"session {self._key}: the value of memory key {entry.key!r} is lost: neither blob "
-            f"{name} nor record {seq} has it; put the blob back from a copy, or set the key again"
+            f"{name} nor record {seq} has it; put the blob back from a copy, or set the key again",
+            key=str(self._key),
+            memory_key=entry.key,
+            blob=name,
         )
-        raise CorruptRecordError(message, key=str(self._key), memory_key=entry.key, blob=name)
 
 
 Read = Callable[[str], Awaitable[tuple[bytes | None, list[Record]]]]
@@ -566,8 +568,9 @@ def _check(item: MemoryItem) -> None:
     for name, kind, fits in _FITTING:
         value = getattr(item, name)
         if not isinstance(value, kind):
-            message = f"memory: invalid {name}={value!r}: it is {fits}"
-            raise InvalidArgumentError(message, option=name, value=value)
+            raise InvalidArgumentError(
+                f"memory: invalid {name}={value!r}: it is {fits}", option=name, value=value
+            )
     check_priority(item.priority)
 
 

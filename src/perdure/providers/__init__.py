@@ -23,18 +23,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from perdure.providers.context_fit import Format as Format
-    from perdure.providers.context_fit import ReasoningPolicy as ReasoningPolicy
-    from perdure.providers.context_fit import RenderedContext as RenderedContext
-    from perdure.providers.formats import FORMATS as FORMATS
-    from perdure.providers.formats import parse as parse
-    from perdure.providers.formats import parse_history as parse_history
-    from perdure.providers.formats import render as render
-    from perdure.providers.issued import Issued as Issued
-    from perdure.providers.issued import IssuedPart as IssuedPart
-    from perdure.providers.issued import Issuer as Issuer
-    from perdure.providers.tool_pairs import groups as groups
-    from perdure.providers.tool_pairs import newest as newest
+    from perdure.providers.context_fit import (
+        Format as Format,
+        ReasoningPolicy as ReasoningPolicy,
+        RenderedContext as RenderedContext,
+    )
+    from perdure.providers.formats import (
+        FORMATS as FORMATS,
+        parse as parse,
+        parse_history as parse_history,
+        render as render,
+    )
+    from perdure.providers.issued import (
+        Issued as Issued,
+        IssuedPart as IssuedPart,
+        Issuer as Issuer,
+    )
+    from perdure.providers.tool_pairs import groups as groups, newest as newest
 
 _HOME_OF = {
     "FORMATS": "formats",

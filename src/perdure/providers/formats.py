@@ -59,8 +59,9 @@ def render(
 
     """
     if reasoning not in _POLICIES:
-        message = f"invalid reasoning={reasoning!r}: choose {', '.join(_POLICIES)}"
-        raise InvalidArgumentError(message, option="reasoning")
+        raise InvalidArgumentError(
+            f"invalid reasoning={reasoning!r}: choose {', '.join(_POLICIES)}", option="reasoning"
+        )
     target = ContextTarget(format, _issuer(format, to), reasoning)
     shown = [_shown(message, format) for message in messages]
     return rules_of(format).render(paired(shown).exchanges, target)
@@ -111,8 +112,11 @@ def parse_history(
 def rules_of(format: str) -> Rules:
     """Return the module of a format."""
     if format not in FORMATS:
-        message = f"format {format!r} is unknown: choose {', '.join(FORMATS)}"
-        raise InvalidArgumentError(message, option="format", value=format)
+        raise InvalidArgumentError(
+            f"format {format!r} is unknown: choose {', '.join(FORMATS)}",
+            option="format",
+            value=format,
+        )
     module = importlib.import_module(f"perdure.providers.{format.replace('-', '_')}")
     return cast(Rules, module)
 

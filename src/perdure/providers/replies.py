@@ -37,12 +37,12 @@ def as_dict(reply: object) -> dict[str, Any]:
         return _sendable(dict(reply))
     dump = getattr(reply, "model_dump", None)
     if dump is None:
-        message = (
+        raise FormatError(
             f"a reply of type {type(reply).__name__} cannot be read: give the response as a dict, "
             "or as the object that the SDK returns; a list of messages is a history, which "
-            "session.extend(history, format) takes"
+            "session.extend(history, format) takes",
+            type=type(reply).__name__,
         )
-        raise FormatError(message, type=type(reply).__name__)
     fields: dict[str, Any] = dump(mode="json", by_alias=True, exclude_unset=True, warnings=False)
     return _sendable(fields)
 
@@ -84,8 +84,10 @@ def listed(format: str, owner: Mapping[str, Any], name: str) -> list[Mapping[str
 
 def not_a_reply(format: str, reason: str) -> FormatError:
     """Return the error for what is no reply of a format."""
-    message = f"this is no reply in the format {format!r}: {reason}; give the whole response"
-    return FormatError(message, format=format)
+    return FormatError(
+        f"this is no reply in the format {format!r}: {reason}; give the whole response",
+        format=format,
+    )
 
 
 def check_role(format: str, answer: Mapping[str, Any], own: str) -> None:
@@ -98,12 +100,13 @@ def check_role(format: str, answer: Mapping[str, Any], own: str) -> None:
     role = answer.get("role")
     if role is None or role == own:
         return
-    message = (
+    raise FormatError(
         f"a message with the role {role!r} is no reply in the format {format!r}, whose replies "
         f"have the role {own!r}: append it with {_CALLS.get(str(role), _OTHER_CALL)}, "
-        f"or a whole history with session.extend(history, {format!r})"
+        f"or a whole history with session.extend(history, {format!r})",
+        format=format,
+        role=role,
     )
-    raise FormatError(message, format=format, role=role)
 
 
 def issuer_of(format: str, issuer: Issuer | str | None, model: Any) -> Issuer:

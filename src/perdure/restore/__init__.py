@@ -8,24 +8,24 @@ from perdure._lib.lazy import lazy
 
 if TYPE_CHECKING:
     from perdure.memory.context import WorkingContextSnapshot as WorkingContextSnapshot
-    from perdure.restore.bootstrapper import Bootstrapped as Bootstrapped
-    from perdure.restore.bootstrapper import RestorableMemory as RestorableMemory
-    from perdure.restore.bootstrapper import SnapshotStore as SnapshotStore
-    from perdure.restore.bootstrapper import SupportsRetrieve as SupportsRetrieve
     from perdure.restore.bootstrapper import (
+        Bootstrapped as Bootstrapped,
+        RestorableMemory as RestorableMemory,
+        SnapshotStore as SnapshotStore,
+        SupportsRetrieve as SupportsRetrieve,
         WorkingContextSnapshotBootstrapOptions as WorkingContextSnapshotBootstrapOptions,
-    )
-    from perdure.restore.bootstrapper import (
         WorkingContextSnapshotBootstrapper as WorkingContextSnapshotBootstrapper,
     )
-    from perdure.restore.rebuild import CompactionSnapshotBuilder as CompactionSnapshotBuilder
-    from perdure.restore.rebuild import Repair as Repair
+    from perdure.restore.rebuild import (
+        CompactionSnapshotBuilder as CompactionSnapshotBuilder,
+        Repair as Repair,
+    )
     from perdure.restore.report import RestoreStep as RestoreStep
     from perdure.restore.serializer import (
         WorkingContextSnapshotSerializer as WorkingContextSnapshotSerializer,
     )
-    from perdure.restore.snapshot_store import RunExclusively as RunExclusively
     from perdure.restore.snapshot_store import (
+        RunExclusively as RunExclusively,
         WorkingContextSnapshotStore as WorkingContextSnapshotStore,
     )
 

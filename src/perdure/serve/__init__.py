@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from perdure._lib.lazy import lazy
 
 if TYPE_CHECKING:
-    from perdure.serve.access import Access as Access
-    from perdure.serve.access import Token as Token
+    from perdure.serve.access import Access as Access, Token as Token
     from perdure.serve.api import AgentServer as AgentServer
 
 _HOME_OF = {

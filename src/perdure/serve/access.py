@@ -46,8 +46,10 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         if (self.token is None) == (self.sha256 is None):
             raise InvalidArgumentError("a token has either token or sha256", option="token")
         if self.token is not None and len(self.token) < SHORTEST:
-            message = f"a token has at least {SHORTEST} characters: make one with `openssl rand`"
-            raise InvalidArgumentError(message, option="token")
+            raise InvalidArgumentError(
+                f"a token has at least {SHORTEST} characters: make one with `openssl rand`",
+                option="token",
+            )
         if len(self.digest) != 32:
             raise InvalidArgumentError("sha256 is not 64 hex digits", option="sha256")
         for owner in self.owners:

@@ -48,11 +48,11 @@ def load_source(path: str) -> Source:
         if source is None:
             raise ConfigError(f"invalid agent {path!r}: there is no {part!r} there", option="agent")
     if not (isinstance(source, AgentConfig) or callable(source)):
-        message = (
+        raise ConfigError(
             f"invalid agent {path!r}: {name} is an AgentConfig, or a function that takes an "
-            "agent's id and returns one"
+            "agent's id and returns one",
+            option="agent",
         )
-        raise ConfigError(message, option="agent")
     found: Source = source
     return found
 
@@ -65,11 +65,11 @@ def require_tokens(host: str, access: Access) -> None:
 
     """
     if access.is_open and host not in LOOPBACK:
-        message = (
+        raise ConfigError(
             f"--host {host} can be reached from other machines: give --tokens FILE or the variable "
-            "PERDURE_TOKENS, or serve on 127.0.0.1"
+            "PERDURE_TOKENS, or serve on 127.0.0.1",
+            option="host",
         )
-        raise ConfigError(message, option="host")
 
 
 def serve(server: AgentServer, *, host: str, port: int, grace: float) -> None:

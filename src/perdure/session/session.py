@@ -63,8 +63,7 @@ def render(
     if format is None:
         return list(messages)
     # Imported when used: who opens a session need not render it.
-    from perdure.providers import FORMATS
-    from perdure.providers import render as rendered
+    from perdure.providers import FORMATS, render as rendered
 
     if format not in FORMATS:
         choices = ", ".join(map(repr, FORMATS))

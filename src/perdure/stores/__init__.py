@@ -12,18 +12,22 @@ from perdure._lib.lazy import lazy
 
 if TYPE_CHECKING:
     from perdure.formats.state import StateStorage as StateStorage
-    from perdure.stores.objects import Bucket as Bucket
-    from perdure.stores.objects import ListedObject as ListedObject
-    from perdure.stores.objects import ObjectStore as ObjectStore
-    from perdure.stores.objects import StoredObject as StoredObject
+    from perdure.stores.objects import (
+        Bucket as Bucket,
+        ListedObject as ListedObject,
+        ObjectStore as ObjectStore,
+        StoredObject as StoredObject,
+    )
     from perdure.stores.postgres import PostgresStore as PostgresStore
     from perdure.stores.redis import RedisStore as RedisStore
     from perdure.stores.s3 import S3Store as S3Store
     from perdure.stores.sqlite import SqliteStore as SqliteStore
     from perdure.stores.state import StateStore as StateStore
-    from perdure.stores.wrapped import CompressedStore as CompressedStore
-    from perdure.stores.wrapped import EncryptedStore as EncryptedStore
-    from perdure.stores.wrapped import MasterKeys as MasterKeys
+    from perdure.stores.wrapped import (
+        CompressedStore as CompressedStore,
+        EncryptedStore as EncryptedStore,
+        MasterKeys as MasterKeys,
+    )
     from perdure.stores.wrapped.encrypted import RewrapResult as RewrapResult
     from perdure.stores.wrapped.keys import UnwrappedKey as UnwrappedKey
 

@@ -8,8 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 if TYPE_CHECKING:
-    from perdure.checkpoints import engine, events
-    from perdure.checkpoints import engine as reader
+    from perdure.checkpoints import engine, engine as reader, events
     from perdure.checkpoints.diff import Difference
     from perdure.checkpoints.replay import ReplayReport, TimelineRow
     from perdure.checkpoints.verify import Verification

@@ -15,8 +15,7 @@ from anyio import to_thread
 
 if TYPE_CHECKING:
     from perdure.session import contributors
-    from perdure.session.contributors import Contributor as AsyncContributor
-    from perdure.session.contributors import RestoreContext
+    from perdure.session.contributors import Contributor as AsyncContributor, RestoreContext
     from perdure.session.session import Session
     from perdure.sync.loop import LoopThread
 

@@ -134,16 +134,16 @@ class LoopThread:
 
     def _check(self) -> None:
         if self.forked:
-            message = (
-                "this belongs to the process that connected: connect again in the child process"
+            raise WrongLoopError(
+                "this belongs to the process that connected: connect again in the child process",
+                stray="fork",
             )
-            raise WrongLoopError(message, stray="fork")
         if self._thread is threading.current_thread():
-            message = (
+            raise WrongLoopError(
                 "a blocking call from within perdure's own thread would wait for itself: hand "
-                "the work to a thread of your own"
+                "the work to a thread of your own",
+                stray="thread",
             )
-            raise WrongLoopError(message, stray="thread")
         if self._ended:
             raise closed()
 

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from perdure.records.records import Record
     from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
     from perdure.restore.report import RestorePlan, RestoreReport
-    from perdure.session import base, lifecycle, scope, session
-    from perdure.session import session as view
+    from perdure.session import base, lifecycle, scope, session, session as view
     from perdure.session.base import Receipt
     from perdure.session.contents import HistoryItem
     from perdure.session.contributors import Contributor as AsyncContributor
@@ -146,8 +145,10 @@ class TurnThread:
     def refuse(self, key: SessionKey, what: str) -> None:
         """Raise if it is this thread: what it wants waits for the turn's end."""
         if self.thread == threading.get_ident():
-            message = f"session {key}: this thread already is in a turn; end it before {what}"
-            raise SessionError(message, key=str(key))
+            raise SessionError(
+                f"session {key}: this thread already is in a turn; end it before {what}",
+                key=str(key),
+            )
 
 
 class _BlockTask:

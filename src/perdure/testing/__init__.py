@@ -13,22 +13,27 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from perdure.agent.llm.scripted import EchoModel as EchoModel
-    from perdure.agent.llm.scripted import ScriptedModel as ScriptedModel
-    from perdure.agent.llm.scripted import call as call
-    from perdure.stores.memory import MemoryBacking as MemoryBacking
-    from perdure.stores.memory import MemoryStore as MemoryStore
+    from perdure.agent.llm.scripted import (
+        EchoModel as EchoModel,
+        ScriptedModel as ScriptedModel,
+        call as call,
+    )
+    from perdure.stores.memory import MemoryBacking as MemoryBacking, MemoryStore as MemoryStore
     from perdure.testing import conformance as conformance
-    from perdure.testing.faulty import Crash as Crash
-    from perdure.testing.faulty import Faults as Faults
-    from perdure.testing.faulty import FaultyStore as FaultyStore
-    from perdure.testing.faulty import How as How
-    from perdure.testing.faulty import SwitchedStore as SwitchedStore
-    from perdure.testing.sandbox import ManualClock as ManualClock
-    from perdure.testing.sandbox import Sandbox as Sandbox
-    from perdure.testing.sandbox import SandboxOptions as SandboxOptions
-    from perdure.testing.sandbox import assert_saved as assert_saved
-    from perdure.testing.sandbox import wait_saved as wait_saved
+    from perdure.testing.faulty import (
+        Crash as Crash,
+        Faults as Faults,
+        FaultyStore as FaultyStore,
+        How as How,
+        SwitchedStore as SwitchedStore,
+    )
+    from perdure.testing.sandbox import (
+        ManualClock as ManualClock,
+        Sandbox as Sandbox,
+        SandboxOptions as SandboxOptions,
+        assert_saved as assert_saved,
+        wait_saved as wait_saved,
+    )
 
 _HOMES = {
     "perdure.agent.llm.scripted": ("EchoModel", "ScriptedModel", "call"),
@@ -54,8 +59,7 @@ if not TYPE_CHECKING:  # a checker would take any name for a public one
             return importlib.import_module("perdure.testing.conformance")
         module = _HOME_OF.get(name)
         if module is None:
-            message = f"module 'perdure.testing' has no attribute {name!r}"
-            raise AttributeError(message)
+            raise AttributeError(f"module 'perdure.testing' has no attribute {name!r}")
         value = getattr(importlib.import_module(module), name)
         globals()[name] = value
         return value

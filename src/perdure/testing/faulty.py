@@ -102,8 +102,7 @@ class FaultyStore(DelegatingStore):
         times: int | None = 1,
     ) -> None:
         if fail_on is not None and fail_on not in _METHODS:
-            message = f"fail_on={fail_on!r} is no method of a store"
-            raise ValueError(message)
+            raise ValueError(f"fail_on={fail_on!r} is no method of a store")
         self.calls: Counter[str] = Counter()
         """How often each method was called."""
         self.injected: int = 0
@@ -271,14 +270,18 @@ class SwitchedStore(DelegatingStore):
 
         """
         if method is not None and method not in _METHODS:
-            message = f"fail_next({method!r}): a store has no such method; see perdure.store.Store"
-            raise InvalidArgumentError(message, method=method)
+            raise InvalidArgumentError(
+                f"fail_next({method!r}): a store has no such method; see perdure.store.Store",
+                method=method,
+            )
         if how.startswith("crash"):
-            message = f"fail_next(how={how!r}): to crash a manager, use `await sandbox.reopen()`"
-            raise InvalidArgumentError(message, how=how)
+            raise InvalidArgumentError(
+                f"fail_next(how={how!r}): to crash a manager, use `await sandbox.reopen()`", how=how
+            )
         if times < 1:
-            message = f"fail_next: invalid times={times}: it must be at least 1"
-            raise InvalidArgumentError(message, times=times)
+            raise InvalidArgumentError(
+                f"fail_next: invalid times={times}: it must be at least 1", times=times
+            )
         self._faults.plan(method, how, times)
 
     async def _call(self, method: str, *args: Any, **options: Any) -> Any:

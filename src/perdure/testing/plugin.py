@@ -147,11 +147,10 @@ def _fixture_for(request: pytest.FixtureRequest) -> str:
             return name
     if "anyio_backend" in request.fixturenames:
         return "_perdure_sandbox_on_anyio"
-    message = (
+    raise pytest.UsageError(
         f"{request.node.nodeid} asks for sessions, but no event loop runs it: make it `async def`, "
         "and mark it with pytest.mark.anyio or pytest.mark.asyncio, or set the auto mode of either"
     )
-    raise pytest.UsageError(message)
 
 
 def _with_asyncio(config: pytest.Config) -> bool:

@@ -109,8 +109,9 @@ class ManualClock:
 
         """
         if not 0 <= seconds < float("inf"):
-            message = f"invalid advance({seconds!r}): time only grows, by finite steps"
-            raise InvalidArgumentError(message, seconds=seconds)
+            raise InvalidArgumentError(
+                f"invalid advance({seconds!r}): time only grows, by finite steps", seconds=seconds
+            )
         end = self._now + seconds
         while (due := await self._catch_up()) <= end:
             self._now = max(self._now, due)

@@ -11,24 +11,33 @@ from typing import TYPE_CHECKING
 from perdure._lib.lazy import lazy
 
 if TYPE_CHECKING:
-    from perdure.session.export import export_pair as export_pair
-    from perdure.session.export import import_pair as import_pair
-    from perdure.transfer.backup_view import RestoreSummary as RestoreSummary
-    from perdure.transfer.backup_view import VerifyReport as VerifyReport
-    from perdure.transfer.backup_view import restore_backup as restore_backup
-    from perdure.transfer.backup_view import verify_backup as verify_backup
-    from perdure.transfer.backups import Backup as Backup
-    from perdure.transfer.backups import backup as backup
-    from perdure.transfer.backups import follow_deletions as follow_deletions
-    from perdure.transfer.bundle_files import WrittenSession as WrittenSession
-    from perdure.transfer.bundle_files import read_bundle as read_bundle
-    from perdure.transfer.bundle_files import write_bundle as write_bundle
-    from perdure.transfer.damaged import MissingRecords as MissingRecords
-    from perdure.transfer.damaged import Salvage as Salvage
-    from perdure.transfer.damaged import salvage as salvage
-    from perdure.transfer.migration import Migration as Migration
-    from perdure.transfer.migration import MigrationProgress as MigrationProgress
-    from perdure.transfer.migration import migrate as migrate
+    from perdure.session.export import export_pair as export_pair, import_pair as import_pair
+    from perdure.transfer.backup_view import (
+        RestoreSummary as RestoreSummary,
+        VerifyReport as VerifyReport,
+        restore_backup as restore_backup,
+        verify_backup as verify_backup,
+    )
+    from perdure.transfer.backups import (
+        Backup as Backup,
+        backup as backup,
+        follow_deletions as follow_deletions,
+    )
+    from perdure.transfer.bundle_files import (
+        WrittenSession as WrittenSession,
+        read_bundle as read_bundle,
+        write_bundle as write_bundle,
+    )
+    from perdure.transfer.damaged import (
+        MissingRecords as MissingRecords,
+        Salvage as Salvage,
+        salvage as salvage,
+    )
+    from perdure.transfer.migration import (
+        Migration as Migration,
+        MigrationProgress as MigrationProgress,
+        migrate as migrate,
+    )
 
 
 _HOMES = {

@@ -264,18 +264,21 @@ async def _verify(view: BackupView, key: SessionKey) -> int:
             elif entry.kind == BLOBS:
                 put.update(decode(entry.payload, BackupBlobs).names)
     if total != point.sum:
-        message = f"the records of {key} in {view.location} are not those that were written"
-        raise CorruptRecordError(message, key=str(key))
+        raise CorruptRecordError(
+            f"the records of {key} in {view.location} are not those that were written", key=str(key)
+        )
     documents = await view.read_documents(key)
     if documents.damaged:
-        message = f"documents of {key} are damaged: {', '.join(documents.damaged)}"
-        raise CorruptRecordError(message, key=str(key))
+        raise CorruptRecordError(
+            f"documents of {key} are damaged: {', '.join(documents.damaged)}", key=str(key)
+        )
     named = await names_of(view, key, documents, point.head)
     lost = put.difference(named, await view.blob_names(key.tenant))
     lost &= await _named(view, key)
     if lost:
-        message = f"{len(lost)} blobs of {key} are not in {view.location}: {min(lost)}"
-        raise CorruptRecordError(message, key=str(key))
+        raise CorruptRecordError(
+            f"{len(lost)} blobs of {key} are not in {view.location}: {min(lost)}", key=str(key)
+        )
     return count
 
 

@@ -175,8 +175,11 @@ async def follow_deletions(source: Store, target: Store, *, wait: float = 10.0) 
     await while_beating((target,), run.follow_deletions, watches=run.watches)
     if run.report.failed:
         name, reason = next(iter(run.report.failed.items()))
-        message = f"{name} is still in the backup in {target.location}: {reason}"
-        raise StoreError(message, key=name, count=len(run.report.failed))
+        raise StoreError(
+            f"{name} is still in the backup in {target.location}: {reason}",
+            key=name,
+            count=len(run.report.failed),
+        )
     return run.removed
 
 
@@ -184,11 +187,11 @@ def _require_as_secret(source: Store, target: Store) -> None:
     from perdure.stores.wrapped.encrypted import EncryptedStore
 
     if isinstance(source, EncryptedStore) and not isinstance(target, EncryptedStore):
-        message = (
+        raise ConfigError(
             f"{source.location} is encrypted, and its backup in {target.location} would not be: "
-            "put encrypted+ before the backup's URL"
+            "put encrypted+ before the backup's URL",
+            option="target",
         )
-        raise ConfigError(message, option="target")
 
 
 async def require_backup(target: Store, *, make: bool = False) -> None:
@@ -198,8 +201,10 @@ async def require_backup(target: Store, *, make: bool = False) -> None:
     tenants = [name for name in await target.tenants() if await keys_of(target, name)]
     if tenants or not make:
         what = "has sessions of its own" if tenants else "holds nothing"
-        message = f"{target.location} is no backup: it {what}; name the place of a backup"
-        raise ConfigError(message, option="target")
+        raise ConfigError(
+            f"{target.location} is no backup: it {what}; name the place of a backup",
+            option="target",
+        )
 
 
 @final
@@ -374,8 +379,9 @@ class _Run:
             try:
                 waiting = await self._source.receive(key, epoch, limit=ALL)
             except LeaseLostError as error:
-                message = f"{key} was opened while it was read: try again"
-                raise StoreUnavailableError(message, key=str(key)) from error
+                raise StoreUnavailableError(
+                    f"{key} was opened while it was read: try again", key=str(key)
+                ) from error
         # Read again: an item may have moved from the inbox to the dead letters in between.
         after = await dead_letters_of(self._source, key) if has_letters or waiting else []
         by_op_id = {letter.item.op_id: letter for letter in [*before, *after]}
@@ -528,8 +534,10 @@ async def append(target: Store, grant: HeldLease, first: int, entries: list[Entr
     batch = Batch(grant.key, grant.epoch, first, tuple(entries))
     outcome = (await target.append_many([batch]))[0]
     if outcome.status is not Status.OK:
-        message = f"{target.location} did not take what belongs to {grant.key}: {outcome.error}"
-        raise StoreError(message, key=str(grant.key)) from outcome.error
+        raise StoreError(
+            f"{target.location} did not take what belongs to {grant.key}: {outcome.error}",
+            key=str(grant.key),
+        ) from outcome.error
 
 
 @final
@@ -593,17 +601,23 @@ class _SessionBackup:
         async with contextlib.aclosing(log) as chunks:
             async for chunk in chunks:
                 if not chunk.settled:
-                    message = f"session {self._key} is just being taken over: try again"
-                    raise StoreUnavailableError(message, key=str(self._key))
+                    raise StoreUnavailableError(
+                        f"session {self._key} is just being taken over: try again",
+                        key=str(self._key),
+                    )
                 for record in chunk.records:
                     if at and record.seq != at + 1:
-                        message = f"session {self._key} was pruned while it was read: try again"
-                        raise StoreUnavailableError(message, key=str(self._key))
+                        raise StoreUnavailableError(
+                            f"session {self._key} was pruned while it was read: try again",
+                            key=str(self._key),
+                        )
                     at = record.seq
                     yield record
         if at < head:
-            message = f"session {self._key} ended at {at} while it was read: try again"
-            raise StoreUnavailableError(message, key=str(self._key))
+            raise StoreUnavailableError(
+                f"session {self._key} ended at {at} while it was read: try again",
+                key=str(self._key),
+            )
 
     async def _take(self, record: Record) -> None:
         line = _kept(record)

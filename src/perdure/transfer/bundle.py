@@ -218,11 +218,11 @@ class Reader:
 
     def _head(self, line: _Line, version: int) -> BundleHeader:
         if version > FORMAT:
-            message = (
+            raise UnsupportedVersionError(
                 f"{self._source} is a bundle of format {version}, this release reads up to "
-                f"{FORMAT}: use a newer release"
+                f"{FORMAT}: use a newer release",
+                path=self._source,
             )
-            raise UnsupportedVersionError(message, path=self._source)
         return BundleHeader(SessionKey(line.agent, line.session, line.tenant), version)
 
     def _end(self, line: _Line) -> BundleFooter:
@@ -249,5 +249,8 @@ class Reader:
 
     def _corrupt(self, reason: str) -> CorruptRecordError:
         at = self._lines + 1
-        message = f"{self._source}, line {at}: {reason}; export the session again"
-        return CorruptRecordError(message, path=self._source, line=at)
+        return CorruptRecordError(
+            f"{self._source}, line {at}: {reason}; export the session again",
+            path=self._source,
+            line=at,
+        )

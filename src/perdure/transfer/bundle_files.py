@@ -107,8 +107,9 @@ async def content(store: Store, key: SessionKey, head: int) -> AsyncGenerator[Re
     async with contextlib.aclosing(store.read_log(key, before=head + 1)) as log:
         async for chunk in log:
             if not chunk.settled:
-                message = f"session {key} is just being taken over: try again in a moment"
-                raise StoreUnavailableError(message, key=str(key))
+                raise StoreUnavailableError(
+                    f"session {key} is just being taken over: try again in a moment", key=str(key)
+                )
             for record in map(neutral_record, chunk.records):
                 if record is not None:
                     yield record
@@ -117,18 +118,21 @@ async def content(store: Store, key: SessionKey, head: int) -> AsyncGenerator[Re
 def _require_whole(key: SessionKey, documents: Documents) -> None:
     if documents.damaged:
         names = ", ".join(documents.damaged)
-        message = f"{names} of {key} is damaged: `perdure rebuild` makes it anew from the log"
-        raise CorruptRecordError(message, key=str(key), documents=names)
+        raise CorruptRecordError(
+            f"{names} of {key} is damaged: `perdure rebuild` makes it anew from the log",
+            key=str(key),
+            documents=names,
+        )
 
 
 def _require_readable(key: SessionKey, letters: list[DeadLetter]) -> None:
     for letter in letters:
         if letter.item.damage:
-            message = (
+            raise CorruptRecordError(
                 f"a dead letter of {key} is damaged: `perdure inbox {key.agent}` shows it, and "
-                "--drop removes it"
+                "--drop removes it",
+                key=str(key),
             )
-            raise CorruptRecordError(message, key=str(key))
 
 
 async def names_of(store: Store, key: SessionKey, documents: Documents, head: int) -> set[str]:
@@ -248,8 +252,10 @@ async def land(
     """
     holder = await store.holder(key)
     if holder is not None and not holder.deleted and await store.head(key):
-        message = f"{store.location} has a session {key}: choose another id, or delete it first"
-        raise ConfigError(message, key=str(key))
+        raise ConfigError(
+            f"{store.location} has a session {key}: choose another id, or delete it first",
+            key=str(key),
+        )
     landing = _SessionWrite(store, key, on_epoch)
     await landing.take(0 if holder is None else holder.epoch)
     return await landing.of(items)
@@ -333,11 +339,11 @@ class _SessionWrite:
         """Acquire the lease, which appends an epoch record."""
         grant = await self._store.acquire(self._key, after=after)
         if grant.head != self._next:
-            message = (
+            raise StoreError(
                 f"session {self._key} in {self._store.location} is written by another process: "
-                f"its log ends at {grant.head}, not {self._next}; try again"
+                f"its log ends at {grant.head}, not {self._next}; try again",
+                key=str(self._key),
             )
-            raise StoreError(message, key=str(self._key))
         await self._begin(grant)
 
     async def add(self, item: Item) -> None:
@@ -405,11 +411,12 @@ class _SessionWrite:
             return base
         if base.parent.tenant != self._key.tenant:
             await self._store.delete(self._key, self._epoch)
-            message = (
+            raise StoreError(
                 f"session {self._key} is a fork of {base.parent}, and a fork has its parent's "
-                f"tenant: import both for {base.parent.tenant!r}"
+                f"tenant: import both for {base.parent.tenant!r}",
+                key=str(self._key),
+                parent=str(base.parent),
             )
-            raise StoreError(message, key=str(self._key), parent=str(base.parent))
         if not base.at:
             return base
         log = followed(self._store).read_log(base.parent, after=base.at - 1, limit=1)
@@ -430,8 +437,10 @@ class _SessionWrite:
             batch = Batch(self._key, self._epoch, self._written, tuple(self._entries[:count]))
             outcome = (await self._store.append_many([batch]))[0]
             if outcome.status is not Status.OK:
-                message = f"{self._store.location} did not take the records of {self._key}"
-                raise StoreError(message, key=str(self._key)) from outcome.error
+                raise StoreError(
+                    f"{self._store.location} did not take the records of {self._key}",
+                    key=str(self._key),
+                ) from outcome.error
             self._bytes += sum(len(entry.payload) for entry in batch.records)
             del self._entries[:count]
             self._written += count
@@ -471,11 +480,13 @@ class _SessionWrite:
         if await followed(self._store).has(base.parent, base.at, base.epoch):
             return
         await self._store.delete(self._key, self._epoch)
-        message = (
+        raise StoreError(
             f"session {self._key} is a fork at record {base.at} of {base.parent}, which "
-            f"{self._store.location} does not have: import that session first"
+            f"{self._store.location} does not have: import that session first",
+            key=str(self._key),
+            parent=str(base.parent),
+            at=base.at,
         )
-        raise StoreError(message, key=str(self._key), parent=str(base.parent), at=base.at)
 
 
 MARK: Final = b'{"perdure_bundle":'
@@ -538,8 +549,10 @@ async def read_bundle(store: Store, path: Path, *, key: SessionKey | None = None
     was, has_letters = await _look(path)
     await require_no_backup(store)
     if has_letters and not store.capabilities.dead_letters:
-        message = f"{path} holds dead letters, and {store.location} keeps none: use another store"
-        raise StoreError(message, path=str(path))
+        raise StoreError(
+            f"{path} holds dead letters, and {store.location} keeps none: use another store",
+            path=str(path),
+        )
     source = _items(path, renamed=key not in {None, was})
     return await while_beating((store,), lambda: land(store, key or was, source))
 
@@ -569,8 +582,10 @@ async def _look(path: Path) -> tuple[SessionKey, bool]:
                 key = item.key
             has_letters = has_letters or isinstance(item, DeadLetter)
     if key is None or not reader.ended:
-        message = f"{path} is not a whole bundle: its end is missing; export the session again"
-        raise CorruptRecordError(message, path=str(path))
+        raise CorruptRecordError(
+            f"{path} is not a whole bundle: its end is missing; export the session again",
+            path=str(path),
+        )
     return key, has_letters
 
 

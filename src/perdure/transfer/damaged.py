@@ -135,8 +135,9 @@ class _Salvaging:
                 else:
                     names |= named_in((entry.payload,))
         if report.head == 0 and not report.missing:
-            message = f"there is no session {self._key} in {self._store.location}"
-            raise SessionNotFoundError(message, key=str(self._key))
+            raise SessionNotFoundError(
+                f"there is no session {self._key} in {self._store.location}", key=str(self._key)
+            )
         names |= named_in(encode(checkpoint.state) for checkpoint in chain.by_id.values())
         base = None if manifest is None else manifest.base
         if base is not None:

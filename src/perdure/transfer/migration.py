@@ -38,20 +38,10 @@ from perdure.records.manifest import Origin
 from perdure.records.records import FORK, TAKEN
 from perdure.session.options import require_no_backup
 from perdure.store import DeadLetter, Document, HeldLease, LeaseState, PendingItem, Store
-from perdure.transfer import receipts
+from perdure.transfer import bundle_files, receipts
 from perdure.transfer.bundle import BundleBlob, Item, neutral
-from perdure.transfer.bundle_files import (
-    ALL,
-    Digest,
-    WrittenSession,
-    content,
-    dead_letters_of,
-    digest_of,
-    go_on,
-    items,
-    land,
-)
-from perdure.transfer.receipts import ReceiptState, state_of
+from perdure.transfer.bundle_files import dead_letters_of
+from perdure.transfer.receipts import ReceiptState
 
 AT_ONCE: Final = 8
 PAGE: Final = 500
@@ -298,7 +288,7 @@ class _Mover:
         if (await self._source.read_documents(key, ())).manifest is not None:
             return False
         head = await self._source.head(key)
-        async with contextlib.aclosing(content(self._source, key, head)) as records:
+        async with contextlib.aclosing(bundle_files.content(self._source, key, head)) as records:
             return await anext(records, None) is None
 
     async def _empty_it(self, key: SessionKey, before: LeaseState | None) -> None:
@@ -327,23 +317,28 @@ class _Mover:
             await anyio.sleep(PAUSE)
 
     async def _catch_up(self, key: SessionKey) -> None:
-        before = await state_of(self._source, key)
+        before = await receipts.state_of(self._source, key)
         lives = await self._generations(key)
         note = partial(self._note, key, lives)
         compared = await self._compare(key)
         self._supersede(key, receipts.untouched(self._source, key, compared.epoch))
-        if not compared.head:
-            written = await self._written(key, partial(land, self.target, key, on_epoch=note))
-            self.report.copied += 1
-        elif (
+        starts_over = compared.head > 0 and (
             await self._is_another_life(key, compared, before)
             or not await self._goes_on(key)
-            or self._is_replaced(compared)
-        ):
+            # The target's log cannot be continued under the source's numbers.
+            or compared.pruned
+            or 0 < compared.next <= compared.head + 1
+        )
+        if starts_over:
             await self._remove(key, compared)
-            written = await self._written(key, partial(land, self.target, key, on_epoch=note))
+        if starts_over or not compared.head:
+            written = await self._written(
+                key, partial(bundle_files.land, self.target, key, on_epoch=note)
+            )
             self.report.copied += 1
-        elif not compared.next and await self._same_documents(key):
+        elif not compared.next and (
+            await _documents(self._source, key) == await _documents(self.target, key)
+        ):
             self.report.there += 1
             await self._acknowledge(key, compared.epoch, before, lives)
             return
@@ -351,7 +346,7 @@ class _Mover:
             async with self._lease(key) as grant:
                 self._require_unchanged(compared, grant)
                 written = await self._written(
-                    key, partial(go_on, self.target, grant, on_epoch=note)
+                    key, partial(bundle_files.go_on, self.target, grant, on_epoch=note)
                 )
             self.report.continued += 1
         self.report.records += written.records
@@ -376,39 +371,36 @@ class _Mover:
         lives = await self._generations(key)
         if untouched and lives and not any([await self._has(key, life) for life in lives]):
             return True
-        now = await state_of(self._source, key)
+        now = await receipts.state_of(self._source, key)
         if before is None or now is None or now.epoch != before.epoch:
             raise _ChangedError(f"{key} was deleted while it was read: try again", key=str(key))
         self._require_beginning(key, compared)
-        message = (
+        raise StoreError(
             f"{self.target.location} has a session {key} with other history than what was "
-            f"left of it in {self._source.location} after pruning: {_way_out(key)}"
+            f"left of it in {self._source.location} after pruning: {_way_out(key)}",
+            key=str(key),
+            seq=compared.head,
         )
-        raise StoreError(message, key=str(key), seq=compared.head)
-
-    @staticmethod
-    def _is_replaced(compared: _Compared) -> bool:
-        """Say whether the target's log cannot be continued under the source's numbers."""
-        return compared.pruned or 0 < compared.next <= compared.head + 1
 
     async def _written(
         self,
         key: SessionKey,
-        write: Callable[[AsyncGenerator[Item, None]], Awaitable[WrittenSession]],
-    ) -> WrittenSession:
+        write: Callable[[AsyncGenerator[Item, None]], Awaitable[bundle_files.WrittenSession]],
+    ) -> bundle_files.WrittenSession:
         """Write a session to the target, read it back and compare."""
         before = await self._base(key)
-        digest = Digest()
-        written = await write(self._new(key, digest.through(items(self._source, key))))
+        digest = bundle_files.Digest()
+        written = await write(self._new(key, digest.through(bundle_files.items(self._source, key))))
         if before != await self._base(key):
-            message = f"history of {key} was pruned or moved while it was read: try again"
-            raise _ChangedError(message, key=str(key))
-        if await digest_of(self.target, key) != digest.value:
-            message = (
-                f"session {key} is not the same in {self.target.location} after it was "
-                "written: another program writes there, or the store is not sound"
+            raise _ChangedError(
+                f"history of {key} was pruned or moved while it was read: try again", key=str(key)
             )
-            raise StoreError(message, key=str(key))
+        if await bundle_files.digest_of(self.target, key) != digest.value:
+            raise StoreError(
+                f"session {key} is not the same in {self.target.location} after it was "
+                "written: another program writes there, or the store is not sound",
+                key=str(key),
+            )
         return written
 
     async def _base(self, key: SessionKey) -> Origin | None:
@@ -427,9 +419,6 @@ class _Mover:
                 if not isinstance(item, BundleBlob) or item.name not in known:
                     yield item
 
-    async def _same_documents(self, key: SessionKey) -> bool:
-        return await _documents(self._source, key) == await _documents(self.target, key)
-
     # comparing
 
     async def _compare(self, key: SessionKey) -> _Compared:
@@ -440,8 +429,8 @@ class _Mover:
             return _Compared()
         op_ids: set[str] = set()
         shared, pruned, has_any = 0, False, False
-        theirs = content(self.target, key, head)
-        ours = content(self._source, key, await self._source.head(key))
+        theirs = bundle_files.content(self.target, key, head)
+        ours = bundle_files.content(self._source, key, await self._source.head(key))
         async with contextlib.aclosing(theirs), contextlib.aclosing(ours):
             our = await anext(ours, None)
             async for record in theirs:
@@ -469,16 +458,19 @@ class _Mover:
         """Raise unless the target's records may come from an earlier run."""
         if not compared.differs:
             return
-        message = (
+        raise StoreError(
             f"{self.target.location} has another session {key}: its record {compared.differs} is "
-            f"not in {self._source.location}, or another one there; {_way_out(key)}"
+            f"not in {self._source.location}, or another one there; {_way_out(key)}",
+            key=str(key),
+            seq=compared.differs,
         )
-        raise StoreError(message, key=str(key), seq=compared.differs)
 
     def _require_unchanged(self, compared: _Compared, grant: HeldLease) -> None:
         if (grant.epoch, grant.head) != (compared.epoch + 1, compared.head + 1):
-            message = f"{grant.key} changed in {self.target.location} meanwhile: try again"
-            raise _ChangedError(message, key=str(grant.key))
+            raise _ChangedError(
+                f"{grant.key} changed in {self.target.location} meanwhile: try again",
+                key=str(grant.key),
+            )
 
     async def _goes_on(self, key: SessionKey) -> bool:
         """Say whether the target has the record of the parent at which the session was forked."""
@@ -488,8 +480,8 @@ class _Mover:
             return True
         if await lineage.has(base.parent, base.at, base.epoch):
             return True
-        newer = await lineage.newest_base(key)
-        return newer is not None and newer.parent is None
+        newest = await lineage.newest_base(key)
+        return newest is not None and newest.parent is None
 
     # receipts of earlier runs
 
@@ -505,11 +497,11 @@ class _Mover:
             lives: Receipts of the session's generation.
 
         """
-        copied = await state_of(self.target, key)
+        copied = await receipts.state_of(self.target, key)
         if copied is None or copied.epoch != epoch:
             return  # a program has opened it in the target
         written = [receipts.untouched(self._source, key, epoch)]
-        if before is not None and before == await state_of(self._source, key):
+        if before is not None and before == await receipts.state_of(self._source, key):
             written.append(receipts.equal(self._source, key, before, copied))
         await self._leave(key, [*written, *lives])
         valid = set(map(receipts.name, written))
@@ -542,8 +534,8 @@ class _Mover:
 
     async def _known(self, key: SessionKey) -> ReceiptState | None:
         """Return the source's state if both were found equal, and neither has changed since."""
-        copied = await state_of(self.target, key)
-        original = None if copied is None else await state_of(self._source, key)
+        copied = await receipts.state_of(self.target, key)
+        original = None if copied is None else await receipts.state_of(self._source, key)
         if original is None or copied is None:
             return None
         receipt = receipts.equal(self._source, key, original, copied)
@@ -568,12 +560,13 @@ class _Mover:
         await self._require_forks_follow(key)
         async with self._lease(key) as grant:
             self._require_unchanged(compared, grant)
-            waiting = await self.target.receive(key, grant.epoch, limit=ALL)
+            waiting = await self.target.receive(key, grant.epoch, limit=bundle_files.ALL)
             known = {*compared.op_ids, *(item.op_id for item in await self._posted(key))}
             own = [item for item in waiting if item.op_id not in known]
             if any(item.kind == FORK for item in own):
-                message = f"{key} was forked in {self.target.location}: {_way_out(key)}"
-                raise StoreError(message, key=str(key))
+                raise StoreError(
+                    f"{key} was forked in {self.target.location}: {_way_out(key)}", key=str(key)
+                )
             if own:  # posted in the target: copied back after the session is
                 await self._source.enqueue(key, own)
                 self.waiting.add(key)
@@ -594,13 +587,14 @@ class _Mover:
         ]
         if own:
             tenant = f" --tenant {key.tenant}" if key.tenant else ""
-            message = (
+            raise StoreError(
                 f"{self.target.location} has {len(own)} dead letters of {key}, which would be "
                 f"lost if it were written again there: `perdure inbox {key.agent} --session "
                 f"{key.session}{tenant} --store TARGET --retry --all` lets them wait again, or "
-                "--drop removes them; then migrate again"
+                "--drop removes them; then migrate again",
+                key=str(key),
+                count=len(own),
             )
-            raise StoreError(message, key=str(key), count=len(own))
 
     async def _require_forks_follow(self, key: SessionKey) -> None:
         """Raise if a fork that was written in the target would lose its history."""
@@ -609,11 +603,12 @@ class _Mover:
             if compared.differs and not await self._has(
                 key, receipts.untouched(self._source, fork, compared.epoch)
             ):
-                message = (
+                raise StoreError(
                     f"{fork}, which is a fork of {key}, was written in {self.target.location}, so "
-                    f"{key} cannot be written again there: {_way_out(fork)}"
+                    f"{key} cannot be written again there: {_way_out(fork)}",
+                    key=str(key),
+                    fork=str(fork),
                 )
-                raise StoreError(message, key=str(key), fork=str(fork))
 
     async def follow_deletions(
         self, keys: Sequence[SessionKey], tenants: Sequence[str] | None
@@ -632,24 +627,24 @@ class _Mover:
                     self.report.failed[str(key)] = str(error)
 
     async def _follow_deletion(self, key: SessionKey) -> None:
-        was = await self._source.holder(key)
-        if was is None or not was.deleted:
-            return  # never one of the source's
-        copy = await self.target.holder(key)
-        if copy is None or copy.deleted:
-            return
+        original, copy = await self._source.holder(key), await self.target.holder(key)
+        if original is None or not original.deleted or copy is None or copy.deleted:
+            return  # never one of the source's, or gone from both
         if not await self._has(key, receipts.untouched(self._source, key, copy.epoch)):
-            message = (
+            raise StoreError(
                 f"{self._source.location} has deleted {key}, and {self.target.location} has it: "
-                f"it was opened there since, or never came from here; {_way_out(key)}"
+                f"it was opened there since, or never came from here; {_way_out(key)}",
+                key=str(key),
             )
-            raise StoreError(message, key=str(key))
         lineage = followed(self.target)
         for fork in await keys_of(self.target, key.tenant):
             base = await lineage.base_of(fork)
             if base is not None and base.parent == key:
-                message = f"{key} was deleted, and {fork} still depends on it: migrate again"
-                raise StoreError(message, key=str(key), fork=str(fork))
+                raise StoreError(
+                    f"{key} was deleted, and {fork} still depends on it: migrate again",
+                    key=str(key),
+                    fork=str(fork),
+                )
         async with self._lease(key) as grant:
             if grant.epoch == copy.epoch + 1:
                 await self.target.delete(key, grant.epoch)
@@ -665,7 +660,7 @@ class _Mover:
             holder = await self._source.holder(key)
             epoch = 0 if holder is None else holder.epoch
             try:
-                return await self._source.receive(key, epoch, limit=ALL)
+                return await self._source.receive(key, epoch, limit=bundle_files.ALL)
             except LeaseLostError:  # a program has just opened it
                 if not remaining:
                     raise
@@ -679,18 +674,22 @@ class _Mover:
             NotStorableError: The target refused some items; the others were posted.
 
         """
-        refused: dict[str, NotStorableError] = {}
-        items = await self._posted(key)
-        for item in items:
-            if item.damage:
-                refused[item.op_id] = NotStorableError(item.damage, key=str(key))
-        items = [item for item in items if not item.damage]
-        for at in range(0, len(items), POSTS):
-            refused |= await self._passed_on(key, items[at : at + POSTS])
+        posted = await self._posted(key)
+        refused = {
+            item.op_id: NotStorableError(item.damage, key=str(key))
+            for item in posted
+            if item.damage
+        }
+        posted = [item for item in posted if not item.damage]
+        for at in range(0, len(posted), POSTS):
+            refused |= await self._passed_on(key, posted[at : at + POSTS])
         if refused:
             first = next(iter(refused.values()))
-            message = f"{len(refused)} of its posts cannot be stored there: {first}"
-            raise NotStorableError(message, key=str(key), count=len(refused)) from first
+            raise NotStorableError(
+                f"{len(refused)} of its posts cannot be stored there: {first}",
+                key=str(key),
+                count=len(refused),
+            ) from first
 
     async def _passed_on(
         self, key: SessionKey, waiting: Sequence[PendingItem]
@@ -735,19 +734,21 @@ class _Mover:
         if new:
             await self._set_aside(key, new)
         if len(readable) < len(ours):
-            message = (
+            raise NotStorableError(
                 f"{len(ours) - len(readable)} of its dead letters are damaged: `perdure inbox "
-                f"{key.agent}` shows them, and --drop removes them"
+                f"{key.agent}` shows them, and --drop removes them",
+                key=str(key),
+                count=len(ours) - len(readable),
             )
-            raise NotStorableError(message, key=str(key), count=len(ours) - len(readable))
 
     async def _set_aside(self, key: SessionKey, letters: Sequence[DeadLetter]) -> None:
         if not self.target.capabilities.dead_letters:
-            message = (
+            raise StoreError(
                 f"{self.target.location} keeps no dead letters, and {len(letters)} of {key} stay "
-                "behind: `perdure inbox` in the source lists them; retry or drop them"
+                "behind: `perdure inbox` in the source lists them; retry or drop them",
+                key=str(key),
+                count=len(letters),
             )
-            raise StoreError(message, key=str(key), count=len(letters))
         known, lives = await self._known(key), await self._generations(key)
         async with self._lease(key) as grant:
             self._supersede(key, receipts.untouched(self._source, key, grant.epoch - 1))

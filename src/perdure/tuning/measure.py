@@ -94,8 +94,10 @@ async def _save(store: Store, batches: Sequence[Batch]) -> None:
     await each(waiting, save, at_once=store.capabilities.parallelism)
     for outcome in outcomes:
         if outcome.status is not Status.OK:
-            message = f"{store.location} could not be measured: {outcome.error or outcome.status}"
-            raise StoreUnavailableError(message, path=store.location) from outcome.error
+            raise StoreUnavailableError(
+                f"{store.location} could not be measured: {outcome.error or outcome.status}",
+                path=store.location,
+            ) from outcome.error
 
 
 @asynccontextmanager

@@ -21,8 +21,7 @@ import perdure
 from perdure import Message
 from perdure._lib import platform
 from perdure.errors import ConfigError, StoreUnavailableError
-from perdure.stores.file import FileStore, home
-from perdure.stores.file import home as place
+from perdure.stores.file import FileStore, home, home as place
 from perdure.testing.conformance._kit import append_ok, group, take
 from tests.stores.file.kit import KEY
 

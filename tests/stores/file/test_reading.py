@@ -20,13 +20,16 @@ from perdure.errors import (
 from perdure.records.keys import SessionKey
 from perdure.records.records import seal
 from perdure.store import LeaseState, past_damage
-from perdure.stores.file import FileStore, leases
-from perdure.stores.file import home as acts
-from perdure.stores.file import log as trimming
-from perdure.stores.file import log as writing
-from perdure.stores.file import reader as reading
-from perdure.stores.file import reader as streaming
-from perdure.stores.file import segments as chain
+from perdure.stores.file import (
+    FileStore,
+    home as acts,
+    leases,
+    log as trimming,
+    log as writing,
+    reader as reading,
+    reader as streaming,
+    segments as chain,
+)
 from perdure.stores.file.owners import FileOwner
 from perdure.testing.conformance._kit import (
     append_ok,

@@ -12,8 +12,7 @@ from perdure.errors import CorruptRecordError, FormatError, PerdureError, Unsupp
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE, Entry, Record
 from perdure.store import Batch, HeldLease, PendingItem, Status
-from perdure.stores.objects import layout
-from perdure.stores.objects import layout as commits
+from perdure.stores.objects import layout, layout as commits
 from perdure.stores.s3 import S3Store
 from perdure.testing.conformance._kit import manifest_of, take
 from tests.stores.s3.conftest import OpenS3
@@ -244,8 +243,7 @@ async def test_a_deleted_session_leaves_nothing_of_what_it_said(
 
 
 async def test_a_scrub_ends_what_a_killed_delete_began(open_store: OpenS3, raw: Any) -> None:
-    from perdure.stores.objects import directory
-    from perdure.stores.objects import head as heads
+    from perdure.stores.objects import directory, head as heads
 
     store = await open_store()
     await write(store, fold=True)

@@ -37,8 +37,7 @@ from perdure.store import DeadLetter, PendingItem, Status, Store
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.stores.sqlite import SqliteStore
-from perdure.stores.wrapped import EncryptedStore, MasterKeys
-from perdure.stores.wrapped import keys as keyring
+from perdure.stores.wrapped import EncryptedStore, MasterKeys, keys as keyring
 from perdure.stores.wrapped.keys import DataKey
 from perdure.stores.wrapped.manifests import mismatched
 from perdure.stores.wrapped.transform import describe_place

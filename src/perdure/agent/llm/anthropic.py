@@ -193,8 +193,10 @@ class AnthropicModel:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         if prompt_cache not in {"5m", "1h", None}:
-            message = f"invalid prompt_cache={prompt_cache!r}: choose '5m', '1h' or None"
-            raise InvalidArgumentError(message, option="prompt_cache")
+            raise InvalidArgumentError(
+                f"invalid prompt_cache={prompt_cache!r}: choose '5m', '1h' or None",
+                option="prompt_cache",
+            )
         require("anthropic")
         self.name: str = name
         self.context_window: int | None = context_window

@@ -151,14 +151,15 @@ def failure_of(endpoint: Endpoint, error: Exception, *, begun: bool) -> ModelErr
     if begun and names & {"APIConnectionError", "TransportError", "ClientError"}:
         return cut(endpoint, _short(endpoint, error))
     if names & {"APITimeoutError", "TimeoutException", "TimeoutError"}:
-        message = f"{endpoint!r} has not answered in time: ask again, or give a longer timeout="
-        return ModelUnavailableError(message, **facts)
-    if names & {"APIConnectionError", "TransportError", "ClientConnectionError"}:
-        message = (
-            f"{endpoint!r} cannot be reached: check base_url and the network "
-            f"({_short(endpoint, error.__cause__ or error)})"
+        return ModelUnavailableError(
+            f"{endpoint!r} has not answered in time: ask again, or give a longer timeout=", **facts
         )
-        return ModelUnavailableError(message, **facts)
+    if names & {"APIConnectionError", "TransportError", "ClientConnectionError"}:
+        return ModelUnavailableError(
+            f"{endpoint!r} cannot be reached: check base_url and the network "
+            f"({_short(endpoint, error.__cause__ or error)})",
+            **facts,
+        )
     return None
 
 
@@ -172,11 +173,12 @@ def _status_of(error: Exception) -> object:
 def cut(endpoint: Endpoint, cause: str = "") -> ModelUnavailableError:
     """Return the error for an answer that ended before its end."""
     because = f" ({cause})" if cause else ""
-    message = (
+    return ModelUnavailableError(
         f"the answer of {endpoint!r} was cut on its way{because}: what had come is kept, marked as "
-        "interrupted; ask again"
+        "interrupted; ask again",
+        provider=endpoint.provider,
+        model=endpoint.model,
     )
-    return ModelUnavailableError(message, provider=endpoint.provider, model=endpoint.model)
 
 
 def ended(endpoint: Endpoint, error: Any) -> ModelError:
@@ -192,8 +194,11 @@ def ended(endpoint: Endpoint, error: Any) -> ModelError:
     overflow = overflow_in(str(error))
     if overflow is not None:
         return _too_long(endpoint, overflow, reason)
-    message = f"{endpoint!r} ended its answer with an error: {reason}"
-    return ModelUnavailableError(message, provider=endpoint.provider, model=endpoint.model)
+    return ModelUnavailableError(
+        f"{endpoint!r} ended its answer with an error: {reason}",
+        provider=endpoint.provider,
+        model=endpoint.model,
+    )
 
 
 def _answered(endpoint: Endpoint, error: Exception, status: int) -> ModelError:
@@ -212,15 +217,17 @@ def _answered(endpoint: Endpoint, error: Exception, status: int) -> ModelError:
         cure = "check what the client signs in with"
         if endpoint.variable:
             cure = f"check the environment variable {endpoint.variable}"
-        text = f"{endpoint!r} refused the key ({status}): {cure}"
-        return ModelError(text, **facts)
+        return ModelError(f"{endpoint!r} refused the key ({status}): {cure}", **facts)
     if status == 404:
-        text = f"{endpoint!r} was not found (404): check the model's name and base_url: {reason}"
-        return ModelError(text, **facts)
+        return ModelError(
+            f"{endpoint!r} was not found (404): check the model's name and base_url: {reason}",
+            **facts,
+        )
     if status == 429:
         wait = "" if retry_after is None else f"; it asks to wait {retry_after:g} s"
-        text = f"{endpoint!r} limits the rate of requests (429){wait}: {reason}"
-        return ModelUnavailableError(text, **facts)
+        return ModelUnavailableError(
+            f"{endpoint!r} limits the rate of requests (429){wait}: {reason}", **facts
+        )
     if status >= 500 or status in _FOR_NOW:
         return ModelUnavailableError(
             f"{endpoint!r} failed ({status}): {reason}; ask again", **facts

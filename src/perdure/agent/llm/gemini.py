@@ -69,8 +69,9 @@ class GeminiModel:
                 base_url=base_url, api_key=api_key, max_retries=max_retries, timeout=timeout
             )
             if not hasattr(client, "aio"):
-                message = f"client= is a {type(client).__name__}: give a genai.Client"
-                raise InvalidArgumentError(message, option="client")
+                raise InvalidArgumentError(
+                    f"client= is a {type(client).__name__}: give a genai.Client", option="client"
+                )
             self._asked = Endpoint(provider="gemini", model=name, url="", variable="", key="")
             self._sdk = SdkClient("google.genai", given=client.aio)
             return
@@ -139,8 +140,11 @@ class GeminiModel:
                 raise
             raise failure from error
         if answer.blocked is not None:
-            message = f"{self._asked!r} refused the request: it was blocked ({answer.blocked})"
-            raise ModelError(message, provider="gemini", model=self.name)
+            raise ModelError(
+                f"{self._asked!r} refused the request: it was blocked ({answer.blocked})",
+                provider="gemini",
+                model=self.name,
+            )
         if not answer.complete:
             raise cut(self._asked)
         yield Chunk(message=parse(answer.whole(), "gemini"), usage=_usage(answer.usage))
@@ -164,17 +168,19 @@ def _require_package() -> None:
     except ModuleNotFoundError:  # there is nothing of Google's
         spec = None
     if spec is None:
-        message = "these models need the package google-genai: pip install 'perdure[gemini]'"
-        raise MissingExtraError(message, extra="gemini")
+        raise MissingExtraError(
+            "these models need the package google-genai: pip install 'perdure[gemini]'",
+            extra="gemini",
+        )
 
 
 def _require_asyncio() -> None:
     if on_trio():
-        message = (
+        raise ConfigError(
             "Google's client runs on asyncio only: on trio use OpenAIModel(NAME, "
-            f"base_url='{OFFICIAL}/v1beta/openai/', api_key=…)"
+            f"base_url='{OFFICIAL}/v1beta/openai/', api_key=…)",
+            option="model",
         )
-        raise ConfigError(message, option="model")
 
 
 def _declaration(tool: ToolSpec) -> dict[str, Any]:

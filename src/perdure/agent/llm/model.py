@@ -102,8 +102,7 @@ class ReplyStream:
 
     def message(self) -> Message:
         """Return the whole answer; each of its calls has an id of its own."""
-        message = self._whole or self._message(tuple(self._calls), self._extra)
-        return _told_apart(message)
+        return _told_apart(self._whole or self._message(tuple(self._calls), self._extra))
 
     def partial(self) -> Message | None:
         """Return what has come of an answer that was stopped, marked as such; None for nothing.

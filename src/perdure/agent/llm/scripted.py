@@ -83,11 +83,11 @@ class ScriptedModel:
 
     def _next(self, messages: Sequence[Message]) -> ScriptedReply:
         if not self._script:
-            message = (
+            raise ConfigError(
                 f"the script of a ScriptedModel is at its end after {self.calls - 1} answers: "
-                "add replies, or end it with a function"
+                "add replies, or end it with a function",
+                calls=self.calls,
             )
-            raise ConfigError(message, calls=self.calls)
         stays = len(self._script) == 1 and callable(self._script[0])
         reply = self._script[0] if stays else self._script.popleft()
         return reply(messages) if callable(reply) else reply

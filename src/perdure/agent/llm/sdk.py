@@ -141,8 +141,10 @@ def require(package: str) -> None:
 
     """
     if importlib.util.find_spec(package) is None:
-        message = f"these models need the package {package}: pip install 'perdure[{package}]'"
-        raise MissingExtraError(message, extra=package)
+        raise MissingExtraError(
+            f"these models need the package {package}: pip install 'perdure[{package}]'",
+            extra=package,
+        )
 
 
 def key_for(variable: str, given: str | None, *, keyless: bool = False) -> str:
@@ -162,8 +164,10 @@ def key_for(variable: str, given: str | None, *, keyless: bool = False) -> str:
         return key
     if keyless:
         return ""
-    message = f"there is no key: set the environment variable {variable}, or give api_key="
-    raise ConfigError(message, variable=variable)
+    raise ConfigError(
+        f"there is no key: set the environment variable {variable}, or give api_key=",
+        variable=variable,
+    )
 
 
 async def events_of(
@@ -218,8 +222,10 @@ def require_alone(**others: Any) -> None:
     """
     known = [f"{name}=" for name, value in others.items() if value is not None]
     if known:
-        message = f"{', '.join(known)} beside client=: give them to the client itself"
-        raise InvalidArgumentError(message, option=known[0].removesuffix("="))
+        raise InvalidArgumentError(
+            f"{', '.join(known)} beside client=: give them to the client itself",
+            option=known[0].removesuffix("="),
+        )
 
 
 def require_no_other(client: Any, package: str, **others: Any) -> None:
@@ -231,11 +237,11 @@ def require_no_other(client: Any, package: str, **others: Any) -> None:
     """
     require_alone(**others)
     if not inspect.iscoroutinefunction(getattr(client, "close", None)):
-        message = (
+        raise InvalidArgumentError(
             f"client= is a {type(client).__name__}: give one of the asynchronous clients of the "
-            f"package {package}, whose names begin with Async"
+            f"package {package}, whose names begin with Async",
+            option="client",
         )
-        raise InvalidArgumentError(message, option="client")
 
 
 @final

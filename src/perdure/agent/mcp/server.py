@@ -102,8 +102,9 @@ class McpServer:
         if bool(words) == bool(url):
             raise InvalidArgumentError("an MCP server is a command or a URL: give one of them")
         if importlib.util.find_spec("mcp") is None:
-            message = "MCP servers need the package mcp: pip install 'perdure[mcp]'"
-            raise MissingExtraError(message, extra="mcp")
+            raise MissingExtraError(
+                "MCP servers need the package mcp: pip install 'perdure[mcp]'", extra="mcp"
+            )
         self._place: ServerAddress = (
             Address(url, headers=headers) if url else Command(words, env=env, cwd=cwd)
         )
@@ -185,11 +186,12 @@ class McpServer:
         known = [offered_tool.name for offered_tool in self._offered]
         missing = [name for name in self._only or () if name not in known]
         if missing:
-            message = (
+            raise ConfigError(
                 f"MCP server {self} has no tool {missing[0]!r}; it has: "
-                f"{', '.join(known) or 'none'}"
+                f"{', '.join(known) or 'none'}",
+                server=self.name,
+                tool=missing[0],
             )
-            raise ConfigError(message, server=self.name, tool=missing[0])
         offered = [
             offered_tool
             for offered_tool in self._offered
@@ -226,8 +228,11 @@ class McpServer:
         try:
             return await self._once(tool, arguments, repeatable=repeatable)
         except ConnectionGoneError as gone:
-            message = f"MCP server {self} died twice while it ran {tool!r}{self._place.last_words}"
-            raise ToolServerError(message, server=self.name, tool=tool) from gone
+            raise ToolServerError(
+                f"MCP server {self} died twice while it ran {tool!r}{self._place.last_words}",
+                server=self.name,
+                tool=tool,
+            ) from gone
 
     async def _once(self, tool: str, arguments: dict[str, Any], *, repeatable: bool) -> Any:
         """Call a tool; raise ConnectionGoneError only if it may be called once more."""
@@ -236,11 +241,12 @@ class McpServer:
         except ConnectionGoneError as gone:
             if repeatable or not gone.asked:
                 raise
-            message = (
+            raise ToolOutcomeUnknownError(
                 f"MCP server {self} died while it ran {tool!r}: whether that has taken effect is "
-                f"unknown, and it was not called again{self._place.last_words}"
-            )
-            raise ToolOutcomeUnknownError(message, server=self.name, tool=tool) from gone
+                f"unknown, and it was not called again{self._place.last_words}",
+                server=self.name,
+                tool=tool,
+            ) from gone
 
     async def _call(self, tool: str, arguments: dict[str, Any], *, repeatable: bool) -> Any:
         connection = await self._connected()
@@ -256,15 +262,15 @@ class McpServer:
             raise self._without_result(tool, error, repeatable=repeatable) from error
         failure = failure_of(result)
         if failure is not None:
-            message = f"{tool} of MCP server {self.name!r} failed: {failure}"
-            raise ToolServerError(message, server=self.name, tool=tool)
+            raise ToolServerError(
+                f"{tool} of MCP server {self.name!r} failed: {failure}", server=self.name, tool=tool
+            )
         return value_of(result)
 
     def _without_result(self, tool: str, error: Exception, *, repeatable: bool) -> ToolServerError:
         facts = {"server": self.name, "tool": tool}
         if is_refusal(error):
-            message = f"MCP server {self} refused {tool!r}: {error}"
-            return ToolServerError(message, **facts)
+            return ToolServerError(f"MCP server {self} refused {tool!r}: {error}", **facts)
         reason = f"has failed while it ran {tool!r}: {error}"
         if isinstance(error, TimeoutError):
             reason = (
@@ -273,14 +279,16 @@ class McpServer:
             )
         if repeatable:
             return ToolServerError(f"MCP server {self} {reason}", **facts)
-        message = f"MCP server {self} {reason}; whether that has taken effect is unknown"
-        return ToolOutcomeUnknownError(message, **facts)
+        return ToolOutcomeUnknownError(
+            f"MCP server {self} {reason}; whether that has taken effect is unknown", **facts
+        )
 
     async def _connected(self) -> Connection:
         """Return the connection, made again if it has ended."""
         if self._users <= 0:
-            message = f"MCP server {self} is not started: use `async with server`"
-            raise ToolServerError(message, server=self.name)
+            raise ToolServerError(
+                f"MCP server {self} is not started: use `async with server`", server=self.name
+            )
         async with self._lock:
             if self._connection is None or not self._connection.is_open:
                 self._connection = await self._connect()
@@ -310,8 +318,9 @@ class McpServer:
     def _not_started(self, cause: BaseException) -> ToolServerError:
         place, late = self._place, f"it has not answered within {self._start_timeout:g} s"
         reason = late if isinstance(cause, TimeoutError) else place.why(cause)
-        message = f"MCP server {self} {place.failed}: {reason}{place.last_words}"
-        return ToolServerError(message, server=self.name)
+        return ToolServerError(
+            f"MCP server {self} {place.failed}: {reason}{place.last_words}", server=self.name
+        )
 
 
 def _within(seconds: float | None) -> contextlib.AbstractContextManager[object]:
@@ -369,9 +378,10 @@ async def start_servers(given: Sequence[McpServer | str], context: AgentContext)
         tools = server.tools()
         clashing = {tool.name for tool in context.toolbox} & {tool.name for tool in tools}
         if clashing:
-            message = (
+            raise ConfigError(
                 f"MCP server {server.name!r} has a tool {min(clashing)!r}, and so has another "
-                "server or the agent: give it a prefix, McpServer(…, prefix='their_')"
+                "server or the agent: give it a prefix, McpServer(…, prefix='their_')",
+                server=server.name,
+                tool=min(clashing),
             )
-            raise ConfigError(message, server=server.name, tool=min(clashing))
         context.toolbox.add(tools)

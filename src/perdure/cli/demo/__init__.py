@@ -78,10 +78,10 @@ def _shown(url: str) -> str:
     """Return a URL as it may be shown; refuse a store that ends with the process that is killed."""
     store = perdure.store_for(url)
     if isinstance(store, MemoryStore):
-        message = (
-            "the demo kills its server, and what is in memory goes with it: name another store"
+        raise ConfigError(
+            "the demo kills its server, and what is in memory goes with it: name another store",
+            option="store",
         )
-        raise ConfigError(message, option="store")
     return store.location if "@" in url or "?" in url else url
 
 
@@ -100,8 +100,9 @@ def _fresh(wanted: Path) -> Path:
 def _empty(folder: Path) -> Path:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         what = "not empty" if folder.is_dir() else "a file"
-        message = f"{folder} is {what}: name a new folder with --dir, or remove it"
-        raise ConfigError(message, folder=str(folder))
+        raise ConfigError(
+            f"{folder} is {what}: name a new folder with --dir, or remove it", folder=str(folder)
+        )
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
 

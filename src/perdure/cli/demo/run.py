@@ -418,11 +418,11 @@ class ServerProcess:
         except (anyio.IncompleteRead, anyio.EndOfStream) as error:
             status = await self.process.wait()
             words = self._log.read_text(errors="replace").strip().splitlines() or ["nothing"]
-            message = (
+            raise StoreError(
                 f"the demo's server ended with status {status} and said {words[-1]!r}: "
-                f"all of it is in {self._log}"
-            )
-            raise StoreError(message, status=status) from error
+                f"all of it is in {self._log}",
+                status=status,
+            ) from error
         return msgspec.json.decode(line, type=type)
 
     async def aclose(self) -> None:

@@ -16,8 +16,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from perdure._lib.files import Folder, store_errors
-from perdure._lib.files import open_private as open_root
+from perdure._lib.files import Folder, open_private as open_root, store_errors
 from perdure._lib.loop import ThreadCall, Threads
 from perdure._lib.platform import network_file_system, open_files_limit
 from perdure.errors import ConfigError, SessionError

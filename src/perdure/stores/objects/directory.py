@@ -19,8 +19,7 @@ from perdure.errors import CorruptRecordError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import About
 from perdure.store import SessionInfo
-from perdure.stores.objects import head as heads
-from perdure.stores.objects import inbox, layout, leases, reader
+from perdure.stores.objects import head as heads, inbox, layout, leases, reader
 from perdure.stores.objects.bucket import Bucket
 from perdure.stores.objects.head import SessionHead
 from perdure.stores.objects.layout import GONE

@@ -22,10 +22,15 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, matched
 from perdure.records.records import Position
 from perdure.store import BlobSweep, Documents
-from perdure.stores.objects import head as heads
-from perdure.stores.objects import layout, leases, reader, tenants
-from perdure.stores.objects import layout as commits
-from perdure.stores.objects import log as merging
+from perdure.stores.objects import (
+    head as heads,
+    layout,
+    layout as commits,
+    leases,
+    log as merging,
+    reader,
+    tenants,
+)
 from perdure.stores.objects.bucket import Bucket, ListedObject
 from perdure.stores.objects.head import DocumentRef, MergedSegment, ReadMark, SessionHead
 from perdure.stores.objects.layout import tenant_name

@@ -18,8 +18,7 @@ from perdure._lib.ids import first_beat
 from perdure._lib.loop import Threads
 from perdure.errors import LeaseLostError, PerdureError, StoreUnavailableError
 from perdure.store import Batch, HeartbeatRequests, Outcome, Status
-from perdure.stores.objects import bucket as probing
-from perdure.stores.objects import documents, inbox, layout, leases
+from perdure.stores.objects import bucket as probing, documents, inbox, layout, leases
 from perdure.stores.objects.bucket import Bucket
 from perdure.stores.objects.log import ObjectLogWriter
 

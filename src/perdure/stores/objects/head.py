@@ -13,8 +13,7 @@ import msgspec
 from perdure.errors import ConfigError, FormatError, UnsupportedVersionError
 from perdure.records import json
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import FORMAT as MANIFEST_FORMAT
-from perdure.records.manifest import Manifest
+from perdure.records.manifest import FORMAT as MANIFEST_FORMAT, Manifest
 from perdure.records.records import open_sealed, seal
 from perdure.stores.objects.layout import damage_error
 

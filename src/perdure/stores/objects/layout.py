@@ -29,8 +29,7 @@ from collections.abc import Sequence
 import msgspec
 
 from perdure.errors import ConfigError, CorruptRecordError, FormatError, UnsupportedVersionError
-from perdure.records import json
-from perdure.records import records as frames
+from perdure.records import json, records as frames
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry, Position, Record
 

@@ -29,9 +29,7 @@ from perdure.errors import LeaseHeldError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, Entry
 from perdure.store import LeaseState
-from perdure.stores.objects import head as heads
-from perdure.stores.objects import layout, reader, tenants
-from perdure.stores.objects import layout as commits
+from perdure.stores.objects import head as heads, layout, layout as commits, reader, tenants
 from perdure.stores.objects.bucket import Bucket, ListedObject
 from perdure.stores.objects.head import SessionHead
 from perdure.stores.objects.layout import Header

@@ -43,9 +43,7 @@ from perdure.errors import (
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, Entry, Position
 from perdure.store import Batch, Outcome, Status
-from perdure.stores.objects import layout, reader
-from perdure.stores.objects import layout as commits
-from perdure.stores.objects import layout as framing
+from perdure.stores.objects import layout, layout as commits, layout as framing, reader
 from perdure.stores.objects.bucket import Bucket, ListedObject
 from perdure.stores.objects.head import MergedSegment, ReadMark, SessionHead
 from perdure.stores.objects.layout import Commit

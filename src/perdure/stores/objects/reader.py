@@ -18,8 +18,7 @@ import msgspec
 from perdure.errors import CorruptRecordError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry, Position, Record
-from perdure.stores.objects import layout
-from perdure.stores.objects import layout as commits
+from perdure.stores.objects import layout, layout as commits
 from perdure.stores.objects.bucket import Bucket, ListedObject, StoredObject
 from perdure.stores.objects.head import MergedSegment, SessionHead, decode, folded_up_to
 

@@ -40,9 +40,15 @@ from perdure.store import (
     Status,
     past_damage,
 )
-from perdure.stores.objects import directory, inbox, leases, reader, tenants
-from perdure.stores.objects import documents as folding
-from perdure.stores.objects import documents as stored_blobs
+from perdure.stores.objects import (
+    directory,
+    documents as folding,
+    documents as stored_blobs,
+    inbox,
+    leases,
+    reader,
+    tenants,
+)
 from perdure.stores.objects.bucket import Bucket
 from perdure.stores.objects.engine import PARALLELISM, OpenBucket, wait_idle
 from perdure.stores.objects.head import SessionHead

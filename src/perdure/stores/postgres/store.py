@@ -37,10 +37,14 @@ from perdure.store import (
     Status,
     past_damage,
 )
-from perdure.stores.postgres import documents as _blobs
-from perdure.stores.postgres import documents as _documents
-from perdure.stores.postgres import documents as directory
-from perdure.stores.postgres import inbox, leases, log
+from perdure.stores.postgres import (
+    documents as _blobs,
+    documents as _documents,
+    documents as directory,
+    inbox,
+    leases,
+    log,
+)
 from perdure.stores.postgres.calls import PARALLELISM, Calls, open_calls
 from perdure.stores.postgres.connections import Password
 from perdure.stores.postgres.rows import (

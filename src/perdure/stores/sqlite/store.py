@@ -37,10 +37,14 @@ from perdure.store import (
     Status,
     past_damage,
 )
-from perdure.stores.sqlite import database, inbox, leases
-from perdure.stores.sqlite import documents as blob_rows
-from perdure.stores.sqlite import documents as directory
-from perdure.stores.sqlite import documents as document_rows
+from perdure.stores.sqlite import (
+    database,
+    documents as blob_rows,
+    documents as directory,
+    documents as document_rows,
+    inbox,
+    leases,
+)
 from perdure.stores.sqlite.connections import PART_BYTES, RowPage, read_page
 from perdure.stores.sqlite.database import resolve
 from perdure.stores.sqlite.engine import (
