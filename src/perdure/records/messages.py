@@ -357,15 +357,18 @@ def _add_extra(wire: Wire, extra: Extra, at: str) -> None:
         wire[name] = raw
 
 
-class _Message(msgspec.Struct):
+class _Fields(msgspec.Struct):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | list[Any] | None = None
     reasoning_content: str | None = None
-    tool_payload: msgspec.Raw = msgspec.Raw(b"null")
     image_urls: tuple[str, ...] | None = None
     audio_urls: tuple[str, ...] | None = None
     video_urls: tuple[str, ...] | None = None
     created_at: float | None = None
+
+
+class _Message(_Fields):
+    tool_payload: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _Call(msgspec.Struct):
@@ -383,9 +386,32 @@ class _Result(msgspec.Struct):
     tool_result_types: Tags | None = None
 
 
+# Nearly all messages have no further fields anywhere: those are decoded in one step.
+
+
+class _PlainCall(_Call, forbid_unknown_fields=True): ...
+
+
+class _PlainCalls(msgspec.Struct, forbid_unknown_fields=True):
+    tool_calls: tuple[_PlainCall, ...]
+
+
+class _PlainResult(_Result, forbid_unknown_fields=True): ...
+
+
+class _PlainMessage(_Fields, forbid_unknown_fields=True):
+    tool_payload: _PlainCalls | None = None
+
+
+class _PlainResultMessage(_Fields, kw_only=True, forbid_unknown_fields=True):
+    tool_payload: _PlainResult
+
+
 T = TypeVar("T", bound=msgspec.Struct)
 D = TypeVar("D")
 
+_PLAIN = msgspec.json.Decoder(_PlainMessage)
+_PLAIN_RESULT = msgspec.json.Decoder(_PlainResultMessage)
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -441,6 +467,24 @@ def decode_message(payload: bytes, registry: Types = NO_TYPES) -> Message:
 
 
 def _decode_message(payload: bytes, registry: Types) -> Message:
+    calls: tuple[ToolCall, ...] = ()
+    result: ToolResult | None = None
+    wire: _Fields
+    try:
+        if b'"tool_payload":{"tool_call_id":' in payload:
+            wire = _PLAIN_RESULT.decode(payload)
+            result = _result_of(wire.tool_payload, registry)
+        else:
+            wire = _PLAIN.decode(payload)
+            if wire.tool_payload is not None:
+                calls = tuple([_call_of(call, registry) for call in wire.tool_payload.tool_calls])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _decode_with_extra(payload, registry)
+    return _message_of(wire, calls, result)
+
+
+def _decode_with_extra(payload: bytes, registry: Types) -> Message:
+    """Decode a message that may have further fields; or name what is damaged."""
     wire, extra = _read_message(payload, "$")
     calls: tuple[ToolCall, ...] = ()
     result: ToolResult | None = None
@@ -448,6 +492,16 @@ def _decode_message(payload: bytes, registry: Types) -> Message:
     tool_payload = bytes(wire.tool_payload)
     if tool_payload != b"null":
         calls, result, payload_extra = _decode_tools(tool_payload, registry)
+    return _message_of(wire, calls, result, extra, payload_extra)
+
+
+def _message_of(
+    wire: _Fields,
+    calls: tuple[ToolCall, ...],
+    result: ToolResult | None,
+    extra: Extra = {},  # noqa: B006  # never changed
+    payload_extra: Extra = {},  # noqa: B006
+) -> Message:
     return Message(
         role=wire.role,
         content=wire.content,
@@ -487,11 +541,19 @@ _NONE = msgspec.Raw(b"null")
 
 def _decode_call(data: bytes, at: str, registry: Types) -> ToolCall:
     wire, extra = _read_call(data, at)
+    return _call_of(wire, registry, extra)
+
+
+def _call_of(wire: _Call, registry: Types, extra: Extra = {}) -> ToolCall:  # noqa: B006  # never changed
     return ToolCall(wire.id, wire.name, lift(wire.arguments, wire.arguments_types, registry), extra)
 
 
 def _decode_result(data: bytes, at: str, registry: Types) -> ToolResult:
     wire, extra = _read_result(data, at)
+    return _result_of(wire, registry, extra)
+
+
+def _result_of(wire: _Result, registry: Types, extra: Extra = {}) -> ToolResult:  # noqa: B006  # never changed
     value = lift(wire.tool_result, wire.tool_result_types, registry)
     return ToolResult(wire.tool_call_id, wire.tool_name, value, wire.tool_error, extra)
 

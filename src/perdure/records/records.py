@@ -172,12 +172,12 @@ def lines(data: bytes, *, epoch: int, start: Position) -> FramedRecords:
     begin = 0
     sound = True
     while (stop := data.find(b"\n", begin)) >= 0:
-        record = _record(data[begin:stop], seq + 1, epoch, crc)
-        if record is None:
+        parsed = _record(data, begin, stop, seq + 1, epoch, crc)
+        if parsed is None:
             sound = False
             break
+        record, crc = parsed
         records.append(record)
-        crc = int(data[stop - 10 : stop - 2], 16)
         seq += 1
         begin = stop + 1
     return FramedRecords(records, Position(offset + begin, seq, crc), sound)
@@ -236,18 +236,24 @@ class Scanner:
         return lines_whole
 
 
-def _record(line: bytes, seq: int, epoch: int, crc: int) -> Record | None:
-    """Return the record of *line*, None unless it is exactly the next one."""
-    check = _CHECK.search(line, len(line) - _TAIL) if len(line) > _TAIL else None
-    if check is None or zlib.crc32(line[:-_TAIL], crc) != int(check[1], 16):
+def _record(
+    data: bytes, begin: int, stop: int, seq: int, epoch: int, crc: int
+) -> tuple[Record, int] | None:
+    """Return the record of a line and its checksum, None unless it is exactly the next one."""
+    cut = stop - _TAIL
+    check = _CHECK.match(data, cut, stop) if cut > begin else None
+    if check is None:
         return None
-    head = _HEAD.match(line)
+    sum_ = int(check[1], 16)
+    if zlib.crc32(memoryview(data)[begin:cut], crc) != sum_:
+        return None
+    head = _HEAD.match(data, begin, cut)
     if head is None or int(head[1]) != seq or int(head[2]) != epoch:
         return None
-    payload = line[head.end() : -_TAIL]
+    payload = data[head.end() : cut]
     if not payload:
         return None
-    return Record(seq, epoch, head[3].decode(), payload, head[4] is not None)
+    return Record(seq, epoch, head[3].decode(), payload, head[4] is not None), sum_
 
 
 def first_payload(line: bytes) -> bytes | None:
@@ -263,8 +269,7 @@ def first_payload(line: bytes) -> bytes | None:
 
 def verify(line: bytes, *, seq: int, epoch: int, seed: int) -> tuple[Record, int] | None:
     """Return a line's record and checksum, None unless it has this seq, epoch and seed."""
-    record = _record(line, seq, epoch, seed)
-    return None if record is None else (record, int(line[-10:-2], 16))
+    return _record(line, 0, len(line), seq, epoch, seed)
 
 
 SEED_BYTES = 11
@@ -327,9 +332,9 @@ def salvaged(data: bytes, *, epoch: int, seq: int, crc: int) -> list[Record]:
         # Once lines are lost, only a line's own number identifies it.
         number = int(head[1]) if head is not None else 0
         proofs = [seed for seed in seeds if number > seq and zlib.crc32(content, seed) == stated]
-        record = _record(line, number, epoch, proofs[0]) if proofs else None
-        if record is not None:
-            runs.append(record)
+        parsed = _record(line, 0, len(line), number, epoch, proofs[0]) if proofs else None
+        if parsed is not None:
+            runs.append(parsed[0])
             seq = number
             seeds = {stated} if stated is not None else set()
         else:

@@ -63,6 +63,8 @@ from perdure.session.point_in_time import context_at
 from perdure.store import Store
 
 _NONE: frozenset[str] = frozenset()
+_MARGIN = 4
+"""Records that a page of history reads beyond those that it takes on average."""
 MOST_FOLDS = 100
 """How many folds a read may meet in a row."""
 
@@ -435,11 +437,17 @@ class Contents:
         stop = before
         if durable is not None:
             stop = durable + 1 if before is None else min(before, durable + 1)
-        if len(items) < limit:
-            log = self._store.read_log(self.key, before=stop, reverse=True)
+        more = True
+        while more and len(items) < limit:
+            # As many records as have so many items among them, on average.
+            size = (limit - len(items)) * self.context.seq // max(self.messages, 1) + _MARGIN
+            log = self._store.read_log(self.key, before=stop, limit=size, reverse=True)
+            more = False
             async with contextlib.aclosing(log):
                 async for chunk in log:
                     self._show_newest(filter(below.shows, chunk.records), items, limit)
+                    size -= len(chunk.records)
+                    stop, more = chunk.records[-1].seq, size <= 0
                     if len(items) >= limit:
                         break
         return items[::-1]

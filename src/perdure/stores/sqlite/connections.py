@@ -341,24 +341,34 @@ def read_page(
     key: SessionKey,
     before: RowPage | None,
     after: int,
-    reverse: bool,  # noqa: FBT001  # passed through a thread, by position
-    max_bytes: int = PART_BYTES,
+    *,
+    reverse: bool,
+    max_bytes: int,
+    limit: int,
 ) -> RowPage | None:
-    """Return the next page of a log, None after its end; ``after`` counts for the first page."""
+    """Return the next page of a log, None after its end; ``after`` counts for the first page.
+
+    It ends with the row that brings it to ``max_bytes`` or to ``limit`` records.
+    """
     row = find(con, key)
     if row is None or not row.epoch or row.state == DELETED:
         return None
     if before is not None and before.born != row.born:
         return None  # deleted meanwhile, and acquired again
     return (
-        _previous_page(con, row, before, after, max_bytes)
+        _previous_page(con, row, before, after, max_bytes, limit)
         if reverse
-        else _next_page(con, row, before, after, max_bytes)
+        else _next_page(con, row, before, after, max_bytes, limit)
     )
 
 
 def _next_page(
-    con: sqlite3.Connection, row: SessionRow, before: RowPage | None, after: int, max_bytes: int
+    con: sqlite3.Connection,
+    row: SessionRow,
+    before: RowPage | None,
+    after: int,
+    max_bytes: int,
+    limit: int,
 ) -> RowPage | None:
     seq, expected = (before.at, before.expected) if before else (max(after, row.low), None)
     if seq < row.low:
@@ -366,18 +376,23 @@ def _next_page(
     if seq > row.head:
         return None
     rows = LogRows(con, row, seq, expected)
-    records = rows.forward(max_bytes)
+    records = rows.forward(max_bytes, limit)
     last = records[-1].seq if records else row.head
     return RowPage(records, row.born, last + 1, rows.expected, last < row.head)
 
 
 def _previous_page(
-    con: sqlite3.Connection, row: SessionRow, before: RowPage | None, last: int, max_bytes: int
+    con: sqlite3.Connection,
+    row: SessionRow,
+    before: RowPage | None,
+    last: int,
+    max_bytes: int,
+    limit: int,
 ) -> RowPage | None:
     seq, expected = (before.at, before.expected) if before else (min(last, row.head), None)
     if seq < row.low:
         return None
     rows = LogRows(con, row, seq, expected)
-    records = rows.backward(max_bytes)
+    records = rows.backward(max_bytes, limit)
     first = records[-1].seq if records else row.low
     return RowPage(records, row.born, first - 1, rows.expected, first > row.low)

@@ -98,16 +98,18 @@ def _load(con: sqlite3.Connection, key: SessionKey, id_: int) -> SessionRow | No
         if con.execute(Q["log_exists"], {"id": id_}).fetchone():
             raise damage_error(key, "its row is missing, and its log exists")
         return None
-    row = _checked(values)
+    row = _checked(values, key)
     if row is None or row.id != id_:
         raise damage_error(key, "its row does not match its checksum")
     return row
 
 
-def _checked(values: tuple[Any, ...]) -> SessionRow | None:
+def _checked(values: tuple[Any, ...], key: SessionKey) -> SessionRow | None:
     id_, tenant, agent, session, epoch, born, owner, state, start, low, head, crc, sum_ = values
     try:
-        key = msgspec.convert({"tenant": tenant, "agent": agent, "session": session}, SessionKey)
+        if (tenant, agent, session) != (key.tenant, key.agent, key.session):
+            fields = {"tenant": tenant, "agent": agent, "session": session}
+            key = msgspec.convert(fields, SessionKey)
         row = SessionRow(id_, key, epoch, born, owner, state, start, low, head, crc)
         is_sound = total(row.base(), head, crc) == sum_
     except (ValueError, TypeError, UnicodeError, msgspec.MsgspecError):
@@ -340,6 +342,8 @@ def append_epoch_record(
     return new
 
 
+_ALL = 1 << 62
+
 Seal = tuple[int, int]
 """A seq, and the checksum that the record at it is chained to."""
 
@@ -364,8 +368,11 @@ class LogRows:
         self.expected: Seal | None = expected
         """Where the next page continues."""
 
-    def forward(self, max_bytes: int = 1 << 62) -> list[Record]:
-        """Return records from the row that holds ``at`` on, about ``max_bytes`` of them."""
+    def forward(self, max_bytes: int = _ALL, limit: int = _ALL) -> list[Record]:
+        """Return records from the row that holds ``at`` on; the row that reaches a limit is last.
+
+        Those up to ``at`` do not count.
+        """
         records_found: list[Record] = []
         for records, seed, crc, size in self._each("rows_from"):
             first = records[0].seq
@@ -378,15 +385,18 @@ class LogRows:
             self.expected = (records[-1].seq + 1, crc)
             records_found += records
             max_bytes -= size
-            if max_bytes <= 0:
+            if max_bytes <= 0 or records[-1].seq - self._at >= limit:
                 return records_found
         row, end = self._row, self.expected
         if row.head >= row.low and end != (row.head + 1, row.crc):
             raise damage_error(row.key, f"its log ends before record {row.head}")
         return records_found
 
-    def backward(self, max_bytes: int) -> list[Record]:
-        """Return records from ``at`` backward, newest first, about ``max_bytes`` of them."""
+    def backward(self, max_bytes: int, limit: int) -> list[Record]:
+        """Return records from ``at`` backward, newest first; the row that reaches a limit is last.
+
+        Those after ``at`` do not count.
+        """
         records_found: list[Record] = []
         row = self._row
         for records, seed, crc, size in self._each("rows_back"):
@@ -400,7 +410,7 @@ class LogRows:
             self.expected = (records[0].seq, seed)
             records_found += reversed(records)
             max_bytes -= size
-            if max_bytes <= 0:
+            if max_bytes <= 0 or self._at - records[0].seq + 1 >= limit:
                 return records_found
         first, seed = self.expected or (0, 0)
         if first != row.low or (first == 1 and seed != row.seed):

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 _CHUNK = 256
 _FIRST_BYTES = 32 * 1024
-"""Of a log that is read backward: a page of the newest records is most often all that is read."""
+"""Of a log that is read backward without a limit: mostly its newest records are all it takes."""
 _END = 2**62
 
 _CAPABILITIES = Capabilities(
@@ -201,11 +201,19 @@ class SqliteStore:
         remaining = _END if limit is None else limit
         seq = end - 1 if reverse else after
         page: RowPage | None = None
-        max_bytes = _FIRST_BYTES if reverse else PART_BYTES
+        max_bytes = _FIRST_BYTES if reverse and limit is None else PART_BYTES
         if past_damage.get() and not reverse:
             seq, max_bytes = after + 1, 1  # row by row, so that a damaged one hides no others
         while remaining > 0:
-            page = await self._database.read(read_page, key, page, seq, reverse, max_bytes)
+            page = await self._database.read(
+                read_page,
+                key,
+                page,
+                seq,
+                reverse=reverse,
+                max_bytes=max_bytes,
+                limit=remaining,
+            )
             if page is None:
                 return
             records = [record for record in page.records if after < record.seq < end][:remaining]
