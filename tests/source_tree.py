@@ -28,12 +28,14 @@ LARGE_SDKS = {
 public names."""
 
 
+@cache
 def missing_sdks() -> list[str]:
     """Return the large packages that are not installed."""
     installed = {found.metadata["Name"] for found in distributions()}
     return [sdk for sdk, (name, _, _) in LARGE_SDKS.items() if name not in installed]
 
 
+@cache
 def missing_names() -> set[str]:
     """Return the public names of adapters whose SDK is not installed."""
     return {name for sdk in missing_sdks() for name in LARGE_SDKS[sdk][2]}

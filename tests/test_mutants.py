@@ -30,6 +30,7 @@ def test_each_mutant_is_found_by_its_function_and_changes_it() -> None:
     assert lost == {}
 
 
+@pytest.mark.deep
 def test_what_is_equivalent_is_still_there() -> None:
     for name, why in equivalent().items():
         mutant = KNOWN.get(name) or mutant_of(name, package())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,12 +43,18 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
     return run
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    """A store with two agents: ada with a tool, memory and a state, bob in two sessions."""
-    root = tmp_path / "store"
+@pytest.fixture(scope="session")
+def filled_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `store` is a copy of: filled once, since each save waits for the disk."""
+    root = tmp_path_factory.mktemp("filled") / "store"
     anyio.run(_fill, root)
     return root
+
+
+@pytest.fixture
+def store(tmp_path: Path, filled_store: Path) -> Path:
+    """A store with two agents: ada with a tool, memory and a state, bob in two sessions."""
+    return shutil.copytree(filled_store, tmp_path / "store")
 
 
 async def _fill(root: Path) -> None:

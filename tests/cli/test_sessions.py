@@ -39,10 +39,11 @@ def test_ls_takes_a_prefix_a_tenant_and_a_limit(command: Command, store: Path) -
     assert agents("--limit", "1") == ["ada"]
 
 
-@pytest.fixture(params=["file", "sqlite"])
-def several(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A store of six sessions, of two owners and with two tags."""
-    url = f"{request.param}:{'///' if request.param == 'sqlite' else ''}{tmp_path}/several"
+@pytest.fixture(params=["file", "sqlite"], scope="module")
+def several(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A store of six sessions, of two owners and with two tags; its tests only read."""
+    root = tmp_path_factory.mktemp("several")
+    url = f"{request.param}:{'///' if request.param == 'sqlite' else ''}{root}/several"
 
     async def fill() -> None:
         async with perdure.connect(url, shutdown=Shutdown(signals=False)) as sessions:

@@ -238,6 +238,7 @@ def test_all_that_does_not_fit_is_found_in_one_go() -> None:
     assert [(one.line, one.column) for one in found] == [(1, 10), (2, 1), (3, 20), (3, 25)]
 
 
+@pytest.mark.deep
 def test_after_a_hundred_problems_nobody_reads_on() -> None:
     text = "version: 1\n" + "".join(f"k{number}: 1\n" for number in range(20_000))
     with pytest.raises(ConfigError, match="and 99 more"):

@@ -91,6 +91,7 @@ def test_a_run_of_the_openai_agents_sdk_is_resumed_in_another_process(shell: She
     assert shell.run("openai_agents.py", "approve") == ["nothing waits for approval"]
 
 
+@pytest.mark.deep
 def test_a_conversation_of_pydantic_ai_is_resumed_in_another_process(shell: Shell) -> None:
     (waits,) = shell.run("pydantic_ai_conversation.py", "ask")
     assert waits == "waits for approval: sail({'harbor': 'Oosthaven'})"

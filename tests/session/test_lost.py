@@ -119,6 +119,7 @@ def alive() -> list[Session]:
     return [one for one in gc.get_objects() if type(one) is Session and one.id == "a"]
 
 
+@pytest.mark.deep
 async def test_only_the_records_stay_in_memory() -> None:
     others = alive()  # which other tests have left to the collector
     backing = MemoryBacking()

@@ -44,6 +44,7 @@ def texts(store: Path) -> list[str]:
         return [] if view is None else [message.text for message in view.context()]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("body", "status"),
     [
@@ -187,6 +188,7 @@ LEFT_OPEN = """
 """
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("use", "begin"),
     [

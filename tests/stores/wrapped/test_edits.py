@@ -167,10 +167,10 @@ EDITS: dict[str, Edit] = {
 }
 
 
-SERVERS = [pytest.param(name, marks=pytest.mark.deep) for name in ("postgres", "redis", "s3")]
+OTHERS = ("sqlite", "postgres", "redis", "s3")
 
 
-@pytest.fixture(params=["file", "sqlite", *SERVERS])
+@pytest.fixture(params=["file", *(pytest.param(name, marks=pytest.mark.deep) for name in OTHERS)])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -285,7 +285,9 @@ async def test_opening_finds_an_edit_behind_the_last_fold(
 
 
 @pytest.mark.parametrize("edit", EDITS)
-@pytest.mark.parametrize("after", range(5, 9))
+@pytest.mark.parametrize(
+    "after", [5, *(pytest.param(seq, marks=pytest.mark.deep) for seq in (6, 7, 8))]
+)
 async def test_no_slice_of_an_edited_log_hides_the_edit(
     edit: str, after: int, tmp_path: Path
 ) -> None:
