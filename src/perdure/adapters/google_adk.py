@@ -36,6 +36,7 @@ from perdure.adapters.google_adk_events import (
     tail_behind,
     with_base,
 )
+from perdure.adapters.imports import diverged
 from perdure.adapters.items import Adapter, AdapterManager
 from perdure.errors import InvalidArgumentError, LeaseLostError, SessionNotFoundError
 from perdure.memory.documents import StateSet
@@ -49,6 +50,7 @@ from perdure.session.internals import (
     document_of,
     other_holder,
     post_entries,
+    release_unused,
     running_turn,
     session_open_here,
 )
@@ -84,6 +86,8 @@ STATE_DOCUMENT: Final = f"state/{SDK}.json"
 """The named state that is the state of the SDK's session."""
 TAIL_DOCUMENT: Final = f"state/{SDK}/tail.json"
 """The named state that says from where on events are needed next to the last summary."""
+IMPORTED: Final = 200
+"""Events of a session that are imported between two saves."""
 CACHED_BYTES: Final = 16 * 1024 * 1024
 """JSON of events that is kept in memory, of sessions that are open here."""
 
@@ -332,15 +336,60 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         await self._share(session_key, change.delta)
         await post_entries(sessions, session_key, *change.entries, post=key or event.id)
 
+    async def import_session(self, session: AdkSession) -> tuple[int, int]:
+        """Store a session that another service has returned: its events and its own state.
+
+        Events that are here already, as its first ones, are not added again; and nothing is if
+        there are more of them than it has. State of the app and of the user is left as it is.
+
+        Returns:
+            How many events were here, and how many were added.
+
+        Raises:
+            SessionError: Its first events are not those that are here.
+            NotStorableError: An event or the state is not JSON; nothing was stored.
+            LeaseHeldError: Another process keeps holding the session.
+
+        """
+        key = self._key(session.app_name, session.user_id, session.id.strip())
+        changes = [_Change(event) for event in session.events]
+        state = _Delta(EventActions(state_delta=session.state)).session
+        created_at = session.events[0].timestamp if changes else session.last_update_time
+        origin = SessionOrigin(SHAPE, created_at)
+        async with await self._open(key, create=True) as held:
+            version = held.version
+            stored = [each.data for each in (await read_log(held, origin, EventRange())).events]
+            wanted = [change.data for change in changes]
+            if stored[: len(wanted)] != wanted[: len(stored)]:
+                raise diverged(key, "its events are not how the source's begin")
+            missing = changes[len(stored) :]
+            if len(stored) > len(wanted) or (not missing and await _has(held, state)):
+                return len(stored), 0
+            if origin_of(held) is None:
+                about = {SDK: msgspec.to_builtins(origin)}
+                accept(held, (meta_entry(owner=session.user_id or None, metadata=about),))
+                version += 1
+            for at in range(0, len(missing) or 1, IMPORTED):
+                if held.version != version:
+                    raise diverged(key, "something was added while it was imported")
+                for change in missing[at : at + IMPORTED]:
+                    change.append_to(held)
+                if at + IMPORTED >= len(missing):
+                    accept(held, (_state_entry(state, is_new=True),))
+                version = held.version
+                await held.save()
+        await release_unused(held)
+        return len(stored), len(missing)
+
     # Inside
 
     def _key(self, app_name: str, user_id: str, session_id: str) -> SessionKey:
-        return SessionKey(f"{_quoted(app_name)}/{user_id}", session_id, self._tenant)
+        return SessionKey(f"{quoted(app_name)}/{user_id}", session_id, self._tenant)
 
     async def _keys(self, app_name: str, user_id: str | None) -> AsyncIterator[SessionKey]:
         """Yield the keys of an app's sessions, or of a user's."""
         sessions = await self._connection.manager()
-        prefix, after = f"{_quoted(app_name)}/{user_id or ''}", None
+        prefix, after = f"{quoted(app_name)}/{user_id or ''}", None
         while page := await sessions.list(
             tenant=self._tenant, prefix=prefix, after=after, limit=500
         ):
@@ -427,10 +476,7 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
             entries += await self._tail_entry(held, change.event)
         if held.version != version:
             return False
-        if change.is_asked and not running_turn(held):
-            begin_turn(held, *entries, at=change.event.timestamp)
-        else:
-            accept(held, entries)
+        change.append_to(held, entries)
         # Nothing is awaited from here on: the session object knows what it has to.
         seq = held.version - sum(entry.kind == STATE for entry in entries)
         log.add(change.stored(seq), held.version, change.delta.session)
@@ -480,11 +526,11 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
 
     async def _app_scope(self, app_name: str) -> Scope:
         sessions = await self._connection.manager()
-        return sessions.scope(f"app:{_quoted(app_name)}", tenant=self._tenant, wait=self._wait)
+        return sessions.scope(f"app:{quoted(app_name)}", tenant=self._tenant, wait=self._wait)
 
     async def _user_scope(self, app_name: str, user_id: str) -> Scope:
         sessions = await self._connection.manager()
-        name = f"user:{_quoted(app_name)}/{user_id}"
+        name = f"user:{quoted(app_name)}/{user_id}"
         owner = user_id or None
         return sessions.scope(name, tenant=self._tenant, owner=owner, wait=self._wait)
 
@@ -569,12 +615,25 @@ class _Change:
             entries.append(_state_entry(self.delta.session))
         self.entries: tuple[Entry, ...] = tuple(entries)
 
+    def append_to(self, held: Session, entries: tuple[Entry, ...] | None = None) -> None:
+        """Append it, or these records instead; a user's message begins a turn."""
+        entries = self.entries if entries is None else entries
+        if self.is_asked and not running_turn(held):
+            begin_turn(held, *entries, at=self.event.timestamp)
+        else:
+            accept(held, entries)
+
     def stored(self, seq: int) -> StoredEvent:
         """Return the event as it is stored, its last message being that record."""
         return StoredEvent(self.event.id, seq, self.event.timestamp, self.data, is_posted=False)
 
 
-def _quoted(app_name: str) -> str:
+async def _has(held: Session, state: Mapping[str, Any]) -> bool:
+    """Whether a session that is the SDK's has this state of its own."""
+    return origin_of(held) is not None and await _session_state(held) == state
+
+
+def quoted(app_name: str) -> str:
     """Return an app's name without what ends it in a key."""
     return app_name.replace("%", "%25").replace("/", "%2F")
 

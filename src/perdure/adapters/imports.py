@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import sqlite3
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,6 +31,7 @@ from perdure.session.manager import SessionManager
 
 SDKS: Final = {
     "openai-agents": "perdure.adapters.openai_agents_import",
+    "adk": "perdure.adapters.google_adk_import",
 }
 """The modules that read an SDK's database, by the names that the command line knows."""
 PAGE: Final = 500
@@ -38,6 +39,10 @@ PAGE: Final = 500
 WAL: Final = b"\x02\x02"
 """What the header of a SQLite file has at `WAL_AT`, if changes are first written to a log."""
 WAL_AT: Final = 18
+
+
+ReadRows = Callable[..., Awaitable[Sequence[Any]]]
+"""Reads the rows of a query with its values, a few at a time."""
 
 
 class Moved(NamedTuple):
@@ -251,10 +256,10 @@ def _state_of(path: Path) -> tuple[int, int]:
     return state.st_size, state.st_mtime_ns
 
 
-async def sqlite_rows(path: Path, query: str, *values: Any) -> list[tuple[Any, ...]]:
+async def sqlite_rows(path: Path, query: str, *values: Any) -> Sequence[Any]:
     """Return the rows of a query."""
 
-    def read() -> list[tuple[Any, ...]]:
+    def read() -> list[Any]:
         with closing(sqlite3.connect(path)) as connection:
             return connection.execute(query, values).fetchall()
 
@@ -314,3 +319,15 @@ async def read_only_engine(url: str, package: str, *tables: str) -> AsyncGenerat
         yield engine
     finally:
         await engine.dispose()
+
+
+async def engine_rows(engine: Any, query: str, *values: Any) -> Sequence[Any]:
+    """Return the rows of a query; its values are where it has question marks."""
+    from sqlalchemy import text
+
+    names = {f"v{at}": value for at, value in enumerate(values)}
+    for name in names:
+        query = query.replace("?", f":{name}", 1)
+    async with engine.connect() as connection:
+        found = await connection.execute(text(query), names)
+        return list(found.all())

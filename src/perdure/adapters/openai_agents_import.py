@@ -8,13 +8,16 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, final
 
 from perdure.adapters.imports import (
     PAGE,
     Moved,
+    ReadRows,
     diverged,
+    engine_rows,
     not_equal,
     read_only_engine,
     reader,
@@ -28,10 +31,9 @@ from perdure.session.manager import SessionManager
 
 TABLES: Final = ("agent_sessions", "agent_messages")
 COUNT: Final = "SELECT count(*) FROM agent_sessions"
-IDS: Final = "SELECT session_id FROM agent_sessions WHERE session_id > {} ORDER BY session_id LIMIT"
+IDS: Final = "SELECT session_id FROM agent_sessions WHERE session_id > ? ORDER BY session_id LIMIT"
 
 ReadItems = Callable[[str], Awaitable[list[Any]]]
-ReadRows = Callable[..., Awaitable[Sequence[Any]]]
 
 
 @asynccontextmanager
@@ -50,20 +52,12 @@ async def source_of(url: str) -> AsyncGenerator[OpenAISource, None]:
         return
     async with read_only_engine(url, "openai-agents[sqlalchemy]", *TABLES) as engine:
         module = reader("agents.extensions.memory.sqlalchemy_session", "openai-agents[sqlalchemy]")
-        from sqlalchemy import text
 
         async def items(id_: str) -> list[Any]:
             session = module.SQLAlchemySession(id_, engine=engine)
             return list(await session.get_items())
 
-        async def rows(query: str, *values: Any) -> Sequence[Any]:
-            async with engine.connect() as connection:
-                names = {f"v{at}": value for at, value in enumerate(values)}
-                found = await connection.execute(
-                    text(query.format(*map(":{}".format, names))), names
-                )
-                return list(found.all())
-
+        rows = partial(engine_rows, engine)
         (total,) = (await rows(COUNT))[0]
         yield OpenAISource(total, items, rows)
 
@@ -86,9 +80,7 @@ async def _sqlite_source(copy: Path) -> OpenAISource:
         finally:
             session.close()
 
-    async def rows(query: str, *values: Any) -> Sequence[Any]:
-        return await sqlite_rows(copy, query.format("?"), *values)
-
+    rows = partial(sqlite_rows, copy)
     (total,) = (await rows(COUNT))[0]
     return OpenAISource(total, items, rows)
 

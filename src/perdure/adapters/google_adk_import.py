@@ -1,0 +1,234 @@
+"""Sessions of Google ADK's own databases, to be imported into `PerdureSessionService`.
+
+Read with the SDK's `DatabaseSessionService` or `SqliteSessionService`. The state of an app, and of
+a user, is taken over until it is in use here: until there is a session of theirs that the source
+does not have, or that has gone on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+
+from perdure.adapters.google_adk import PerdureSessionService, quoted
+from perdure.adapters.google_adk_events import as_json
+from perdure.adapters.imports import (
+    PAGE,
+    Moved,
+    ReadRows,
+    engine_rows,
+    not_equal,
+    read_only_engine,
+    reader,
+    reading,
+    sqlite_copy,
+    sqlite_path,
+    sqlite_rows,
+)
+
+if TYPE_CHECKING:
+    from google.adk.sessions.base_session_service import BaseSessionService
+    from google.adk.sessions.session import Session as AdkSession
+
+    from perdure.session.manager import SessionManager
+
+PACKAGE: Final = "google-adk[db]"
+TABLES: Final = ("sessions", "events", "app_states", "user_states")
+NAMES: Final = (
+    "SELECT app_name, user_id, id FROM sessions WHERE (app_name, user_id, id) > (?, ?, ?) "
+    "ORDER BY app_name, user_id, id LIMIT"
+)
+
+
+class AdkName(NamedTuple):
+    """Which session."""
+
+    app: str
+    user: str
+    id: str
+
+    def __str__(self) -> str:
+        return f"{quoted(self.app)}/{self.user}/{self.id}"
+
+
+@asynccontextmanager
+async def source_of(url: str) -> AsyncGenerator[AdkSource, None]:
+    """Open a database of the SDK's, to be read.
+
+    Raises:
+        StoreUnavailableError: It cannot be read.
+        ConfigError: It is not the SDK's database.
+
+    """
+    path = sqlite_path(url)
+    async with AsyncExitStack() as stack:
+        if path is not None:
+            copy = await stack.enter_async_context(sqlite_copy(path, *TABLES))
+            rows: ReadRows = partial(sqlite_rows, copy)
+            columns = {row[1] for row in await rows("PRAGMA table_info(events)")}
+            known = await rows("SELECT 1 FROM sqlite_master WHERE name = 'adk_internal_metadata'")
+            if "event_data" in columns and not known:
+                module = reader("google.adk.sessions.sqlite_session_service", "google-adk")
+                service = module.SqliteSessionService(str(copy))
+            else:
+                service = _database_service(db_url=f"sqlite+aiosqlite:///{copy}")
+                stack.push_async_callback(service.close)
+        else:
+            engine = await stack.enter_async_context(read_only_engine(url, PACKAGE, *TABLES))
+            rows = partial(engine_rows, engine)
+            service = _database_service(db_engine=engine)
+            await _skip_preparation(service, engine)
+        (total,) = (await rows("SELECT count(*) FROM sessions"))[0]
+        yield AdkSource(total, service, rows)
+
+
+def _database_service(**options: Any) -> Any:
+    reader("sqlalchemy.ext.asyncio", PACKAGE)
+    module = reader("google.adk.sessions.database_session_service", PACKAGE)
+    return module.DatabaseSessionService(**options)
+
+
+async def _skip_preparation(service: Any, engine: Any) -> None:
+    """Let the service read tables of an older version, without the indexes that it would make."""
+    checks = reader("google.adk.sessions.migration._schema_check_utils", PACKAGE)
+    async with engine.connect() as connection:
+        version = await connection.run_sync(checks.get_db_schema_version_from_connection)
+    service._db_schema_version = version  # noqa: SLF001  # in a read-only transaction
+    service._tables_created = True  # noqa: SLF001  # it cannot find that out
+
+
+@final
+class AdkSource:
+    """The sessions of a database of the SDK's."""
+
+    def __init__(self, total: int, service: BaseSessionService, rows: ReadRows) -> None:
+        self.total: int = total
+        self._service = service
+        self._rows = rows
+        self._user: _SharedState | None = None
+        self._app: _SharedState | None = None
+        self._left_alone: list[str] = []
+
+    async def names(self) -> AsyncIterator[AdkName]:
+        """Return the sessions' names, those of a user one after another."""
+        after = AdkName("", "", "")
+        while page := await self._rows(f"{NAMES} {PAGE}", *after):
+            for row in page:
+                after = AdkName(*row)
+                yield after
+
+    async def move(self, name: AdkName, sessions: SessionManager, tenant: str) -> Moved:
+        """Add the events that the store lacks, and compare all of them, and the state."""
+        app, user = self._scopes(name)
+        await self._share(sessions, tenant, app, user)
+        with reading(f"session {name}"):
+            session = await _read(self._service, name)
+        if session is None:  # deleted since
+            return Moved(0, 0)
+        app.values, user.values = _shared(session, "app:"), _shared(session, "user:")
+        target = PerdureSessionService(sessions, tenant=tenant)
+        known, added = await target.import_session(session)
+        stored = await _read(target, name)
+        if known <= len(session.events):
+            _require_equal(name, session, stored)
+            app.moved += 1
+            user.moved += 1
+        return Moved(known, added)
+
+    async def finish(self, sessions: SessionManager, tenant: str) -> tuple[str, ...]:
+        """Take over the state of the last app and user, and return what is in use here."""
+        await self._share(sessions, tenant, None, None)
+        return tuple(self._left_alone)
+
+    def _scopes(self, name: AdkName) -> tuple[_SharedState, _SharedState]:
+        """Return what is known of the state of a session's app and user."""
+        prefix = f"{quoted(name.app)}/"
+        app = _SharedState(f"app:{quoted(name.app)}", prefix, None)
+        user = _SharedState(f"user:{prefix}{name.user}", f"{prefix}{name.user}", name.user or None)
+        if self._app is not None and self._app.scope == app.scope:
+            app = self._app
+        if self._user is not None and self._user.scope == user.scope:
+            user = self._user
+        return app, user
+
+    async def _share(
+        self,
+        sessions: SessionManager,
+        tenant: str,
+        app: _SharedState | None,
+        user: _SharedState | None,
+    ) -> None:
+        """Take over the state of an app and of a user all of whose sessions were imported."""
+        if self._user is not None and self._user is not user:
+            self._left_alone += await self._user.take_over(sessions, tenant)
+        if self._app is not None and self._app is not app:
+            self._left_alone += await self._app.take_over(sessions, tenant)
+        self._app, self._user = app, user
+
+
+@final
+class _SharedState:
+    """State that sessions share, of which the newest session read has brought the values."""
+
+    def __init__(self, scope: str, prefix: str, owner: str | None) -> None:
+        self.scope: str = scope
+        self.owner: str | None = owner
+        self.moved: int = 0
+        """Sessions that are here as the source has them."""
+        self.values: dict[str, Any] = {}
+        self._prefix = prefix
+
+    async def take_over(self, sessions: SessionManager, tenant: str) -> list[str]:
+        """Store it, unless it is in use here; return its name if it then differs."""
+        scope = sessions.scope(self.scope, tenant=tenant, owner=self.owner)
+        before = await scope.values()
+        changed = {
+            key: value
+            for key, value in self.values.items()
+            if key not in before or before[key] != value
+        }
+        gone = before.keys() - self.values.keys()
+        if not changed and not gone:
+            return []
+        if before and await self._count(sessions, tenant) > self.moved:
+            return [self.scope]
+        await scope.update(changed, delete=gone)
+        return []
+
+    async def _count(self, sessions: SessionManager, tenant: str) -> int:
+        """Return how many sessions share it here."""
+        count, after = 0, None
+        while page := await sessions.list(
+            tenant=tenant, prefix=self._prefix, after=after, limit=PAGE
+        ):
+            after = page[-1]
+            count += sum(
+                self._prefix in (info.key.agent, f"{info.key.agent.partition('/')[0]}/")
+                for info in page
+            )
+        return count
+
+
+async def _read(service: BaseSessionService, name: AdkName) -> AdkSession | None:
+    return await service.get_session(app_name=name.app, user_id=name.user, session_id=name.id)
+
+
+def _shared(session: AdkSession, prefix: str) -> dict[str, Any]:
+    return {
+        key.removeprefix(prefix): value
+        for key, value in session.state.items()
+        if key.startswith(prefix)
+    }
+
+
+def _require_equal(name: AdkName, session: AdkSession, stored: AdkSession | None) -> None:
+    if stored is None or list(map(as_json, stored.events)) != list(map(as_json, session.events)):
+        raise not_equal(name, "an event")
+    if _own(stored.state) != _own(session.state):
+        raise not_equal(name, "the state")
+
+
+def _own(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in state.items() if not key.startswith(("app:", "user:"))}
