@@ -12,7 +12,7 @@ import pytest
 
 from perdure import Message
 from perdure.agent import AgentFactory, CompactionPolicy, ScriptedModel, call, tool
-from perdure.agent.results import claimed, reference_of, resolved
+from perdure.agent.requests import claimed, reference_of, resolved
 from perdure.errors import StoreUnavailableError
 from perdure.records.messages import ToolResult
 from perdure.session.internals import store_of

@@ -16,8 +16,8 @@ from perdure.agent import (
     ScriptedModel,
     render_openai,
 )
+from perdure.agent.compaction import summary_of
 from perdure.agent.llm.model import Chunk
-from perdure.agent.summarizer import summary_of
 from perdure.memory.compaction import Compactor
 from tests.agent.conftest import Configure, World
 from tests.memory.turns import said

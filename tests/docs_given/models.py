@@ -4,12 +4,12 @@ import os
 import sys
 from pathlib import Path
 
-from perdure.agent import ScriptedModel, context, summarizer
+from perdure.agent import ScriptedModel, compaction, context
 
 
 def played(name, **options):
     return ScriptedModel("Nobody.")
 
 
-context.named_model = summarizer.named_model = played
+context.named_model = compaction.named_model = played
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         WorkspaceContextInitializationStep as WorkspaceContextInitializationStep,
         open_matters as open_matters,
     )
+    from perdure.agent.compaction import ModelSummarizer as ModelSummarizer
     from perdure.agent.context import (
         AgentConfig as AgentConfig,
         AgentContext as AgentContext,
@@ -94,15 +95,12 @@ if TYPE_CHECKING:
     from perdure.agent.requests import (
         LLMRequest as LLMRequest,
         LLMRequestAssembler as LLMRequestAssembler,
-        render_openai as render_openai,
-    )
-    from perdure.agent.results import (
         ResultReference as ResultReference,
         reference_of as reference_of,
+        render_openai as render_openai,
         resolved as resolved,
     )
     from perdure.agent.runtime import AgentRuntime as AgentRuntime
-    from perdure.agent.summarizer import ModelSummarizer as ModelSummarizer
     from perdure.agent.tools import Permissions as Permissions, Tool as Tool, tool as tool
     from perdure.agent.worker import AgentWorker as AgentWorker
     from perdure.formats.memory_files import FileMemoryStorage as FileMemoryStorage
@@ -218,10 +216,16 @@ _HOMES = {
     "perdure.agent.memory": ("MemoryManager", "TurnTracker"),
     "perdure.agent.plugins": ("InContextMemory", "PersistentInstructions", "ToolSettings"),
     "perdure.agent.tools": ("Permissions", "Tool", "tool"),
-    "perdure.agent.requests": ("LLMRequest", "LLMRequestAssembler", "render_openai"),
-    "perdure.agent.results": ("ResultReference", "reference_of", "resolved"),
+    "perdure.agent.requests": (
+        "LLMRequest",
+        "LLMRequestAssembler",
+        "ResultReference",
+        "reference_of",
+        "render_openai",
+        "resolved",
+    ),
     "perdure.agent.runtime": ("AgentRuntime",),
-    "perdure.agent.summarizer": ("ModelSummarizer",),
+    "perdure.agent.compaction": ("ModelSummarizer",),
     "perdure.agent.worker": ("AgentWorker",),
     "perdure.formats.memory_files": ("FileMemoryStorage",),
     "perdure.memory.context": ("estimated_tokens",),

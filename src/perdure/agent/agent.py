@@ -28,7 +28,6 @@ from perdure.agent.create import (
     open_session,
     session_for,
 )
-from perdure.agent.declared import RESERVED, archives_of, code_dir, home_of
 from perdure.agent.effects import is_intact, is_unknown
 from perdure.agent.events import (
     AgentStopped,
@@ -39,6 +38,7 @@ from perdure.agent.events import (
     UnfinishedMessage,
     UserMessageReceivedEvent,
 )
+from perdure.agent.plugins import RESERVED, archives_of, code_dir, home_of
 from perdure.agent.runtime import AgentRuntime, AgentShutdown
 from perdure.config.locations import check_state_key
 from perdure.errors import InvalidArgumentError, SessionClosedError, SessionError

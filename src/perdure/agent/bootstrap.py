@@ -14,7 +14,6 @@ from typing import Any, Final, Protocol, final
 import msgspec
 
 from perdure.agent.context import AgentContext
-from perdure.agent.declared import bring_home, declare
 from perdure.agent.effects import EffectProgress, is_unknown, progress
 from perdure.agent.events import (
     AgentReady,
@@ -30,6 +29,7 @@ from perdure.agent.events import (
 )
 from perdure.agent.ledger import whole_ledger
 from perdure.agent.mcp.server import start_servers
+from perdure.agent.plugins import bring_home, declare
 from perdure.agent.tools import lived, maybe_await, require
 from perdure.errors import SessionError
 from perdure.memory.ledger import Admitted, Approval, Effect

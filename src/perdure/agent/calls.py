@@ -17,7 +17,7 @@ import msgspec
 from perdure.agent.context import AgentContext
 from perdure.agent.effects import SKIPPED, Verdict, is_intact, verdict
 from perdure.agent.events import ApprovalRequested, EffectUnknown, ToolFinished, ToolStarted
-from perdure.agent.results import claimed
+from perdure.agent.requests import claimed
 from perdure.agent.tools import Tool, is_certain, processed, waited_for
 from perdure.errors import PerdureError
 from perdure.memory.ledger import Effect

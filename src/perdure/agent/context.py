@@ -12,8 +12,8 @@ import msgspec
 
 from perdure.agent.events import AgentEvent
 from perdure.agent.ledger import AgentLedger
+from perdure.agent.llm import named_model
 from perdure.agent.llm.model import Model
-from perdure.agent.llm.named import named_model
 from perdure.agent.mcp.server import McpServer
 from perdure.agent.tools import Tool
 from perdure.autosave.options import INHERIT, Autosave, Inherit
@@ -30,9 +30,9 @@ from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
 from perdure.store import Store
 
 if TYPE_CHECKING:
+    from perdure.agent.events import InputQueues
     from perdure.agent.memory import MemoryManager
     from perdure.agent.plugins import AgentPlugins
-    from perdure.agent.queues import InputQueues
     from perdure.agent.requests import LLMRequestAssembler
     from perdure.agent.tools import Toolbox
     from perdure.memory.working_memory import WorkingMemory

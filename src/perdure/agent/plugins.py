@@ -1,7 +1,10 @@
-"""State that an agent keeps besides its conversation, as contributors of its session; notes.
+"""State that an agent keeps besides its conversation: plugins, declared config and files.
 
-The settings of its tools, its permissions, its notes, its own instructions, and what it was
-configured with. They are restored in the bootstrap, and asked for their state before each save.
+Plugins are contributors of its session: the settings of its tools, its permissions, its notes, its
+own instructions, and what it was configured with. They are restored in the bootstrap, and asked
+for their state before each save. Config are the few values that persistence.yaml declares; files
+are in the home folder, which is archived with the session when the agent stops and restored when
+it starts. Each is durable when the call that wrote it returns, files when they are archived.
 """
 
 from __future__ import annotations
@@ -9,24 +12,36 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args
 
 import anyio
+import anyio.to_thread
 import msgspec
 
 from perdure.agent.context import Features
 from perdure.agent.llm.model import ToolSpec
 from perdure.agent.tools import Permissions, Tool
+from perdure.archive.archives import Archives
+from perdure.config.discover import declared_beside, program_dir
+from perdure.config.locations import AgentPlace, SessionPlace
+from perdure.config.persistent_config import ConfigPart, PersistentConfig
+from perdure.config.schema import DOCUMENT, own, shared
+from perdure.config.variables import initial_values
 from perdure.errors import ConfigError, InvalidArgumentError
 from perdure.memory.working_memory import SessionMemoryStorage
+from perdure.records.keys import DEFAULT_SESSION
 from perdure.records.values import redact
 from perdure.session.contributors import Attachment, Contributor, RestoreContext, attach
-from perdure.session.internals import folder_of
+from perdure.session.internals import folder_of, in_background, is_branch
 
 if TYPE_CHECKING:
-    from perdure.agent.context import AgentConfig
+    from perdure.agent.context import AgentConfig, AgentContext
+    from perdure.config.schema import ConfigKey
     from perdure.memory.working_memory import MemoryStorage
     from perdure.session.session import Session
 
@@ -412,3 +427,113 @@ def _instructions_path(config: AgentConfig, session: Session) -> str:
             option="custom_instructions",
         )
     return os.path.join(folder, INSTRUCTIONS)  # noqa: PTH118  # as the store names it
+
+
+# Named state of an agent: declared config values, states, and files of its home folder
+
+
+def archives_of(context: AgentContext) -> Archives:
+    """Return the archives of an agent's home, with the paths that persistence.yaml names."""
+    declarations = context.declared.found
+    paths = () if declarations is None else declarations.declaration.persist_paths
+    return Archives(context.session, context.config.home, paths=paths)
+
+
+def _wanted(context: AgentContext) -> Archives | None:
+    """Return the archives of an agent whose home is kept, None for one whose home is not."""
+    wanted, declarations = context.config.archive, context.declared.found
+    if declarations is None or wanted is False:
+        return None  # not started, or told not to
+    archives = archives_of(context)
+    declared = bool(declarations.declaration.persist_paths) and archives.home is not None
+    return archives if wanted or declared else None
+
+
+async def bring_home(context: AgentContext) -> None:
+    """Bring back the newest archive at a start, unless the home is it already, or newer."""
+    archives, declarations = _wanted(context), context.declared.found
+    facts = {"agent": context.agent_id}
+    if archives is not None:
+        done = await archives.resume()
+        log.info("home resumed", extra={**facts, "changed": done.changed, "kept": done.kept})
+    elif (
+        context.config.archive is None
+        and declarations is not None
+        and declarations.declaration.persist_paths
+    ):
+        log.warning("persist_paths not kept: give AgentConfig(home=...)", extra=facts)
+
+
+async def keep_home(context: AgentContext) -> None:
+    """Archive the home of an agent that has stopped; errors as `Archives.save`."""
+    archives = _wanted(context)
+    if archives is not None:
+        await archives.save()
+
+
+RESERVED: Final = frozenset({DOCUMENT, "custom_data"})
+"""States that are the agent's own."""
+
+
+def home_of(context: AgentContext) -> Path:
+    """Return the folder of an agent's files.
+
+    Raises:
+        ConfigError: The store has no folders, and none was given.
+
+    """
+    if context.config.home is not None:
+        return Path(context.config.home).expanduser().absolute()
+    folder = folder_of(context.session)
+    if folder is None:
+        raise ConfigError(
+            f"agent {context.agent_id!r} has no home, since its store has no folders: "
+            "give AgentConfig(home=…)",
+            option="home",
+            agent=context.agent_id,
+        )
+    return Path(folder) / "files"
+
+
+async def declare(context: AgentContext) -> None:
+    """Read the declarations next to the agent's code, and prepare its config.
+
+    Raises:
+        ConfigError: persistence.yaml is invalid; nothing was written.
+        LeaseHeldError: Another process keeps holding what the agent's sessions share.
+
+    """
+    declared = context.declared
+    folder = context.config.agent_dir or declared.code_dir
+    declarations = await anyio.to_thread.run_sync(partial(declared_beside, folder))
+    declared.found, keys = declarations, declarations.declaration.config
+    make = initial_values(declarations.agent_name or context.config.name)
+    parts = _parts(context, keys, is_branch=await is_branch(context.session))
+    start = partial(in_background, context.session)
+    declared.config = await PersistentConfig.of(keys, parts, make, start)
+
+
+def _parts(
+    context: AgentContext, keys: Mapping[str, ConfigKey], *, is_branch: bool
+) -> list[ConfigPart]:
+    """Return where the values lie: what is regenerated in the session, the rest in the default."""
+    session, is_new = context.session, context.sets_aside
+    session_place = SessionPlace(session)
+    sessions, key = context.declared.sessions, session.key
+    owner = f"{key.agent}/{key.session}"
+    if session.key.session == DEFAULT_SESSION or sessions is None:
+        return [ConfigPart(session_place, keys, is_new, session=owner, is_branch=is_branch)]
+    agent_place = AgentPlace(sessions, key.agent, tenant=key.tenant, wait=context.config.wait)
+    parts = [
+        ConfigPart(agent_place, shared(keys), is_new=False, keeps=keys),
+        ConfigPart(session_place, own(keys), is_new, session=owner, is_branch=is_branch),
+    ]
+    return [part for part in parts if part.keys]
+
+
+def code_dir(cls: type, base: type) -> Path | None:
+    """Return the folder of an agent's code: its class's, or the program's for the plain one."""
+    if cls is base:
+        return program_dir()
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return None if file is None else Path(file).absolute().parent

@@ -12,10 +12,12 @@ import anyio
 from perdure._lib.host import Host
 from perdure.agent.bootstrap import keep_custom_data, unfinished
 from perdure.agent.context import AgentContext
-from perdure.agent.declared import keep_home
 from perdure.agent.events import (
     AgentEvent,
     EventStream,
+    InputQueues,
+    LoadRequest,
+    QueuedMessage,
     ResumeEvent,
     TurnEnded,
     TurnFailed,
@@ -24,7 +26,7 @@ from perdure.agent.events import (
     UserMessageReceivedEvent,
 )
 from perdure.agent.handlers import WorkerEventDispatcher, usual_handlers
-from perdure.agent.queues import InputQueues, LoadRequest, QueuedMessage
+from perdure.agent.plugins import keep_home
 from perdure.agent.tools import refuse_to_wait
 from perdure.agent.worker import AgentWorker
 from perdure.errors import SessionClosedError, SessionError

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVarTuple, final
 
 import anyio
+import msgspec
 
 from perdure.agent.bootstrap import (
     first_event,
@@ -27,6 +28,9 @@ from perdure.agent.events import (
     AgentEvent,
     AgentStopped,
     BootstrapStartedEvent,
+    InputQueues,
+    LoadRequest,
+    QueuedMessage,
     ResumeEvent,
     TurnEnded,
     TurnFailed,
@@ -35,12 +39,10 @@ from perdure.agent.events import (
     UserMessageReceivedEvent,
 )
 from perdure.agent.handlers import WorkerEventDispatcher, begin_context
-from perdure.agent.queues import InputQueues, LoadRequest, QueuedMessage
 from perdure.agent.tools import lived, told_of
 from perdure.errors import ContextOverflowError, PerdureError, SessionClosedError
 from perdure.records.messages import Message
 from perdure.records.records import Entry
-from perdure.session.base import Turn
 from perdure.session.internals import accept, end_with, refusal_of
 
 log: logging.Logger = logging.getLogger("perdure.agent")
@@ -176,7 +178,7 @@ class AgentWorker:
     async def _answer(self, posted: QueuedMessage) -> None:
         """Run one turn, and report how it ended."""
         context = self._context
-        over = _TurnOutcome(context)
+        over = _TurnOutcome()
         self._by_hand = False
         scope = self._turn_scope = anyio.CancelScope()
         try:
@@ -191,7 +193,7 @@ class AgentWorker:
                 agent_id=context.agent_id, turn_id=over.turn_id, error=_innermost(error)
             )
         else:
-            ended = over.event(context.session.durable_version)
+            ended = over.event(context)
         finally:
             self._turn_scope = None
             self._keep(posted)
@@ -210,9 +212,9 @@ class AgentWorker:
         if goes_on:  # first: how often it was begun says how far back it is looked for
             ledger.begin(posted.admitted, asked or "")
         async with context.session.turn(asked, resume=True) as turn:
-            over.begun(turn)
+            over.turn_id, over.replayed = turn.id, turn.replayed
             if turn.replayed:
-                over.ended(await context.memory.answer_of(turn.id))
+                over.answer = await context.memory.answer_of(turn.id)
                 accept(context.session, ledger.closing(posted.admitted, turn.id, how="replayed"))
                 return
             if not goes_on:
@@ -220,7 +222,7 @@ class AgentWorker:
             context.memory.turn_tracker.begin(turn.id, turn.number)
             try:
                 await self._work(posted, turn.id)
-                over.ended(context.last_message)
+                over.answer = context.last_message
                 end_with(turn, *ledger.closing(posted.admitted, turn.id, how="answered"))
             except BaseException as error:
                 self._try(context.memory.close_open_calls)
@@ -331,28 +333,19 @@ def _innermost(error: Exception) -> Exception:
     return error
 
 
-class _TurnOutcome:
+class _TurnOutcome(msgspec.Struct):
     """How a turn came to its end."""
 
-    __slots__ = ("_context", "_message", "_replayed", "_whole", "turn_id")
+    turn_id: str = ""
+    replayed: bool = False
+    answer: Message | None = None
+    """None unless it has ended."""
 
-    def __init__(self, context: AgentContext) -> None:
-        self._context = context
-        self._message: Message | None = None
-        self._whole = self._replayed = False
-        self.turn_id = ""
-
-    def begun(self, turn: Turn) -> None:
-        self.turn_id, self._replayed = turn.id, turn.replayed
-
-    def ended(self, message: Message | None) -> None:
-        self._message, self._whole = message, True
-
-    def event(self, version: int) -> AgentEvent:
-        told: dict[str, Any] = {"agent_id": self._context.agent_id, "turn_id": self.turn_id}
-        last = self._context.last_message
+    def event(self, context: AgentContext) -> AgentEvent:
+        ids: dict[str, Any] = {"agent_id": context.agent_id, "turn_id": self.turn_id}
         # Interrupted while its end was being saved, it has ended all the same.
-        if self._whole and self._message is not None:
-            message, replayed = self._message, self._replayed
-            return TurnEnded(message=message, version=version, replayed=replayed, **told)
-        return TurnInterrupted(text="" if last is None else last.text, **told)
+        if self.answer is not None:
+            version = context.session.durable_version
+            return TurnEnded(message=self.answer, version=version, replayed=self.replayed, **ids)
+        last = context.last_message
+        return TurnInterrupted(text="" if last is None else last.text, **ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from cyclopts import App, CycloptsError, Parameter, UnknownCommandError, UnusedCliTokensError
 
@@ -32,7 +32,7 @@ FAILED = 1
 INTERRUPTED = 130
 """The exit status that shells report for a command ended by Ctrl-C."""
 
-COMMANDS: tuple[Callable[..., int], ...] = (
+COMMANDS: tuple[Callable[..., int | Awaitable[int]], ...] = (
     *(demo, chat, serve, ls, show, inspect, check, rebuild, inbox),
     *(checkpoints, diff, rollback, replay),
     *(fork, copy, rename, forget, prune),

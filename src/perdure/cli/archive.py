@@ -31,7 +31,7 @@ from perdure.errors import ConfigError
 Action = Literal["list", "save", "restore"]
 
 
-def archive(
+async def archive(
     action: Action,
     id: Annotated[str, Parameter(name="ID")],
     /,
@@ -72,12 +72,12 @@ def archive(
     paths = (*path, *(() if config is None else declared_at(config).declaration.persist_paths))
     archive_made = partial(_archives, id, home, paths, whole_folders=not only, where=where)
     if action == "list":
-        return anyio.run(_list, archive_made, where)
+        return await _list(archive_made, where)
     if action == "save":
-        if home is not None and not home.is_dir():  # misspelled: not an empty one to archive
+        if home is not None and not await anyio.Path(home).is_dir():  # misspelled, and not empty
             raise ConfigError(f"--home {home}: there is no such folder", home=str(home))
-        return anyio.run(_save, archive_made, label, to, where)
-    return anyio.run(partial(_restore, archive_made, archive, from_, where, force=force))
+        return await _save(archive_made, label, to, where)
+    return await _restore(archive_made, archive, from_, where, force=force)
 
 
 def _check_action(action: Action, given: dict[str, object], wanted: Action) -> None:

@@ -7,7 +7,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Annotated, TypeVar
 
-import anyio
 import msgspec
 from cyclopts import Parameter
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
@@ -29,7 +28,7 @@ from perdure.transfer.migration import Migration, MigrationProgress, migrate as 
 T = TypeVar("T")
 
 
-def backup(
+async def backup(
     source: Annotated[str, Parameter(name="STORE")],
     target: Annotated[str, Parameter(name="TARGET")],
     /,
@@ -51,10 +50,6 @@ def backup(
         wait: Seconds to wait for another run that writes the same session.
 
     """
-    return anyio.run(partial(_backup, source, target, verify, wait, answer))
-
-
-async def _backup(source: str, target: str, verify: bool, wait: float, answer: Answer) -> int:  # noqa: FBT001  # passed by position
     async with _opened_pair(source, target) as (source_store, target_store):
         done = await _with_bar(
             "backing up", partial(write_backup, source_store, target_store, wait=wait)
@@ -70,7 +65,7 @@ async def _backup(source: str, target: str, verify: bool, wait: float, answer: A
     return 1 if done.failed or (report is not None and report.problems) else 0
 
 
-def restore_backup(
+async def restore_backup(
     target: Annotated[str, Parameter(name="TARGET")],
     source: Annotated[str, Parameter(name="STORE")],
     /,
@@ -90,21 +85,17 @@ def restore_backup(
         wait: Seconds to wait for a process that holds a session.
 
     """
-    return anyio.run(partial(_restore, target, source, wait, answer))
+    async with _opened_pair(target, source) as (backup_store, store):
+        done = await _with_bar("restoring", partial(read_back, backup_store, store, wait=wait))
+    if answer.json:
+        facts = msgspec.to_builtins(done)
+        print_json({"source": backup_store.location, "target": store.location, **facts})
+    else:
+        _print_restored(done, store.location)
+    return 1 if done.failed else 0
 
 
 restore_backup.__name__ = "restore-backup"  # what the command is called
-
-
-async def _restore(backup: str, store: str, wait: float, answer: Answer) -> int:
-    async with _opened_pair(backup, store) as (backup_store, target):
-        done = await _with_bar("restoring", partial(read_back, backup_store, target, wait=wait))
-    if answer.json:
-        facts = msgspec.to_builtins(done)
-        print_json({"source": backup_store.location, "target": target.location, **facts})
-    else:
-        _print_restored(done, target.location)
-    return 1 if done.failed else 0
 
 
 @asynccontextmanager
@@ -170,7 +161,7 @@ def _print_restored(done: RestoreSummary, target: str) -> None:
         say(f"{done.dead_letters} dead letters came back")
 
 
-def migrate(
+async def migrate(
     source: Annotated[str, Parameter(name="SOURCE")],
     target: Annotated[str, Parameter(name="TARGET")],
     /,
@@ -192,12 +183,6 @@ def migrate(
         wait: Seconds to wait for a process that holds a session.
 
     """
-    return anyio.run(partial(_migrate, source, target, tenant, wait, answer))
-
-
-async def _migrate(
-    source: str, target: str, tenant: str | None, wait: float, answer: Answer
-) -> int:
     tenants = None if tenant is None else [tenant]
     async with _opened_pair(source, target, live=True) as (source_store, target_store):
         await require_key(target_store)

@@ -375,7 +375,7 @@ class Conversation:
                 pass
 
 
-def chat(
+async def chat(
     *,
     id: str = "chat",
     model: str | None = None,
@@ -407,13 +407,8 @@ def chat(
     """
     agent_made = config(model, base_url, mcp, instructions)
     agent_made = msgspec.structs.replace(agent_made, approve="ask" if ask else None)
-    is_answered = anyio.run(_chat, id, agent_made, where)
-    return 0 if is_answered else 1
-
-
-async def _chat(id: str, config: AgentConfig, where: StoreOption) -> bool:
     async with perdure.connect(where.store) as sessions:
-        agent = await AgentFactory(sessions).create_agent(config, agent_id=id)
+        agent = await AgentFactory(sessions).create_agent(agent_made, agent_id=id)
         turns, report = agent.session.info.turns, str(agent.session.restore_report)
         async with agent:
             if not where.json:
@@ -423,7 +418,7 @@ async def _chat(id: str, config: AgentConfig, where: StoreOption) -> bool:
                 await talk.run(lines)
             if talk.was_ended:
                 raise KeyboardInterrupt
-    return talk.answered > 0 or not talk.failed
+    return 1 if talk.failed and not talk.answered else 0
 
 
 def _greet(id: str, turns: int, report: str) -> None:

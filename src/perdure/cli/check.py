@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated, Any
 
-import anyio
 import msgspec
 from cyclopts import Parameter, validators
 from rich.progress import MofNCompleteColumn
@@ -32,7 +30,7 @@ from perdure.stores.wrapped import EncryptedStore
 PAGE = 500
 
 
-def check(
+async def check(
     id: Annotated[str | None, Parameter(name="ID")] = None,
     /,
     *,
@@ -59,17 +57,13 @@ def check(
     """
     if gc and id is not None:
         raise ConfigError("--gc looks at every session of a tenant: leave the id out")
-    return anyio.run(partial(_check, id, repair=repair, grace=grace if gc else None, where=where))
-
-
-async def _check(id: str | None, *, repair: bool, grace: float | None, where: SessionOption) -> int:
     index = RebuiltIndex()
     before = await reindexed(existing(where.store)) if repair else None
-    async with opened(where.store, write=repair or grace is not None) as store:
+    async with opened(where.store, write=repair or gc) as store:
         if repair and id is None:
             index.entries = await rebuilt_directory(store)
         file = await integrity_of(store, before)
-        audits, blobs = await _seen(store, id, grace, where)
+        audits, blobs = await _seen(store, id, grace if gc else None, where)
         location = store.location
     repaired: list[RepairAction] = []
     if repair:
@@ -328,7 +322,7 @@ def _became_of(repair: RepairAction) -> str:
     return f"repaired, {len(repair.left)} problems left" if repair.left else "repaired"
 
 
-def rebuild(
+async def rebuild(
     id: Annotated[str, Parameter(name="ID")],
     /,
     *,
@@ -345,10 +339,6 @@ def rebuild(
         dry_run: Only show what is wrong with the documents.
 
     """
-    return anyio.run(partial(_rebuild, id, dry_run=dry_run, where=where))
-
-
-async def _rebuild(id: str, *, dry_run: bool, where: SessionOption) -> int:
     key = where.key(id)
     async with opened(where.store) as store:
         if not await is_there(store, key):

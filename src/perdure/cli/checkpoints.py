@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Protocol
 
-import anyio
 import msgspec
 from cyclopts import Parameter
 
@@ -25,7 +23,7 @@ Id = Annotated[str, Parameter(name="ID")]
 PREVIEW = 60
 
 
-def checkpoints(
+async def checkpoints(
     id: Id,
     /,
     *,
@@ -45,28 +43,22 @@ def checkpoints(
         keep: First prune all but so many of the newest.
 
     """
-    return anyio.run(partial(_checkpoints, id, create, keep, verify=verify, where=where))
-
-
-async def _checkpoints(
-    id: str, create: str | None, keep: int | None, *, verify: bool, where: SessionOption
-) -> int:
     store = existing(where.store)
     async with managed(store, write=create is not None or keep is not None) as sessions:
         if create is not None or keep is not None:
             await _change(sessions, id, create, keep, where)
         view = await load_view(sessions, id, where)
-        checkpoints = await view.checkpoints.states()
+        states = await view.checkpoints.states()
         verified = await view.checkpoints.verify() if verify else None
     if where.json:
         print_json(
             {
-                "checkpoints": [_fields(checkpoint) for checkpoint in checkpoints],
+                "checkpoints": [_fields(checkpoint) for checkpoint in states],
                 "verified": verified,
             }
         )
     else:
-        _print_checkpoints(checkpoints, verified)
+        _print_checkpoints(states, verified)
     return 0 if verified is None or verified.ok else 1
 
 
@@ -138,7 +130,7 @@ def _of(checkpoint: Checkpoint) -> str:
     return "the session" if isinstance(state, CapturedState) else f"{state.size} bytes"
 
 
-def diff(
+async def diff(
     id: Id,
     a: Annotated[int, Parameter(name="A")],
     b: Annotated[int, Parameter(name="B")],
@@ -156,17 +148,12 @@ def diff(
         b: The number of the second checkpoint.
 
     """
-    anyio.run(_diff, id, a, b, where)
-    return 0
-
-
-async def _diff(id: str, a: int, b: int, where: SessionOption) -> None:
     async with managed(existing(where.store)) as sessions:
         view = await load_view(sessions, id, where)
         differences: Difference = await view.checkpoints.diff(a, b)
     if where.json:
         print_json(differences)
-        return
+        return 0
     for path, value in differences.removed.items():
         say(f"- {path}  {_shown(value)}")
     for path, change in differences.changed.items():
@@ -175,13 +162,14 @@ async def _diff(id: str, a: int, b: int, where: SessionOption) -> None:
         say(f"+ {path}  {_shown(value)}")
     if not differences:
         say("no difference")
+    return 0
 
 
 def _shown(value: Any) -> str:
     return clip(msgspec.json.encode(value).decode(), PREVIEW)
 
 
-def rollback(
+async def rollback(
     id: Id,
     checkpoint: Annotated[int, Parameter(name="CHECKPOINT")],
     /,
@@ -198,24 +186,20 @@ def rollback(
         checkpoint: The number of the checkpoint; `perdure checkpoints` lists them.
 
     """
-    anyio.run(_rollback, id, checkpoint, where)
-    return 0
-
-
-async def _rollback(id: str, number: int, where: SessionOption) -> None:
     async with managed(existing(where.store), write=True) as sessions:
         opened = sessions.open(id, session=where.session, tenant=where.tenant, create=False)
         async with opened as session:
-            done = await session.checkpoints.rollback(number)
+            done = await session.checkpoints.rollback(checkpoint)
     if where.json:
         print_json(
             {"checkpoint": _fields(done.checkpoint), "to": _fields(done.to), "state": done.state}
         )
-        return
-    say(f"{id} is what it was at checkpoint {number} ({done.to.label})")
+        return 0
+    say(f"{id} is what it was at checkpoint {checkpoint} ({done.to.label})")
     say(f"that is checkpoint {done.checkpoint.id} now; roll back to an earlier one to undo it")
     if done.state is not None:
         say("the checkpoint's explicit state is for your program to apply: --json shows it")
+    return 0
 
 
 SHOWN: Final = 1000
@@ -223,7 +207,7 @@ SHOWN: Final = 1000
 PART: Final = 1024 * 1024
 
 
-def replay(
+async def replay(
     id: Annotated[str | None, Parameter(name="ID")] = None,
     /,
     *,
@@ -248,12 +232,6 @@ def replay(
         raise ConfigError("name a session, or a folder with --files: one of the two")
     if files is not None and since is not None:
         raise ConfigError("--since counts checkpoints of a session: it does not go with --files")
-    return anyio.run(partial(_replay, id, since, files, report, where))
-
-
-async def _replay(
-    id: str | None, since: int | None, files: Path | None, report: Path | None, where: SessionOption
-) -> int:
     sink = _sink_for(report)
     try:
         if files is not None:

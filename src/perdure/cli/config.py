@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import anyio
 import msgspec
 from cyclopts import Parameter
 
@@ -27,7 +25,7 @@ from perdure.session.manager import SessionManager
 SCHEMA = Path(__file__).parents[1] / "config" / "persistence.schema.json"
 
 
-def config(
+async def config(
     action: Literal["check", "plan", "apply", "schema"],
     file: Annotated[Path, Parameter(name="FILE")] = Path(FILE),
     /,
@@ -54,8 +52,7 @@ def config(
         return 0
     if action == "check":
         return _check(file, as_json=where.json)
-    run = partial(_apply, file, id, tenant, folder, where, dry_run=action == "plan")
-    return anyio.run(run)
+    return await _apply(file, id, tenant, folder, where, dry_run=action == "plan")
 
 
 def _check(file: Path, *, as_json: bool) -> int:

@@ -198,7 +198,7 @@ PACKAGES = ("anyio", "msgspec", "aiofiles", "trio")
 NAMED_BY = ("PERDURE_URL", "PERDURE_HOME")
 
 
-def doctor(
+async def doctor(
     *,
     grace: float | None = None,
     deadline: float | None = None,
@@ -215,7 +215,7 @@ def doctor(
     """
     shutdown = Shutdown() if deadline is None else _shutdown(deadline)
     diagnoses = [_versions(), of_settings(os.environ)]
-    diagnoses += anyio.run(_examine, where.store)
+    diagnoses += await _examine(where.store)
     diagnoses.append(of_grace(_grace() if grace is None else grace, shutdown))
     problems = sum(diagnosis.level == "problem" for diagnosis in diagnoses)
     if where.json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -42,7 +41,7 @@ from perdure.transfer.damaged import Salvage, salvage as salvage_session
 Layout = Literal["full", "files", "seed", "bundle"]
 
 
-def export(
+async def export(
     id: Annotated[str, Parameter(name="ID")],
     /,
     *,
@@ -74,8 +73,8 @@ def export(
     if salvage:
         if plain or layout == "files":
             raise ConfigError("--salvage writes a bundle: leave out --plain and --layout files")
-        return anyio.run(partial(_salvage, id, out=out, where=where))
-    return anyio.run(partial(_export, id, layout=layout, out=out, log=not plain, where=where))
+        return await _salvage(id, out=out, where=where)
+    return await _export(id, layout=layout, out=out, log=not plain, where=where)
 
 
 async def _export(
@@ -207,7 +206,7 @@ def _pretty(state: FullAgentState) -> bytes:
     return msgspec.json.format(write_state(state), indent=2)
 
 
-def import_(
+async def import_(
     path: Annotated[Path, Parameter(name="PATH")],
     url: Annotated[str | None, Parameter(name="URL")] = None,
     /,
@@ -235,33 +234,26 @@ def import_(
     """
     sdk = sdk_of(path, url, id=id, where=where)
     if sdk is not None and url is not None:
-        return anyio.run(import_sdk, sdk, url, where)
-    return anyio.run(partial(_import, path, id=id, where=where))
+        return await import_sdk(sdk, url, where)
+    if await is_bundle(path):
+        return await _import_bundle(path, id=id, where=where)
+    return await _import(path, id=id, where=where)
 
 
 import_.__name__ = "import"  # what the command is called, and no name for a function
 
 
 async def _import(path: Path, *, id: str | None, where: SessionOption) -> int:
-    if await is_bundle(path):
-        return await _import_bundle(path, id=id, where=where)
+    store, left_out = perdure.store_for(where.store), list[Finding]()
     read, memories = await _read(path)
     pair = await anyio.to_thread.run_sync(has_pair, path)
-    if pair and read == MigratedState(None):
-        read = MigratedState(FullAgentState(agent_id=_named(id, path)))
-    if read.state is None:
-        raise SessionNotFoundError(
-            f"there is nothing to import in {path}: name a file, or a folder with session.json, "
-            "raw_traces.jsonl or events.jsonl",
-            path=str(path),
-        )
-    store, left_out = perdure.store_for(where.store), list[Finding]()
-    pair = pair and log_in(read.state) is None
+    state = read.state or _empty_state(path, id, pair=pair and read == MigratedState(None))
+    pair = pair and log_in(state) is None
     if pair:  # refused before anything is written
         await anyio.to_thread.run_sync(check_pair, path)
     async with managed(store, write=True) as sessions:
         done = await import_with(
-            sessions, read.state, memories, id=id, session=where.session, tenant=where.tenant
+            sessions, state, memories, id=id, session=where.session, tenant=where.tenant
         )
         if pair:
             async with sessions.open(
@@ -280,10 +272,17 @@ async def _import(path: Path, *, id: str | None, where: SessionOption) -> int:
     return 0
 
 
-def _named(id: str | None, path: Path) -> str:
+def _empty_state(path: Path, id: str | None, *, pair: bool) -> FullAgentState:
+    """Return what events alone are imported into."""
+    if not pair:
+        raise SessionNotFoundError(
+            f"there is nothing to import in {path}: name a file, or a folder with session.json, "
+            "raw_traces.jsonl or events.jsonl",
+            path=str(path),
+        )
     if id is None:
         raise ConfigError(f"{path} has events and no agent's id: give --id", path=str(path))
-    return id
+    return FullAgentState(agent_id=id)
 
 
 async def _import_bundle(path: Path, *, id: str | None, where: SessionOption) -> int:

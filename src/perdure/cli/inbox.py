@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from itertools import groupby
 from typing import Annotated, Any
 
-import anyio
 from cyclopts import Parameter
 
 from perdure.cli.access import existing, managed, opened
@@ -20,7 +18,7 @@ from perdure.store import Store
 PREVIEW = 72
 
 
-def inbox(
+async def inbox(
     id: Annotated[str | None, Parameter(name="ID")] = None,
     /,
     *keys: Annotated[str, Parameter(name="KEY")],
@@ -47,28 +45,23 @@ def inbox(
     if not (retry or drop):
         if all:
             raise ConfigError("--all goes with --retry or --drop: without them, all are listed")
-        anyio.run(_show, id, keys, where)
+        await _show(id, keys, where)
         return 0
     if id is None or bool(keys) == all:
         what = "--retry" if retry else "--drop"
         raise ConfigError(
             f"{what} takes an id, and the keys of posts or --all: `perdure inbox` lists them"
         )
-    anyio.run(partial(_act, where.key(id), keys or None, where, retry=retry))
-    return 0
-
-
-async def _act(
-    key: SessionKey, keys: tuple[str, ...] | None, where: SessionOption, *, retry: bool
-) -> None:
+    key = where.key(id)
     async with managed(existing(where.store), write=True) as sessions:
         act = sessions.retry_dead_letters if retry else sessions.drop_dead_letters
-        count = await act(key.agent, keys, session=key.session, tenant=key.tenant)
+        count = await act(id, keys or None, session=key.session, tenant=key.tenant)
     done = "retried" if retry else "dropped"
     if where.json:
         print_json({done: count})
     else:
         say(f"{done} {count} items of {key}")
+    return 0
 
 
 async def _show(id: str | None, keys: tuple[str, ...], where: SessionOption) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import secrets
 import socket
-from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-import anyio
 from cyclopts import Parameter, validators
 
 from perdure._lib.lazy import import_extra
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 
-def inspect(
+async def inspect(
     url: Annotated[str | None, Parameter(name="URL")] = None,
     /,
     *,
@@ -49,20 +47,13 @@ def inspect(
             option="host",
             value=host,
         )
-    anyio.run(partial(_inspect, url or where.store, host, port, where, allow_changes=allow_changes))
-    return 0
-
-
-async def _inspect(
-    url: str | None, host: str, port: int, where: StoreOption, *, allow_changes: bool
-) -> None:
     about = {"used_by": "perdure inspect", "name": "uvicorn", "extra": "inspector"}
     uvicorn = import_extra("uvicorn", **about)
     from perdure.inspector.application import app
 
     token = secrets.token_urlsafe(24)
     name = f"[{host}]" if ":" in host else host
-    async with managed(existing(url), write=allow_changes) as sessions:
+    async with managed(existing(url or where.store), write=allow_changes) as sessions:
         served: ASGIApp = app(sessions, token=token, hosts=[name], allow_changes=allow_changes)
         config = uvicorn.Config(
             served, log_level="warning", access_log=False, lifespan="off", server_header=False
@@ -75,6 +66,7 @@ async def _inspect(
                 say(address)
                 note("open it in a browser; Ctrl-C ends it")
             await uvicorn.Server(config).serve(sockets=[sock])
+    return 0
 
 
 def _listening(host: str, port: int) -> socket.socket:

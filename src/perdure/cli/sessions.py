@@ -8,12 +8,9 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from functools import partial
 from typing import Annotated, Any, cast
 
-import anyio
 import msgspec
 from cyclopts import Parameter, validators
 
@@ -51,7 +48,6 @@ from perdure.records.records import Record
 from perdure.session.contents import HistoryItem
 from perdure.session.delete import ForgetReport
 from perdure.session.fork import Fork
-from perdure.session.manager import SessionManager
 from perdure.session.prune import PruneReport
 from perdure.session.retention import Retention
 from perdure.session.scope import list_sessions
@@ -70,7 +66,7 @@ PREVIEW = 96
 MESSAGES = 20
 
 
-def ls(
+async def ls(
     prefix: str = "",
     *,
     owner: str | None = None,
@@ -105,7 +101,7 @@ def ls(
     if scopes:
         filters["prefix"] = SCOPES
         last = SessionKey(SCOPES, after, tenant) if after is not None else None
-    anyio.run(_ls_waiting if waiting else _ls, filters, last, limit, where)
+    await (_ls_waiting if waiting else _ls)(filters, last, limit, where)
     return 0
 
 
@@ -191,7 +187,7 @@ def _listed(info: SessionInfo) -> dict[str, Any]:
     return {"agent": key.agent, "session": key.session, "tenant": key.tenant, **fields}
 
 
-def show(
+async def show(
     id: Annotated[str, Parameter(name="ID")],
     /,
     *,
@@ -219,9 +215,9 @@ def show(
     if target is not None and not restore_plan:
         raise ConfigError("--target goes with --restore-plan: it says what a provider would get")
     if restore_plan:
-        anyio.run(partial(_show_plan, id, target=target, where=where))
+        await _show_plan(id, target=target, where=where)
     else:
-        anyio.run(partial(_show, id, log=log, limit=limit, where=where))
+        await _show(id, log=log, limit=limit, where=where)
     return 0
 
 
@@ -421,7 +417,7 @@ Id = Annotated[str, Parameter(name="ID")]
 NewId = Annotated[str, Parameter(name="NEW-ID")]
 
 
-def fork(
+async def fork(
     id: Id,
     new_id: NewId,
     /,
@@ -448,14 +444,11 @@ def fork(
         raise ConfigError(
             "fork: --at and --at-checkpoint are two places: give one of them", option="at"
         )
-
-    async def act(sessions: SessionManager) -> Fork:
-        point: int | str | Checkpoint | None = at
-        if at is not None and at.isdecimal():
-            point = int(at)
+    point: int | str | Checkpoint | None = int(at) if at is not None and at.isdecimal() else at
+    async with managed(existing(where.store), write=True) as sessions:
         if at_checkpoint is not None:
             point = await checkpoint_of(sessions, id, at_checkpoint, where)
-        return await sessions.fork(
+        done = await sessions.fork(
             id,
             new_id,
             at=point,
@@ -463,11 +456,10 @@ def fork(
             new_session=new_session,
             tenant=where.tenant,
         )
+    return _report(done, where, f"continues after record {done.at} of {done.parent}")
 
-    return anyio.run(partial(_do, act, where, "continues after record {at} of {parent}"))
 
-
-def copy(
+async def copy(
     id: Id,
     new_id: NewId,
     /,
@@ -483,16 +475,14 @@ def copy(
         new_session: The copy's session; default: as --session.
 
     """
-
-    async def act(sessions: SessionManager) -> Fork:
-        return await sessions.copy(
+    async with managed(existing(where.store), write=True) as sessions:
+        done = await sessions.copy(
             id, new_id, session=where.session, new_session=new_session, tenant=where.tenant
         )
+    return _report(done, where, f"has all {done.at} records of {done.parent}")
 
-    return anyio.run(partial(_do, act, where, "has all {at} records of {parent}"))
 
-
-def rename(
+async def rename(
     id: Id,
     new_id: NewId,
     /,
@@ -510,35 +500,27 @@ def rename(
         new_session: The new session; default: as --session.
 
     """
-
-    async def act(sessions: SessionManager) -> Fork:
-        return await sessions.rename(
+    async with managed(existing(where.store), write=True) as sessions:
+        done = await sessions.rename(
             id, new_id, session=where.session, new_session=new_session, tenant=where.tenant
         )
+    return _report(done, where, f"was {done.parent}")
 
-    return anyio.run(partial(_do, act, where, "was {parent}"))
 
-
-async def _do(act: Any, where: SessionOption, text: str) -> int:
-    async with managed(existing(where.store), write=True) as sessions:
-        done: Fork = await act(sessions)
+def _report(done: Fork, where: SessionOption, text: str) -> int:
     if where.json:
-        print_json({"agent": done.key.agent, "session": done.key.session, **_parts(done)})
+        parent = {"agent": done.parent.agent, "session": done.parent.session}
+        print_json({**msgspec.structs.asdict(done.key), "parent": parent, "at": done.at})
     else:
-        say(f"{done.key} {text.format(at=done.at, parent=done.parent)}")
+        say(f"{done.key} {text}")
     return 0
-
-
-def _parts(done: Fork) -> dict[str, Any]:
-    parent = {"agent": done.parent.agent, "session": done.parent.session}
-    return {"tenant": done.key.tenant, "parent": parent, "at": done.at}
 
 
 _AGE = re.compile(r"(\d+(?:\.\d+)?)(d|h|w)?")
 _DAYS = {"h": 1 / 24, "d": 1.0, "w": 7.0, None: 1.0}
 
 
-def forget(
+async def forget(
     id: Annotated[str | None, Parameter(name="ID")] = None,
     /,
     *,
@@ -566,19 +548,13 @@ def forget(
             before; may be repeated.
 
     """
-    chosen = {"id": id, "session": session, "owner": owner, "tag": tag, "tenant": tenant}
-    return anyio.run(partial(_forget, chosen, where, backup, dry_run=dry_run))
-
-
-async def _forget(
-    chosen: dict[str, Any], where: StoreOption, backups: Sequence[str], *, dry_run: bool
-) -> int:
     async with AsyncExitStack() as stack:
-        retained = [
-            await _backup(stack, url) for url in backups
-        ]  # a wrong one: before anything goes
+        # A wrong one is refused before anything goes.
+        retained = [await _backup(stack, url) for url in backup]
         async with managed(existing(where.store), write=not dry_run) as sessions:
-            report = await sessions.forget(**chosen, dry_run=dry_run)
+            report = await sessions.forget(
+                id, session=session, owner=owner, tag=tag, tenant=tenant, dry_run=dry_run
+            )
         removed: dict[str, list[SessionKey]] = {}
         if not dry_run and retained:
             async with opened(where.store) as store:
@@ -615,7 +591,7 @@ def _print_forgotten(report: ForgetReport) -> None:
     say(f"{what} in {', '.join(report.places)}{'; nothing was removed' * report.dry_run}")
 
 
-def prune(
+async def prune(
     *,
     id: str | None = None,
     session: str | None = None,
@@ -645,8 +621,19 @@ def prune(
         raise ConfigError("say what to prune: give --keep-turns, --keep-days or --older-than")
     expire = None if older_than is None else _days(older_than)
     retention = Retention(keep_turns=keep_turns, keep_days=keep_days, expire_days=expire)
-    chosen = {"id": id, "session": session, "tenant": tenant}
-    return anyio.run(partial(_prune, retention, chosen, where, dry_run=dry_run))
+    async with managed(existing(where.store), write=not dry_run) as sessions:
+        report = await sessions.prune(
+            retention, id=id, session=session, tenant=tenant, dry_run=dry_run
+        )
+    if where.json:
+        print_json(msgspec.to_builtins(report))
+        return 0
+    say_pruned(report)
+    say(
+        f"{len(report.pruned)} sessions pruned, {len(report.expired)} forgotten"
+        f"{'; nothing was removed' * report.dry_run}"
+    )
+    return 0
 
 
 def _days(age: str) -> float:
@@ -658,26 +645,6 @@ def _days(age: str) -> float:
             value=age,
         )
     return float(match[1]) * _DAYS[match[2]]
-
-
-async def _prune(
-    retention: Retention, chosen: dict[str, Any], where: StoreOption, *, dry_run: bool
-) -> int:
-    async with managed(existing(where.store), write=not dry_run) as sessions:
-        report = await sessions.prune(retention, **chosen, dry_run=dry_run)
-    if where.json:
-        print_json(msgspec.to_builtins(report))
-    else:
-        _print_pruned(report)
-    return 0
-
-
-def _print_pruned(report: PruneReport) -> None:
-    say_pruned(report)
-    say(
-        f"{len(report.pruned)} sessions pruned, {len(report.expired)} forgotten"
-        f"{'; nothing was removed' * report.dry_run}"
-    )
 
 
 def say_pruned(report: PruneReport) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,7 +28,7 @@ FEW = 20
 """The minimum number of changes in a store to choose a setting by."""
 
 
-def tune(
+async def tune(
     *,
     sessions: int = 100,
     max_loss: float | None = None,
@@ -78,13 +77,6 @@ def tune(
         price=price,
         budget=budget,
     )
-    run = partial(_tune, needs, imagine=imagine, seconds=seconds, plot=plot, where=where)
-    return anyio.run(run)
-
-
-async def _tune(
-    needs: Requirements, *, imagine: bool, seconds: float, plot: Path | None, where: StoreOption
-) -> int:
     async with opened(where.store, write=True) as store:
         workload = await observed(store)
         if imagine:

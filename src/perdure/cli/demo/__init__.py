@@ -8,11 +8,9 @@ them with the acknowledgements. It uses neither a network nor a model.
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import anyio
 from cyclopts import Parameter, validators
 from rich.live import Live
 from rich.text import Text
@@ -33,7 +31,7 @@ MANY = 1000
 Some = Annotated[int, Parameter(validator=validators.Number(gte=1))]
 
 
-def demo(
+async def demo(
     *,
     dir: Path | None = None,
     store: str | None = None,
@@ -56,7 +54,7 @@ def demo(
 
     """
     shown = None if store is None else _shown(store)
-    folder = _fresh(Path.cwd() / FOLDER) if dir is None else _empty(dir.absolute())
+    folder = _fresh() if dir is None else _empty(dir)
     plan = DemoPlan(
         folder=folder,
         store=store or str(folder / STORE),
@@ -65,7 +63,10 @@ def demo(
         before=before,
         after=after,
     )
-    report = anyio.run(partial(_run, plan, quiet=answer.json))
+    screen = Screen()
+    screen.course = DemoRun(plan, screen.tell)
+    with Live(screen, console=stderr(), transient=answer.json, refresh_per_second=8):
+        report = await screen.course.run()
     report.store = shown or plan.store
     if answer.json:
         print_json(report)
@@ -85,8 +86,9 @@ def _shown(url: str) -> str:
     return store.location if "@" in url or "?" in url else url
 
 
-def _fresh(wanted: Path) -> Path:
-    """Make the folder, or one with the next free number: an earlier demo's stays."""
+def _fresh() -> Path:
+    """Make a folder here, with the next free number if need be: an earlier demo's stays."""
+    wanted = Path.cwd() / FOLDER
     for number in range(1, MANY):
         folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
         try:
@@ -98,6 +100,7 @@ def _fresh(wanted: Path) -> Path:
 
 
 def _empty(folder: Path) -> Path:
+    folder = folder.absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         what = "not empty" if folder.is_dir() else "a file"
         raise ConfigError(
@@ -105,14 +108,6 @@ def _empty(folder: Path) -> Path:
         )
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
-
-
-async def _run(plan: DemoPlan, *, quiet: bool) -> Report:
-    screen = Screen()
-    course = DemoRun(plan, screen.tell)
-    screen.course = course
-    with Live(screen, console=stderr(), transient=quiet, refresh_per_second=8):
-        return await course.run()
 
 
 class Screen:
