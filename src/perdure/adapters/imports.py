@@ -30,6 +30,7 @@ from perdure.errors import (
 from perdure.session.manager import SessionManager
 
 SDKS: Final = {
+    "langgraph": "perdure.adapters.langgraph_import",
     "openai-agents": "perdure.adapters.openai_agents_import",
     "adk": "perdure.adapters.google_adk_import",
 }

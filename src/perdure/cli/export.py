@@ -227,7 +227,7 @@ async def import_(
     Args:
         path: A file with one JSON value, a bundle, or a folder with session.json, memory.json,
             plugins/*.json, raw_traces.jsonl and its other files, or with events.jsonl; or which
-            SDK: openai-agents or adk.
+            SDK: langgraph, openai-agents or adk.
         url: The SDK's database: a SQLite file, or a URL such as postgresql://db.example.org/agents.
         id: The agent's id. Default: the exported one; events alone have none.
 

@@ -1,0 +1,397 @@
+"""Threads of LangGraph's own savers, to be imported into `PerdureSaver`.
+
+Read with the SDK's `AsyncSqliteSaver` or `AsyncPostgresSaver`, and a serializer that rebuilds no
+object: what is not plain data is passed on as the bytes that it is stored as. So no stored code is
+run, and a class that nobody has named is kept for whoever names it later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+
+import anyio
+import msgspec
+
+from perdure.adapters.imports import (
+    PAGE,
+    Moved,
+    ReadRows,
+    diverged,
+    not_equal,
+    postgres_url,
+    reader,
+    reading,
+    require_tables,
+    sqlite_copy,
+    sqlite_path,
+    sqlite_rows,
+)
+from perdure.adapters.langgraph import PerdureSaver
+from perdure.errors import CorruptRecordError, StoreUnavailableError
+
+if TYPE_CHECKING:
+    import ormsgpack
+    from langchain_core.runnables import RunnableConfig
+    from langgraph.checkpoint import base as sdk
+    from langgraph.checkpoint.serde import jsonplus, types as sdk_types
+
+    from perdure.session.manager import SessionManager
+else:
+    ormsgpack = reader("ormsgpack", "langgraph")
+    sdk = reader("langgraph.checkpoint.base", "langgraph")
+    jsonplus = reader("langgraph.checkpoint.serde.jsonplus", "langgraph")
+    sdk_types = reader("langgraph.checkpoint.serde.types", "langgraph")
+
+THREADS: Final = "SELECT DISTINCT thread_id FROM checkpoints WHERE thread_id > ? ORDER BY 1 LIMIT"
+COUNT: Final = "SELECT count(DISTINCT thread_id) FROM checkpoints"
+CHECKPOINTS: Final = (
+    "SELECT checkpoint_ns, checkpoint_id FROM checkpoints WHERE thread_id = ? "
+    "ORDER BY checkpoint_id, checkpoint_ns"
+)
+WRITES: Final = (
+    "SELECT task_path, task_id, idx FROM {} "
+    "WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?"
+)
+BATCH: Final = 16
+"""Checkpoints that are stored together."""
+
+_DeltaSnapshot: Any = sdk_types._DeltaSnapshot  # noqa: SLF001  # a value of a channel, as stored
+
+
+class Extension(msgspec.Struct, frozen=True):
+    """An object in msgpack, as it is stored."""
+
+    code: int
+    data: bytes
+
+
+class Typed(msgspec.Struct, frozen=True):
+    """A value that is not stored as msgpack."""
+
+    kind: str
+    """The serializer's type."""
+    data: bytes
+
+
+@final
+class OpaqueSerializer:
+    """LangGraph's serializer, which rebuilds nothing but plain data."""
+
+    def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
+        """Return a value as LangGraph's serializer stores it."""
+        if obj is None:
+            return "null", b""
+        if isinstance(obj, bytes | bytearray):
+            return type(obj).__name__, bytes(obj)
+        if isinstance(obj, Typed):
+            return obj.kind, obj.data
+        return "msgpack", _packed(obj)
+
+    def loads_typed(self, data: tuple[str, Any]) -> Any:
+        """Return a value in which objects are as they were stored."""
+        kind, stored = data
+        if kind == "null":
+            return None
+        if kind == "bytes":
+            return stored
+        if kind == "bytearray":
+            return bytearray(stored)
+        if kind == "msgpack":
+            return _unpacked(stored)
+        return Typed(kind, stored.encode() if isinstance(stored, str) else bytes(stored))
+
+
+def _packed(value: Any) -> bytes:
+    return ormsgpack.packb(value, default=_as_extension, option=ormsgpack.OPT_NON_STR_KEYS)
+
+
+def _as_extension(value: Any) -> ormsgpack.Ext:
+    if isinstance(value, Extension):
+        return ormsgpack.Ext(value.code, value.data)
+    if isinstance(value, _DeltaSnapshot):
+        return ormsgpack.Ext(jsonplus.EXT_DELTA_SNAPSHOT, _packed(value.value))
+    raise TypeError(f"a {type(value).__name__} cannot be a part of a value")
+
+
+def _unpacked(data: bytes) -> Any:
+    return ormsgpack.unpackb(data, ext_hook=_extension, option=ormsgpack.OPT_NON_STR_KEYS)
+
+
+def _extension(code: int, data: bytes) -> Any:
+    if code == jsonplus.EXT_DELTA_SNAPSHOT:
+        return _DeltaSnapshot(_unpacked(data))
+    return Extension(code, bytes(data))
+
+
+SERDE: Final = OpaqueSerializer()
+
+
+class _Stored(NamedTuple):
+    """A checkpoint of the source."""
+
+    at: tuple[str, str]
+    """Namespace and id."""
+    found: sdk.CheckpointTuple
+    writes: list[tuple[str, str, list[tuple[str, Any]]]]
+    """By task, and its path: what it wrote, in the order that gives each its index."""
+
+
+@asynccontextmanager
+async def source_of(url: str) -> AsyncGenerator[LangGraphSource, None]:
+    """Open a database of the SDK's, to be read.
+
+    Raises:
+        StoreUnavailableError: It cannot be read.
+        ConfigError: It is not the SDK's database.
+
+    """
+    path = sqlite_path(url)
+    async with AsyncExitStack() as stack:
+        if path is not None:
+            module = reader("langgraph.checkpoint.sqlite.aio", "langgraph-checkpoint-sqlite")
+            connect = reader("aiosqlite", "langgraph-checkpoint-sqlite").connect
+            copy = await stack.enter_async_context(sqlite_copy(path, "checkpoints", "writes"))
+            saver = module.AsyncSqliteSaver(
+                await stack.enter_async_context(connect(copy)), serde=SERDE
+            )
+            await saver.setup()  # of the copy: a database of an older version lacks a column
+            rows: ReadRows = partial(sqlite_rows, copy)
+            writes = WRITES.format("writes")
+        else:
+            saver, rows = await stack.enter_async_context(_postgres(url))
+            writes = WRITES.format("checkpoint_writes")
+        (total,) = (await rows(COUNT))[0]
+        yield LangGraphSource(total, saver, rows, writes)
+
+
+@asynccontextmanager
+async def _postgres(url: str) -> AsyncGenerator[tuple[Any, ReadRows], None]:
+    """Open two connections whose transactions are read-only: the saver's, and one for rows."""
+    module = reader("langgraph.checkpoint.postgres.aio", "langgraph-checkpoint-postgres")
+    from psycopg import AsyncConnection, Error
+
+    read_only = "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY"
+    conninfo = postgres_url(url)
+    async with AsyncExitStack() as stack:
+        try:
+            connection, plain = [
+                await stack.enter_async_context(
+                    await AsyncConnection.connect(conninfo, autocommit=True)
+                )
+                for _ in range(2)
+            ]
+            for each in (connection, plain):
+                await each.execute(read_only)
+        except Error as error:
+            raise StoreUnavailableError(f"the source cannot be read: {error}") from error
+
+        async def rows(query: str, *values: Any) -> Sequence[Any]:
+            found = await plain.execute(query.replace("?", "%s").encode(), values)
+            return await found.fetchall()
+
+        tables = "SELECT table_name FROM information_schema.tables"
+        there = {name for (name,) in await rows(tables)}
+        require_tables("the source", there, "checkpoints", "checkpoint_blobs", "checkpoint_writes")
+        yield module.AsyncPostgresSaver(connection, serde=SERDE), rows
+
+
+@final
+class LangGraphSource:
+    """The threads of a database of LangGraph's."""
+
+    def __init__(self, total: int, saver: Any, rows: ReadRows, writes: str) -> None:
+        self.total: int = total
+        self._saver = saver
+        self._rows = rows
+        self._writes = writes
+
+    async def names(self) -> AsyncIterator[str]:
+        """Return the threads' ids."""
+        after = ""
+        while page := await self._rows(f"{THREADS} {PAGE}", after):
+            for (after,) in page:
+                yield after
+
+    async def move(self, name: str, sessions: SessionManager, tenant: str) -> Moved:
+        """Add the checkpoints and writes that the store lacks, and compare all of them."""
+        places = [(ns, id_) for ns, id_ in await self._rows(CHECKPOINTS, name)]
+        is_new = not await sessions.exists(name, tenant=tenant)
+        before = None if is_new else _saver_of(sessions, tenant)
+        saver = _saver_of(sessions, tenant)
+        expected: dict[tuple[str, str], bytes] = {}
+        missing: list[_Stored] = []
+        added = 0
+        for place in places:
+            stored = await self._read(name, place)
+            expected[place] = _fingerprint(stored.found)
+            if before is None or not await _is_here(before, name, stored, expected[place]):
+                if before is not None and not added and not missing:
+                    await _require_untouched(before, name, places)
+                missing.append(stored)
+            if len(missing) == BATCH or (missing and place == places[-1]):
+                await _put(saver, name, missing)
+                added += len(missing)
+                missing = []
+        await saver.release(name)
+        if added:
+            back = _saver_of(sessions, tenant)
+            for place, fingerprint in expected.items():
+                found = await back.aget_tuple(_config(name, *place))
+                if found is None or _fingerprint(found) != fingerprint:
+                    raise not_equal(name, f"checkpoint {place[1]}")
+        return Moved(len(places) - added, added)
+
+    async def finish(self, sessions: SessionManager, tenant: str) -> tuple[str, ...]:
+        """Nothing is shared."""
+        return ()
+
+    async def _read(self, thread: str, place: tuple[str, str]) -> _Stored:
+        with reading(f"thread {thread}: checkpoint {place[1]}"):
+            found = await self._saver.aget_tuple(_config(thread, *place))
+            found = found._replace(checkpoint=_opened(found.checkpoint))
+            rows = sorted(await self._rows(self._writes, thread, *place))
+            return _Stored(place, found, list(_by_task(rows, found.pending_writes or ())))
+
+
+def _opened(checkpoint: Any) -> Any:
+    """Return a checkpoint that an old version has stored as JSON, with its values as they are.
+
+    Raises:
+        CorruptRecordError: It is stored as something else as a whole.
+
+    """
+    if not isinstance(checkpoint, Typed):
+        return checkpoint
+    if checkpoint.kind != "json":
+        how = "encrypted" if "+" in checkpoint.kind else f"stored as {checkpoint.kind}"
+        message = f"it is {how} as a whole: let LangGraph store it anew, without that"
+        raise CorruptRecordError(message, type=checkpoint.kind)
+    plain = json.loads(checkpoint.data)
+    values = plain["channel_values"].items()
+    typed = {name: Typed("json", json.dumps(value).encode()) for name, value in values}
+    return {**plain, "channel_values": typed}
+
+
+def _by_task(
+    rows: Sequence[tuple[str, str, int]], writes: Iterable[tuple[str, str, Any]]
+) -> Iterable[tuple[str, str, list[tuple[str, Any]]]]:
+    """Yield what tasks wrote, so that a write's place is its index.
+
+    A special write has an index of its own, so it fills the place where it was among the others.
+    """
+    pairs = zip(rows, writes, strict=True)
+    for (path, task), group in groupby(pairs, key=lambda pair: pair[0][:2]):
+        plain: dict[int, tuple[str, Any]] = {}
+        special: list[tuple[str, Any]] = []
+        for (_, _, at), (_, channel, value) in group:
+            if at < 0:
+                special.append((channel, value))
+            else:
+                plain[at] = channel, value
+        yield task, path, _placed(plain, special)
+
+
+def _placed(
+    plain: Mapping[int, tuple[str, Any]], special: Sequence[tuple[str, Any]]
+) -> list[tuple[str, Any]]:
+    if not special:
+        return list(plain.values())
+    fill = [*special]
+    places = range(max(plain, default=-1) + 1)
+    placed = [plain.get(at) or (fill.pop(0) if fill else special[-1]) for at in places]
+    return [*placed, *fill]
+
+
+async def _put(saver: PerdureSaver, thread: str, missing: Sequence[_Stored]) -> None:
+    """Store checkpoints with their writes; what is there already is not stored again."""
+    async with anyio.create_task_group() as tasks:
+        for stored in missing:
+            ns, id_ = stored.at
+            checkpoint, metadata = stored.found.checkpoint, stored.found.metadata
+            versions = {
+                **dict.fromkeys(checkpoint["channel_values"], ""),
+                **checkpoint["channel_versions"],
+            }
+            parent = _config(thread, ns, _parent(stored.found))
+            tasks.start_soon(saver.aput, parent, checkpoint, metadata, versions)
+            for task, path, writes in stored.writes:
+                tasks.start_soon(saver.aput_writes, _config(thread, ns, id_), writes, task, path)
+
+
+async def _is_here(saver: PerdureSaver, thread: str, stored: _Stored, fingerprint: bytes) -> bool:
+    """Return whether a checkpoint is in the store, with all of its writes.
+
+    Raises:
+        SessionError: Another one is.
+
+    """
+    found = await saver.aget_tuple(_config(thread, *stored.at))
+    if found is None or _fingerprint(found) == fingerprint:
+        return found is not None
+    here, there = (_fingerprint(each._replace(pending_writes=[])) for each in (found, stored.found))
+    if here != there:
+        raise diverged(thread, f"its checkpoint {stored.at[1]} is another one than the source's")
+    return not _writes(stored.found) - _writes(found)
+
+
+async def _require_untouched(
+    saver: PerdureSaver, thread: str, places: Sequence[tuple[str, str]]
+) -> None:
+    """Refuse to add to a thread that has gone on here.
+
+    Raises:
+        SessionError: A namespace's newest checkpoint is not the source's.
+
+    """
+    known = set(places)
+    for ns in {ns for ns, _ in places}:
+        newest = await saver.aget_tuple(_config(thread, ns, None))
+        if newest is not None and (ns, newest.checkpoint["id"]) not in known:
+            raise diverged(thread, "it has gone on since")
+
+
+def _saver_of(sessions: SessionManager, tenant: str) -> PerdureSaver:
+    return PerdureSaver(sessions, serde=SERDE, tenant=tenant)
+
+
+def _config(thread: str, ns: str, id_: str | None) -> RunnableConfig:
+    about = {"thread_id": thread, "checkpoint_ns": ns}
+    return {"configurable": about if id_ is None else {**about, "checkpoint_id": id_}}
+
+
+def _parent(found: sdk.CheckpointTuple) -> str | None:
+    return None if found.parent_config is None else sdk.get_checkpoint_id(found.parent_config)
+
+
+def _fingerprint(found: sdk.CheckpointTuple) -> bytes:
+    """Return a digest of a checkpoint, its metadata and its writes."""
+    digest = hashlib.blake2b(digest_size=20)
+    checkpoint: dict[str, Any] = {**found.checkpoint}
+    values = checkpoint.pop("channel_values")
+    about = [checkpoint, {**found.metadata}, _parent(found)]
+    parts = [("", "", _in_order(about))]
+    parts += [("", name, values[name]) for name in sorted(values)]
+    parts += found.pending_writes or ()
+    for task, name, value in parts:
+        kind, data = SERDE.dumps_typed(value)
+        digest.update(json.dumps([task, name, kind, len(data)]).encode())
+        digest.update(data)
+    return digest.digest()
+
+
+def _writes(found: sdk.CheckpointTuple) -> set[tuple[str, str, tuple[str, bytes]]]:
+    writes = found.pending_writes or ()
+    return {(task, channel, SERDE.dumps_typed(value)) for task, channel, value in writes}
+
+
+def _in_order(value: Any) -> Any:
+    """Return a value with lists for tuples, and the keys of each dict in order."""
+    if isinstance(value, dict):
+        return {key: _in_order(value[key]) for key in sorted(value, key=str)}
+    return [_in_order(item) for item in value] if isinstance(value, list | tuple) else value
