@@ -167,7 +167,7 @@ f23 file:_document : without bool 1 2
 f24 file:plan : drop if 2
 f25 file:_newest_span : never if 5
 f26 records:_record : set call int 1 -1 && records:_record : swap compare 3 ==
-f27 records:_record : without bool 2 3
+f27 records:_record : without bool 1 3
 f28 Folder.publish : drop call sync 1
 f29 Folder.write_temporary : never if 1
 f30 Folder.open : drop call fchmod 1
@@ -178,7 +178,7 @@ sqlite
 q1  sql:do_save : without and 2
 q2  sql:do_save : without and 4
 q3  sqlite:append_one : without bool 1 3
-q4  sqlite:_logged_count : always if 4
+q4  records:new_entries : never if 2
 q5  sqlite:LogRows.forward : never if 4
 q6  sqlite:LogRows.forward : set compare 2 first != self.expected[0]
 q7  sqlite:LogRows.backward : without bool 1 2

@@ -145,7 +145,7 @@ async def test_a_conflict_says_what_the_newest_epoch_is() -> None:
     (outcome,) = await store.append_many([Batch(KEY, 1, 2, (Entry(MESSAGE, b"1"),))])
     assert outcome.status is Status.CONFLICT
     assert isinstance(outcome.error, LeaseLostError)
-    assert outcome.error.facts == {"key": KEY, "epoch": 1, "newest": 2}
+    assert outcome.error.facts == {"key": str(KEY), "epoch": 1, "newest": 2}
 
 
 async def test_written_counts_only_what_is_new() -> None:

@@ -22,18 +22,19 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
-from perdure.errors import (
-    LeaseHeldError,
-    LeaseLostError,
-    NotStorableError,
-    TooLargeError,
-    UnsupportedVersionError,
-)
+from perdure.errors import LeaseLostError, NotStorableError
 from perdure.records.chunks import require_named, verified
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import FORMAT, About, Manifest, matched
 from perdure.records.posts import oldest_first
 from perdure.records.records import EPOCH, Entry, Record
+from perdure.records.refusals import (
+    lease_held,
+    lease_lost,
+    new_entries,
+    newer_format,
+    refusal_of,
+)
 from perdure.store import (
     Batch,
     BlobSweep,
@@ -207,21 +208,17 @@ def held_session(key: SessionKey, epoch: int, session: StoredSession | None) -> 
 
 def lease_lost_error(key: SessionKey, epoch: int, session: StoredSession | None) -> LeaseLostError:
     """Return the error for a write under an epoch that is not the newest."""
-    newest = session.epoch if session else 0
-    message = (
-        f"epoch {epoch} of {key} may not write: the newest is {newest}"
-        f"{', and it was deleted' if session and session.deleted else ''}; open the session again"
-    )
-    return LeaseLostError(message, key=key, epoch=epoch, newest=newest)
+    deleted = session is not None and session.deleted
+    return lease_lost(key, epoch, session.epoch if session else 0, deleted=deleted)
 
 
-def lease_held_error(key: SessionKey, after: int, newest: int) -> LeaseHeldError:
-    """Return the error for an acquire that lost a race."""
-    message = (
-        f"{key} is at epoch {newest}, not {after}: read its holder again, then request a "
-        "handover or wait"
-    )
-    return LeaseHeldError(message, key=key, epoch=newest)
+def appended_entries(session: StoredSession, batch: Batch) -> tuple[Entry, ...] | NotStorableError:
+    """Return the entries that the log does not have yet, or why it will never accept the batch."""
+    refusal = refusal_of(batch)
+    if refusal is not None:
+        return refusal
+    logged = session.entries[batch.first - 1 :]
+    return new_entries(batch, len(session.entries), session.epoch_starts[-1], logged)
 
 
 def documents_of(
@@ -237,11 +234,7 @@ def documents_of(
     if manifest is None:
         return Documents()
     if manifest.format > FORMAT:
-        message = (
-            f"the manifest of {key} has format {manifest.format}, this release reads up to "
-            f"{FORMAT}: use a newer release of perdure"
-        )
-        raise UnsupportedVersionError(message, key=key, format=manifest.format)
+        raise newer_format(f"the manifest of {key}", manifest.format, key=str(key))
     return matched(manifest, session.documents, names)
 
 
@@ -275,42 +268,6 @@ def info_of(key: SessionKey, session: StoredSession) -> SessionInfo:
         tags=about.tags,
         turns=counters.get("turns", 0),
     )
-
-
-def new_entries(
-    session: StoredSession, batch: Batch, max_record_bytes: int
-) -> Sequence[Entry] | Exception:
-    """Return the entries that the log does not have yet, or why it will never accept the batch."""
-    head = len(session.entries)
-    records = batch.records
-    largest = max([len(entry.payload) for entry in records], default=0)
-    if largest > max_record_bytes:
-        message = (
-            f"a record of {batch.key} has {largest} bytes, the limit is "
-            f"{max_record_bytes}: keep large values as blobs"
-        )
-        return TooLargeError(message, key=batch.key, size=largest)
-    if not 0 < batch.first <= head + 1 or (records and not records[-1].end):
-        message = (
-            f"a batch of {batch.key} begins at {batch.first} with the log's head at {head}, or "
-            "ends within a group: send whole groups from the head on"
-        )
-        return NotStorableError(message, key=batch.key, first=batch.first, head=head)
-    logged_count = head + 1 - batch.first
-    if not logged_count:
-        return records
-    sent = records[:logged_count]
-    # Only a repeated send is idempotent: the same bytes, in the same epoch.
-    is_own_epoch = batch.first > session.epoch_starts[-1]
-    if not is_own_epoch or session.entries[batch.first - 1 : batch.first - 1 + len(sent)] != list(
-        sent
-    ):
-        message = (
-            f"the log of {batch.key} holds other records from {batch.first} on: read the head "
-            "again and append after it"
-        )
-        return NotStorableError(message, key=batch.key, first=batch.first, head=head)
-    return records[logged_count:]
 
 
 _CHUNK = 256
@@ -371,7 +328,7 @@ class MemoryStore:
         is_other_owner = session is not None and session.owner != self._owner
         if session is None or session.epoch != batch.epoch or session.deleted or is_other_owner:
             return Outcome(Status.CONFLICT, lease_lost_error(batch.key, batch.epoch, session))
-        new = new_entries(session, batch, _CAPABILITIES.max_record_bytes)
+        new = appended_entries(session, batch)
         if isinstance(new, Exception):
             return Outcome(Status.PERMANENT, new)
         session.entries.extend(new)
@@ -487,7 +444,7 @@ class MemoryStore:
         session = self._sessions.get(key)
         newest = session.epoch if session else 0
         if newest != after:
-            raise lease_held_error(key, after, newest)
+            raise lease_held(key, after, newest)
         if session is None:
             session = self._sessions[key] = StoredSession()
         created = not session.entries

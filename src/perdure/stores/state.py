@@ -53,6 +53,7 @@ from perdure.records.json import decoder_of
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
 from perdure.records.records import EPOCH, Entry, Record
+from perdure.records.refusals import lease_held
 from perdure.store import (
     Batch,
     BlobSweep,
@@ -71,13 +72,12 @@ from perdure.store import (
 )
 from perdure.stores.memory import (
     StoredSession,
+    appended_entries,
     documents_of,
     held_session,
     info_of,
     is_listed,
-    lease_held_error,
     lease_lost_error,
-    new_entries,
 )
 
 T = TypeVar("T")
@@ -327,7 +327,7 @@ class StateStore:
                     return Outcome(
                         Status.CONFLICT, lease_lost_error(batch.key, batch.epoch, session)
                     )
-                new = new_entries(session, batch, _CAPABILITIES.max_record_bytes)
+                new = appended_entries(session, batch)
                 if isinstance(new, Exception):
                     return Outcome(Status.PERMANENT, new)
                 if new:
@@ -441,7 +441,7 @@ class StateStore:
             slot.require_same_session()
             session = slot.session or StoredSession()
             if session.epoch != after:
-                raise lease_held_error(key, after, session.epoch)
+                raise lease_held(key, after, session.epoch)
             acquired = copy_of(session)
             head = acquired.begin_epoch(after + 1, self._owner, time.time())
             await slot.save(acquired)

@@ -623,7 +623,7 @@ async def test_a_deletion_loses_against_a_taker(open_store, monkeypatch) -> None
 
 async def test_a_race_is_lost_with_both_numbers(store) -> None:
     await take(store)
-    with pytest.raises(LeaseHeldError, match=r"at epoch 1, not at 0"):
+    with pytest.raises(LeaseHeldError, match=r"at epoch 1, not 0"):
         await store.acquire(KEY, after=0)
 
 

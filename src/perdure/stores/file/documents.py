@@ -24,6 +24,7 @@ from perdure.errors import CorruptRecordError, UnsupportedVersionError
 from perdure.records.chunks import is_name, require_named, verified
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import FORMAT, Manifest
+from perdure.records.refusals import newer_format
 from perdure.store import BlobSweep, Document, Documents
 from perdure.stores.file.layout import (
     LOG,
@@ -105,11 +106,7 @@ def _manifest_of(folder: Folder, name: str, data: bytes, key: SessionKey) -> Man
     path = f"{folder.path}/{name}"
     number = unsealed(data, _Format)
     if number is not None and number.format > FORMAT:
-        message = (
-            f"{path} has format {number.format}, this release reads up to {FORMAT}: use a newer "
-            "release of perdure"
-        )
-        raise UnsupportedVersionError(message, path=path, format=number.format)
+        raise newer_format(path, number.format, path=path)
     manifest = unsealed(data, Manifest)
     if manifest is None:
         if _warned.first((path, data)):

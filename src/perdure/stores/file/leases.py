@@ -24,11 +24,11 @@ import msgspec
 
 from perdure._lib.files import Folder, write_all
 from perdure._lib.platform import drop_cache, sync_data, sync_file
-from perdure.errors import LeaseHeldError, UnsupportedVersionError
 from perdure.records import records
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import FORMAT
 from perdure.records.records import EPOCH, Entry, Position
+from perdure.records.refusals import lease_held, newer_format
 from perdure.store import LeaseState
 from perdure.stores.file import segments
 from perdure.stores.file.documents import (
@@ -148,21 +148,8 @@ def lease_state(root: Folder, key: SessionKey, owners: Owners) -> LeaseState | N
 def require_key(folder: Folder, key: SessionKey, lease: LeaseFile) -> None:
     """Raise unless a folder's lease is of this session, in a supported format."""
     if lease.format > FORMAT:
-        message = (
-            f"{folder.path} has format {lease.format}, this release reads up to {FORMAT}: "
-            "use a newer release of perdure"
-        )
-        raise UnsupportedVersionError(message, path=folder.path, format=lease.format)
+        raise newer_format(folder.path, lease.format, path=folder.path)
     segments.require_key(folder.path, lease.key, key)
-
-
-def lease_held_error(key: SessionKey, after: int, newest: int) -> LeaseHeldError:
-    """Return the error for a lost race."""
-    message = (
-        f"session {key} is at epoch {newest}, not at {after}: another process was faster; read "
-        "its holder again, then request a handover or wait"
-    )
-    return LeaseHeldError(message, key=str(key), epoch=newest, after=after)
 
 
 def acquire(root: Folder, key: SessionKey, after: int, me: FileOwner) -> AcquiredSession:
@@ -181,7 +168,7 @@ def acquire(root: Folder, key: SessionKey, after: int, me: FileOwner) -> Acquire
             folder = None
         newest = newest_epoch(folder) if folder else 0
         if newest != after:
-            raise lease_held_error(key, after, newest)
+            raise lease_held(key, after, newest)
         folder = folder or stack.enter_context(root.make(*path))
         previous = read_lease(folder, after)
         if previous is not None:
@@ -190,7 +177,7 @@ def acquire(root: Folder, key: SessionKey, after: int, me: FileOwner) -> Acquire
         since = after + 1 if is_new_generation else previous.since if previous else 1
         fence = publish(folder, key, after + 1, me, since=since)
         if fence is None:
-            raise lease_held_error(key, after, newest_epoch(folder))
+            raise lease_held(key, after, newest_epoch(folder))
         return _after_publishing(root, folder, key, fence, since, me)
 
 
@@ -203,7 +190,7 @@ def _after_publishing(
         end, created = _begin_epoch(root, folder, key, fence.epoch, since, me)
         newest = newest_epoch(folder)
         if newest != fence.epoch:
-            raise lease_held_error(key, fence.epoch - 1, newest)  # noqa: TRY301  # released below, as after any error
+            raise lease_held(key, fence.epoch - 1, newest)  # noqa: TRY301  # released below, as after any error
         with contextlib.suppress(OSError):  # leftovers block no acquire
             _remove_leftovers(folder, key, fence.epoch - 1)
         _remove_lower_leases(folder, fence.epoch)

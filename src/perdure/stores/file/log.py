@@ -25,10 +25,12 @@ import msgspec
 
 from perdure._lib.files import FULL, Folder, store_error
 from perdure._lib.platform import drop_cache, sync_data
-from perdure.errors import CorruptRecordError, LeaseLostError, NotStorableError, TooLargeError
+from perdure.errors import CorruptRecordError, LeaseLostError, NotStorableError
 from perdure.records import records as frames
+from perdure.records.json import MAX_RECORD_BYTES
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, Entry, Position, Record, Scanner
+from perdure.records.refusals import other_records, too_large
 from perdure.store import Batch, Outcome, Status
 from perdure.stores.file import segments
 from perdure.stores.file.layout import (
@@ -140,7 +142,6 @@ class OpenFiles:
 
 
 SEGMENT_BYTES = 8 * 1024 * 1024
-MAX_RECORD_BYTES = 16 * 1024 * 1024
 _FRAME_BYTES = 80
 """Approximate overhead of a line."""
 
@@ -270,11 +271,7 @@ class LogWriter:
         if size > MAX_RECORD_BYTES:
             largest = max([len(entry.payload) for entry in records])
             if largest > MAX_RECORD_BYTES:
-                message = (
-                    f"a record of {self.key} has {largest} bytes, the limit is "
-                    f"{MAX_RECORD_BYTES}: keep large values as blobs"
-                )
-                raise TooLargeError(message, key=str(self.key), size=largest)
+                raise too_large(self.key, largest)
 
     def _new_entries(self, folder: Folder, batch: Batch) -> tuple[Entry, ...]:
         """Return the entries that the log does not have yet; the others must be the same."""
@@ -283,11 +280,7 @@ class LogWriter:
             return batch.records
         if has_entries(folder, self.key, self.durable, batch.first, batch.records[:logged_count]):
             return batch.records[logged_count:]
-        message = (
-            f"the log of {self.key} holds other records from {batch.first} on: read the head "
-            "again and append after it"
-        )
-        raise NotStorableError(message, key=str(self.key), first=batch.first)
+        raise other_records(batch, self.durable.at.seq)
 
     # writing
 

@@ -54,7 +54,7 @@ from perdure.stores.file.home import (
     write_documents,
 )
 from perdure.stores.file.layout import session_path
-from perdure.stores.file.log import MAX_RECORD_BYTES, LogWriter
+from perdure.stores.file.log import LogWriter
 from perdure.stores.file.owners import Owners
 from perdure.stores.file.reader import LogStream, contiguous_run, salvageable_records
 
@@ -65,7 +65,6 @@ _CAPABILITIES = Capabilities(
     durability="fsync" if synced_by()[1] else "fsync of files, not of folders",
     batch_max=1,
     parallelism=PARALLELISM,
-    max_record_bytes=MAX_RECORD_BYTES,
     dead_letters=True,
 )
 

@@ -18,12 +18,13 @@ from perdure._lib.ids import random_id
 from perdure.errors import CorruptRecordError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import About
+from perdure.records.refusals import lease_lost
 from perdure.store import SessionInfo
 from perdure.stores.objects import head as heads, inbox, layout, leases, reader
 from perdure.stores.objects.bucket import Bucket
 from perdure.stores.objects.head import SessionHead
 from perdure.stores.objects.layout import GONE
-from perdure.stores.objects.log import ObjectLogWriter, lease_lost
+from perdure.stores.objects.log import ObjectLogWriter
 from perdure.stores.objects.tenants import add_to_directory
 
 _log = logging.getLogger("perdure")

@@ -21,6 +21,7 @@ from perdure.records.chunks import is_name, require_named, verified
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, matched
 from perdure.records.records import Position
+from perdure.records.refusals import lease_lost
 from perdure.store import BlobSweep, Documents
 from perdure.stores.objects import (
     head as heads,
@@ -34,7 +35,7 @@ from perdure.stores.objects import (
 from perdure.stores.objects.bucket import Bucket, ListedObject
 from perdure.stores.objects.head import DocumentRef, MergedSegment, ReadMark, SessionHead
 from perdure.stores.objects.layout import tenant_name
-from perdure.stores.objects.log import CommitMerge, ObjectLogWriter, lease_lost
+from perdure.stores.objects.log import CommitMerge, ObjectLogWriter
 from perdure.stores.objects.reader import ObjectReadPlan
 
 _LARGE_DOCUMENT = 64 * 1024

@@ -10,11 +10,12 @@ from typing import TypeVar
 
 import msgspec
 
-from perdure.errors import ConfigError, FormatError, UnsupportedVersionError
+from perdure.errors import ConfigError, FormatError
 from perdure.records import json
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import FORMAT as MANIFEST_FORMAT, Manifest
 from perdure.records.records import open_sealed, seal
+from perdure.records.refusals import newer_format
 from perdure.stores.objects.layout import damage_error
 
 T = TypeVar("T")
@@ -108,7 +109,7 @@ def decode(name: str, data: bytes, key: SessionKey | None) -> SessionHead:
         raise damage_error(name, "its checksum does not match")
     number = _decoded(body, _Format)
     if number is not None and number.format > FORMAT:
-        raise _newer(name, number.format)
+        raise newer_format(name, number.format, object=name)
     head = _decoded(body, SessionHead)
     if head is None:
         raise damage_error(name, "it is not what this release writes")
@@ -130,7 +131,7 @@ def manifest_of(name: str, head: SessionHead) -> Manifest | None:
         return None
     number = _decoded(body, _Format)
     if number is not None and number.format > MANIFEST_FORMAT:
-        raise _newer(f"the manifest in {name}", number.format)
+        raise newer_format(f"the manifest in {name}", number.format, object=name)
     manifest = _decoded(body, Manifest)
     if manifest is None:
         raise damage_error(name, "its manifest is not what this release writes")
@@ -173,11 +174,3 @@ def _decoded(body: bytes, type_: type[T]) -> T | None:
         return json.decode(body, type_)
     except (FormatError, ConfigError):  # ConfigError: invalid ids in a key
         return None
-
-
-def _newer(what: str, number: int) -> UnsupportedVersionError:
-    message = (
-        f"{what} has format {number}, this release reads up to {FORMAT}: use a newer release of "
-        "perdure"
-    )
-    return UnsupportedVersionError(message, object=what, format=number)

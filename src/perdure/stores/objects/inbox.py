@@ -31,11 +31,11 @@ from perdure.records.posts import (
     key_of_dead_letter,
     oldest_first,
 )
+from perdure.records.refusals import lease_lost
 from perdure.store import DeadLetter, HeartbeatRequests, InboxLimit, PendingItem
 from perdure.stores.objects import head, layout, reader
 from perdure.stores.objects.bucket import Bucket, ListedObject, StoredObject
 from perdure.stores.objects.leases import HeartbeatFile
-from perdure.stores.objects.log import lease_lost
 
 _log = logging.getLogger("perdure")
 

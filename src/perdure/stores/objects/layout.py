@@ -28,10 +28,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from perdure.errors import ConfigError, CorruptRecordError, FormatError, UnsupportedVersionError
+from perdure.errors import ConfigError, CorruptRecordError, FormatError
 from perdure.records import json, records as frames
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry, Position, Record
+from perdure.records.refusals import newer_format
 
 _MAX_BYTES = 100
 """Bytes of an id up to which its name contains all of it."""
@@ -241,11 +242,7 @@ def commit(name: str, first: int, data: bytes) -> Commit:
     if header is None or header.first != first:
         raise damage_error(name, "its first line is damaged")
     if header.perdure > FORMAT:
-        message = (
-            f"{name} has format {header.perdure}, this release reads up to {FORMAT}: use a newer "
-            "release of perdure"
-        )
-        raise UnsupportedVersionError(message, object=name, format=header.perdure)
+        raise newer_format(name, header.perdure, FORMAT, object=name)
     lines = data[end:]
     if not header.cut and (len(lines) != header.bytes or zlib.crc32(lines) != header.sum):
         raise damage_error(name, f"its records are not the {header.bytes} bytes in its header")

@@ -25,9 +25,10 @@ from collections.abc import Mapping
 import msgspec
 
 from perdure._lib.ids import random_id
-from perdure.errors import LeaseHeldError, StoreUnavailableError
+from perdure.errors import StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, Entry
+from perdure.records.refusals import lease_held
 from perdure.store import LeaseState
 from perdure.stores.objects import head as heads, layout, layout as commits, reader, tenants
 from perdure.stores.objects.bucket import Bucket, ListedObject
@@ -142,7 +143,7 @@ def acquire(
         current = seen if is_seen else reader.read_head(bucket, key)
         newest = 0 if current is None else current[0].epoch
         if newest != after:
-            raise _held_error(key, newest, after)
+            raise lease_held(key, after, newest)
         head = None if current is None else current[0]
         end = _guessed_end(bucket, folder, head) if not attempt else None
         end = end or _log_end(bucket, key, folder, head)
@@ -327,12 +328,12 @@ def _publish_head(
         if latest.epoch > new_holder.epoch or (
             latest.epoch == new_holder.epoch and latest.owner != new_holder.owner
         ):
-            raise _held_error(key, latest.epoch, new_holder.epoch - 1)
+            raise lease_held(key, new_holder.epoch - 1, latest.epoch)
         if latest.epoch < new_holder.epoch and (
             latest.generation != head.generation or latest.deleted or latest.floor >= epoch_seq
         ):
             bucket.remove([name])
-            raise _held_error(key, latest.epoch, new_holder.epoch - 1)
+            raise lease_held(key, new_holder.epoch - 1, latest.epoch)
         head = _with_holder(latest, new_holder)
     message = f"the lease of {key} was not acquired: its head kept changing; try again"
     raise StoreUnavailableError(message, key=key)
@@ -387,14 +388,6 @@ def _publish_epoch(
     replace_head(
         bucket, key, current, _next_head(key, current, end, _NewHolder(newest.owner, newest.epoch))
     )
-
-
-def _held_error(key: SessionKey, newest: int, after: int) -> LeaseHeldError:
-    message = (
-        f"{key} is at epoch {newest}, not {after}: read its holder again, then request a "
-        "handover or wait"
-    )
-    return LeaseHeldError(message, key=key, epoch=newest)
 
 
 def release(bucket: Bucket, writer: ObjectLogWriter) -> None:

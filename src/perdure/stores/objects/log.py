@@ -38,17 +38,16 @@ from perdure.errors import (
     LeaseLostError,
     NotStorableError,
     StoreUnavailableError,
-    TooLargeError,
 )
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, Entry, Position
+from perdure.records.refusals import lease_lost, new_entries, refusal_of
 from perdure.store import Batch, Outcome, Status
 from perdure.stores.objects import layout, layout as commits, layout as framing, reader
 from perdure.stores.objects.bucket import Bucket, ListedObject
 from perdure.stores.objects.head import MergedSegment, ReadMark, SessionHead
 from perdure.stores.objects.layout import Commit
 
-MAX_RECORD_BYTES = 16 * 1024 * 1024
 _MAX_FIRSTS = 1024
 """Remembered commits from which on merged ones are dropped."""
 
@@ -138,10 +137,11 @@ class ObjectLogWriter:
                 return Outcome(Status.TRANSIENT if sure else Status.IN_DOUBT, error)
 
     def _append(self, batch: Batch) -> Outcome:
-        _require_valid(batch, self.head)
+        refusal = refusal_of(batch)
+        if refusal is not None:
+            raise refusal
         while True:
-            written_count = self.head + 1 - batch.first
-            entries = self._unwritten(batch, written_count) if written_count else batch.records
+            entries = self._unwritten(batch)
             if not entries:
                 return Outcome(Status.OK)
             name = layout.log_name(self.folder, self.generation, self.head + 1)
@@ -177,7 +177,11 @@ class ObjectLogWriter:
         if missing:
             gap = min(missing)
             self._move_aside([seq for seq in self._commit_firsts if seq > gap and seq in existing])
-            raise lease_lost(self.key, self.epoch, missing=gap)
+            message = (
+                f"epoch {self.epoch} of {self.key} may not write: its records from {gap} on no "
+                "longer exist; open the session again"
+            )
+            raise LeaseLostError(message, key=str(self.key), epoch=self.epoch, gone=gap)
         self.is_doubted = False
 
     def _commit(self, first: int) -> commits.Commit | None:
@@ -227,49 +231,19 @@ class ObjectLogWriter:
             return True
         raise lease_lost(self.key, self.epoch)
 
-    def _unwritten(self, batch: Batch, written_count: int) -> Sequence[Entry]:
+    def _unwritten(self, batch: Batch) -> Sequence[Entry]:
         """Return the entries of a batch that are not in the log, if its other entries are."""
-        sent = batch.records[:written_count]
-        last = batch.first + len(sent) - 1
-        stored = reader.entries(self._bucket, self.key, batch.first, last)
-        # Only its own sender may send a batch again: the same bytes in the same epoch.
-        if batch.first <= self.epoch_seq or list(sent) != stored:
+        stored: list[Entry] = []
+        if batch.first <= self.head:
+            last = min(self.head, batch.first + len(batch.records) - 1)
+            stored = reader.entries(self._bucket, self.key, batch.first, last)
+        unwritten = new_entries(batch, self.head, self.epoch_seq, stored)
+        if isinstance(unwritten, Exception):
             current = reader.read_head(self._bucket, self.key)
             if current is None or current[0].epoch != self.epoch or current[0].deleted:
                 raise lease_lost(self.key, self.epoch, newest=current[0].epoch if current else None)
-            message = (
-                f"the log of {self.key} holds other records from {batch.first} on: read the head "
-                "again and append after it"
-            )
-            raise NotStorableError(message, key=self.key, first=batch.first, head=self.head)
-        return batch.records[written_count:]
-
-
-def _require_valid(batch: Batch, head: int) -> None:
-    records = batch.records
-    largest = max([len(entry.payload) for entry in records], default=0)
-    if largest > MAX_RECORD_BYTES:
-        message = (
-            f"a record of {batch.key} has {largest} bytes, the limit is {MAX_RECORD_BYTES}: keep "
-            "large values as blobs"
-        )
-        raise TooLargeError(message, key=batch.key, size=largest)
-    if not 0 < batch.first <= head + 1 or (records and not records[-1].end):
-        message = (
-            f"a batch of {batch.key} begins at {batch.first} with the log's head at {head}, or "
-            "ends within a group: send whole groups from the head on"
-        )
-        raise NotStorableError(message, key=batch.key, first=batch.first, head=head)
-
-
-def lease_lost(
-    key: SessionKey, epoch: int, *, newest: int | None = None, missing: int | None = None
-) -> LeaseLostError:
-    """Return the error for an epoch that may no longer write, or whose records are missing."""
-    reason = f": the newest is {newest}" if newest else ""
-    reason = reason if missing is None else f": its records from {missing} on no longer exist"
-    message = f"epoch {epoch} of {key} may not write{reason}; open the session again"
-    return LeaseLostError(message, key=key, epoch=epoch, newest=newest, gone=missing)
+            raise unwritten
+        return unwritten
 
 
 # Merging of commits into segments, so that a long log is few objects

@@ -23,6 +23,7 @@ from perdure._lib.tasks import all_of
 from perdure.errors import CorruptRecordError
 from perdure.records.keys import SessionKey, salvage_cure
 from perdure.records.manifest import Manifest
+from perdure.records.refusals import lease_lost
 from perdure.store import (
     Batch,
     BlobSweep,
@@ -52,7 +53,7 @@ from perdure.stores.objects import (
 from perdure.stores.objects.bucket import Bucket
 from perdure.stores.objects.engine import PARALLELISM, OpenBucket, wait_idle
 from perdure.stores.objects.head import SessionHead
-from perdure.stores.objects.log import MAX_RECORD_BYTES, ObjectLogWriter, lease_lost
+from perdure.stores.objects.log import ObjectLogWriter
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -61,7 +62,6 @@ CAPABILITIES = Capabilities(
     durability="object",
     batch_max=1,
     parallelism=PARALLELISM,
-    max_record_bytes=MAX_RECORD_BYTES,
     shared=True,
     dead_letters=True,
 )

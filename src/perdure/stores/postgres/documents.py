@@ -19,6 +19,7 @@ from perdure.records.chunks import require_named, verified
 from perdure.records.keys import SessionKey, salvage_cure
 from perdure.records.manifest import FORMAT, Manifest, matched
 from perdure.records.records import open_sealed, seal
+from perdure.records.refusals import newer_format
 from perdure.store import BlobSweep, Documents, SessionInfo
 from perdure.stores.postgres.connections import Connection, Statement, bigint, execute_all
 from perdure.stores.postgres.leases import tenant_id
@@ -130,11 +131,7 @@ def _manifest(key: SessionKey, sealed: bytes, head: int) -> Manifest | None:
         )
         return None
     if manifest is None:
-        message = (
-            f"the manifest of {key} has format {number}, this release reads up to {FORMAT}: use a "
-            "newer release of perdure"
-        )
-        raise UnsupportedVersionError(message, key=str(key), format=number)
+        raise newer_format(f"the manifest of {key}", number, key=str(key))
     if manifest.key != key:
         message = f"the manifest of {key} belongs to {manifest.key}: restore the table manifests"
         raise CorruptRecordError(message, key=str(key), table="manifests")

@@ -8,16 +8,16 @@ from typing import Any
 
 import msgspec
 
-from perdure.errors import TooLargeError
 from perdure.records import json
+from perdure.records.json import MAX_RECORD_BYTES
 from perdure.records.keys import SessionKey
 from perdure.records.posts import UNREADABLE, decode_dead_letter, encode_dead_letter, oldest_first
 from perdure.records.records import open_sealed, seal
+from perdure.records.refusals import too_large
 from perdure.store import DeadLetter, InboxLimit, PendingItem
 from perdure.stores.postgres.connections import Connection, bigint
 from perdure.stores.postgres.leases import channel_of, lock_session
 from perdure.stores.postgres.log import lease_lost_error, require_held, state_of
-from perdure.stores.postgres.rows import MAX_RECORD_BYTES
 from perdure.stores.postgres.statements import Statements
 
 
@@ -31,11 +31,7 @@ def enqueue(
     """Insert items, and notify the holder; return how many were new."""
     for item in items:
         if len(item.payload) > MAX_RECORD_BYTES:
-            message = (
-                f"an item for {key} has {len(item.payload)} bytes, the limit is "
-                f"{MAX_RECORD_BYTES}: keep large values as blobs"
-            )
-            raise TooLargeError(message, key=str(key), size=len(item.payload))
+            raise too_large(key, len(item.payload), what="an item for")
     ops = [_hash(item.op_id) for item in items]
     sealed = [seal(msgspec.json.encode(item)) for item in items]
     with connection.transaction():

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from perdure._lib.ids import first_beat
-from perdure.errors import LeaseHeldError, StoreUnavailableError
+from perdure.errors import StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, Entry, encode
+from perdure.records.refusals import lease_held
 from perdure.store import HeartbeatRequests, HeldLease, LeaseState
 from perdure.stores.postgres.connections import Connection, Statement, bigint, execute_all
 from perdure.stores.postgres.rows import SessionState
@@ -126,11 +127,7 @@ def _acquire_locked(
     with connection.transaction():
         previous = lock_session(connection, sql, key)
         if previous.epoch != after:
-            message = (
-                f"{key} is at epoch {previous.epoch}, not {after}: read its holder again, then "
-                "request a handover or wait"
-            )
-            return LeaseHeldError(message, key=key, epoch=previous.epoch)
+            return lease_held(key, after, previous.epoch)
         take = _Take(sql, wanted, previous)
         query, values = take.statement
         acquired = take.result(connection.execute(query, values, binary=True).fetchall())

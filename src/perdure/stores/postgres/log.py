@@ -18,6 +18,7 @@ from perdure.errors import (
 )
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry, Record, encode
+from perdure.records.refusals import lease_lost, new_entries, refusal_of
 from perdure.store import Batch, Outcome, Status
 from perdure.stores.postgres.connections import (
     Connection,
@@ -34,8 +35,6 @@ from perdure.stores.postgres.rows import (
     RowReader,
     SessionState,
     missing_rows_error,
-    new_entries,
-    refusal_of,
 )
 from perdure.stores.postgres.statements import Statements, bigints, byteas
 
@@ -98,12 +97,8 @@ def _named(key: SessionKey) -> dict[str, object]:
 
 def lease_lost_error(key: SessionKey, epoch: int, state: SessionState | None) -> LeaseLostError:
     """Return the error for an epoch that is not the newest."""
-    newest = state.epoch if state else 0
-    message = (
-        f"epoch {epoch} of {key} may not write: the newest is {newest}"
-        f"{', and it was deleted' if state and state.deleted else ''}; open the session again"
-    )
-    return LeaseLostError(message, key=key, epoch=epoch, newest=newest)
+    deleted = state is not None and state.deleted
+    return lease_lost(key, epoch, state.epoch if state else 0, deleted=deleted)
 
 
 def require_held(connection: Connection, sql: Statements, key: SessionKey, epoch: int) -> int:
@@ -212,12 +207,13 @@ class AppendMany:
     def _remaining(
         self, connection: Connection, batch: Batch, state: SessionState
     ) -> tuple[Entry, ...] | Exception:
-        if not state.since <= batch.first <= state.head:
-            return new_entries(batch, state, ())
+        logged: list[Entry] = []
         try:
-            return new_entries(batch, state, list(_records(connection, self._sql, batch, state)))
+            if state.since <= batch.first <= state.head:
+                logged = list(_entries(connection, self._sql, batch, state))
         except CorruptRecordError as error:
             return error
+        return new_entries(batch, state.head, max(state.epoch_start, state.since - 1), logged)
 
     def run(self, connection: Connection) -> None:
         """Send, look up what was not appended, and send its remaining records."""
@@ -295,16 +291,18 @@ def arrays(part: list[EncodedBatch]) -> list[bytes]:
     ]
 
 
-def _records(
+def _entries(
     connection: Connection, sql: Statements, batch: Batch, state: SessionState
-) -> Iterator[Record]:
-    """Yield the log's records in a batch's range."""
+) -> Iterator[Entry]:
+    """Yield the log's entries in a batch's range."""
     run = RowReader(batch.key, state)
     high = min(state.head, batch.first + len(batch.records) - 1)
     low: int | None = batch.first
     while low is not None:
         records, low = read_page(connection, sql, run, RowSpan(batch.key, state, low, high))
-        yield from (record for record in records if batch.first <= record.seq)
+        for record in records:
+            if batch.first <= record.seq:
+                yield Entry(record.kind, record.payload, record.end)
 
 
 def read_page(connection: Connection, sql: Statements, run: RowReader, span: RowSpan) -> RecordPage:

@@ -1,4 +1,4 @@
-"""Commit rows: their checks, and the checks of a batch against a log. Pure.
+"""Commit rows, and their checks. Pure.
 
 A row proves itself: each line's checksum covers the one before, the first line's the row's seed. A
 run of rows proves that none is missing: each begins where the previous one ended, with that one's
@@ -7,17 +7,13 @@ checksum as its seed. A row that fails raises, and is never read past.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from perdure.errors import CorruptRecordError, NotStorableError, TooLargeError
+from perdure.errors import CorruptRecordError
 from perdure.records.keys import SessionKey, salvage_cure
-from perdure.records.records import Entry, Position, Record, lines
-from perdure.store import Batch
-
-MAX_RECORD_BYTES = 16 * 1024 * 1024
+from perdure.records.records import Position, Record, lines
 
 
 class SessionState(NamedTuple):
@@ -101,55 +97,6 @@ def missing_rows_error(
         f"{high} are missing: restore the table commits from a copy, or {salvage_cure(key)}"
     )
     return CorruptRecordError(message, key=str(key), first=low, last=high, table="commits")
-
-
-def refusal_of(batch: Batch) -> Exception | None:
-    """Return why no log could ever accept a batch, None if one could."""
-    records = batch.records
-    largest = max([len(entry.payload) for entry in records], default=0)
-    if largest > MAX_RECORD_BYTES:
-        message = (
-            f"a record of {batch.key} has {largest} bytes, the limit is {MAX_RECORD_BYTES}: keep "
-            "large values as blobs"
-        )
-        return TooLargeError(message, key=batch.key, size=largest)
-    if batch.first < 1 or (records and not records[-1].end):
-        message = (
-            f"a batch of {batch.key} begins at {batch.first}, or ends within a group: send whole "
-            "groups from the head on"
-        )
-        return NotStorableError(message, key=batch.key, first=batch.first)
-    return None
-
-
-def new_entries(
-    batch: Batch, state: SessionState, logged: Sequence[Record]
-) -> tuple[Entry, ...] | Exception:
-    """Return the entries that the log does not have yet, or why it will never accept the batch.
-
-    ``logged`` are the log's records from the batch's first on.
-    """
-    if batch.first > state.head + 1:
-        message = (
-            f"a batch of {batch.key} begins at {batch.first} with the log's head at {state.head}: "
-            "send whole groups from the head on"
-        )
-        return NotStorableError(message, key=batch.key, first=batch.first, head=state.head)
-    if batch.first == state.head + 1:
-        return batch.records
-    sent = batch.records[: len(logged)]
-    is_same = all(
-        (entry.kind, entry.payload, entry.end) == (record.kind, record.payload, record.end)
-        for entry, record in zip(sent, logged, strict=False)
-    )
-    # Only a repeated send is idempotent: the same bytes, in the same epoch.
-    if batch.first <= max(state.epoch_start, state.since - 1) or not is_same:
-        message = (
-            f"the log of {batch.key} holds other records from {batch.first} on: read the head "
-            "again and append after it"
-        )
-        return NotStorableError(message, key=batch.key, first=batch.first, head=state.head)
-    return batch.records[len(logged) :]
 
 
 class OwnedSession(msgspec.Struct):

@@ -47,12 +47,7 @@ from perdure.stores.postgres import (
 )
 from perdure.stores.postgres.calls import PARALLELISM, Calls, open_calls
 from perdure.stores.postgres.connections import Password
-from perdure.stores.postgres.rows import (
-    MAX_RECORD_BYTES,
-    HeldSessionsByKey,
-    OwnedSession,
-    SessionState,
-)
+from perdure.stores.postgres.rows import HeldSessionsByKey, OwnedSession, SessionState
 from perdure.stores.postgres.settings import settings_of
 from perdure.stores.postgres.statements import Statements
 
@@ -63,7 +58,6 @@ _CAPABILITIES = Capabilities(
     durability="unknown",
     batch_max=128,
     parallelism=PARALLELISM,
-    max_record_bytes=MAX_RECORD_BYTES,
     shared=True,
     dead_letters=True,
 )

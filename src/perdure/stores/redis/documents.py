@@ -9,13 +9,13 @@ from typing import Any, final
 
 import msgspec
 
-from perdure.errors import UnsupportedVersionError
 from perdure.records import records
 from perdure.records.chunks import require_named, verified
 from perdure.records.json import decoder_of
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import FORMAT, Manifest, matched
 from perdure.records.records import open_sealed
+from perdure.records.refusals import lease_lost, newer_format
 from perdure.store import BlobSweep, Documents, SessionInfo
 from perdure.stores.redis.connection import RedisCall, RedisLink, Script, script
 from perdure.stores.redis.layout import (
@@ -26,7 +26,7 @@ from perdure.stores.redis.layout import (
     member_of,
     members_between,
 )
-from perdure.stores.redis.log import ColdHistory, lease_lost
+from perdure.stores.redis.log import ColdHistory
 
 log: logging.Logger = logging.getLogger("perdure")
 
@@ -101,11 +101,7 @@ def _manifest_of(key: SessionKey, encoded: bytes) -> Manifest | None:
             log.warning("the manifest of session %s is damaged", key, extra={"session": str(key)})
             return None
         if number.format > FORMAT:
-            message = (
-                f"the manifest of {key} has format {number.format}, this release reads up to "
-                f"{FORMAT}: use a newer release of perdure"
-            )
-            raise UnsupportedVersionError(message, key=str(key), format=number.format)
+            raise newer_format(f"the manifest of {key}", number.format, key=str(key))
         manifest = decoder_of(Manifest).decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
         log.warning("the manifest of session %s cannot be read", key, extra={"session": str(key)})

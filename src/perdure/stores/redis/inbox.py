@@ -12,6 +12,7 @@ import msgspec
 from perdure.records.json import decoder_of
 from perdure.records.keys import SessionKey
 from perdure.records.posts import UNREADABLE, decode_dead_letter, encode_dead_letter, oldest_first
+from perdure.records.refusals import lease_lost
 from perdure.store import (
     DeadLetter,
     InboxLimit,
@@ -20,7 +21,6 @@ from perdure.store import (
 from perdure.stores.redis.connection import RedisCall, RedisLink, script
 from perdure.stores.redis.layout import KeyNames, encode_key, key_of_name
 from perdure.stores.redis.leases import Leases
-from perdure.stores.redis.log import lease_lost
 
 _CRC = 4
 _PAGE = 1000

@@ -16,11 +16,10 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from perdure.errors import CorruptRecordError, NotStorableError, TooLargeError
+from perdure.errors import CorruptRecordError
 from perdure.records import records as frames
 from perdure.records.keys import SessionKey, salvage_cure
-from perdure.records.records import Entry, Position, Record
-from perdure.store import Batch
+from perdure.records.records import Position, Record
 
 _CACHED = 16_384
 _END = b"\xff"
@@ -233,42 +232,3 @@ def log_state(key: SessionKey, reply: Sequence[Any]) -> LogState:
         reason = f"it begins with entry {first.decode()}, not at record {max(trimmed, cold) + 1}"
         raise damage_error(key, "the log", reason)
     return LogState(newest, length, deleted is not None, trimmed, cold)
-
-
-def refusal_reason(batch: Batch, most: int) -> Exception | None:
-    """Return why a batch will never be accepted, None if it may be."""
-    records = batch.records
-    largest = max([len(entry.payload) for entry in records], default=0)
-    if largest > most:
-        message = (
-            f"a record of {batch.key} has {largest} bytes, the limit is {most}: keep large "
-            "values as blobs"
-        )
-        return TooLargeError(message, key=batch.key, size=largest)
-    if batch.first < 1 or (records and not records[-1].end):
-        return _misplaced(batch, "it ends within a group")
-    return None
-
-
-def _misplaced(batch: Batch, reason: str) -> NotStorableError:
-    message = (
-        f"a batch of {batch.key} begins at {batch.first}, and {reason}: send whole groups from the "
-        "log's head on"
-    )
-    return NotStorableError(message, key=batch.key, first=batch.first)
-
-
-def gap_error(batch: Batch, head: int) -> NotStorableError:
-    """Return the error for a batch that begins after the end of the log."""
-    return _misplaced(batch, f"the log ends at {head}")
-
-
-def is_repeated(batch: Batch, stored: Sequence[Record]) -> bool:
-    """Return whether the stored records are the beginning of this batch, from this sender.
-
-    A batch may be sent again only by its sender: the same bytes in the same epoch.
-    """
-    return len(stored) <= len(batch.records) and all(
-        record.epoch == batch.epoch and Entry(record.kind, record.payload, record.end) == entry
-        for record, entry in zip(stored, batch.records, strict=False)
-    )

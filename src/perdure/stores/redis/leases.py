@@ -23,8 +23,9 @@ from perdure._lib.host import HostClosedError
 from perdure._lib.ids import first_beat
 from perdure._lib.locks import has_ended, this_process
 from perdure._lib.platform import host_name
-from perdure.errors import LeaseHeldError, PerdureError, StoreUnavailableError
+from perdure.errors import PerdureError, StoreUnavailableError
 from perdure.records.keys import SessionKey
+from perdure.records.refusals import lease_held
 from perdure.store import HeartbeatRequests, HeldLease, LeaseState
 from perdure.stores.redis.connection import RedisCall, RedisLink, script
 from perdure.stores.redis.layout import KeyNames, damage_error, encode_key, member_of
@@ -131,11 +132,7 @@ class Leases:
         tenant = RedisCall(b"ZADD", self._names.tenants, 0, key.tenant)
         word, *details = (await self._link.write([tenant, index, take, index]))[2]
         if word == b"held":
-            message = (
-                f"{key} is at epoch {details[0]}, not {after}: read its holder again, then request "
-                "a handover or wait"
-            )
-            raise LeaseHeldError(message, key=key, epoch=details[0])
+            raise lease_held(key, after, details[0])
         if word == b"damaged":
             reason = f"entry {details[1].decode()} is not the last of {details[0]} records"
             raise damage_error(key, "the log", reason)

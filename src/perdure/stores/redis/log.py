@@ -18,7 +18,6 @@ import msgspec
 
 from perdure.errors import (
     CorruptRecordError,
-    LeaseLostError,
     PerdureError,
     StoreError,
     StoreUnavailableError,
@@ -26,7 +25,8 @@ from perdure.errors import (
 from perdure.records import records as frames
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
-from perdure.records.records import Record
+from perdure.records.records import Entry, Record
+from perdure.records.refusals import lease_lost, misplaced, new_entries, refusal_of
 from perdure.store import Batch, BlobSweep, LogChunk, Outcome, Status, Store, past_damage
 from perdure.stores.redis.connection import RedisCall, RedisLink, script
 from perdure.stores.redis.errors import error_meaning, outcome_of
@@ -34,11 +34,8 @@ from perdure.stores.redis.layout import (
     KeyNames,
     LogState,
     damage_error,
-    gap_error,
-    is_repeated,
     log_state,
     records_of,
-    refusal_reason,
     span_of,
 )
 
@@ -182,23 +179,12 @@ _RETIRE = script("retire")
 _DROP = script("drop")
 
 
-MAX_RECORD_BYTES = 16 * 1024 * 1024
-
 _ANSWER_BYTES = 256 * 1024
 """Target size of one reply of a long read, in bytes."""
 _FIRST_ENTRIES, _MAX_ENTRIES = 16, 1024
 """Entries in the first reply, and in any."""
 _TRIM_ENTRIES = 256
 """Entries that one step of a trim removes, so that it does not block the server for long."""
-
-
-def lease_lost(key: SessionKey, epoch: int, newest: int, *, deleted: bool) -> LeaseLostError:
-    """Return the error for an owner that is no longer the holder."""
-    message = (
-        f"epoch {epoch} of {key} may not write: the newest is {newest}"
-        f"{', and it was deleted' if deleted else ''}; open the session again"
-    )
-    return LeaseLostError(message, key=key, epoch=epoch, newest=newest)
 
 
 @final
@@ -240,7 +226,7 @@ class RedisLog:
         return [outcomes[place] for place in range(len(batches))]
 
     def _call(self, batch: Batch, now: bytes) -> tuple[RedisCall, int]:
-        refused = refusal_reason(batch, MAX_RECORD_BYTES)
+        refused = refusal_of(batch)
         if refused is not None:
             raise refused
         session_keys = self._names.session_keys(batch.key)
@@ -264,7 +250,7 @@ class RedisLog:
         try:
             state = await self.state(batch.key)  # raises for damage
             if word == b"gap":
-                return Outcome(Status.PERMANENT, gap_error(batch, number))
+                return Outcome(Status.PERMANENT, misplaced(batch, number))
             return await self._append_overlap(batch, state)
         except PerdureError as error:
             return outcome_of(error)
@@ -275,13 +261,15 @@ class RedisLog:
         stored: list[Record] = []
         async for chunk in self.read(batch.key, after=batch.first - 1, before=before):
             stored += chunk.records
-        if (not stored and batch.records) or not is_repeated(batch, stored):
-            return Outcome(Status.PERMANENT, gap_error(batch, state.head))
-        remaining = batch.records[len(stored) :]
+        begun = max([record.seq for record in stored if record.epoch != batch.epoch], default=0)
+        logged = [Entry(record.kind, record.payload, record.end) for record in stored]
+        remaining = new_entries(batch, state.head, begun, logged)
+        if isinstance(remaining, Exception):
+            return Outcome(Status.PERMANENT, remaining)
         if not remaining:
             return Outcome(Status.OK)
         (outcome,) = await self.append_many(
-            [Batch(batch.key, batch.epoch, batch.first + len(stored), remaining)]
+            [Batch(batch.key, batch.epoch, before - len(remaining), remaining)]
         )
         return outcome
 

@@ -43,7 +43,7 @@ from perdure.stores.redis.documents import Blobs, Directory, ListFilter, RedisDo
 from perdure.stores.redis.inbox import RedisInbox
 from perdure.stores.redis.layout import KeyNames
 from perdure.stores.redis.leases import Leases
-from perdure.stores.redis.log import MAX_RECORD_BYTES, ColdHistory, RedisLog
+from perdure.stores.redis.log import ColdHistory, RedisLog
 from perdure.stores.redis.settings import settings_from
 
 _CLOSE_SECONDS = 1.0
@@ -57,7 +57,6 @@ _CAPABILITIES = Capabilities(
     durability=connection.UNKNOWN,
     batch_max=64,
     parallelism=4,
-    max_record_bytes=MAX_RECORD_BYTES,
     shared=True,
     memory_bound=True,
     dead_letters=True,

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from perdure._lib.logs import LogOnce
-from perdure.errors import ConfigError, CorruptRecordError, FormatError, UnsupportedVersionError
+from perdure.errors import ConfigError, CorruptRecordError, FormatError
 from perdure.records.chunks import require_named, verified
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import FORMAT, About, Manifest, matched
 from perdure.records.records import open_sealed, seal
+from perdure.records.refusals import newer_format
 from perdure.store import BlobSweep, Documents, SessionInfo
 from perdure.stores.sqlite.log import DELETED, find, held_row
 from perdure.stores.sqlite.sql import Q
@@ -46,11 +47,7 @@ def read(con: sqlite3.Connection, key: SessionKey, names: Collection[str] | None
         _warn_damaged(con, key, stored[0])
         return _unlisted_documents(con, row.id, names)
     if manifest.format > FORMAT:
-        message = (
-            f"the manifest of {key} has format {manifest.format}, this release reads up to "
-            f"{FORMAT}: use a newer release of perdure"
-        )
-        raise UnsupportedVersionError(message, key=str(key), format=manifest.format)
+        raise newer_format(f"the manifest of {key}", manifest.format, key=str(key))
     requested = [name for name in manifest.documents if names is None or name in names]
     return matched(manifest, _stored_documents(con, row.id, requested), names)
 

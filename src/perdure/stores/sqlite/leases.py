@@ -8,8 +8,8 @@ import msgspec
 
 from perdure._lib.ids import first_beat
 from perdure._lib.locks import Presence, PresenceReader
-from perdure.errors import LeaseHeldError
 from perdure.records.keys import SessionKey
+from perdure.records.refusals import lease_held
 from perdure.store import HeartbeatRequests, HeldLease, LeaseState
 from perdure.stores.sqlite.log import (
     DELETED,
@@ -80,11 +80,7 @@ def acquire(
     row = find(con, key)
     newest = row.epoch if row else 0
     if newest != after:
-        message = (
-            f"{key} is at epoch {newest}, not {after}: read its holder again, then request a "
-            "handover or wait"
-        )
-        raise LeaseHeldError(message, key=str(key), epoch=newest)
+        raise lease_held(key, after, newest)
     row = row or find_or_create(con, key, at)
     epoch = after + 1
     is_new = row.state == DELETED or not row.epoch

@@ -17,16 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from perdure.errors import (
-    CorruptRecordError,
-    LeaseLostError,
-    NotStorableError,
-    PerdureError,
-    TooLargeError,
-)
+from perdure.errors import CorruptRecordError, LeaseLostError, PerdureError
 from perdure.records import records as frames
+from perdure.records.json import MAX_RECORD_BYTES
 from perdure.records.keys import SessionKey, salvage_cure
 from perdure.records.records import EPOCH, Entry, Position, Record
+from perdure.records.refusals import lease_lost, new_entries, refusal_of
 from perdure.store import Batch, Outcome, Status
 from perdure.stores.sqlite.sql import MAX_ROWS, Q, at_once
 
@@ -163,12 +159,8 @@ def held_row(con: sqlite3.Connection, key: SessionKey, epoch: int) -> SessionRow
 
 def lease_lost_error(key: SessionKey, epoch: int, row: SessionRow | None) -> LeaseLostError:
     """Return the error for a write under an epoch that is not the newest."""
-    newest = row.epoch if row else 0
-    deleted = ", and it was deleted" if row and row.state == DELETED else ""
-    message = (
-        f"epoch {epoch} of {key} may not write: the newest is {newest}{deleted}; open it again"
-    )
-    return LeaseLostError(message, key=str(key), epoch=epoch, newest=newest)
+    deleted = row is not None and row.state == DELETED
+    return lease_lost(key, epoch, row.epoch if row else 0, deleted=deleted)
 
 
 def damage_error(key: SessionKey, what: str) -> CorruptRecordError:
@@ -183,7 +175,6 @@ def damage_error(key: SessionKey, what: str) -> CorruptRecordError:
 # Log rows
 
 
-MAX_RECORD_BYTES = 16 * 1024 * 1024
 _EPOCH_MARK = b',"k":"%b"' % EPOCH.encode()
 
 
@@ -218,20 +209,9 @@ class PlannedWrite(NamedTuple):
 
 def require_fit(batch: Batch) -> None:
     """Raise if no log can ever accept a batch."""
-    records = batch.records
-    if records and not records[-1].end:
-        message = f"a batch of {batch.key} ends within a group: send whole groups"
-        raise NotStorableError(message, key=str(batch.key), first=batch.first)
-    largest = max([len(entry.payload) for entry in records], default=0)
-    if largest > MAX_RECORD_BYTES:
-        message = (
-            f"a record of {batch.key} has {largest} bytes, the limit is {MAX_RECORD_BYTES}: keep "
-            "large values as blobs"
-        )
-        raise TooLargeError(message, key=str(batch.key), size=largest)
-    if EPOCH in [entry.kind for entry in records]:
-        message = f"records of the kind {EPOCH!r} are the store's own: choose another"
-        raise NotStorableError(message, key=str(batch.key))
+    refusal = refusal_of(batch, own_kinds=(EPOCH,))
+    if refusal is not None:
+        raise refusal
 
 
 def plan_write(tail: LogTail, batch: Batch) -> PlannedWrite | None:
@@ -286,11 +266,10 @@ def append_one(
     tail = LogTail(row)
     try:
         require_fit(batch)
-        logged_count = _logged_count(con, row, batch)
-        new_records = batch.records[logged_count:]
-        if not new_records:
+        entries = _new_entries(con, row, batch)
+        if not entries:
             return Outcome(Status.OK), tail
-        plan = plan_write(tail, Batch(batch.key, batch.epoch, row.head + 1, new_records))
+        plan = plan_write(tail, Batch(batch.key, batch.epoch, row.head + 1, entries))
     except PerdureError as error:
         return Outcome(Status.PERMANENT, error), tail
     assert plan is not None
@@ -299,33 +278,19 @@ def append_one(
     return Outcome(Status.OK, None, len(plan.data)), tail
 
 
-def _logged_count(con: sqlite3.Connection, row: SessionRow, batch: Batch) -> int:
-    """Return how many of a batch's records the log has; they must be the same."""
-    count = row.head + 1 - batch.first
-    if batch.first <= 0 or count < 0:
-        message = (
-            f"a batch of {batch.key} begins at {batch.first} with the log's head at {row.head}: "
-            "send whole groups from the head on"
-        )
-        raise NotStorableError(message, key=str(batch.key), first=batch.first, head=row.head)
-    if not count:
-        return 0
-    sent = batch.records[:count]
-    # Only a repeated send is idempotent: the same bytes, in the same epoch.
-    if batch.first > row.start:
-        records = LogRows(con, row, batch.first).forward()
+def _new_entries(con: sqlite3.Connection, row: SessionRow, batch: Batch) -> tuple[Entry, ...]:
+    """Return the entries that the log does not have yet; the others must be the same."""
+    logged: list[Entry] = []
+    if row.start < batch.first <= row.head:
         logged = [
             Entry(record.kind, record.payload, record.end)
-            for record in records
+            for record in LogRows(con, row, batch.first).forward()
             if record.seq >= batch.first
         ]
-        if logged[: len(sent)] == list(sent):
-            return len(sent)
-    message = (
-        f"the log of {batch.key} holds other records from {batch.first} on: read the head again "
-        "and append after it"
-    )
-    raise NotStorableError(message, key=str(batch.key), first=batch.first, head=row.head)
+    entries = new_entries(batch, row.head, row.start, logged)
+    if isinstance(entries, Exception):
+        raise entries
+    return entries
 
 
 def append_epoch_record(

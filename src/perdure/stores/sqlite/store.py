@@ -54,7 +54,7 @@ from perdure.stores.sqlite.engine import (
     rebuild_indexes,
 )
 from perdure.stores.sqlite.errors import map_errors
-from perdure.stores.sqlite.log import DELETED, MAX_RECORD_BYTES, find
+from perdure.stores.sqlite.log import DELETED, find
 
 if TYPE_CHECKING:
     import sqlite3
@@ -69,7 +69,6 @@ _CAPABILITIES = Capabilities(
     durability="fsync",
     batch_max=96,
     parallelism=1,
-    max_record_bytes=MAX_RECORD_BYTES,
     dead_letters=True,
 )
 

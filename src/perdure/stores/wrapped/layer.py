@@ -23,7 +23,6 @@ from perdure.errors import (
     NotStorableError,
     PerdureError,
     StoreUnavailableError,
-    TooLargeError,
 )
 from perdure.memory.documents import SESSION
 from perdure.records.chunks import verified
@@ -31,6 +30,7 @@ from perdure.records.json import MAX_RECORD_BYTES
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import FoldedDocument, Manifest
 from perdure.records.records import EPOCH, Entry, Record
+from perdure.records.refusals import lease_lost, too_large
 from perdure.store import (
     Batch,
     BlobSweep,
@@ -283,8 +283,7 @@ class TransformingStore:
             size = self._require_fit(batch)
             transform = await self._wrapper.batch_transform(self._store, batch)
             if transform is None:
-                error = _no_lease(batch.key, batch.epoch)
-                return Outcome(Status.CONFLICT, error)
+                return Outcome(Status.CONFLICT, lease_lost(batch.key, batch.epoch, 0))
             return _PendingTransform(transform, size)
         except LeaseLostError as error:
             return Outcome(Status.CONFLICT, error)
@@ -305,11 +304,7 @@ class TransformingStore:
         """Refuse payloads above the limit for restored ones, however well they compress."""
         largest = max(sizes, default=0)
         if largest > self._max_payload:
-            message = (
-                f"{what} {key} has {largest} bytes, the limit is {self._max_payload}: keep large "
-                "values as blobs"
-            )
-            raise TooLargeError(message, key=str(key), size=largest)
+            raise too_large(key, largest, self._max_payload, what)
 
     async def read_log(  # noqa: C901  # both wrappers' reading, chunk by chunk
         self,
@@ -461,7 +456,7 @@ class TransformingStore:
         own = self._own(before)
         transform = await self._wrapper.session_transform(self._store, key)
         if transform is None:
-            raise _no_lease(key, manifest.epoch)
+            raise lease_lost(key, manifest.epoch, 0)
         new_own = {} if own else self._wrapper.new_own_documents(key)
         tenant = await self._tenant(key.tenant)
         plain = {name: documents[name] for name in documents if name in manifest.documents}
@@ -677,11 +672,6 @@ class TransformingStore:
 
     async def aclose(self) -> None:
         await self._store.aclose()
-
-
-def _no_lease(key: SessionKey, epoch: int) -> LeaseLostError:
-    message = f"epoch {epoch} of {key} may not write: the session has no holder"
-    return LeaseLostError(message, key=str(key), epoch=epoch, newest=0)
 
 
 def _tail(key: SessionKey, hidden: HiddenManifest | None, reason: str = "") -> str:
