@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import operator
+import weakref
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -423,6 +424,70 @@ async def test_an_object_that_was_read_belongs_to_its_reader(sessions: SessionMa
     assert await kept(saver) == values
 
 
+async def read_once(saver: PerdureSaver) -> Any:
+    """The message that the next reader may be given, too: nobody has it any more."""
+    return (await kept(saver))["messages"][0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda message: message.additional_kwargs["n"].update(deep=True),
+        lambda message: message.additional_kwargs.update(n={"deep": 1.0}),
+        lambda message: message.additional_kwargs["list"].append(2),
+        lambda message: message.additional_kwargs["n"].update(low=message.additional_kwargs["n"].pop("deep")),
+        lambda message: setattr(message, "name", "ada"),
+        lambda message: message.model_fields_set.clear(),
+        lambda message: message.model_extra.update(more=1),
+    ],
+)  # fmt: skip
+async def test_what_a_reader_changed_and_let_go_of_is_not_given_to_the_next(
+    sessions: SessionManager, change: Any
+) -> None:
+    saver = PerdureSaver(sessions)
+    inner = {"n": {"deep": 1}, "list": [1]}
+    await stored(saver, {"messages": [HumanMessage("a", id="1", additional_kwargs=inner)]})
+    await read_once(saver)
+    message = await read_once(saver)
+    before, fields = repr(message), set(message.model_fields_set)
+    del message
+    change(await read_once(saver))
+    assert repr(again := await read_once(saver)) == before
+    assert again.model_fields_set == fields
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda message: message,
+        vars,
+        lambda message: message.additional_kwargs["n"],
+        lambda message: message.model_fields_set,
+        lambda message: message.model_extra,
+    ],
+)
+async def test_what_somebody_has_a_part_of_is_not_given_to_the_next(
+    sessions: SessionManager, part: Any
+) -> None:
+    saver = PerdureSaver(sessions)
+    inner = {"n": {"deep": 1}}
+    await stored(saver, {"messages": [HumanMessage("a", id="1", additional_kwargs=inner)]})
+    await read_once(saver)
+    again = weakref.ref(await read_once(saver))
+    held = part(await read_once(saver))
+    assert await read_once(saver) is not again()
+    assert part(await read_once(saver)) is not held
+
+
+async def test_a_message_that_nobody_has_is_given_again(sessions: SessionManager) -> None:
+    saver = PerdureSaver(sessions)
+    inner = {"n": {"deep": 1}}
+    await stored(saver, {"messages": [HumanMessage("a", id="1", additional_kwargs=inner)]})
+    await read_once(saver)
+    first = weakref.ref(await read_once(saver))
+    assert await read_once(saver) is first()
+
+
 async def test_a_message_that_was_changed_in_place_is_stored_as_it_is(
     sessions: SessionManager,
 ) -> None:
@@ -434,6 +499,19 @@ async def test_a_message_that_was_changed_in_place_is_stored_as_it_is(
         await saver.aput(config, *put_of({"messages": messages}, number=number))
         for reader in (saver, PerdureSaver(sessions)):
             assert await kept(reader) == {"messages": messages}
+
+
+@pytest.mark.parametrize("messages", [[{"n": 1}, {"n": 0}], [HumanMessage("a", id="1")]])
+async def test_a_number_that_became_an_equal_one_of_another_type_is_stored(
+    sessions: SessionManager, messages: list[Any]
+) -> None:
+    saver = PerdureSaver(sessions)
+    config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+    first = messages[0] if type(messages[0]) is dict else messages[0].additional_kwargs
+    for number, value in enumerate((1, True, 1.0, 1), 1):
+        first["n"] = value
+        await saver.aput(config, *put_of({"messages": messages}, number=number))
+        assert repr(await kept(PerdureSaver(sessions))) == repr({"messages": messages})
 
 
 async def test_what_a_growing_list_costs_is_what_was_added(sessions: SessionManager) -> None:

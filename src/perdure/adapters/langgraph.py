@@ -73,9 +73,9 @@ class _Reader:
     async def values(self, thread: Thread, names: Collection[str]) -> Callable[[str, str], Any]:
         """Return what loads these values of a thread; it is told the channel, for its errors."""
         index, codec = thread.index, self.codec
-        known = {name: codec.pin(name) for name in index.parts_of(names)}
-        pinned = {name: copied for name, copied in known.items() if copied is not None}
-        leaves = await self._threads.leaves_of(thread, known.keys() - pinned.keys())
+        pinned = codec.pin(index.parts_of(names))
+        unknown = [name for name, original in pinned.items() if original is None]
+        leaves = await self._threads.leaves_of(thread, unknown)
 
         def load(name: str, channel: str) -> Any:
             try:

@@ -218,6 +218,7 @@ class ThreadIndex:
 
     def _clear(self) -> None:
         self.checkpoints: dict[str, dict[str, Mark]] = {}
+        self._newest: dict[str, str] = {}
         self.writes: dict[tuple[str, str], dict[tuple[str, int], Write]] = {}
         self.leaves: dict[str, int] = {}
         """The records that have the values."""
@@ -240,30 +241,35 @@ class ThreadIndex:
             return None
         stored = read_record(record)
         if stored is not None:
-            self.is_known = True
-            self._take(record, stored)
+            self.add(stored, record.seq, record.epoch)
         return stored
 
-    def _take(self, record: Record, stored: ThreadRecord) -> None:
+    def add(self, stored: ThreadRecord, seq: int, epoch: int) -> None:
+        """Take in what the record of a number has."""
+        self.upto, self.epoch, self.is_known = seq, epoch, True
         if stored.reset:
             self._clear()
         for value in stored.values:
             if isinstance(value, Leaf):
-                self.leaves[value.name] = record.seq
+                self.leaves[value.name] = seq
             else:
                 self.items[value.name] = value
                 base = 0 if value.base is None else self._depth.get(value.base, 0) + 1
                 self._depth[value.name] = base
         if stored.put is not None:
-            self._put(record.seq, stored.put)
+            self._put(seq, stored.put)
         if stored.writes is not None:
             self._write(stored.writes)
         if stored.put is not None or stored.writes is not None or stored.reset:
-            self.newest_put = record.seq, record.epoch
+            self.newest_put = seq, epoch
 
     def _put(self, seq: int, put: CheckpointPut) -> None:
         mark = Mark(seq, put.parent, put.channels, put.versions, put.delta, put.hidden)
         self.checkpoints.setdefault(put.ns, {})[put.id] = mark
+        if put.hidden:
+            self._newest.pop(put.ns, None)
+        elif put.ns in self._newest:
+            self._newest[put.ns] = max(self._newest[put.ns], put.id)
         for channel, version in put.versions.items():
             value = put.channels.get(channel)
             self.values_of[put.ns, channel, version] = value
@@ -288,7 +294,12 @@ class ThreadIndex:
 
     def newest(self, ns: str) -> str | None:
         """Return the id of a namespace's newest checkpoint."""
-        return max((id_ for id_, _ in self.visible(ns)), default=None)
+        if ns not in self._newest:
+            newest = max((id_ for id_, _ in self.visible(ns)), default=None)
+            if newest is None:
+                return None
+            self._newest[ns] = newest
+        return self._newest[ns]
 
     def visible(self, ns: str) -> Iterator[tuple[str, Mark]]:
         """Return the checkpoints of a namespace that were not taken away."""
@@ -524,7 +535,7 @@ def compacted(
 
     def add(change: PutChange | WritesChange) -> None:
         for record in change.records(fresh):
-            fresh.apply(Record(len(records), 1, FOREIGN, encode(record), end=True))
+            fresh.add(record, len(records), 1)
             records.append(record)
 
     for ns, ids in kept.items():

@@ -5,8 +5,11 @@ What is read back is data: classes that are not allowed are not imported, and ne
 
 from __future__ import annotations
 
+import marshal
+import sys
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Collection, Iterable, Mapping, Set as AbstractSet
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeAlias, TypeVar, cast, final
 
 from perdure._lib.lazy import import_extra
@@ -39,6 +42,9 @@ else:
 
 COPIES_BYTES: Final = 32 * 1024 * 1024
 """What is kept of values that were read, to give copies of them out again."""
+
+ORIGINAL_BYTES: Final = 3000
+"""What it takes to keep one of them, apart from its texts."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -174,15 +180,75 @@ def _not_allowed(names: tuple[str, ...]) -> NotAllowedError:
 # Values as they are stored
 
 
-class Copied(NamedTuple):
-    """What a value is copied from."""
+_references: Callable[[Any], int] = getattr(sys, "getrefcount", lambda _: 0)
+_CAN_COUNT = hasattr(sys, "getrefcount")
+"""Whether Python counts who has an object."""
 
-    cls: type
-    held: dict[str, Any]
-    inner: tuple[str, ...]
-    """Keys of what is to be copied of it, too."""
-    fields: AbstractSet[str]
-    extra: dict[str, Any] | None
+
+@final
+class Original:
+    """A plain value that was read, of which callers get copies.
+
+    A copy whose caller has left it as it was, and let go of it with all that it has, is given
+    again: copies of a long list for every run would keep the garbage collector busy.
+    """
+
+    __slots__ = ("_class", "_content", "_counts", "_inner", "_lent", "_parts", "_views")
+
+    def __init__(self, value: Any, held: dict[str, Any]) -> None:
+        self._class: type = type(value)
+        self._inner: list[str] = [key for key in held if type(held[key]) in (dict, list)]
+        self._content: list[Any] = [_deep_copy(held)]
+        if value is not held:
+            self._content.append(frozenset(value.__pydantic_fields_set__))
+            if value.__pydantic_extra__ is not None:
+                self._content.append({})
+        self._lent: list[Any] = []
+        """Of the copy that was given, what is in ``_content`` of the original;"""
+        self._parts: list[Any] = []
+        """itself, and everything of it that can be changed;"""
+        self._counts: list[int] = [0]
+        """and how many references these had then."""
+        self._views: list[tuple[Iterable[Any], list[Any]]] = []
+
+    def give(self) -> Any:
+        """Return the value, which is its caller's own then."""
+        if not _CAN_COUNT:
+            return self._copy([])
+        if not self._is_free():
+            self._lent = []
+            self._parts = [self._copy(self._lent), *self._lent[1:], *_containers(self._lent[0])]
+            self._views = [(view, list(view)) for view in map(_view, self._parts) if view]
+            self._counts = list(map(_references, self._parts))
+        return self._parts[0]
+
+    def _copy(self, content: list[Any]) -> Any:
+        """Return a copy, and add what it has to ``content``."""
+        held = self._content[0].copy()
+        for key in self._inner:
+            item = held[key]
+            held[key] = _deep_copy(item) if item else item.copy()
+        content.append(held)
+        if self._class is dict:
+            return held
+        _, fields, *extra = self._content
+        content += set(fields), *map(dict, extra)
+        value: Any = object.__new__(self._class)
+        put = object.__setattr__
+        put(value, "__dict__", held)
+        put(value, "__pydantic_fields_set__", content[1])
+        put(value, "__pydantic_extra__", content[2] if extra else None)
+        put(value, "__pydantic_private__", None)
+        return value
+
+    def _is_free(self) -> bool:
+        """Whether nobody has what was given, and each part of it has what it had.
+
+        That something equal took its place is not enough: True is equal to 1.
+        """
+        if list(map(_references, self._parts)) != self._counts or self._lent != self._content:
+            return False
+        return all(all(map(is_, view, content)) for view, content in self._views)
 
 
 _DeltaSnapshot: Any = sdk_types._DeltaSnapshot  # noqa: SLF001  # a value of a channel, as stored
@@ -199,6 +265,8 @@ class _Stored(NamedTuple):
     types: list[type]
     held: list[Any]
     names: list[str]
+    numbers: dict[int, bytes | None]
+    """Those with numbers, exactly: 1, 1.0 and True are equal."""
 
 
 @final
@@ -212,7 +280,7 @@ class ValueCodec:
 
     def __init__(self, serde: SerializerProtocol) -> None:
         self._serde = serde
-        self._copies: Recent[str, Copied] = Recent(COPIES_BYTES)
+        self._originals: Recent[str, Original] = Recent(COPIES_BYTES)
         self._stored: Recent[Place, _Stored] = Recent(COPIES_BYTES)
 
     def encode(self, value: Any, place: Place, known: Collection[str] = ()) -> Value:
@@ -255,7 +323,7 @@ class ValueCodec:
     def _list(self, kind: str, values: list[Any], place: Place, known: Collection[str]) -> Value:
         types = list(map(type, values))
         held = _held(values, set(types))
-        stored = self._stored.get(place) or _Stored([], [], [])
+        stored = self._stored.get(place) or _Stored([], [], [], {})
         same = _same(stored, types, held) if held is not None and known else 0
         names = stored.names[:same]
         if not all(map(known.__contains__, names)):
@@ -268,21 +336,23 @@ class ValueCodec:
             names.append(item.name)
             leaves |= item.leaves
         if held is not None:
-            copies = stored.held[:same] + list(map(_plain_copy, held[same:]))
-            self._stored.put(place, _Stored(types, copies, names), 1500 * len(names))
+            self._stored.put(
+                place, _remembered(stored, same, types, held, names), 1500 * len(names)
+            )
         items = tuple(names)
         return Value(name_of_items(kind, items), kind, items, leaves)
 
-    def pin(self, name: str) -> Copied | None:
-        """Return what is known of a leaf from which it can be copied without its data."""
-        return self._copies.get(name)
+    def pin(self, names: Iterable[str]) -> dict[str, Original | None]:
+        """Return, by the name of a leaf, what it can be copied from without its data."""
+        known = list(names)
+        return dict(zip(known, map(self._originals.get, known), strict=True))
 
     def load(
         self,
         index: ThreadIndex,
         name: str,
         leaves: Mapping[str, Leaf],
-        pinned: Mapping[str, Copied],
+        pinned: Mapping[str, Original | None],
     ) -> Any:
         """Return a stored value.
 
@@ -298,25 +368,24 @@ class ValueCodec:
         """
         node = index.items.get(name)
         if node is None:
-            return self._read(name, leaves, pinned)
+            original = pinned.get(name)
+            return self._read(name, leaves) if original is None else original.give()
         names = index.names_in(name)
         if node.kind.startswith(JOINED):
             data = b"".join(b64decode(_leaf(part, leaves).data) for part in names)
             return self._decode(node.kind.removeprefix(JOINED), data)
         values = [
-            _copy(pinned[item]) if item in pinned else self._read(item, leaves, pinned)
-            for item in names
+            self._read(item, leaves) if original is None else original.give()
+            for item, original in zip(names, map(pinned.get, names), strict=True)
         ]
         return _DeltaSnapshot(values) if node.kind == SNAPSHOT else values
 
-    def _read(self, name: str, leaves: Mapping[str, Leaf], pinned: Mapping[str, Copied]) -> Any:
-        if name in pinned:
-            return _copy(pinned[name])
+    def _read(self, name: str, leaves: Mapping[str, Leaf]) -> Any:
         stored = _leaf(name, leaves)
         value = self._decode(stored.kind, b64decode(stored.data))
-        copied = _copied(value)
-        if copied is not None:
-            self._copies.put(name, copied, len(stored.data) + 1000)
+        held = _held([value], {type(value)})
+        if held is not None and is_plain(held[0]):
+            self._originals.put(name, Original(value, held[0]), len(stored.data) + ORIGINAL_BYTES)
         return value
 
     def _decode(self, kind: str, data: bytes) -> Any:
@@ -351,7 +420,7 @@ def require_data_only(serde: Any) -> None:
 
 def _is_divided(value: Any) -> bool:
     """Whether a value is a list of which each item is worth a name of its own."""
-    return type(value) is list and bool(value) and all(type(item) not in _PLAIN for item in value)
+    return type(value) is list and bool(value) and _PLAIN.isdisjoint(map(type, value))
 
 
 # What objects hold, if all of it is plain JSON: then it can be compared, and copied
@@ -361,9 +430,13 @@ def _held(values: list[Any], types: set[type]) -> list[dict[str, Any]] | None:
     """Return what dicts, or pydantic objects, hold; None if there are others."""
     if types == {dict}:
         return values
-    if not all(map(_is_model, types)) or any(value.__pydantic_extra__ for value in values):
+    if not all(map(_is_model, types)) or any(map(_extra_of, values)):
         return None
-    return [value.__dict__ for value in values]
+    return list(map(_dict_of, values))
+
+
+_extra_of = attrgetter("__pydantic_extra__")
+_dict_of = attrgetter("__dict__")
 
 
 def _is_model(cls: type) -> bool:
@@ -372,19 +445,40 @@ def _is_model(cls: type) -> bool:
 
 def _same(stored: _Stored, types: list[type], held: list[dict[str, Any]]) -> int:
     """Return how many items a list begins with as another one did when it was stored."""
-    most = min(len(stored.names), len(types))
-    if types[:most] == stored.types[:most] and held[:most] == stored.held[:most]:
-        return most
-    pairs = zip(types, held, stored.types, stored.held, strict=False)
-    for at, (cls, now, cls_then, then) in enumerate(pairs):
-        if cls is not cls_then or now != then:
-            return at
-    return most
+    same = min(len(stored.names), len(types))
+    if types[:same] != stored.types[:same] or held[:same] != stored.held[:same]:
+        pairs = zip(types, held, stored.types, stored.held, strict=False)
+        same = next(
+            at
+            for at, (cls, now, cls_then, then) in enumerate(pairs)
+            if cls is not cls_then or now != then
+        )
+    numbers = stored.numbers.items()
+    return next((at for at, then in numbers if at < same and _exact(held[at]) != then), same)
 
 
-def _plain_copy(held: dict[str, Any]) -> Any:
-    """Return a copy of what an object holds, or what is equal to nothing."""
-    return _deep_copy(held) if is_plain(held) else _UNKNOWN
+def _remembered(
+    stored: _Stored, same: int, types: list[type], held: list[dict[str, Any]], names: list[str]
+) -> _Stored:
+    """Return a list that is stored now, of which so many items were before."""
+    fresh = [_deep_copy(item) if is_plain(item) else _UNKNOWN for item in held[same:]]
+    numbers = {at: then for at, then in stored.numbers.items() if at < same}
+    numbers |= {at: _exact(item) for at, item in enumerate(fresh, same) if _has_numbers(item)}
+    return _Stored(types, stored.held[:same] + fresh, names, numbers)
+
+
+def _exact(held: Any) -> bytes | None:
+    """Return what differs if anything does, be it from 1 to True; None if it is no plain value."""
+    try:
+        return marshal.dumps(held, 2)
+    except ValueError:
+        return None
+
+
+def _has_numbers(value: Any) -> bool:
+    if type(value) in (dict, list):
+        return any(map(_has_numbers, value.values() if type(value) is dict else value))
+    return type(value) in (int, float, bool)
 
 
 def _deep_copy(value: Any) -> Any:
@@ -395,29 +489,16 @@ def _deep_copy(value: Any) -> Any:
     return value
 
 
-def _copied(value: Any) -> Copied | None:
-    """Return what copies of a value can be made of; None if it is not plain."""
-    held = _held([value], {type(value)})
-    if held is None or not is_plain(held[0]):
-        return None
-    kept = _deep_copy(held[0])
-    inner = tuple(key for key, item in kept.items() if type(item) in (dict, list))
-    if type(value) is dict:
-        return Copied(dict, kept, inner, frozenset(), None)
-    return Copied(type(value), kept, inner, value.__pydantic_fields_set__, value.__pydantic_extra__)
+def _containers(value: Any) -> Iterator[Any]:
+    """Return a dict or list, and those in it."""
+    yield value
+    for item in value.values() if type(value) is dict else value:
+        if type(item) in (dict, list):
+            yield from _containers(item)
 
 
-def _copy(known: Copied) -> Any:
-    held = known.held.copy()
-    for key in known.inner:
-        item = held[key]
-        held[key] = _deep_copy(item) if item else item.copy()
-    if known.cls is dict:
-        return held
-    value: Any = object.__new__(known.cls)
-    put = object.__setattr__
-    put(value, "__dict__", held)
-    put(value, "__pydantic_extra__", None if known.extra is None else {})
-    put(value, "__pydantic_fields_set__", set(known.fields))
-    put(value, "__pydantic_private__", None)
-    return value
+def _view(part: Any) -> Iterable[Any]:
+    """Return what shows the objects in a dict or list as they are now."""
+    if type(part) is dict:
+        return part.values()
+    return part if type(part) is list else ()

@@ -165,8 +165,10 @@ class ThreadSessions:
                 entries = (*entries, meta_entry())  # which says when the session was used last
             first = session.version + 1
             accept(session, entries)
-            for seq, entry in enumerate(entries, first):
-                self._take(thread, Record(seq, session.epoch, *entry))
+            for seq, record in enumerate(records, first):
+                thread.index.add(record, seq, session.epoch)
+                self._remember(thread, seq, record)
+            thread.index.upto = session.version
         thread.seen = thread.index.upto
         return session.version
 
@@ -274,15 +276,15 @@ class ThreadSessions:
         if record.seq > thread.index.upto:
             stored = thread.index.apply(record)
             if stored is not None:
-                self._remember(thread, record, stored)
+                self._remember(thread, record.seq, stored)
 
-    def _remember(self, thread: Thread, record: Record, stored: ThreadRecord) -> None:
+    def _remember(self, thread: Thread, seq: int, stored: ThreadRecord) -> None:
         for value in stored.values:
             if isinstance(value, Leaf):
                 key = thread.key.agent, value.name
                 self._leaves.put(key, value, len(value.data) + 200)
         if stored.put is not None:
-            self._puts.put((thread.key.agent, record.seq), stored.put, len(record.payload) + 500)
+            self._puts.put((thread.key.agent, seq), stored.put, len(stored.put.body) + 1000)
 
     async def _read_at(self, thread: Thread, seqs: Iterable[int]) -> list[tuple[int, ThreadRecord]]:
         """Return a thread's records of these numbers, and some of those between."""
@@ -292,7 +294,7 @@ class ThreadSessions:
             stored = read_record(record)
             if stored is not None:
                 found.append((record.seq, stored))
-                self._remember(thread, record, stored)
+                self._remember(thread, record.seq, stored)
 
         session = self.open_here(thread)
         wanted = set(seqs)
