@@ -466,18 +466,19 @@ def store_error(error: OSError, doing: str, place: str) -> PerdureError:
     """Return the error to raise for *error*, which occurred while *doing* something to *place*."""
     path = error.filename if isinstance(error.filename, str) else place
     if isinstance(error, LinkFoundError):
-        message = (
+        return ConfigError(
             f"cannot {doing} {place}: {path} is a symbolic link, which could lead anywhere; put "
-            "a real folder there, or make the store's own folder the link"
+            "a real folder there, or make the store's own folder the link",
+            path=path,
         )
-        return ConfigError(message, path=path)
     if isinstance(error, OthersWriteError):
         # It can happen to a store in use: unsaved changes are saved once it is fixed.
-        message = (
+        return StoreUnavailableError(
             f"cannot {doing} {place}: {path} can be written by others (mode {error.mode:04o}), "
-            f"{_WHY}: chmod -R go-w {path}, and run perdure check"
+            f"{_WHY}: chmod -R go-w {path}, and run perdure check",
+            path=path,
+            mode=error.mode,
         )
-        return StoreUnavailableError(message, path=path, mode=error.mode)
     code = error.errno or 0
     cure = _CURES.get(code, "look at the cause")
     if doing == "open":
@@ -485,8 +486,11 @@ def store_error(error: OSError, doing: str, place: str) -> PerdureError:
         if code in _READABLE:
             cure = f"{cure}; {READ_ONLY_CURE}"
     at = "" if path.startswith(place) and len(path) <= len(place) else f" at {path}"
-    message = f"cannot {doing} {place}: {error.strerror or error}{at}: {cure}"
-    return StoreUnavailableError(message, path=path, errno=error.errno)
+    return StoreUnavailableError(
+        f"cannot {doing} {place}: {error.strerror or error}{at}: {cure}",
+        path=path,
+        errno=error.errno,
+    )
 
 
 @contextlib.contextmanager
@@ -533,8 +537,10 @@ class NewFile:
         self.write()
         sync_data(self._fd)
         if not self._folder.link(self._temporary, self._path.name):
-            message = f"{self._path} is there already: choose a new file, or remove it"
-            raise ConfigError(message, path=str(self._path))
+            raise ConfigError(
+                f"{self._path} is there already: choose a new file, or remove it",
+                path=str(self._path),
+            )
         self._folder.sync()
         return self._size
 
@@ -569,11 +575,15 @@ def open_private(path: str, *, parents: bool = False, make: bool = True) -> Fold
     try:
         folder = Folder.root(path)
     except FileNotFoundError as error:
-        message = f"there is no store at {path}: see that the path is right, and the disk mounted"
-        raise StoreUnavailableError(message, path=path, errno=errno.ENOENT) from error
+        raise StoreUnavailableError(
+            f"there is no store at {path}: see that the path is right, and the disk mounted",
+            path=path,
+            errno=errno.ENOENT,
+        ) from error
     except NotADirectoryError as error:
-        message = f"{path} is a file, not a folder: move it away, or choose another folder"
-        raise ConfigError(message, path=path) from error
+        raise ConfigError(
+            f"{path} is a file, not a folder: move it away, or choose another folder", path=path
+        ) from error
     try:
         _require_private(folder, path)
     except BaseException:
@@ -592,14 +602,14 @@ def _make(path: str, *, parents: bool) -> None:
         return
     except FileNotFoundError as error:
         parent = os.path.dirname(path)
-        message = (
+        raise StoreUnavailableError(
             f"{path} cannot be made, since {parent} is not there: make it (mkdir -p), mount the "
-            "volume that it belongs to, or choose another folder"
-        )
-        raise StoreUnavailableError(message, path=path, errno=errno.ENOENT) from error
+            "volume that it belongs to, or choose another folder",
+            path=path,
+            errno=errno.ENOENT,
+        ) from error
     except NotADirectoryError as error:
-        message = f"{path} lies below a file: choose another folder"
-        raise ConfigError(message, path=path) from error
+        raise ConfigError(f"{path} lies below a file: choose another folder", path=path) from error
     with Folder.root(os.path.dirname(path)) as above:
         above.sync()
 
@@ -613,8 +623,11 @@ def _require_private(folder: Folder, path: str) -> None:
         cure = f"chmod go-w {path}"
         if user not in {0, status.st_uid} or mode & stat.S_ISVTX:  # such as /tmp, which all share
             cure = f"use a folder of your own below it, such as {os.path.join(path, 'perdure')}"
-        message = f"{path} can be written by others (mode {mode:04o}), {_WHY}: {cure}"
-        raise ConfigError(message, path=path, mode=mode)
+        raise ConfigError(
+            f"{path} can be written by others (mode {mode:04o}), {_WHY}: {cure}",
+            path=path,
+            mode=mode,
+        )
     folder.owner = status.st_uid
     _warn_of_owner(status.st_uid, path)
 

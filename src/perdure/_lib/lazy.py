@@ -51,5 +51,6 @@ def import_extra(module: str, *, used_by: str, name: str, extra: str) -> Any:
             raise
         from perdure.errors import MissingExtraError
 
-        message = f"{used_by} needs {name}: pip install 'perdure[{extra}]'"
-        raise MissingExtraError(message, extra=extra) from error
+        raise MissingExtraError(
+            f"{used_by} needs {name}: pip install 'perdure[{extra}]'", extra=extra
+        ) from error

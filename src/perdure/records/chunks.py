@@ -162,11 +162,12 @@ def require_named(blobs: Mapping[str, bytes]) -> None:
     """
     for name, data in blobs.items():
         if not fits(name, data):
-            message = (
+            raise NotStorableError(
                 f"blob {name!r} of {len(data)} bytes is not named by its SHA-256: name it by "
-                "the hash of exactly these bytes"
+                "the hash of exactly these bytes",
+                blob=name,
+                size=len(data),
             )
-            raise NotStorableError(message, blob=name, size=len(data))
 
 
 def verified(name: str, data: bytes, *, at: str = "") -> bytes:
@@ -178,8 +179,9 @@ def verified(name: str, data: bytes, *, at: str = "") -> bytes:
     """
     if fits(name, data):
         return data
-    message = (
+    raise CorruptRecordError(
         f"{at or f'blob {name}'} does not match its name: put the right bytes again, or restore "
-        "it from a copy"
+        "it from a copy",
+        blob=name,
+        size=len(data),
     )
-    raise CorruptRecordError(message, blob=name, size=len(data))

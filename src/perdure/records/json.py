@@ -76,11 +76,12 @@ def check_depth(data: bytes, limit: int = MAX_DEPTH) -> None:
 
     """
     if is_deeper(data, limit):
-        message = (
+        raise CorruptRecordError(
             f"{len(data)} stored bytes nest deeper than {limit} levels: perdure never writes "
-            "such data, so they are damaged or foreign; restore them from a copy"
+            "such data, so they are damaged or foreign; restore them from a copy",
+            size=len(data),
+            limit=limit,
         )
-        raise CorruptRecordError(message, size=len(data), limit=limit)
 
 
 def check_size(size: int, limit: int = MAX_RECORD_BYTES, *, at: str = "$") -> None:
@@ -91,17 +92,22 @@ def check_size(size: int, limit: int = MAX_RECORD_BYTES, *, at: str = "$") -> No
 
     """
     if size > limit:
-        message = (
+        raise TooLargeError(
             f"the value at {at} takes {size} bytes, the limit is {limit}: split it, or keep large "
-            "content elsewhere and store a reference"
+            "content elsewhere and store a reference",
+            path=at,
+            size=size,
+            limit=limit,
         )
-        raise TooLargeError(message, path=at, size=size, limit=limit)
 
 
 def too_deep(at: str, limit: int) -> NotStorableError:
     """Return the error for a value that nests deeper than ``limit`` levels."""
-    message = f"the value at {at} nests deeper than {limit} levels: store it flatter, or as text"
-    return TooLargeError(message, path=at, limit=limit)
+    return TooLargeError(
+        f"the value at {at} nests deeper than {limit} levels: store it flatter, or as text",
+        path=at,
+        limit=limit,
+    )
 
 
 # One thread at a time may introduce a type to msgspec: it inspects a struct's fields at the first
@@ -168,8 +174,10 @@ def decode_with(decoder: msgspec.json.Decoder[T], data: bytes, *, limit: int = M
         raise corrupt(error, len(data), sealed=data[:1] == b'"') from None
     except RecursionError:
         # The depth is within the limit: the caller has no stack left.
-        message = f"{len(data)} stored bytes cannot be decoded: the call stack is too deep here"
-        raise FormatError(message, size=len(data)) from None
+        raise FormatError(
+            f"{len(data)} stored bytes cannot be decoded: the call stack is too deep here",
+            size=len(data),
+        ) from None
 
 
 def corrupt(
@@ -183,10 +191,11 @@ def corrupt(
     cause = "they are not UTF-8" if isinstance(error, UnicodeDecodeError) else reason(error)
     place = f" at {at}" if at else ""
     cure = "; if the store is encrypted or compressed, its URL has to say so" if sealed else ""
-    message = (
-        f"{size} stored bytes cannot be read{place}: {cause}; they were left as they are{cure}"
+    return CorruptRecordError(
+        f"{size} stored bytes cannot be read{place}: {cause}; they were left as they are{cure}",
+        size=size,
+        path=at,
     )
-    return CorruptRecordError(message, size=size, path=at)
 
 
 def reason(error: Exception) -> str:
@@ -264,8 +273,7 @@ LONE_SURROGATE = (
 def not_storable(at: str, value: object, reason: str) -> NotStorableError:
     """Return the error for a value at a path: it names the type and the cure, not the value."""
     name = type(value).__name__
-    message = f"the {name} at {at} cannot be stored: {reason}"
-    return NotStorableError(message, path=at, type=name)
+    return NotStorableError(f"the {name} at {at} cannot be stored: {reason}", path=at, type=name)
 
 
 def step(key: object) -> str:

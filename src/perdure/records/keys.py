@@ -83,35 +83,40 @@ def _check(what: str, value: str) -> None:
     size = require_name(what, value)
     _require_printable(what, value)
     if size > MAX_ID_BYTES:
-        message = f"{what} is {size} bytes long, the limit is {MAX_ID_BYTES}: use a shorter one"
-        raise InvalidArgumentError(message, option=what, size=size)
+        raise InvalidArgumentError(
+            f"{what} is {size} bytes long, the limit is {MAX_ID_BYTES}: use a shorter one",
+            option=what,
+            size=size,
+        )
 
 
 def _require_printable(what: str, value: str) -> None:
     if any(ord(char) < 32 or ord(char) == 127 for char in value):
-        message = f"{what} {value!r} holds a control character: remove it"
-        raise InvalidArgumentError(message, option=what, value=value)
+        raise InvalidArgumentError(
+            f"{what} {value!r} holds a control character: remove it", option=what, value=value
+        )
 
 
 def require_name(what: str, value: str) -> int:
     """Return the size of a text in bytes; raise InvalidArgumentError if it is empty or not text."""
     size = require_text(what, value)
     if not size:
-        message = f"{what} is empty: give it at least one character"
-        raise InvalidArgumentError(message, option=what)
+        raise InvalidArgumentError(f"{what} is empty: give it at least one character", option=what)
     return size
 
 
 def require_text(what: str, value: str) -> int:
     """Return the size of a text in bytes; raise InvalidArgumentError if it is not text."""
     if not isinstance(value, str):
-        message = f"{what} must be a string, not {type(value).__name__}"
-        raise InvalidArgumentError(message, option=what)
+        raise InvalidArgumentError(
+            f"{what} must be a string, not {type(value).__name__}", option=what
+        )
     try:
         return len(value.encode())
     except UnicodeEncodeError:
-        message = f"{what} {value!r} holds a lone surrogate, which is not text: remove it"
-        raise InvalidArgumentError(message, option=what) from None
+        raise InvalidArgumentError(
+            f"{what} {value!r} holds a lone surrogate, which is not text: remove it", option=what
+        ) from None
 
 
 BACKUP_JOURNAL = SessionKey("perdure:backup", "journal")

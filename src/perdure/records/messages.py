@@ -123,14 +123,19 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
-            message = f"invalid role={self.role!r}: choose {', '.join(ROLES)}"
-            raise InvalidArgumentError(message, option="role")
+            raise InvalidArgumentError(
+                f"invalid role={self.role!r}: choose {', '.join(ROLES)}", option="role"
+            )
         if self.created_at is not None and not isfinite(self.created_at):
-            message = f"invalid created_at={self.created_at!r}: give seconds since 1970"
-            raise InvalidArgumentError(message, option="created_at")
+            raise InvalidArgumentError(
+                f"invalid created_at={self.created_at!r}: give seconds since 1970",
+                option="created_at",
+            )
         if self.tool_result is not None and (self.tool_calls or self.payload_extra):
-            message = "a message holds tool calls or a tool result, not both: make it two messages"
-            raise InvalidArgumentError(message, option="tool_result")
+            raise InvalidArgumentError(
+                "a message holds tool calls or a tool result, not both: make it two messages",
+                option="tool_result",
+            )
         for name in ("tool_calls", "image_urls", "audio_urls", "video_urls"):
             if type(getattr(self, name)) is not tuple:
                 _freeze(self, name)
@@ -194,8 +199,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 def _freeze(message: Message, name: str) -> None:
     value = getattr(message, name)
     if not isinstance(value, list):
-        text = f"{name} must be a list or tuple, not {type(value).__name__}"
-        raise InvalidArgumentError(text, option=name)
+        raise InvalidArgumentError(
+            f"{name} must be a list or tuple, not {type(value).__name__}", option=name
+        )
     msgspec.structs.force_setattr(message, name, tuple(value))
 
 
@@ -204,14 +210,17 @@ def _keep(owner: msgspec.Struct, name: str, known: frozenset[str]) -> None:
     extra: Extra = getattr(owner, name)
     for key, raw in extra.items():
         if key in known:
-            message = f"{name} holds {key!r}, which is a field of its own: leave it out there"
-            raise NotStorableError(message, path=f"$.{name}.{key}")
-        if not isinstance(raw, msgspec.Raw):
-            message = (
-                f"{name} holds a {type(raw).__name__} under {key!r}: give it as raw JSON, "
-                "msgspec.Raw(msgspec.json.encode(value))"
+            raise NotStorableError(
+                f"{name} holds {key!r}, which is a field of its own: leave it out there",
+                path=f"$.{name}.{key}",
             )
-            raise NotStorableError(message, path=f"$.{name}.{key}", type=type(raw).__name__)
+        if not isinstance(raw, msgspec.Raw):
+            raise NotStorableError(
+                f"{name} holds a {type(raw).__name__} under {key!r}: give it as raw JSON, "
+                "msgspec.Raw(msgspec.json.encode(value))",
+                path=f"$.{name}.{key}",
+                type=type(raw).__name__,
+            )
     if any(b"\n" in bytes(raw) or b"\r" in bytes(raw) for raw in extra.values()):
         lines = {key: msgspec.Raw(_one_line(bytes(raw))) for key, raw in extra.items()}
         msgspec.structs.force_setattr(owner, name, lines)
@@ -289,11 +298,12 @@ def _content(content: Any) -> Any:
     lowered, tags = lower(content, at="$.content")
     if tags:
         place = min(tags)
-        message = (
+        raise NotStorableError(
             f"the content part at $.content{place} holds a {tags[place]}: content parts are "
-            "JSON, as the provider takes them: encode it first, for instance as base64"
+            "JSON, as the provider takes them: encode it first, for instance as base64",
+            path=f"$.content{place}",
+            type=tags[place],
         )
-        raise NotStorableError(message, path=f"$.content{place}", type=tags[place])
     return lowered
 
 
@@ -352,8 +362,11 @@ def _add_extra(wire: Wire, extra: Extra, at: str) -> None:
         try:
             json.decode(data)
         except CorruptRecordError as error:
-            message = f"the raw field at {place} is not JSON that can be read back: {error}"
-            raise NotStorableError(message, path=place, size=len(data)) from None
+            raise NotStorableError(
+                f"the raw field at {place} is not JSON that can be read back: {error}",
+                path=place,
+                size=len(data),
+            ) from None
         wire[name] = raw
 
 
@@ -462,8 +475,10 @@ def decode_message(payload: bytes, registry: Types = NO_TYPES) -> Message:
     try:
         return _decode_message(payload, registry)
     except RecursionError:  # the depth is within the limit: the caller has no stack left
-        message = f"a message of {len(payload)} bytes cannot be decoded: the stack is too deep here"
-        raise FormatError(message, size=len(payload)) from None
+        raise FormatError(
+            f"a message of {len(payload)} bytes cannot be decoded: the stack is too deep here",
+            size=len(payload),
+        ) from None
 
 
 def _decode_message(payload: bytes, registry: Types) -> Message:
@@ -620,17 +635,18 @@ class EncodedRecord:
 
 def _check_kind(kind: Any) -> None:
     if not isinstance(kind, str) or not _KIND.fullmatch(kind):
-        message = (
+        raise NotStorableError(
             f"invalid kind={kind!r}: use 1 to 64 letters, digits, '_', ':', '.', '-', "
-            "a letter first"
+            "a letter first",
+            option="kind",
         )
-        raise NotStorableError(message, option="kind")
     if kind in RESERVED_KINDS or kind.startswith("x:"):
-        message = (
+        raise NotStorableError(
             f"kind={kind!r} is perdure's own: choose another, such as 'app:{kind}' "
-            "(an instance of a registered type is appended as it is)"
+            "(an instance of a registered type is appended as it is)",
+            option="kind",
+            kind=kind,
         )
-        raise NotStorableError(message, option="kind", kind=kind)
 
 
 def _check_payload(payload: Any) -> None:
@@ -644,13 +660,16 @@ def _check_payload(payload: Any) -> None:
     try:
         json.decode(payload)
     except CorruptRecordError as error:
-        message = f"the payload is not JSON that can be read back: {error}"
-        raise NotStorableError(message, size=len(payload)) from None
+        raise NotStorableError(
+            f"the payload is not JSON that can be read back: {error}", size=len(payload)
+        ) from None
 
 
 def _check_message(payload: bytes) -> None:
     try:
         decode_message(payload)
     except CorruptRecordError as error:
-        message = f"the payload is not a stored message: {error}; append a Message instead"
-        raise NotStorableError(message, size=len(payload)) from None
+        raise NotStorableError(
+            f"the payload is not a stored message: {error}; append a Message instead",
+            size=len(payload),
+        ) from None

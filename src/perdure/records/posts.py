@@ -67,13 +67,15 @@ class InboxLimit(msgspec.Struct, frozen=True):
         """
         if new == 0 or (waiting + new <= self.items and size + added <= self.bytes):
             return
-        message = (
+        raise InboxFullError(
             f"the inbox of {key} has no room for a post of {new} items and {added} bytes: "
             f"{waiting} items and {size} bytes wait, the limit is {self.items} items and "
             f"{self.bytes} bytes; open the session, which receives what waits, or forget it if it "
-            "is not needed; Limits(inbox_items=…, inbox_bytes=…) of the poster allow more"
+            "is not needed; Limits(inbox_items=…, inbox_bytes=…) of the poster allow more",
+            key=str(key),
+            items=waiting,
+            bytes=size,
         )
-        raise InboxFullError(message, key=str(key), items=waiting, bytes=size)
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
@@ -162,11 +164,11 @@ def checked_key(key: str) -> str:
         size = 0
     if 0 < size <= MAX_KEY_BYTES:
         return key
-    message = (
+    raise InvalidArgumentError(
         f"post: invalid key={key!r:.80}: use text of 1 to {MAX_KEY_BYTES} bytes, the same at "
-        "each try, such as the id of a request"
+        "each try, such as the id of a request",
+        option="key",
     )
-    raise InvalidArgumentError(message, option="key")
 
 
 def op_ids(key: str, count: int) -> tuple[str, ...]:

@@ -127,8 +127,11 @@ def encode(records: Iterable[Entry], *, first: int, epoch: int, crc: int) -> tup
     seq = first
     for kind, payload, end in records:
         if b"\n" in payload:
-            message = f"the payload of record {seq} holds a line break: encode it as one line"
-            raise NotStorableError(message, seq=seq, kind=kind)
+            raise NotStorableError(
+                f"the payload of record {seq} holds a line break: encode it as one line",
+                seq=seq,
+                kind=kind,
+            )
         line = b'{"n":%d%b%b%b' % (
             seq,
             middle,
@@ -144,11 +147,11 @@ def encode(records: Iterable[Entry], *, first: int, epoch: int, crc: int) -> tup
 
 def _head(kind: str, end: bool) -> bytes:  # noqa: FBT001  # a key, not an option
     if not _KIND.match(kind):
-        message = (
+        raise NotStorableError(
             f"{kind!r} is no kind of record: use a letter, then letters, digits and _ : . - "
-            "up to 64 in all"
+            "up to 64 in all",
+            kind=kind,
         )
-        raise NotStorableError(message, kind=kind)
     head = b',"k":"%b"%b,"r":' % (kind.encode(), b',"end":true' if end else b"")
     if len(_heads) < _MAX_HEADS:
         _heads[kind, end] = head

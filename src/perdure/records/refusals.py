@@ -46,19 +46,23 @@ def newer_format(
     what: str, number: int, supported: int = FORMAT, **facts: object
 ) -> UnsupportedVersionError:
     """Return the error for data of a newer format."""
-    message = (
+    return UnsupportedVersionError(
         f"{what} has format {number}, this release reads up to {supported}: use a newer release "
-        "of perdure"
+        "of perdure",
+        format=number,
+        **facts,
     )
-    return UnsupportedVersionError(message, format=number, **facts)
 
 
 def too_large(
     key: SessionKey, size: int, limit: int = MAX_RECORD_BYTES, what: str = "a record of"
 ) -> TooLargeError:
     """Return the error for a payload of more than *limit* bytes."""
-    message = f"{what} {key} has {size} bytes, the limit is {limit}: keep large values as blobs"
-    return TooLargeError(message, key=str(key), size=size)
+    return TooLargeError(
+        f"{what} {key} has {size} bytes, the limit is {limit}: keep large values as blobs",
+        key=str(key),
+        size=size,
+    )
 
 
 def refusal_of(
@@ -72,8 +76,10 @@ def refusal_of(
     if batch.first < 1 or (records and not records[-1].end):
         return misplaced(batch)
     if own_kinds and not set(own_kinds).isdisjoint([entry.kind for entry in records]):
-        message = f"records of the kinds {sorted(own_kinds)} are the store's own: choose another"
-        return NotStorableError(message, key=str(batch.key))
+        return NotStorableError(
+            f"records of the kinds {sorted(own_kinds)} are the store's own: choose another",
+            key=str(batch.key),
+        )
     return None
 
 
@@ -91,11 +97,13 @@ def misplaced(batch: Batch, head: int | None = None) -> NotStorableError:
 
 def other_records(batch: Batch, head: int) -> NotStorableError:
     """Return the error for a batch that repeats records which differ from the log's."""
-    message = (
+    return NotStorableError(
         f"the log of {batch.key} holds other records from {batch.first} on: read the head again "
-        "and append after it"
+        "and append after it",
+        key=str(batch.key),
+        first=batch.first,
+        head=head,
     )
-    return NotStorableError(message, key=str(batch.key), first=batch.first, head=head)
 
 
 def new_entries(

@@ -73,11 +73,11 @@ def _loader(cls: type) -> Callable[[Any], Any]:
     try:
         msgspec.json.Decoder(cls)
     except NameError as error:
-        message = (
+        raise InvalidArgumentError(
             f"types: an annotation of {cls.__name__} names {error.name!r}, which its module "
-            "does not have at run time: import it there outside of TYPE_CHECKING"
-        )
-        raise InvalidArgumentError(message, option="types") from None
+            "does not have at run time: import it there outside of TYPE_CHECKING",
+            option="types",
+        ) from None
     except TypeError:
         # A union that msgspec cannot distinguish. Tags can: the fields come as instances.
         return lambda data: cls(**data)
@@ -142,26 +142,32 @@ def register(
     """
     name = cls.__name__ if tag is None else tag
     if not _TAG.fullmatch(name):
-        message = (
+        raise InvalidArgumentError(
             f"invalid tag={name!r} of {cls.__name__}: use 1 to 48 letters, digits, "
-            "'_', '.', '-', a letter first"
+            "'_', '.', '-', a letter first",
+            option="tag",
+            tag=name,
         )
-        raise InvalidArgumentError(message, option="tag", tag=name)
     _check_versions(name, version, upcasts or {})
     return Registered(cls, name, version, dict(upcasts or {}))
 
 
 def _check_versions(tag: str, version: int, upcasts: Mapping[int, Upcast]) -> None:
     if version < 1:
-        message = f"invalid version={version!r} of {tag!r}: it is a whole number from 1"
-        raise InvalidArgumentError(message, option="version", tag=tag)
+        raise InvalidArgumentError(
+            f"invalid version={version!r} of {tag!r}: it is a whole number from 1",
+            option="version",
+            tag=tag,
+        )
     gap = sorted(set(range(min(upcasts, default=version), version)) ^ set(upcasts))
     if gap:
-        message = (
+        raise InvalidArgumentError(
             f"the upcasts of {tag!r} do not lead to version {version}: they lack, or should "
-            f"not have, one from version {gap[0]}"
+            f"not have, one from version {gap[0]}",
+            option="upcasts",
+            tag=tag,
+            version=gap[0],
         )
-        raise InvalidArgumentError(message, option="upcasts", tag=tag, version=gap[0])
 
 
 class _RegisteredType(msgspec.Struct, frozen=True):
@@ -202,18 +208,20 @@ class Registry:
     def _add(self, registered: Registered) -> None:
         cls, tag = registered.cls, registered.tag
         if tag in self._by_tag or cls in self._by_type:
-            message = (
+            raise InvalidArgumentError(
                 f"types: {cls.__name__} is registered twice, or another type has its tag {tag!r}: "
-                "register each once, with register(cls, tag=…) to distinguish them"
+                "register each once, with register(cls, tag=…) to distinguish them",
+                option="types",
+                tag=tag,
             )
-            raise InvalidArgumentError(message, option="types", tag=tag)
         shape = shape_of(cls)
         if shape is None:
-            message = (
+            raise InvalidArgumentError(
                 f"types: {cls.__name__} cannot be registered: use a dataclass, a msgspec "
-                "Struct, an enum or a pydantic model"
+                "Struct, an enum or a pydantic model",
+                option="types",
+                tag=tag,
             )
-            raise InvalidArgumentError(message, option="types", tag=tag)
         known = _RegisteredType(registered, shape, label_of(tag, registered.version))
         self._by_type[cls] = self._by_tag[tag] = known
 
@@ -234,8 +242,11 @@ class Registry:
             name, cure = type(value).__name__, "put it into a Message, such as Message.user(…)"
             if type(value).__module__ != "builtins":
                 cure = "register the type, connect(types=[…]), or put it into a Message"
-            message = f"an instance of {name} cannot be stored as a record: {cure}"
-            raise NotStorableError(message, path="$", type=type(value).__name__)
+            raise NotStorableError(
+                f"an instance of {name} cannot be stored as a record: {cure}",
+                path="$",
+                type=type(value).__name__,
+            )
         data, tags = lower(value, self)
         label = (tags or {}).pop("", "")
         tag, version = parse_label(label)
@@ -301,8 +312,11 @@ class Registry:
         except Exception as error:  # noqa: BLE001  # the user's own constructors and validators
             reason = f"its type raises {type(error).__name__}"
         # Raised outside of the handler, so that no traceback shows the values that it quotes.
-        message = f"stored data of {tag!r} version {version} does not match its type: {reason}"
-        raise CorruptRecordError(message, tag=tag, version=version)
+        raise CorruptRecordError(
+            f"stored data of {tag!r} version {version} does not match its type: {reason}",
+            tag=tag,
+            version=version,
+        )
 
     def same(self, left: Any, right: Any) -> bool:
         """Return whether an instance came back equal to itself."""
@@ -317,17 +331,19 @@ def _upcast(registered: Registered, version: int, data: Any) -> Any:
     for at in range(version, registered.version):
         upcast = registered.upcasts.get(at)
         if upcast is None:
-            message = (
+            raise UnsupportedVersionError(
                 f"stored data of {registered.tag!r} has version {at}, and there is no upcast "
-                f"from it: add one, register({registered.cls.__name__}, upcasts={{{at}: …}})"
+                f"from it: add one, register({registered.cls.__name__}, upcasts={{{at}: …}})",
+                tag=registered.tag,
+                version=at,
             )
-            raise UnsupportedVersionError(message, tag=registered.tag, version=at)
         try:
             data = upcast(data)
         except Exception as error:  # the user's code: any error may come
-            message = (
+            raise CorruptRecordError(
                 f"the upcast of {registered.tag!r} from version {at} raises "
-                f"{type(error).__name__}: fix it; the stored data was left as it is"
-            )
-            raise CorruptRecordError(message, tag=registered.tag, version=at) from error
+                f"{type(error).__name__}: fix it; the stored data was left as it is",
+                tag=registered.tag,
+                version=at,
+            ) from error
     return data

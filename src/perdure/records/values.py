@@ -257,8 +257,10 @@ def _place(root: list[Any], pointer: str) -> tuple[Any, Any]:
 
 
 def _no_such_place(length: int) -> CorruptRecordError:
-    message = "a table of types names a place that its value does not have; it was left as it is"
-    return CorruptRecordError(message, pointer_length=length)
+    return CorruptRecordError(
+        "a table of types names a place that its value does not have; it was left as it is",
+        pointer_length=length,
+    )
 
 
 def _lift_one(tag: str, value: Any, types: Types, pointer: str) -> Any:
@@ -268,8 +270,11 @@ def _lift_one(tag: str, value: Any, types: Types, pointer: str) -> Any:
     try:
         return lift_native(value)
     except (TypeError, ValueError, ArithmeticError, AttributeError):
-        message = f"a stored value at {pointer or '/'} is no {tag}; it was left as it is"
-        raise CorruptRecordError(message, path=pointer, tag=tag) from None
+        raise CorruptRecordError(
+            f"a stored value at {pointer or '/'} is no {tag}; it was left as it is",
+            path=pointer,
+            tag=tag,
+        ) from None
 
 
 OnUnstorable: TypeAlias = Literal["raise", "repr"]
@@ -339,8 +344,10 @@ class ValueEncoder:
             return self.lower(value), self.tags or None
         except RecursionError:
             # The depth is limited: the caller has no stack left.
-            message = f"the value at {self._at} cannot be stored: the call stack is too deep here"
-            raise NotStorableError(message, path=self._at) from None
+            raise NotStorableError(
+                f"the value at {self._at} cannot be stored: the call stack is too deep here",
+                path=self._at,
+            ) from None
 
     def lower(self, value: Any) -> Any:
         """Return a value at the current place as JSON can hold it, and add its tags."""
@@ -430,11 +437,12 @@ class ValueEncoder:
             return "it refers to itself: leave the circle out"
         self._room -= 1
         if self._room < 0:
-            message = (
+            raise TooLargeError(
                 f"the value at {self._at} holds more than {MAX_CONTAINERS} lists and dicts, each "
-                "counted as often as it would be written: split it"
+                "counted as often as it would be written: split it",
+                path=self._at,
+                limit=MAX_CONTAINERS,
             )
-            raise TooLargeError(message, path=self._at, limit=MAX_CONTAINERS)
         if len(self._trail) < MAX_VALUE_DEPTH:
             self._open.add(id(value))
             return ""

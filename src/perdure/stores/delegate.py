@@ -215,11 +215,11 @@ class ReadOnlyStore(DelegatingStore):
     # writing
 
     def _refused(self, doing: str) -> SessionError:
-        message = (
+        return SessionError(
             f"cannot {doing}: {self.location} was connected to with read_only=True; connect "
-            "without it to write"
+            "without it to write",
+            path=self.location,
         )
-        return SessionError(message, path=self.location)
 
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
         return [Outcome(Status.PERMANENT, self._refused("append"))] * len(batches)

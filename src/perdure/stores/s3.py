@@ -41,21 +41,25 @@ class BucketAddress(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not _BUCKET.match(self.bucket):
-            message = f"{self.bucket!r} is not a valid name of a bucket: {_USAGE}"
-            raise ConfigError(message, option="bucket")
+            raise ConfigError(
+                f"{self.bucket!r} is not a valid name of a bucket: {_USAGE}", option="bucket"
+            )
         steps = self.prefix.removesuffix("/").split("/") if self.prefix else []
         if not all(_PART.match(step) and step.strip(".") for step in steps):
-            message = (
+            raise ConfigError(
                 f"invalid prefix {self.prefix!r}: use letters, digits and . _ - = + @, "
-                "with single slashes between its parts"
+                "with single slashes between its parts",
+                option="prefix",
             )
-            raise ConfigError(message, option="prefix")
         if len(self.prefix) > _MAX_PREFIX:
-            message = f"the prefix has {len(self.prefix)} characters, the limit is {_MAX_PREFIX}"
-            raise ConfigError(message, option="prefix")
+            raise ConfigError(
+                f"the prefix has {len(self.prefix)} characters, the limit is {_MAX_PREFIX}",
+                option="prefix",
+            )
         if not 0 < self.timeout < float("inf"):
-            message = f"invalid timeout={self.timeout!r}: use seconds above 0"
-            raise ConfigError(message, option="timeout")
+            raise ConfigError(
+                f"invalid timeout={self.timeout!r}: use seconds above 0", option="timeout"
+            )
         if self.endpoint is not None:
             _check_endpoint(self.endpoint)
             require_encrypted(self.endpoint, allow_http=self.allow_http)
@@ -74,11 +78,11 @@ def address_from(url_rest: str) -> BucketAddress:
     """
     url = urlsplit(f"s3:{url_rest}")
     if "@" in url.netloc:
-        message = (
+        raise ConfigError(
             "an s3: URL must not have credentials, since logs show it: leave them out, and set "
-            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            option="url",
         )
-        raise ConfigError(message, option="url")
     if not url_rest.startswith("//") or url.fragment:
         raise ConfigError(f"the s3: URL names no bucket: {_USAGE}", option="url")
     prefix = unquote(url.path).strip("/")
@@ -97,11 +101,11 @@ def _options(options: Mapping[str, str]) -> Mapping[str, str]:
     for name in options:
         if name not in _KNOWN:
             # Not its value, which may be a password.
-            message = (
+            raise ConfigError(
                 f"an s3: URL has no option {name!r}: it takes {', '.join(_KNOWN)}; credentials "
-                "come from the AWS_… variables"
+                "come from the AWS_… variables",
+                option=name,
             )
-            raise ConfigError(message, option=name)
     return options
 
 
@@ -118,13 +122,13 @@ def require_encrypted(endpoint: str, *, allow_http: bool) -> None:
     host = _host_of(authority)
     if _is_loopback(host):
         return
-    message = (
+    raise ConfigError(
         f"the endpoint http://{host} is reached without encryption, so all stored data "
         "could be read and changed on its way: use https://, or allow_http=true if that "
         "network is trusted (s3://BUCKET/PREFIX?endpoint=…&allow_http=true, or "
-        "S3Store(…, allow_http=True))"
+        "S3Store(…, allow_http=True))",
+        option="endpoint",
     )
-    raise ConfigError(message, option="endpoint")
 
 
 def _host_of(authority: str) -> str:
@@ -146,16 +150,19 @@ def _allow_http(value: str | None) -> bool:
         return False
     if value == "true":
         return True
-    message = "allow_http is neither true nor false: use allow_http=true, or leave it out"
-    raise ConfigError(message, option="allow_http")
+    raise ConfigError(
+        "allow_http is neither true nor false: use allow_http=true, or leave it out",
+        option="allow_http",
+    )
 
 
 def _seconds(value: str | None) -> float:
     try:
         return _TIMEOUT if value is None else float(value)
     except ValueError:
-        message = f"timeout={value!r} is not a number: use seconds, such as 30"
-        raise ConfigError(message, option="timeout") from None
+        raise ConfigError(
+            f"timeout={value!r} is not a number: use seconds, such as 30", option="timeout"
+        ) from None
 
 
 def _check_endpoint(endpoint: str) -> None:
@@ -167,13 +174,15 @@ def _check_endpoint(endpoint: str) -> None:
         fits = False
         url = urlsplit("")
     if "@" in endpoint:
-        message = "the endpoint contains credentials: leave them out, and set the AWS_… variables"
-        raise ConfigError(message, option="endpoint")
-    if not fits:
-        message = (
-            "the endpoint is invalid: use http://HOST:PORT or https://HOST, with nothing after it"
+        raise ConfigError(
+            "the endpoint contains credentials: leave them out, and set the AWS_… variables",
+            option="endpoint",
         )
-        raise ConfigError(message, option="endpoint")
+    if not fits:
+        raise ConfigError(
+            "the endpoint is invalid: use http://HOST:PORT or https://HOST, with nothing after it",
+            option="endpoint",
+        )
 
 
 # Mapping of the driver's errors to perdure's
@@ -284,8 +293,10 @@ class S3Bucket(Bucket):
                 PreconditionError,
             )
         except ImportError:
-            message = "an s3: store needs a driver that is not installed: pip install 'perdure[s3]'"
-            raise MissingExtraError(message, extra="s3") from None
+            raise MissingExtraError(
+                "an s3: store needs a driver that is not installed: pip install 'perdure[s3]'",
+                extra="s3",
+            ) from None
         self._obs = obstore
         self._exists = (AlreadyExistsError, PreconditionError, NotModifiedError)
         self._errors = (BaseError, OSError, ValueError)
@@ -485,11 +496,11 @@ class S3Store(ObjectStore):
         secrets = dict(credentials or {})
         unknown = secrets.keys() - _SECRETS
         if unknown:
-            message = (
+            raise ConfigError(
                 f"credentials has no {min(unknown)!r}: it takes access_key_id, secret_access_key "
-                "and session_token"
+                "and session_token",
+                option="credentials",
             )
-            raise ConfigError(message, option="credentials")
         super().__init__(lambda: S3Bucket(address, secrets), location=str(address), owner=owner)
 
     @classmethod

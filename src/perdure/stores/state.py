@@ -153,11 +153,12 @@ class StorageSlot:
         if not self._other_key:
             return
         path = self._storage.get_path()
-        message = (
+        raise ConfigError(
             f"{path} holds the state of {self._other_key}, not of {self.key}: give each session a "
-            "storage of its own, StateStore(lambda key: …)"
+            "storage of its own, StateStore(lambda key: …)",
+            key=str(self.key),
+            path=path,
         )
-        raise ConfigError(message, key=str(self.key), path=path)
 
     @contextlib.contextmanager
     def _map_errors(self, what: str) -> Iterator[None]:
@@ -167,8 +168,11 @@ class StorageSlot:
             raise
         except Exception as error:
             path = self._storage.get_path()
-            message = f"the storage at {path} failed to {what}: {type(error).__name__}: {error}"
-            raise StoreUnavailableError(message, path=path, key=str(self.key)) from error
+            raise StoreUnavailableError(
+                f"the storage at {path} failed to {what}: {type(error).__name__}: {error}",
+                path=path,
+                key=str(self.key),
+            ) from error
 
 
 def _other_key(state: FullAgentState, key: SessionKey) -> str:
@@ -217,8 +221,9 @@ def _write(key: SessionKey, session: StoredSession) -> FullAgentState:
     try:
         return with_log(state_of(key, records), key, records)
     except FormatError as error:
-        message = f"the records of {key} cannot be converted to a state: {error}"
-        raise NotStorableError(message, key=str(key)) from error
+        raise NotStorableError(
+            f"the records of {key} cannot be converted to a state: {error}", key=str(key)
+        ) from error
 
 
 def copy_of(session: StoredSession) -> StoredSession:
@@ -395,11 +400,11 @@ class StateStore:
         """Raise NotStorableError: a state has no field for blobs."""
         await anyio.lowlevel.checkpoint()
         if blobs:
-            message = (
+            raise NotStorableError(
                 "a storage of whole states keeps no blobs: store large values elsewhere, and a "
-                "reference here"
+                "reference here",
+                blobs=len(blobs),
             )
-            raise NotStorableError(message, blobs=len(blobs))
 
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
         """Return None: there are none."""
@@ -474,11 +479,12 @@ class StateStore:
         """Raise NotStorableError: a state has no inbox."""
         await anyio.lowlevel.checkpoint()
         if items:
-            message = (
+            raise NotStorableError(
                 f"a storage of whole states has no inbox to post to for {key}: open the session "
-                "and append, or connect to another store"
+                "and append, or connect to another store",
+                key=str(key),
+                items=len(items),
             )
-            raise NotStorableError(message, key=str(key), items=len(items))
         return 0
 
     async def receive(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
@@ -505,8 +511,9 @@ class StateStore:
 
         """
         if letters:
-            message = f"{self.location} keeps no dead letters: use another store for posts"
-            raise NotStorableError(message, key=str(key))
+            raise NotStorableError(
+                f"{self.location} keeps no dead letters: use another store for posts", key=str(key)
+            )
         async with self._slot(key).exclusive() as slot:
             held_session(key, epoch, slot.session)
 

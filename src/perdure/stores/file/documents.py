@@ -95,11 +95,13 @@ def require_folded(
     """Raise CorruptRecordError if the log ends before what was folded: then files are missing."""
     folded = max((file.manifest.as_of_seq for file in manifests), default=0)
     if folded > head:
-        message = (
+        raise CorruptRecordError(
             f"the log of {key} in {folder.path} ends at record {head}, but documents were made "
-            f"from record {folded}: files of its log are missing or cut; restore them from a copy"
+            f"from record {folded}: files of its log are missing or cut; restore them from a copy",
+            path=folder.path,
+            head=head,
+            as_of_seq=folded,
         )
-        raise CorruptRecordError(message, path=folder.path, head=head, as_of_seq=folded)
 
 
 def _manifest_of(folder: Folder, name: str, data: bytes, key: SessionKey) -> Manifest | None:

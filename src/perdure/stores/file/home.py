@@ -49,11 +49,11 @@ def resolve_root(root: str | os.PathLike[str] | None) -> tuple[str, bool]:
         return user_data_dir("perdure", appauthor=False), True
     path = os.path.expanduser(os.fspath(named))
     if not path or path.startswith("~"):
-        message = (
+        raise ConfigError(
             f"root={os.fspath(named)!r} names no folder: give a path, or leave it out for the "
-            "per-user data folder"
+            "per-user data folder",
+            root=os.fspath(named),
         )
-        raise ConfigError(message, root=os.fspath(named))
     return os.path.abspath(path), False
 
 
@@ -108,8 +108,9 @@ class Home:
 
         """
         if self._read_only and doing != "read":
-            message = f"cannot {doing} {self.root.path}: it was opened read-only"
-            raise SessionError(message, path=self.root.path)
+            raise SessionError(
+                f"cannot {doing} {self.root.path}: it was opened read-only", path=self.root.path
+            )
         return await self._run_limited(self._others, doing, function, *args)
 
     async def heartbeat(self) -> HeartbeatRequests:

@@ -111,8 +111,7 @@ def _add(
             )
         if box.publish(_name(number, post), data):
             return len(new)
-    message = f"{box.path}: other processes were faster {_TRIES} times"
-    raise OSError(message)
+    raise OSError(f"{box.path}: other processes were faster {_TRIES} times")
 
 
 def receive(writer: LogWriter, limit: int) -> list[PendingItem]:

@@ -112,8 +112,9 @@ def document_path(name: str) -> tuple[str, ...]:
     """
     *folders, last = name.split("/")
     if not last or not all(folders):
-        message = f"{name!r} names no document: use steps that are not empty, divided by one /"
-        raise NotStorableError(message, name=name)
+        raise NotStorableError(
+            f"{name!r} names no document: use steps that are not empty, divided by one /", name=name
+        )
     suffix = next((end for end in _SUFFIXES if last.endswith(end) and last != end), "")
     # A name without a suffix gets an ending that no folder has, so the two never collide.
     steps = [*map(encode_name, folders), encode_name(last.removesuffix(suffix)) + (suffix or "=")]

@@ -260,14 +260,18 @@ class LogWriter:
         records = batch.records
         head = self.durable.at.seq
         if not self.first_seq <= batch.first <= head + 1 or (records and not records[-1].end):
-            message = (
+            raise NotStorableError(
                 f"a batch of {self.key} begins at {batch.first}, where {self.first_seq} to "
-                f"{head + 1} is valid, or ends within a group: send whole groups from the head on"
+                f"{head + 1} is valid, or ends within a group: send whole groups from the head on",
+                key=str(self.key),
+                first=batch.first,
+                head=head,
             )
-            raise NotStorableError(message, key=str(self.key), first=batch.first, head=head)
         if not _OURS.isdisjoint([entry.kind for entry in records]):
-            message = f"records of the kinds {sorted(_OURS)} are the store's own: choose another"
-            raise NotStorableError(message, key=str(self.key))
+            raise NotStorableError(
+                f"records of the kinds {sorted(_OURS)} are the store's own: choose another",
+                key=str(self.key),
+            )
         if size > MAX_RECORD_BYTES:
             largest = max([len(entry.payload) for entry in records])
             if largest > MAX_RECORD_BYTES:
@@ -401,11 +405,12 @@ class LogWriter:
             if fd >= 0:
                 os.close(fd)
             self.is_intact = False
-            message = (
+            raise CorruptRecordError(
                 f"{folder.path}/{LOG}/{name} has {size} bytes where {tail.size} were written: "
-                "another process changed it; close the session and run `perdure check`"
+                "another process changed it; close the session and run `perdure check`",
+                path=f"{folder.path}/{LOG}/{name}",
+                offset=size,
             )
-            raise CorruptRecordError(message, path=f"{folder.path}/{LOG}/{name}", offset=size)
         tail.fd = fd
         return fd
 
@@ -417,11 +422,12 @@ class LogWriter:
         self.is_intact = False
         self.close_files()  # the next open finds the present file by its name
         path = f"{folder.path}/{LOG}/{segment_name(self.epoch, tail.number)}"
-        message = (
+        raise CorruptRecordError(
             f"{path} was removed, replaced or cut while it was written to: an older copy may have "
-            "replaced it; close the session and run `perdure check`"
+            "replaced it; close the session and run `perdure check`",
+            path=path,
+            offset=status.st_size,
         )
-        raise CorruptRecordError(message, path=path, offset=status.st_size)
 
     def close_files(self) -> None:
         """Close the open files; the next append reopens them. The caller has the lock."""
@@ -471,11 +477,13 @@ class LogWriter:
 
 def lease_lost_error(key: SessionKey, epoch: int, sealed: int = 0) -> LeaseLostError:
     """Return the error for a write under an epoch that is not the newest."""
-    message = (
+    return LeaseLostError(
         f"epoch {epoch} of {key} may not write: another process has acquired the session, or it "
-        "was released; open it again"
+        "was released; open it again",
+        key=str(key),
+        epoch=epoch,
+        sealed_seq=sealed,
     )
-    return LeaseLostError(message, key=str(key), epoch=epoch, sealed_seq=sealed)
 
 
 def _store_error(error: OSError, what: str, root_path: str) -> Exception:

@@ -155,11 +155,11 @@ class Owners:
         try:
             return LockedFile(self._folder, self._name + _LOCK)
         except BlockingIOError:
-            message = (
+            raise ConfigError(
                 f"owner id {self.me.owner!r} is in use by another process or store object at "
-                f"{self._folder.path}: leave owner out, or give each its own"
-            )
-            raise ConfigError(message, owner=self.me.owner) from None
+                f"{self._folder.path}: leave owner out, or give each its own",
+                owner=self.me.owner,
+            ) from None
 
     def close(self) -> None:
         """Remove this owner's files: from now on it counts as dead."""

@@ -271,11 +271,11 @@ class LogStream:
             except _TrimmedError:
                 if self._reverse:
                     return None  # older records were removed
-                message = (
+                raise StoreUnavailableError(
                     f"the oldest records of {self._key} were removed while they were read: read "
-                    "it again"
-                )
-                raise StoreUnavailableError(message, key=str(self._key)) from None
+                    "it again",
+                    key=str(self._key),
+                ) from None
             if records is not None:
                 return records
             self._open = None
@@ -462,9 +462,11 @@ def contiguous_run(
         if before is not None and seq + 1 >= before:
             return
         if record.seq != seq + 1:
-            message = (
-                f"a file of the log of {key} is damaged: its next readable record is {record.seq}"
+            raise CorruptRecordError(
+                f"a file of the log of {key} is damaged: its next readable record is {record.seq}",
+                key=str(key),
+                seq=seq + 1,
+                next=record.seq,
             )
-            raise CorruptRecordError(message, key=str(key), seq=seq + 1, next=record.seq)
         yield record
         seq = record.seq

@@ -144,11 +144,12 @@ def read_first(log: Folder, epoch: int, number: int, key: SessionKey) -> LogSegm
 def require_key(path: str, owner_key: SessionKey, key: SessionKey) -> None:
     """Raise CorruptRecordError if a file belongs to another session."""
     if owner_key != key:
-        message = (
+        raise CorruptRecordError(
             f"{path} belongs to session {owner_key}, not to {key}: put the folder back to where it "
-            "came from"
+            "came from",
+            path=path,
+            key=str(key),
         )
-        raise CorruptRecordError(message, path=path, key=str(key))
 
 
 def _head_of(log: Folder, name: str) -> bytes | None:
@@ -281,24 +282,26 @@ def _position_after(fd: int, offset: int, limit: int, epoch: int) -> Position | 
 def damage_error(path: str, offset: int, length: int | None = None) -> CorruptRecordError:
     """Return the error for damage before the tail of a file."""
     of = "" if length is None else f" of {length} that count"
-    message = (
+    return CorruptRecordError(
         f"{path} is damaged at byte {offset}{of}, before its end; it was left as it is: "
         "restore the file from a copy, or save what is readable of the session with `perdure "
-        "export ID --salvage --out FILE`"
+        "export ID --salvage --out FILE`",
+        path=path,
+        offset=offset,
     )
-    return CorruptRecordError(message, path=path, offset=offset)
 
 
 def _open(log: Folder, name: str) -> int:
     try:
         return log.open(name)
     except FileNotFoundError as error:
-        message = (
+        raise CorruptRecordError(
             f"{log.path}/{name} is missing, and the log continues after it: restore the file "
             "from a copy, or save what is readable of the session with `perdure export ID "
-            "--salvage --out FILE`"
-        )
-        raise CorruptRecordError(message, path=f"{log.path}/{name}", offset=0) from error
+            "--salvage --out FILE`",
+            path=f"{log.path}/{name}",
+            offset=0,
+        ) from error
 
 
 def _raise_if_followed(log: Folder, name: str, offset: int, crc: int) -> None:

@@ -146,8 +146,9 @@ def require_conditions(bucket: Bucket, location: str) -> None:
     finally:
         bucket.remove([name])
     if ignored is not None:
-        message = (
+        raise ConfigError(
             f"{location} ignores conditions of writes ({ignored}), so it cannot keep two "
-            "writers apart: use a service, or a newer release of it, that does"
+            "writers apart: use a service, or a newer release of it, that does",
+            condition=ignored,
+            path=location,
         )
-        raise ConfigError(message, condition=ignored, path=location)

@@ -173,8 +173,9 @@ def delete(bucket: Bucket, writer: ObjectLogWriter) -> None:
                 break
             current = reader.read_head(bucket, key)
         else:
-            message = f"the head of {key} changed at each attempt: try again"
-            raise StoreUnavailableError(message, key=key)
+            raise StoreUnavailableError(
+                f"the head of {key} changed at each attempt: try again", key=key
+            )
         writer.has_lost_lease = True
         _remove_content(bucket, current[0])
 

@@ -26,7 +26,6 @@ from perdure.store import BlobSweep, Documents
 from perdure.stores.objects import (
     head as heads,
     layout,
-    layout as commits,
     leases,
     log as merging,
     reader,
@@ -64,9 +63,9 @@ def _cut_segment(
     """Write the part of a segment from a seq on."""
     data = bucket.part(segment.object, 0, segment.size)
     if data is None:
-        raise commits.damage_error(segment.object, "it is missing or truncated")
+        raise layout.damage_error(segment.object, "it is missing or truncated")
     start = segment.marks[0]
-    commits.records_of(segment.object, data, Position(0, start.seq, start.crc))
+    layout.records_of(segment.object, data, Position(0, start.seq, start.crc))
     offset = 0
     for _ in range(below - segment.first):
         offset = data.index(b"\n", offset) + 1
@@ -280,8 +279,9 @@ def _replace_head(
             writer.stored_head = (head, tag)
             return head
         current = reader.read_head(bucket, writer.key)
-    message = f"the head of {writer.key} changed at each attempt: try again"
-    raise StoreUnavailableError(message, key=writer.key)
+    raise StoreUnavailableError(
+        f"the head of {writer.key} changed at each attempt: try again", key=writer.key
+    )
 
 
 def _prepared_head(before: SessionHead, merge: CommitMerge) -> SessionHead:

@@ -18,8 +18,8 @@ from perdure._lib.ids import first_beat
 from perdure._lib.loop import Threads
 from perdure.errors import LeaseLostError, PerdureError, StoreUnavailableError
 from perdure.store import Batch, HeartbeatRequests, Outcome, Status
-from perdure.stores.objects import bucket as probing, documents, inbox, layout, leases
-from perdure.stores.objects.bucket import Bucket
+from perdure.stores.objects import documents, inbox, layout, leases
+from perdure.stores.objects.bucket import Bucket, require_conditions
 from perdure.stores.objects.log import ObjectLogWriter
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ class OpenBucket:
         def begin() -> Bucket:
             bucket = make()
             try:
-                probing.require_conditions(bucket, location)
+                require_conditions(bucket, location)
                 tags.append(inbox.heartbeat(bucket, owner, beat, requests, None)[0])
             except BaseException:
                 bucket.close()

@@ -198,8 +198,9 @@ def enqueue(
         if bucket.create(name, head.with_checksum(_Post(key, fresh))) is not None:
             _notify_holder(bucket, key)
             return len(fresh)
-    message = f"the inbox of {key} changed at each attempt to post: try again"
-    raise StoreUnavailableError(message, key=key)
+    raise StoreUnavailableError(
+        f"the inbox of {key} changed at each attempt to post: try again", key=key
+    )
 
 
 def _notify_holder(bucket: Bucket, key: SessionKey) -> None:

@@ -279,8 +279,8 @@ def _epoch_at(lines: bytes, offset: int) -> int:
 
 def damage_error(name: str, what: str) -> CorruptRecordError:
     """Return the error for an object that is not what was written."""
-    message = (
+    return CorruptRecordError(
         f"object {name} is damaged: {what}; it was left unchanged: restore it from an older "
-        "version of the object or from a copy of the bucket"
+        "version of the object or from a copy of the bucket",
+        object=name,
     )
-    return CorruptRecordError(message, object=name)

@@ -30,7 +30,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, Entry
 from perdure.records.refusals import lease_held
 from perdure.store import LeaseState
-from perdure.stores.objects import head as heads, layout, layout as commits, reader, tenants
+from perdure.stores.objects import head as heads, layout, reader, tenants
 from perdure.stores.objects.bucket import Bucket, ListedObject
 from perdure.stores.objects.head import SessionHead
 from perdure.stores.objects.layout import Header
@@ -159,8 +159,9 @@ def acquire(
         if end.seq == 1:
             tenants.add_to_directory(bucket, key, end.generation)
         return _granted_writer(bucket, key, current, end, new_holder)
-    message = f"the lease of {key} was not acquired: its log kept growing; try again"
-    raise StoreUnavailableError(message, key=key)
+    raise StoreUnavailableError(
+        f"the lease of {key} was not acquired: its log kept growing; try again", key=key
+    )
 
 
 def _granted_writer(
@@ -248,7 +249,7 @@ def _append_epoch_record(
     for _ in range(_ATTEMPTS):
         first = end.seq + 1
         name = layout.log_name(folder, end.generation, first)
-        data, crc = commits.encode(
+        data, crc = layout.encode(
             [record], first=first, epoch=new_holder.epoch, owner=new_holder.owner, seed=end.crc
         )
         added = msgspec.structs.replace(
@@ -261,9 +262,9 @@ def _append_epoch_record(
         stored = bucket.get(name)
         if stored is not None and stored.data == data:
             return msgspec.structs.replace(added, seq=first, crc=crc, newest=None)
-        if stored is None or stored.data == commits.GONE:
+        if stored is None or stored.data == layout.GONE:
             return None
-        commit = commits.commit(name, first, stored.data)
+        commit = layout.commit(name, first, stored.data)
         if commit.header.cut or commit.header.epoch >= new_holder.epoch:
             return None  # merged by a later holder, or another process was faster
         end = msgspec.structs.replace(
@@ -335,8 +336,9 @@ def _publish_head(
             bucket.remove([name])
             raise lease_held(key, new_holder.epoch - 1, latest.epoch)
         head = _with_holder(latest, new_holder)
-    message = f"the lease of {key} was not acquired: its head kept changing; try again"
-    raise StoreUnavailableError(message, key=key)
+    raise StoreUnavailableError(
+        f"the lease of {key} was not acquired: its head kept changing; try again", key=key
+    )
 
 
 def replace_head(

@@ -43,7 +43,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, Entry, Position
 from perdure.records.refusals import lease_lost, new_entries, refusal_of
 from perdure.store import Batch, Outcome, Status
-from perdure.stores.objects import layout, layout as commits, layout as framing, reader
+from perdure.stores.objects import layout, reader
 from perdure.stores.objects.bucket import Bucket, ListedObject
 from perdure.stores.objects.head import MergedSegment, ReadMark, SessionHead
 from perdure.stores.objects.layout import Commit
@@ -145,7 +145,7 @@ class ObjectLogWriter:
             if not entries:
                 return Outcome(Status.OK)
             name = layout.log_name(self.folder, self.generation, self.head + 1)
-            data, crc = commits.encode(
+            data, crc = layout.encode(
                 entries, first=self.head + 1, epoch=self.epoch, owner=self.owner, seed=self.crc
             )
             if self._bucket.create(name, data) is not None:
@@ -177,20 +177,22 @@ class ObjectLogWriter:
         if missing:
             gap = min(missing)
             self._move_aside([seq for seq in self._commit_firsts if seq > gap and seq in existing])
-            message = (
+            raise LeaseLostError(
                 f"epoch {self.epoch} of {self.key} may not write: its records from {gap} on no "
-                "longer exist; open the session again"
+                "longer exist; open the session again",
+                key=str(self.key),
+                epoch=self.epoch,
+                gone=gap,
             )
-            raise LeaseLostError(message, key=str(self.key), epoch=self.epoch, gone=gap)
         self.is_doubted = False
 
-    def _commit(self, first: int) -> commits.Commit | None:
+    def _commit(self, first: int) -> layout.Commit | None:
         """Return a stored commit, None if it is missing or deleted."""
         name = layout.log_name(self.folder, self.generation, first)
         stored = self._bucket.get(name)
-        if stored is None or stored.data == commits.GONE:
+        if stored is None or stored.data == layout.GONE:
             return None
-        return commits.commit(name, first, stored.data)
+        return layout.commit(name, first, stored.data)
 
     def _move_aside(self, firsts: Sequence[int]) -> None:
         """Move commits after a gap out of the log, which they would damage for all readers.
@@ -215,11 +217,12 @@ class ObjectLogWriter:
         """
         stored = self._bucket.get(name)
         if stored is None:  # concurrent requests: the service let neither win
-            message = f"{name} can be neither created nor read: try again"
-            raise StoreUnavailableError(message, object=name, unwritten=True)
-        if stored.data == commits.GONE:
+            raise StoreUnavailableError(
+                f"{name} can be neither created nor read: try again", object=name, unwritten=True
+            )
+        if stored.data == layout.GONE:
             raise lease_lost(self.key, self.epoch)
-        commit = commits.commit(name, self.head + 1, stored.data)
+        commit = layout.commit(name, self.head + 1, stored.data)
         if commit.header.epoch != self.epoch or commit.header.owner != self.owner:
             raise lease_lost(self.key, self.epoch, newest=commit.header.epoch)
         if not commit.header.cut:
@@ -227,7 +230,7 @@ class ObjectLogWriter:
             self.head, self.crc = commit.header.last, commit.crc
             return False
         self.has_lost_lease = True
-        if commit.header == commits.tombstone_header(data):
+        if commit.header == layout.tombstone_header(data):
             return True
         raise lease_lost(self.key, self.epoch)
 
@@ -317,8 +320,8 @@ def _read_commits(bucket: Bucket, head: SessionHead, names: Sequence[ListedObjec
     seq, crc = head.floor, head.crc
     for entry, stored in zip(names, objects, strict=True):
         if stored is None:
-            raise framing.damage_error(entry.name, "another program removed it")
-        commit = framing.commit(entry.name, layout.first_of(entry.name), stored.data)
+            raise layout.damage_error(entry.name, "another program removed it")
+        commit = layout.commit(entry.name, layout.first_of(entry.name), stored.data)
         if commit.header.first != seq + 1 or commit.header.seed != crc or commit.header.cut:
             raise reader.unlinked_error(entry.name, commit.header.first)
         commits.append(commit)
@@ -338,7 +341,7 @@ def removable(
         if after.header.epoch == commit.header.epoch:
             to_remove.append(name)
         else:
-            cut.append((name, framing.tombstone(commit.header)))
+            cut.append((name, layout.tombstone(commit.header)))
     return to_remove, cut
 
 
@@ -365,9 +368,9 @@ def _write_segment(
     for segment in before:
         data = bucket.part(segment.object, 0, segment.size)
         if data is None:
-            raise framing.damage_error(segment.object, "it is missing or truncated")
+            raise layout.damage_error(segment.object, "it is missing or truncated")
         start = segment.marks[0]
-        framing.records_of(segment.object, data, Position(0, start.seq, start.crc))
+        layout.records_of(segment.object, data, Position(0, start.seq, start.crc))
         marks += [ReadMark(mark.seq, offset + mark.offset, mark.crc) for mark in segment.marks]
         chunks.append(data)
         offset += len(data)

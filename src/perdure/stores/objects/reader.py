@@ -18,7 +18,7 @@ import msgspec
 from perdure.errors import CorruptRecordError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry, Position, Record
-from perdure.stores.objects import layout, layout as commits
+from perdure.stores.objects import layout
 from perdure.stores.objects.bucket import Bucket, ListedObject, StoredObject
 from perdure.stores.objects.head import MergedSegment, SessionHead, decode, folded_up_to
 
@@ -123,7 +123,7 @@ def require_first_commit(key: SessionKey, head: SessionHead, loose: Sequence[Lis
     if first != head.floor + 1:
         # The newest commit is never merged, so there is always one after the floor.
         name = layout.log_name(layout.folder_of(key), head.generation, head.floor + 1)
-        raise commits.damage_error(
+        raise layout.damage_error(
             name, f"the log of {key} lacks the commit of record {head.floor + 1}"
         )
 
@@ -176,9 +176,9 @@ def read(
     for part, (before, data) in zip(parts, lines, strict=True):
         if crc is not None and before != crc:
             raise unlinked_error(part.name, part.first)
-        more, end = commits.records_of(part.name, data, Position(0, part.first - 1, before))
+        more, end = layout.records_of(part.name, data, Position(0, part.first - 1, before))
         if (part.last is not None and end.seq != part.last) or not more:
-            raise commits.damage_error(
+            raise layout.damage_error(
                 part.name, f"records {end.seq + 1} to {part.last} are not in it"
             )
         records += more
@@ -188,7 +188,7 @@ def read(
 
 def unlinked_error(name: str, first: int) -> CorruptRecordError:
     """Return the error for a commit whose seed is not the checksum of the record before it."""
-    return commits.damage_error(name, f"record {first} does not follow the one before it")
+    return layout.damage_error(name, f"record {first} does not follow the one before it")
 
 
 def _lines(bucket: Bucket, part: LogRange) -> tuple[int, bytes]:
@@ -200,9 +200,7 @@ def _lines(bucket: Bucket, part: LogRange) -> tuple[int, bytes]:
         entry = bucket.stat(part.name)
         if entry is None:
             raise ObjectMergedAway(part.name)
-        raise commits.damage_error(
-            part.name, f"it ends at byte {entry.size}, before {part.span[1]}"
-        )
+        raise layout.damage_error(part.name, f"it ends at byte {entry.size}, before {part.span[1]}")
     stored = bucket.get(part.name)
     if stored is None:
         raise ObjectMergedAway(part.name)
@@ -211,9 +209,9 @@ def _lines(bucket: Bucket, part: LogRange) -> tuple[int, bytes]:
 
 def _commit_lines(part: LogRange, data: bytes) -> tuple[int, bytes]:
     """Return the record lines of a commit, and the checksum before them."""
-    if data == commits.GONE:
+    if data == layout.GONE:
         raise ObjectMergedAway(part.name)
-    commit = commits.commit(part.name, part.first, data)
+    commit = layout.commit(part.name, part.first, data)
     if commit.header.cut:
         raise ObjectMergedAway(part.name)
     if part.crc is not None and commit.header.seed != part.crc:
@@ -221,7 +219,7 @@ def _commit_lines(part: LogRange, data: bytes) -> tuple[int, bytes]:
     return commit.header.seed, commit.lines
 
 
-def newest_commit(bucket: Bucket, loose: Sequence[ListedObject]) -> commits.Commit:
+def newest_commit(bucket: Bucket, loose: Sequence[ListedObject]) -> layout.Commit:
     """Return the newest commit.
 
     Raises:
@@ -231,7 +229,7 @@ def newest_commit(bucket: Bucket, loose: Sequence[ListedObject]) -> commits.Comm
     return whole_commit(bucket, loose[-1].name)[0]
 
 
-def whole_commit(bucket: Bucket, name: str) -> tuple[commits.Commit, bytes]:
+def whole_commit(bucket: Bucket, name: str) -> tuple[layout.Commit, bytes]:
     """Return a commit, and its object's bytes.
 
     Raises:
@@ -239,9 +237,9 @@ def whole_commit(bucket: Bucket, name: str) -> tuple[commits.Commit, bytes]:
 
     """
     stored = bucket.get(name)
-    if stored is None or stored.data == commits.GONE:
+    if stored is None or stored.data == layout.GONE:
         raise ObjectMergedAway(name)
-    commit = commits.commit(name, layout.first_of(name), stored.data)
+    commit = layout.commit(name, layout.first_of(name), stored.data)
     if commit.header.cut:
         raise ObjectMergedAway(name)
     return commit, stored.data
@@ -268,7 +266,7 @@ def require_folded(head: SessionHead, last: int) -> None:
     folded_from = folded_up_to(head)
     if last < folded_from:
         name = layout.log_name(layout.folder_of(head.key), head.generation, last + 1)
-        raise commits.damage_error(
+        raise layout.damage_error(
             name, f"the log of {head.key} ends at record {last}, its documents at {folded_from}"
         )
 
@@ -277,13 +275,14 @@ def require_moved(bucket: Bucket, before: ObjectReadPlan, missing: ObjectMergedA
     """Raise CorruptRecordError if an object is missing although the stored head references it."""
     current = read_head(bucket, before.head.key)
     if current is not None and current[1] == before.tag:
-        raise commits.damage_error(missing.name, "it is missing")
+        raise layout.damage_error(missing.name, "it is missing")
 
 
 def unstable_log_error(key: SessionKey) -> StoreUnavailableError:
     """Return the error for a log that is merged at each attempt to read it."""
-    message = f"the log of {key} was merged at each attempt to read it: try again"
-    return StoreUnavailableError(message, key=key)
+    return StoreUnavailableError(
+        f"the log of {key} was merged at each attempt to read it: try again", key=key
+    )
 
 
 @final

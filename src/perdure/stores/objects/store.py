@@ -43,8 +43,7 @@ from perdure.store import (
 )
 from perdure.stores.objects import (
     directory,
-    documents as folding,
-    documents as stored_blobs,
+    documents as content,
     inbox,
     leases,
     reader,
@@ -157,8 +156,11 @@ class ObjectStore:
         except CorruptRecordError as error:
             if "key" in error.facts:
                 raise
-            message = f"session {key} is damaged: {error}, or {salvage_cure(key)}"
-            raise CorruptRecordError(message, **error.facts, key=str(key)) from error
+            raise CorruptRecordError(
+                f"session {key} is damaged: {error}, or {salvage_cure(key)}",
+                **error.facts,
+                key=str(key),
+            ) from error
 
     async def _run(self, function: Callable[[Bucket, *Ts], T], *args: *Ts) -> T:
         return await self._open_bucket.run_in_thread(function, *args)
@@ -228,7 +230,7 @@ class ObjectStore:
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
         opening = self._opening_of(key)
-        return await self._read(key, lambda bucket: folding.documents(bucket, key, names, opening))
+        return await self._read(key, lambda bucket: content.documents(bucket, key, names, opening))
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
@@ -236,32 +238,32 @@ class ObjectStore:
         """Write documents first, the head last."""
         writer = self._writer(key, manifest.epoch)
         writer.opening = None
-        await self._run(folding.fold, writer, dict(documents), manifest)
+        await self._run(content.fold, writer, dict(documents), manifest)
 
     # blobs
 
     async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
-        await self._run(stored_blobs.put, tenant, dict(blobs))
+        await self._run(content.put, tenant, dict(blobs))
 
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
         """Return a blob, verified; None when there is none."""
-        return await self._run(stored_blobs.get, tenant, name)
+        return await self._run(content.get, tenant, name)
 
     async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
-        return await self._run(stored_blobs.sweep, tenant, frozenset(reachable), older_than)
+        return await self._run(content.sweep, tenant, frozenset(reachable), older_than)
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
         """Remove records with ``seq < below``, as the holder; the newest commit stays whole."""
         writer = self._writer(key, epoch)
         writer.opening = None
-        return await self._run(folding.trim, writer, below)
+        return await self._run(content.trim, writer, below)
 
     async def blob_names(self, tenant: str) -> list[str]:
         """List the tenant's blobs that can be read, by name."""
-        return await self._run(stored_blobs.names, tenant)
+        return await self._run(content.names, tenant)
 
     async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
-        return await self._run(stored_blobs.remove, tenant, list(names))
+        return await self._run(content.remove, tenant, list(names))
 
     # leases
 

@@ -324,11 +324,10 @@ class Calls:
         raise self._no_answer_error(doing, deadline_seconds)
 
     def _no_answer_error(self, doing: str, deadline_seconds: float) -> StoreUnavailableError:
-        message = (
+        return StoreUnavailableError(
             f"cannot {doing} {self._location}: no answer within {deadline_seconds:g} s: check the "
             "server's load and the network; saving resumes by itself"
         )
-        return StoreUnavailableError(message)
 
     def _call_with_retries(
         self,

@@ -117,8 +117,9 @@ def driver() -> Any:
     try:
         import psycopg
     except ImportError as error:
-        message = "the PostgreSQL store needs psycopg: pip install 'perdure[postgres]'"
-        raise MissingExtraError(message, extra="postgres") from error
+        raise MissingExtraError(
+            "the PostgreSQL store needs psycopg: pip install 'perdure[postgres]'", extra="postgres"
+        ) from error
     return psycopg
 
 
@@ -184,8 +185,9 @@ class Connections:
         except self.errors as error:
             # Not as the cause: it may quote any part of the URL.
             text = self._settings.hide(" ".join(str(error).split()))
-            message = f"the URL of {self._settings.location} is not valid: {text}"
-            raise ConfigError(message, option="url") from None
+            raise ConfigError(
+                f"the URL of {self._settings.location} is not valid: {text}", option="url"
+            ) from None
 
     def connect(self) -> Connection:
         """Return a new connection, in autocommit mode.
@@ -231,13 +233,13 @@ class Connections:
             other = self._connect_driver()
             with contextlib.closing(other), self.watched(other):
                 if _share_processes(connection, other):
-                    message = (
+                    raise ConfigError(
                         f"{self._settings.location} is the address of a pooler that gives each "
                         "transaction any connection, such as PgBouncer with pool_mode=transaction: "
                         "settings, prepared statements and notifications do not hold there; "
-                        "use the server's own address, or one with pool_mode=session"
+                        "use the server's own address, or one with pool_mode=session",
+                        option="url",
                     )
-                    raise ConfigError(message, option="url")
         self._is_own = True
 
     def perdure_error(self, error: psycopg.Error, doing: str) -> PerdureError:
@@ -306,8 +308,9 @@ class Connections:
         while True:
             with self._lock:
                 if self._closed:
-                    message = f"the store at {self._settings.location} is closed: open a new one"
-                    raise StoreUnavailableError(message)
+                    raise StoreUnavailableError(
+                        f"the store at {self._settings.location} is closed: open a new one"
+                    )
                 idle = self._idle.pop() if self._idle else None
             if idle is None:
                 return self.connect()
@@ -388,14 +391,15 @@ def password_reader(password: Password, location: str, timeout: float) -> Callab
             raise
         except Exception as error:
             kind = type(error).__name__  # its text may hold anything
-            message = (
+            raise StoreUnavailableError(
                 f"cannot reach {location}: its password= failed with {kind}: make sure that it "
                 "returns a password; saving resumes by itself"
-            )
-            raise StoreUnavailableError(message) from error
+            ) from error
         if not isinstance(secret, str):
-            message = f"password= returned a {type(secret).__name__}: it has to return text"
-            raise ConfigError(message, option="password")
+            raise ConfigError(
+                f"password= returned a {type(secret).__name__}: it has to return text",
+                option="password",
+            )
         return secret
 
     return read

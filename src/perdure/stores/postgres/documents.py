@@ -133,15 +133,20 @@ def _manifest(key: SessionKey, sealed: bytes, head: int) -> Manifest | None:
     if manifest is None:
         raise newer_format(f"the manifest of {key}", number, key=str(key))
     if manifest.key != key:
-        message = f"the manifest of {key} belongs to {manifest.key}: restore the table manifests"
-        raise CorruptRecordError(message, key=str(key), table="manifests")
+        raise CorruptRecordError(
+            f"the manifest of {key} belongs to {manifest.key}: restore the table manifests",
+            key=str(key),
+            table="manifests",
+        )
     if manifest.as_of_seq > head:
-        message = (
+        raise CorruptRecordError(
             f"the log of {key} ends at record {head}, but documents were made from record "
             f"{manifest.as_of_seq}: rows are missing; restore the tables from a copy, or "
-            f"{salvage_cure(key)}"
+            f"{salvage_cure(key)}",
+            key=str(key),
+            head=head,
+            as_of_seq=manifest.as_of_seq,
         )
-        raise CorruptRecordError(message, key=str(key), head=head, as_of_seq=manifest.as_of_seq)
     return manifest
 
 

@@ -57,8 +57,7 @@ def perdure_error(error: psycopg.Error, doing: str, location: str) -> PerdureErr
     code = error.sqlstate or _code_of_text(str(error))
     text = " ".join((error.diag.message_primary or str(error) or type(error).__name__).split())
     if code[:2] in _VALUES:
-        message = f"{location} cannot {doing} this: {text}"
-        return NotStorableError(message, sqlstate=code)
+        return NotStorableError(f"{location} cannot {doing} this: {text}", sqlstate=code)
     cure = _CURES.get(code) or _CURES.get(code[:3]) or _CURES.get(code[:2]) or _CURES["08"]
     return StoreUnavailableError(f"cannot {doing} {location}: {text}: {cure}", sqlstate=code)
 

@@ -132,8 +132,7 @@ def _acquire_locked(
         query, values = take.statement
         acquired = take.result(connection.execute(query, values, binary=True).fetchall())
     if acquired is None:
-        message = f"the row of {key} changed under its lock: try again"
-        return StoreUnavailableError(message, key=key)
+        return StoreUnavailableError(f"the row of {key} changed under its lock: try again", key=key)
     return acquired
 
 

@@ -78,13 +78,14 @@ class RowReader:
         return decoded.records[::step]
 
     def _damage_error(self, row: CommitRow, reason: str) -> CorruptRecordError:
-        message = (
+        return CorruptRecordError(
             f"the log of {self._key} is damaged in the commit of records {row.first} to "
             f"{row.last}: {reason}; it was left as it is: restore the table commits from a copy, "
-            f"or {salvage_cure(self._key)}"
-        )
-        return CorruptRecordError(
-            message, key=str(self._key), first=row.first, last=row.last, table="commits"
+            f"or {salvage_cure(self._key)}",
+            key=str(self._key),
+            first=row.first,
+            last=row.last,
+            table="commits",
         )
 
 
@@ -92,11 +93,14 @@ def missing_rows_error(
     key: SessionKey, state: SessionState, low: int, high: int
 ) -> CorruptRecordError:
     """Return the error for records whose rows are missing."""
-    message = (
+    return CorruptRecordError(
         f"the log of {key} ends at record {state.head}, and the rows with its records {low} to "
-        f"{high} are missing: restore the table commits from a copy, or {salvage_cure(key)}"
+        f"{high} are missing: restore the table commits from a copy, or {salvage_cure(key)}",
+        key=str(key),
+        first=low,
+        last=high,
+        table="commits",
     )
-    return CorruptRecordError(message, key=str(key), first=low, last=high, table="commits")
 
 
 class OwnedSession(msgspec.Struct):

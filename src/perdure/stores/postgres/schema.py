@@ -65,11 +65,12 @@ def _version(connection: Connection, schema: str, location: str) -> int:
     row = connection.execute(query).fetchone()
     version = int(row[0]) if row else 0
     if version > LATEST:
-        message = (
+        raise UnsupportedVersionError(
             f"the tables at {location} have version {version}, this release reads up to "
-            f"{LATEST}: use a newer release of perdure, or another schema"
+            f"{LATEST}: use a newer release of perdure, or another schema",
+            version=version,
+            location=location,
         )
-        raise UnsupportedVersionError(message, version=version, location=location)
     return version
 
 
@@ -97,11 +98,11 @@ def durability_of(connection: Connection, location: str) -> str:
         )
     )
     if encoding != "UTF8":
-        message = (
+        raise ConfigError(
             f"the database at {location} has the encoding {encoding}: create one with "
-            "ENCODING 'UTF8'"
+            "ENCODING 'UTF8'",
+            encoding=encoding,
         )
-        raise ConfigError(message, encoding=encoding)
     unsafe = [
         f"{name}={value}"
         for name, value, safe in (

@@ -65,8 +65,9 @@ def settings_of(
     """
     scheme, _, remainder = url.partition(":")
     if scheme.lower() not in ("postgresql", "postgres") or not remainder.startswith("//"):
-        message = "a PostgreSQL store's URL is postgresql://user@host:5432/database"
-        raise ConfigError(message, option="url")
+        raise ConfigError(
+            "a PostgreSQL store's URL is postgresql://user@host:5432/database", option="url"
+        )
     address, _, query = remainder[2:].partition("?")
     authority, slash, database = address.partition("/")
     login, at, hosts = authority.rpartition("@")
@@ -103,11 +104,11 @@ def _require_unambiguous(hosts: str, database: str, query: str) -> None:
     ports = [host.rpartition(":")[2] for host in hosts.split(",") if _PORT.search(host)]
     others = [part for part in query.split("&") if part and "=" not in part]
     if "@" in database or others or not all(port.isdecimal() for port in ports if port):
-        message = (
+        raise ConfigError(
             "this PostgreSQL URL cannot be read: a character in its user, password or host cuts "
-            "it in two; write @ # / ? : there as %40 %23 %2F %3F %3A"
+            "it in two; write @ # / ? : there as %40 %23 %2F %3F %3A",
+            option="url",
         )
-        raise ConfigError(message, option="url")
 
 
 def quoted(name: str) -> str:
@@ -127,8 +128,11 @@ def _schema(name: str) -> str:
         reason = "PostgreSQL reserves this name"
     else:
         return name
-    message = f"invalid schema={name[:80]!r}: {reason}; use a name such as {SCHEMA}"
-    raise ConfigError(message, option="schema", value=name)
+    raise ConfigError(
+        f"invalid schema={name[:80]!r}: {reason}; use a name such as {SCHEMA}",
+        option="schema",
+        value=name,
+    )
 
 
 def _timeout(parameter: str | None) -> float:
@@ -140,8 +144,9 @@ def _timeout(parameter: str | None) -> float:
         seconds = 0.0
     if not _MIN_TIMEOUT <= seconds <= _MAX_TIMEOUT:
         expected = f"{_MIN_TIMEOUT} to {_MAX_TIMEOUT:g} seconds"
-        message = f"invalid timeout={parameter!r}: expected {expected}"
-        raise ConfigError(message, option="timeout", value=parameter)
+        raise ConfigError(
+            f"invalid timeout={parameter!r}: expected {expected}", option="timeout", value=parameter
+        )
     return seconds
 
 
@@ -151,6 +156,9 @@ def _connections(argument: int | None, parameter: str | None) -> int:
         return CONNECTIONS
     number = int(value) if value.isascii() and value.isdigit() and len(value) < 9 else 0
     if not 2 <= number <= _MAX_CONNECTIONS:
-        message = f"invalid connections={value!r}: expected 2 to {_MAX_CONNECTIONS}"
-        raise ConfigError(message, option="connections", value=value)
+        raise ConfigError(
+            f"invalid connections={value!r}: expected 2 to {_MAX_CONNECTIONS}",
+            option="connections",
+            value=value,
+        )
     return number

@@ -38,9 +38,7 @@ from perdure.store import (
     past_damage,
 )
 from perdure.stores.postgres import (
-    documents as _blobs,
-    documents as _documents,
-    documents as directory,
+    documents as content,
     inbox,
     leases,
     log,
@@ -92,8 +90,9 @@ class PostgresStore:
     ) -> None:
         self._settings = settings_of(url, schema=schema, connections=connections)
         if password is not None and self._settings.has_password:
-            message = "password= and a password in the URL: leave one of them out"
-            raise ConfigError(message, option="password")
+            raise ConfigError(
+                "password= and a password in the URL: leave one of them out", option="password"
+            )
         self._password = password
         self._owner = owner or random_id()
         self._sql = Statements(self._settings.schema)
@@ -214,7 +213,7 @@ class PostgresStore:
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
         """Remove whole commits that end before a record."""
-        return await self._calls.run_idempotent("trim", directory.trim, key, epoch, below)
+        return await self._calls.run_idempotent("trim", content.trim, key, epoch, below)
 
     # documents
 
@@ -224,10 +223,10 @@ class PostgresStore:
         session = self._held_sessions.get(key)
         state = self._granted.pop(key, None)
         if state is None or session is None or (session.epoch, session.head) != state[1:3]:
-            plain = _documents.DocumentsQuery(key, names)
-            return await self._calls.run_together("read", _documents.read, plain)
-        query = _documents.OpeningQuery(key, names, state)
-        found, opening = await self._calls.run_together("read", _documents.read_openings, query)
+            plain = content.DocumentsQuery(key, names)
+            return await self._calls.run_together("read", content.read, plain)
+        query = content.OpeningQuery(key, names, state)
+        found, opening = await self._calls.run_together("read", content.read_openings, query)
         self._openings[key] = opening
         return found
 
@@ -235,9 +234,9 @@ class PostgresStore:
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
         """Replace documents and manifest in one transaction."""
-        fold = _documents.Fold(self._row_id(key), key, dict(documents), manifest)
+        fold = content.Fold(self._row_id(key), key, dict(documents), manifest)
         size = sum(map(len, documents.values()))
-        await self._calls.run_together("write to", _documents.write, fold, size=size)
+        await self._calls.run_together("write to", content.write, fold, size=size)
 
     def _row_id(self, key: SessionKey) -> int:
         session = self._held_sessions.get(key)
@@ -246,21 +245,21 @@ class PostgresStore:
     # blobs
 
     async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
-        await self._calls.run_idempotent("write to", _blobs.put, tenant, dict(blobs))
+        await self._calls.run_idempotent("write to", content.put, tenant, dict(blobs))
 
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
-        return await self._calls.run_idempotent("read", _blobs.get, tenant, name)
+        return await self._calls.run_idempotent("read", content.get, tenant, name)
 
     async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
         return await self._calls.run_long(
-            "sweep", _blobs.sweep, tenant, frozenset(reachable), older_than
+            "sweep", content.sweep, tenant, frozenset(reachable), older_than
         )
 
     async def blob_names(self, tenant: str) -> list[str]:
-        return await self._calls.run_idempotent("read", _blobs.names, tenant)
+        return await self._calls.run_idempotent("read", content.names, tenant)
 
     async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
-        return await self._calls.run_idempotent("write to", _blobs.remove, tenant, list(names))
+        return await self._calls.run_idempotent("write to", content.remove, tenant, list(names))
 
     # leases
 
@@ -383,19 +382,19 @@ class PostgresStore:
     ) -> list[SessionInfo]:
         return await self._calls.run_idempotent(
             "read",
-            directory.list_sessions,
-            directory.PostgresListQuery(tenant, owner, tag, prefix, after, limit),
+            content.list_sessions,
+            content.PostgresListQuery(tenant, owner, tag, prefix, after, limit),
         )
 
     async def tenants(self) -> list[str]:
-        return await self._calls.run_idempotent("read", directory.tenants)
+        return await self._calls.run_idempotent("read", content.tenants)
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
         self._granted.pop(key, None)
         self._openings.pop(key, None)
-        await self._calls.run_once("delete from", directory.delete, key, epoch)
+        await self._calls.run_once("delete from", content.delete, key, epoch)
         self._held_sessions.pop(key, None)
 
     async def scrub(self) -> None:
         """Rewrite the tables without what was removed."""
-        await self._calls.run_long("scrub", directory.scrub)
+        await self._calls.run_long("scrub", content.scrub)

@@ -411,8 +411,9 @@ def _driver() -> Any:
     try:
         import coredis.exceptions
     except ImportError as error:
-        message = "redis: and valkey: URLs need coredis: pip install 'perdure[redis]'"
-        raise MissingExtraError(message, extra="redis") from error
+        raise MissingExtraError(
+            "redis: and valkey: URLs need coredis: pip install 'perdure[redis]'", extra="redis"
+        ) from error
     return coredis.exceptions
 
 
@@ -432,12 +433,12 @@ def _mode_of(info: Any) -> str:
 
 
 def _sentinel_error(location: str) -> ConfigError:
-    message = (
+    return ConfigError(
         f"{location} is a Sentinel, which holds no data: perdure connects to one primary and does "
         "not query Sentinels. Name the primary, or an address that always leads to it (a proxy or "
-        "a DNS name that a failover moves)"
+        "a DNS name that a failover moves)",
+        option="url",
     )
-    return ConfigError(message, option="url")
 
 
 _MODE: Final = re.compile(rb"(?:redis|server)_mode:(\w+)")
@@ -486,12 +487,13 @@ async def _require_one_primary(link: RedisLink) -> None:
     (reply,) = await link.request([RedisCall(b"CLUSTER INFO")])
     match = None if isinstance(reply, BaseException) else _CLUSTER_SIZE.search(_text(reply))
     if match is not None and int(match[1]) > 1:
-        message = (
+        raise ConfigError(
             f"{link.location} is a node of a cluster with {match[1]} primaries: perdure keeps a "
             "store on one primary and does not follow redirections. Name a server without "
-            "cluster-enabled, or a cluster of one primary; to spread over more use PostgreSQL or S3"
+            "cluster-enabled, or a cluster of one primary; to spread over more use PostgreSQL or "
+            "S3",
+            option="url",
         )
-        raise ConfigError(message, option="url")
 
 
 def _text(reply: Any) -> str:
@@ -584,19 +586,21 @@ async def scrub(link: RedisLink) -> None:
         )
     (reply,) = await link.request([begin])
     if isinstance(reply, BaseException) and "progress" not in str(reply):
-        message = (
+        raise StoreUnavailableError(
             f"the server at {link.location} refused to rewrite its files ({reply}): run "
-            f"{begin.name.decode()} there, so that removed data leaves its disk"
+            f"{begin.name.decode()} there, so that removed data leaves its disk",
+            location=link.location,
+            sent=False,
         )
-        raise StoreUnavailableError(message, location=link.location, sent=False)
     while True:
         info = await _info(link, "persistence")
         if not any(info.get(busy + what) == "1" for what in ("in_progress", "scheduled")):
             break
         await anyio.sleep(_POLL_SECONDS)
     if info.get(last) == "err":
-        message = (
+        raise StoreUnavailableError(
             f"the server at {link.location} failed to rewrite its files: see its log and its "
-            "disk; removed data may still be on it"
+            "disk; removed data may still be on it",
+            location=link.location,
+            sent=False,
         )
-        raise StoreUnavailableError(message, location=link.location, sent=False)

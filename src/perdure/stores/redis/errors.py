@@ -54,11 +54,12 @@ def unreachable(location: str, error: BaseException | None, *, sent: bool) -> St
 
 def in_doubt(location: str) -> StoreUnavailableError:
     """Return the error for a write that the server executed but did not sync in time."""
-    message = (
+    return StoreUnavailableError(
         f"the server at {location} has not synced a write to its disk in time: it will be sent "
-        "again; check the server's disk, or do not wait for it with ?wait=no"
+        "again; check the server's disk, or do not wait for it with ?wait=no",
+        location=location,
+        sent=True,
     )
-    return StoreUnavailableError(message, location=location, sent=True)
 
 
 def error_meaning(location: str, error: BaseException) -> PerdureError:

@@ -163,11 +163,12 @@ class LogState(NamedTuple):
 
 def damage_error(key: SessionKey, part: str, reason: str) -> CorruptRecordError:
     """Return the error for a damaged part of a session."""
-    message = (
+    return CorruptRecordError(
         f"{part} of session {key} is damaged on the server ({reason}): it was left unchanged; "
-        f"restore the session from a backup, or {salvage_cure(key)}"
+        f"restore the session from a backup, or {salvage_cure(key)}",
+        key=str(key),
+        where=part,
     )
-    return CorruptRecordError(message, key=str(key), where=part)
 
 
 def span_of(id: bytes) -> tuple[int, int]:

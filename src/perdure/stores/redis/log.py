@@ -116,11 +116,12 @@ class ColdHistory:
 
         """
         if self._history is None:
-            message = (
+            raise StoreUnavailableError(
                 f"the history of {key} before its newest records was moved to another store: name "
-                "it with history=… to read them"
+                "it with history=… to read them",
+                key=str(key),
+                sent=False,
             )
-            raise StoreUnavailableError(message, key=str(key), sent=False)
         call = RedisCall(b"XRANGE", self._names.session_keys(key).segments, seq, b"+", b"COUNT", 1)
         (entries,) = await self._link.send([call])
         if not entries:

@@ -85,11 +85,11 @@ class RedisStore:
     def __init__(self, url: str, *, owner: str | None = None, history: Store | None = None) -> None:
         settings = settings_from(url)
         if settings.history and history is None:
-            message = (
+            raise ConfigError(
                 "history=… in a URL is for connect() and store_for(): pass a RedisStore the store "
-                "itself, RedisStore(url, history=store)"
+                "itself, RedisStore(url, history=store)",
+                option="history",
             )
-            raise ConfigError(message, option="history")
         self._owner = owner or random_id()
         self._heartbeats = 0
         """Heartbeats since the settings were checked; a failed one resets it."""

@@ -56,11 +56,11 @@ def connect(
     import sqlite3
 
     if sqlite3.sqlite_version_info < OLDEST:
-        message = (
+        raise ConfigError(
             f"the SQLite of this Python is {sqlite3.sqlite_version}, and {OLDEST[0]}.{OLDEST[1]} "
-            "is needed: use a Python with a newer one, or the file store"
+            "is needed: use a Python with a newer one, or the file store",
+            found=sqlite3.sqlite_version,
         )
-        raise ConfigError(message, found=sqlite3.sqlite_version)
     # Behind two slashes, a URI has the name of a host.
     scheme = "file://" if path.startswith("//") else "file:"
     con = sqlite3.connect(
@@ -98,8 +98,7 @@ def pragma(con: sqlite3.Connection, text: str) -> list[tuple[object, ...]]:
     try:
         return con.execute(f"PRAGMA {text}").fetchall()
     except UnicodeDecodeError as error:  # SQLite quotes the damaged part of the schema
-        message = f"Could not decode what is damaged: {error}"
-        raise sqlite3.DatabaseError(message) from error
+        raise sqlite3.DatabaseError(f"Could not decode what is damaged: {error}") from error
 
 
 def connect_unlocked(path: str, *, wal: bool) -> sqlite3.Connection:
@@ -155,11 +154,11 @@ def make_durable(con: sqlite3.Connection, path: str) -> None:
     # Only after a first write: before it, a failed switch to WAL looks like a successful one.
     modes = (pragma(con, "journal_mode"), pragma(con, "synchronous"))
     if modes != ([("wal",)], [(_FULL,)]):
-        message = (
+        raise StoreUnavailableError(
             f"{path} is not in WAL mode with full syncs ({modes}), so a commit might not be "
-            "durable: check the disk, and open the store again"
+            "durable: check the disk, and open the store again",
+            path=path,
         )
-        raise StoreUnavailableError(message, path=path)
 
 
 def migrate(con: sqlite3.Connection, path: str) -> None:
@@ -191,14 +190,15 @@ def format_of(con: sqlite3.Connection, path: str) -> int:
     )
     assert isinstance(version, int)
     if application != APPLICATION:
-        message = f"{path} is another program's database: choose another file"
-        raise ConfigError(message, path=path)
+        raise ConfigError(f"{path} is another program's database: choose another file", path=path)
     if version > len(MIGRATIONS):
-        message = (
+        raise UnsupportedVersionError(
             f"{path} has format {version}, this release reads up to {len(MIGRATIONS)}: use a newer "
-            "release of perdure in every process that uses the store"
+            "release of perdure in every process that uses the store",
+            path=path,
+            format=version,
+            reads=len(MIGRATIONS),
         )
-        raise UnsupportedVersionError(message, path=path, format=version, reads=len(MIGRATIONS))
     return version
 
 
@@ -263,11 +263,11 @@ class Readers:
 
     def _require_unchanged(self, reader: _Reader) -> None:
         if reader.files not in (None, _files_of(self._path)):
-            message = (
+            raise StoreUnavailableError(
                 f"{self._path} was changed while it was read without locks: read again; while "
-                "another process writes to it, read it where its -shm file can be opened"
+                "another process writes to it, read it where its -shm file can be opened",
+                path=self._path,
             )
-            raise StoreUnavailableError(message, path=self._path)
 
 
 class _Reader(NamedTuple):

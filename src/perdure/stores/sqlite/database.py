@@ -46,11 +46,14 @@ def resolve(path: str | os.PathLike[str]) -> str:
     if text.startswith("~"):
         text = os.path.expanduser(text)
     if not text or text.startswith("~") or text.endswith(("/", os.sep)) or "\0" in text:
-        message = f"{os.fspath(path)!r} names no database file: use a path such as agents.db"
-        raise ConfigError(message, path=os.fspath(path))
+        raise ConfigError(
+            f"{os.fspath(path)!r} names no database file: use a path such as agents.db",
+            path=os.fspath(path),
+        )
     if text == ":memory:":
-        message = "a database in memory keeps nothing: use the store memory: for tests"
-        raise ConfigError(message, path=text)
+        raise ConfigError(
+            "a database in memory keeps nothing: use the store memory: for tests", path=text
+        )
     return os.path.abspath(text)
 
 
@@ -88,8 +91,9 @@ def check_existing(path: str) -> Folder | None:
         _require_local(folder_path)
         with _refuse_links(path):
             if folder.stat(name) is None:
-                message = f"there is no database at {path}: check the path"
-                raise StoreUnavailableError(message, path=path, errno=errno.ENOENT)
+                raise StoreUnavailableError(
+                    f"there is no database at {path}: check the path", path=path, errno=errno.ENOENT
+                )
             _check(folder, name)
             try:
                 return folder.enter(name + OWNERS)
@@ -102,22 +106,23 @@ def _refuse_links(path: str) -> Iterator[None]:
     try:
         yield
     except LinkFoundError as error:
-        message = (
+        raise ConfigError(
             f"{error.filename} is a symbolic link, which could lead anywhere: give the real "
-            "path of the database"
-        )
-        raise ConfigError(message, path=path) from error
+            "path of the database",
+            path=path,
+        ) from error
 
 
 def _require_local(folder: str) -> None:
     kind = network_file_system(folder)
     if kind is not None:
-        message = (
+        raise ConfigError(
             f"{folder} is on a network file system ({kind}), where SQLite's shared memory does "
             "not reach other machines and databases get damaged: use a local disk, or a server "
-            "store"
+            "store",
+            path=folder,
+            type=kind,
         )
-        raise ConfigError(message, path=folder, type=kind)
 
 
 def _create(folder: Folder, name: str) -> None:
@@ -133,8 +138,10 @@ def _create(folder: Folder, name: str) -> None:
             os.close(fd)
         folder.link(temporary, name)
     except driver_error() as error:
-        message = f"cannot create {folder.path}/{name}: {error}: free some room, or check the disk"
-        raise StoreUnavailableError(message, path=os.path.join(folder.path, name)) from error
+        raise StoreUnavailableError(
+            f"cannot create {folder.path}/{name}: {error}: free some room, or check the disk",
+            path=os.path.join(folder.path, name),
+        ) from error
     finally:
         for ending in ("", "-wal", "-shm", "-journal"):
             folder.remove(temporary + ending)
@@ -151,27 +158,29 @@ def _check(folder: Folder, name: str) -> None:
     path = os.path.join(folder.path, name)
     status = folder.stat(name)
     if status is None:
-        message = f"{path} was removed while it was being opened: open it again"
-        raise StoreUnavailableError(message, path=path)
-    if stat.S_ISLNK(status.st_mode):
-        message = (
-            f"{path} is a symbolic link, which could lead anywhere: give the real path of the "
-            "database"
+        raise StoreUnavailableError(
+            f"{path} was removed while it was being opened: open it again", path=path
         )
-        raise ConfigError(message, path=path)
+    if stat.S_ISLNK(status.st_mode):
+        raise ConfigError(
+            f"{path} is a symbolic link, which could lead anywhere: give the real path of the "
+            "database",
+            path=path,
+        )
     if not stat.S_ISREG(status.st_mode):
-        message = f"{path} is not a file: choose another path (or file:{path} for a folder)"
-        raise ConfigError(message, path=path)
+        raise ConfigError(
+            f"{path} is not a file: choose another path (or file:{path} for a folder)", path=path
+        )
     if os.name == "posix" and status.st_mode & _OTHERS_WRITE:
-        message = f"{path} can be written by other users: chmod go-w {path}"
-        raise ConfigError(message, path=path)
+        raise ConfigError(f"{path} can be written by other users: chmod go-w {path}", path=path)
     if status.st_size < _SMALLEST:  # SQLite would take it for a new database
-        message = (
+        raise CorruptRecordError(
             f"{path} has {status.st_size} bytes, so it is not a SQLite database, or has lost its "
             "content; it was left as it is: restore it from a copy, or move it away and a new one "
-            "is created"
+            "is created",
+            path=path,
+            size=status.st_size,
         )
-        raise CorruptRecordError(message, path=path, size=status.st_size)
 
 
 # The database as a whole: checking its pages and indexes, and rebuilding the indexes

@@ -191,11 +191,11 @@ def sweep(
 def _require_times(name: object, renewed_at: object, moved_at: object) -> None:
     """Raise if a row does not hold its blob's age: nothing is removed by guessing."""
     if not isinstance(renewed_at, float) or not isinstance(moved_at, float | None):
-        message = (
+        raise CorruptRecordError(
             f"blob {name!r} is damaged in the database: its row has times of other types; nothing "
-            "was removed: restore the database from a copy, or run `perdure check`"
+            "was removed: restore the database from a copy, or run `perdure check`",
+            blob=str(name),
         )
-        raise CorruptRecordError(message, blob=str(name))
 
 
 # Directory of sessions by key, as of their last fold. Blocking; called within a transaction

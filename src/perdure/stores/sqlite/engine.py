@@ -114,8 +114,9 @@ class Engine:
         finally:
             self._roll_back()
             self._drop()
-        message = f"{self.path} was changed to format {version} meanwhile: try again"
-        raise StoreUnavailableError(message, path=self.path)
+        raise StoreUnavailableError(
+            f"{self.path} was changed to format {version} meanwhile: try again", path=self.path
+        )
 
     @contextlib.contextmanager
     def _committing(self) -> Iterator[None]:
@@ -354,8 +355,9 @@ class OpenDatabase(msgspec.Struct, frozen=True):
 
         """
         if self.read_only:
-            message = f"cannot {doing} {self.path}: it was opened read-only"
-            raise SessionError(message, path=self.path)
+            raise SessionError(
+                f"cannot {doing} {self.path}: it was opened read-only", path=self.path
+            )
 
         write = self.shared.add(lambda con: function(con, *args, **options))
         with map_errors(doing, self.path):
@@ -431,11 +433,11 @@ def _open_as_owner(path: str, owner: str, timeout: float) -> tuple[Engine, Prese
         presence = Presence(owners, owner)
     except BlockingIOError:
         owners.close()
-        message = (
+        raise ConfigError(
             f"owner id {owner!r} is in use by another process or store object at {path}: leave "
-            "owner out, or give each its own"
-        )
-        raise ConfigError(message, owner=owner) from None
+            "owner out, or give each its own",
+            owner=owner,
+        ) from None
     engine = Engine(path, timeout)
     try:
         with engine.transaction() as con:
@@ -493,11 +495,12 @@ def rebuild_indexes(path: str, timeout: float) -> list[str]:
 def _require_newest(con: sqlite3.Connection, path: str) -> None:
     version = format_of(con, path)
     if version < len(MIGRATIONS):
-        message = (
+        raise UnsupportedVersionError(
             f"{path} has format {version}, and this release reads {len(MIGRATIONS)}: open it once "
-            "for writing, which migrates it"
+            "for writing, which migrates it",
+            path=path,
+            format=version,
         )
-        raise UnsupportedVersionError(message, path=path, format=version)
 
 
 def _scrub(engine: Engine) -> None:
@@ -505,11 +508,11 @@ def _scrub(engine: Engine) -> None:
     con.execute("VACUUM")
     ((busy, *_),) = pragma(con, "wal_checkpoint(TRUNCATE)")
     if busy:
-        message = (
+        raise StoreUnavailableError(
             f"the write-ahead log of {engine.path} is in use and could not be emptied: scrub "
-            "again when no other connection reads"
+            "again when no other connection reads",
+            path=engine.path,
         )
-        raise StoreUnavailableError(message, path=engine.path)
 
 
 def _close_all(database: OpenDatabase) -> None:

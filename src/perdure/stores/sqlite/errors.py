@@ -84,12 +84,12 @@ def perdure_error(error: sqlite3.Error | UnicodeDecodeError, doing: str, path: s
 
     code = code_of(error)
     if is_damage(error):
-        message = (
+        return CorruptRecordError(
             f"cannot {doing} {path}: {error}: the database is damaged, and was left as it is; "
             "restore it from a copy, or save what is readable of each session with `perdure export "
-            "ID --salvage --out FILE`, or of the tables with sqlite3's .recover"
+            "ID --salvage --out FILE`, or of the tables with sqlite3's .recover",
+            path=path,
         )
-        return CorruptRecordError(message, path=path)
     if code == _TOOBIG:
         return TooLargeError(f"cannot {doing} {path}: {error}: store it in parts", path=path)
     if isinstance(error, sqlite3.InterfaceError | sqlite3.DataError):
@@ -100,8 +100,7 @@ def perdure_error(error: sqlite3.Error | UnicodeDecodeError, doing: str, path: s
     cure = _cure_of_open(path) if code == _CANTOPEN else _CURES.get(code or 0, "see the cause")
     if doing == "open" and code in {_FULL, _IOERR, _READONLY, _CANTOPEN}:
         cure = f"{cure}; {READ_ONLY_CURE}"
-    message = f"cannot {doing} {path}: {error}: {cure}"
-    return StoreUnavailableError(message, path=path, code=name)
+    return StoreUnavailableError(f"cannot {doing} {path}: {error}: {cure}", path=path, code=name)
 
 
 def _cure_of_open(path: str) -> str:

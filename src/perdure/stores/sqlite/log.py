@@ -165,11 +165,11 @@ def lease_lost_error(key: SessionKey, epoch: int, row: SessionRow | None) -> Lea
 
 def damage_error(key: SessionKey, what: str) -> CorruptRecordError:
     """Return the error for damage to one session."""
-    message = (
+    return CorruptRecordError(
         f"session {key} is damaged in the database: {what}; nothing was changed: restore it from "
-        f"a copy, or {salvage_cure(key)}"
+        f"a copy, or {salvage_cure(key)}",
+        key=str(key),
     )
-    return CorruptRecordError(message, key=str(key))
 
 
 # Log rows

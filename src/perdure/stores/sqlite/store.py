@@ -39,9 +39,7 @@ from perdure.store import (
 )
 from perdure.stores.sqlite import (
     database,
-    documents as blob_rows,
-    documents as directory,
-    documents as document_rows,
+    documents as content,
     inbox,
     leases,
 )
@@ -93,8 +91,11 @@ class SqliteStore:
         self, path: str | os.PathLike[str], *, owner: str | None = None, timeout: float = 5.0
     ) -> None:
         if not 0 <= timeout < float("inf"):
-            message = f"invalid timeout={timeout!r}: expected seconds, such as 5.0"
-            raise ConfigError(message, option="timeout", value=timeout)
+            raise ConfigError(
+                f"invalid timeout={timeout!r}: expected seconds, such as 5.0",
+                option="timeout",
+                value=timeout,
+            )
         self._path = resolve(path)
         self._owner = owner or random_id()
         self._timeout = timeout
@@ -243,33 +244,33 @@ class SqliteStore:
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
-        return await self._database.read(document_rows.read, key, names)
+        return await self._database.read(content.read, key, names)
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
         """Replace documents and manifest in one transaction."""
-        await self._database.write("write", document_rows.write, key, dict(documents), manifest)
+        await self._database.write("write", content.write, key, dict(documents), manifest)
 
     # blobs
 
     async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
-        await self._database.write("write", blob_rows.put, tenant, dict(blobs), time.time())
+        await self._database.write("write", content.put, tenant, dict(blobs), time.time())
 
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
-        return await self._database.read(blob_rows.get, tenant, name)
+        return await self._database.read(content.get, tenant, name)
 
     async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
         keep = frozenset(reachable)
         return await self._database.write(
-            "sweep", blob_rows.sweep, tenant, keep, older_than, time.time()
+            "sweep", content.sweep, tenant, keep, older_than, time.time()
         )
 
     async def blob_names(self, tenant: str) -> list[str]:
-        return await self._database.read(blob_rows.names, tenant)
+        return await self._database.read(content.names, tenant)
 
     async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
-        return await self._database.write("remove from", blob_rows.remove, tenant, frozenset(names))
+        return await self._database.write("remove from", content.remove, tenant, frozenset(names))
 
     # leases
 
@@ -365,12 +366,10 @@ class SqliteStore:
         after: SessionKey | None = None,
         limit: int = 100,
     ) -> list[SessionInfo]:
-        return await self._database.read(
-            directory.sessions, tenant, owner, tag, prefix, after, limit
-        )
+        return await self._database.read(content.sessions, tenant, owner, tag, prefix, after, limit)
 
     async def tenants(self) -> list[str]:
-        return await self._database.read(directory.tenants)
+        return await self._database.read(content.tenants)
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
         engine = self._database.engine
@@ -404,8 +403,9 @@ class SqliteStore:
 
         """
         if self._opened is not None:
-            message = f"{self._path} is open here: close the store first"
-            raise StoreUnavailableError(message, path=self._path)
+            raise StoreUnavailableError(
+                f"{self._path} is open here: close the store first", path=self._path
+            )
         with map_errors("reindex", self._path):
             return await anyio.to_thread.run_sync(rebuild_indexes, self._path, self._timeout)
 

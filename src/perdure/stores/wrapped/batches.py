@@ -64,10 +64,10 @@ def require_hashed(blobs: Mapping[str, bytes]) -> None:
     """
     wrapped = next((name for name in blobs if name.startswith("x")), None)
     if wrapped is not None:
-        message = (
-            f"blob {wrapped!r} was written by another wrapper: wrap a store once by each wrapper"
+        raise NotStorableError(
+            f"blob {wrapped!r} was written by another wrapper: wrap a store once by each wrapper",
+            blob=wrapped,
         )
-        raise NotStorableError(message, blob=wrapped)
     require_named(blobs)
 
 

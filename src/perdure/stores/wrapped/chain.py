@@ -180,8 +180,8 @@ class ChainWriter:
 
 def chain_error(seq: int, reason: str) -> CorruptRecordError:
     """Return the error for a log that is not the one that was written."""
-    message = (
+    return CorruptRecordError(
         f"the log is not what was written up to record {seq}: {reason}; records were changed, "
-        "removed or inserted without the key: restore the session from a copy"
+        "removed or inserted without the key: restore the session from a copy",
+        seq=seq,
     )
-    return CorruptRecordError(message, seq=seq)

@@ -331,12 +331,13 @@ class ChainReader:
         facts = await self._facts(fresh=True)  # another process may have folded since
         if facts.is_lost or folded <= facts.as_of_seq:
             return
-        message = (
+        raise CorruptRecordError(
             f"the manifest of {self._key} is as of record {facts.as_of_seq}, but a later record "
             f"names a fold as of {folded}: the manifest was replaced by an older one; "
-            "restore the session from one copy, its log and its documents together"
+            "restore the session from one copy, its log and its documents together",
+            key=str(self._key),
+            as_of_seq=facts.as_of_seq,
         )
-        raise CorruptRecordError(message, key=str(self._key), as_of_seq=facts.as_of_seq)
 
     async def _require_trimmed(self, first: int) -> None:
         begins = self._chain.begins

@@ -58,8 +58,10 @@ class Compression:
         try:
             import zstandard
         except ImportError as error:
-            message = "compression needs zstandard: pip install 'perdure[compression]'"
-            raise MissingExtraError(message, extra="compression") from error
+            raise MissingExtraError(
+                "compression needs zstandard: pip install 'perdure[compression]'",
+                extra="compression",
+            ) from error
         self._module = zstandard
         self._limit = limit
         self._record_limit = record_limit + _LINK
@@ -108,24 +110,27 @@ class Compression:
                     pieces.append(piece)
             original = b"".join(pieces)
         except self._module.ZstdError as error:
-            message = f"{what} is damaged: it cannot be decompressed: restore it from a copy"
-            raise CorruptRecordError(message, size=len(data)) from error
+            raise CorruptRecordError(
+                f"{what} is damaged: it cannot be decompressed: restore it from a copy",
+                size=len(data),
+            ) from error
         if stated != len(original):
-            message = (
+            raise CorruptRecordError(
                 f"{what} of {len(data)} bytes decompresses to {len(original)} bytes, not to the "
-                "size in its header: it was changed; restore it from a copy"
+                "size in its header: it was changed; restore it from a copy",
+                size=len(data),
             )
-            raise CorruptRecordError(message, size=len(data))
         return original
 
 
 def _too_large(what: str, size: int, limit: int) -> CorruptRecordError:
-    message = (
+    return CorruptRecordError(
         f"{what} of {size} bytes decompresses to more than the limit of {limit} bytes: perdure did "
         "not write it; restore the session from a copy, or export its other records with "
-        "`perdure export ID --salvage`"
+        "`perdure export ID --salvage`",
+        size=size,
+        limit=limit,
     )
-    return CorruptRecordError(message, size=size, limit=limit)
 
 
 def compression_for(
@@ -141,8 +146,11 @@ def compression_for(
     if name is None:
         return None
     if name != "zstd":
-        message = f"compression={name!r} is not known: use zstd, or leave it out"
-        raise ConfigError(message, option="compression", value=name)
+        raise ConfigError(
+            f"compression={name!r} is not known: use zstd, or leave it out",
+            option="compression",
+            value=name,
+        )
     return Compression(record_limit=record_limit)
 
 

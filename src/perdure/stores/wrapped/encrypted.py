@@ -450,11 +450,12 @@ class _Encryption:
         if cipher is None:
             return None
         if cipher.chain is None:
-            message = (
+            raise LeaseLostError(
                 f"epoch {batch.epoch} of {key} may not write: its lease was not acquired through "
-                "this store"
+                "this store",
+                key=str(key),
+                epoch=batch.epoch,
             )
-            raise LeaseLostError(message, key=str(key), epoch=batch.epoch)
         writer = await self._writer(store, key, batch.epoch, cipher.chain)
         before = batch.first - 1
         if writer.link(before) is None and writer.pending_end != before:
@@ -587,8 +588,9 @@ _MISSING = "the manifest is missing or damaged, and the session had one"
 
 
 def _not_written_with_key(manifest: Manifest) -> CorruptRecordError:
-    message = f"the manifest of {manifest.key} was not written with the key"
-    return CorruptRecordError(message, key=str(manifest.key))
+    return CorruptRecordError(
+        f"the manifest of {manifest.key} was not written with the key", key=str(manifest.key)
+    )
 
 
 def _has_encrypted(data_key: DataKey, data: bytes) -> bool:

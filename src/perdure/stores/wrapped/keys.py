@@ -61,8 +61,9 @@ def ciphers() -> Any:
     try:
         from cryptography.hazmat.primitives.ciphers import aead
     except ImportError as error:
-        message = "encryption needs cryptography: pip install 'perdure[encryption]'"
-        raise MissingExtraError(message, extra="encryption") from error
+        raise MissingExtraError(
+            "encryption needs cryptography: pip install 'perdure[encryption]'", extra="encryption"
+        ) from error
     return aead
 
 
@@ -138,11 +139,11 @@ class MasterKeys:
             text = _text_of(path)
         keys = text.replace(",", " ").split()
         if not keys:
-            message = (
+            raise ConfigError(
                 f"an encrypted store needs its key: set {KEY_VARIABLE}, or {KEY_FILE_VARIABLE} to "
-                "a file, to 32 bytes in base64 (openssl rand -base64 32)"
+                "a file, to 32 bytes in base64 (openssl rand -base64 32)",
+                option=KEY_VARIABLE,
             )
-            raise ConfigError(message, option=KEY_VARIABLE)
         return cls(*keys)
 
     def wrap(self, key: bytes, place: bytes, chained: int = 0, below: int = 0) -> bytes:
@@ -178,16 +179,19 @@ class MasterKeys:
         except (FormatError, binascii.Error, ValueError) as error:
             raise _damaged(what) from error
         if wrapped.format > FORMAT:
-            message = f"the key of {what} has format {wrapped.format}: use a newer perdure"
-            raise UnsupportedVersionError(message, format=wrapped.format)
+            raise UnsupportedVersionError(
+                f"the key of {what} has format {wrapped.format}: use a newer perdure",
+                format=wrapped.format,
+            )
         master = self._keys.get(wrapped.master)
         if master is None:
-            message = (
+            raise ConfigError(
                 f"{what} is encrypted with the master key {wrapped.master}, which is not among "
                 f"those that were given ({', '.join(self._keys)}): give that key, or add it as an "
-                f"older one ({KEY_VARIABLE}=NEW,OLD)"
+                f"older one ({KEY_VARIABLE}=NEW,OLD)",
+                option=KEY_VARIABLE,
+                master=wrapped.master,
             )
-            raise ConfigError(message, option=KEY_VARIABLE, master=wrapped.master)
         from cryptography.exceptions import InvalidTag
 
         associated = _associated_data(place, wrapped.chained, wrapped.below)
@@ -207,17 +211,18 @@ def _text_of(path: str) -> str:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             text = file.read()
     except (OSError, ValueError) as error:
-        message = (
+        raise ConfigError(
             f"the key file {path} cannot be read: set {KEY_FILE_VARIABLE} to a file with "
-            "the key in base64"
-        )
-        raise ConfigError(message, option=KEY_FILE_VARIABLE) from error
+            "the key in base64",
+            option=KEY_FILE_VARIABLE,
+        ) from error
     if sys.platform != "win32" and mode & _OTHERS:
-        message = (
+        raise ConfigError(
             f"the key file {path} is accessible to other users (mode {mode:04o}), who may know the "
-            f"key: chmod 600 {shlex.quote(path)}, and use a new key if in doubt"
+            f"key: chmod 600 {shlex.quote(path)}, and use a new key if in doubt",
+            option=KEY_FILE_VARIABLE,
+            mode=mode,
         )
-        raise ConfigError(message, option=KEY_FILE_VARIABLE, mode=mode)
     return text
 
 
@@ -226,18 +231,21 @@ def _associated_data(place: bytes, chained: int, below: int) -> bytes:
 
 
 def _damaged(what: str) -> CorruptRecordError:
-    message = f"the wrapped key of {what} is damaged or belongs elsewhere: restore it from a copy"
-    return CorruptRecordError(message, what=what)
+    return CorruptRecordError(
+        f"the wrapped key of {what} is damaged or belongs elsewhere: restore it from a copy",
+        what=what,
+    )
 
 
 def _key(given: bytes | str) -> bytes:
     key = given if isinstance(given, bytes) else _decoded(given.strip())
     if len(key) != KEY_BYTES:
-        message = (
+        raise ConfigError(
             f"a master key has {KEY_BYTES} bytes, this one {len(key)}: make one with openssl rand "
-            "-base64 32"
+            "-base64 32",
+            option="keys",
+            size=len(key),
         )
-        raise ConfigError(message, option="keys", size=len(key))
     return key
 
 
@@ -247,8 +255,10 @@ def _decoded(text: str) -> bytes:
             return bytes.fromhex(text)
         return base64.b64decode(text.translate(_STANDARD).encode("ascii"), validate=True)
     except ValueError:
-        message = "a master key is neither base64 nor hex: make one with openssl rand -base64 32"
-        raise ConfigError(message, option="keys") from None
+        raise ConfigError(
+            "a master key is neither base64 nor hex: make one with openssl rand -base64 32",
+            option="keys",
+        ) from None
 
 
 def _id(key: bytes) -> str:
@@ -323,11 +333,11 @@ class DataKey:
             nonce, encrypted = data[_HEAD - _NONCE : _HEAD], data[_HEAD:]
             plain: bytes = self._aead.decrypt(nonce, encrypted, self._associated_data(place))
         except (InvalidTag, ValueError) as error:
-            message = (
+            raise CorruptRecordError(
                 f"{what} is damaged, or was encrypted for another place or with another key; it "
-                "was left unchanged: restore it from a copy"
-            )
-            raise CorruptRecordError(message, what=what) from error
+                "was left unchanged: restore it from a copy",
+                what=what,
+            ) from error
         if plain[:1] == b"\x00":
             return plain[1:]
         self._compression = self._compression or Compression()  # another writer compresses
@@ -433,8 +443,9 @@ async def find(store: Store, key: SessionKey, masters: MasterKeys) -> SessionKey
         )
     if read.manifest is None or not set(names).intersection(read.manifest.documents):
         return await find(store, key, masters)  # wrapped again or deleted in between
-    message = f"the wrapped key of session {key} is lost: restore its documents from a copy"
-    raise CorruptRecordError(message, key=str(key))
+    raise CorruptRecordError(
+        f"the wrapped key of session {key} is lost: restore its documents from a copy", key=str(key)
+    )
 
 
 async def _find_without_manifest(
@@ -493,12 +504,12 @@ async def require_new(store: Store, key: SessionKey) -> None:
 
     """
     if await holds_records(store, key):
-        message = (
+        raise ConfigError(
             f"session {key} has records and no key: it was written without encryption, so "
             "open it without, and copy it (perdure export, perdure import) into an encrypted "
-            "store; if it was encrypted, restore its documents from a copy"
+            "store; if it was encrypted, restore its documents from a copy",
+            key=str(key),
         )
-        raise ConfigError(message, key=str(key))
 
 
 async def holds_records(store: Store, key: SessionKey) -> bool:
@@ -556,12 +567,13 @@ async def _has_key(store: Store, key: SessionKey) -> bool:
 
 
 def _not_encrypted(store: Store, what: str) -> ConfigError:
-    message = (
+    return ConfigError(
         f"{store.location} is not encrypted, it holds {what} in plain text: leave encrypted+ (or "
         "the EncryptedStore) out to continue with it, or copy it into a new encrypted store with "
-        "perdure migrate SOURCE encrypted+TARGET"
+        "perdure migrate SOURCE encrypted+TARGET",
+        option="store",
+        location=store.location,
     )
-    return ConfigError(message, option="store", location=store.location)
 
 
 async def tenant_key(store: Store, tenant: str, masters: MasterKeys) -> bytes:
@@ -587,11 +599,11 @@ async def tenant_key(store: Store, tenant: str, masters: MasterKeys) -> bytes:
             await _create_key(store, lease, masters)
         except (LeaseHeldError, LeaseLostError):
             continue
-    message = (
+    raise LeaseHeldError(
         f"the key of tenant {tenant!r} was not created in {_ATTEMPTS} attempts, since other "
-        "processes held its lease: try again"
+        "processes held its lease: try again",
+        tenant=tenant,
     )
-    raise LeaseHeldError(message, tenant=tenant)
 
 
 def empty_manifest(lease: HeldLease) -> Manifest:

@@ -249,11 +249,11 @@ class TransformingStore:
     async def _session(self, key: SessionKey, data: bytes = b"") -> Transform:
         transform = await self._wrapper.session_transform(self._store, key, data)
         if transform is None:
-            message = (
+            raise CorruptRecordError(
                 f"the data key of {key} is missing, but data encrypted with it exists: restore its "
-                "documents from a copy"
+                "documents from a copy",
+                key=str(key),
             )
-            raise CorruptRecordError(message, key=str(key))
         return transform
 
     async def _tenant(self, tenant: str) -> Transform:
@@ -296,8 +296,10 @@ class TransformingStore:
         sizes = [len(entry.payload) for entry in batch.records]
         self._require_size(batch.key, "a record of", sizes)
         if EPOCH in [entry.kind for entry in batch.records]:
-            message = f"records of the kind {EPOCH!r} are the store's own: choose another"
-            raise NotStorableError(message, key=str(batch.key))
+            raise NotStorableError(
+                f"records of the kind {EPOCH!r} are the store's own: choose another",
+                key=str(batch.key),
+            )
         return sum(sizes)
 
     def _require_size(self, key: SessionKey, what: str, sizes: Sequence[int]) -> None:
@@ -448,10 +450,11 @@ class TransformingStore:
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
         if reserved := self._own(manifest):
-            message = (
-                f"documents named like {min(reserved)} are this store's own: choose another name"
+            raise NotStorableError(
+                f"documents named like {min(reserved)} are this store's own: choose another name",
+                key=str(key),
+                documents=sorted(reserved),
             )
-            raise NotStorableError(message, key=str(key), documents=sorted(reserved))
         before = (await self._store.read_documents(key, ())).manifest
         own = self._own(before)
         transform = await self._wrapper.session_transform(self._store, key)
@@ -544,8 +547,11 @@ class TransformingStore:
     async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
         """Acquire the lease of a session that this wrapper can read and write."""
         if key.agent == self._wrapper.hidden_agent:
-            message = f"the agent id {key.agent!r} is this store's own: choose another"
-            raise ConfigError(message, option="agent id", value=key.agent)
+            raise ConfigError(
+                f"the agent id {key.agent!r} is this store's own: choose another",
+                option="agent id",
+                value=key.agent,
+            )
         if after:
             await self._wrapper.require_readable(self._store, key)
         lease = await self._store.acquire(key, after=after)

@@ -82,8 +82,9 @@ def require_proven(manifest: Manifest, proof: ManifestProof) -> None:
     """
     actual = (manifest.epoch, manifest.as_of_seq, _counters_hash(manifest))
     if actual != (proof.epoch, proof.as_of_seq, proof.rest):
-        message = f"the manifest of {manifest.key} was changed without the key"
-        raise CorruptRecordError(message, key=str(manifest.key))
+        raise CorruptRecordError(
+            f"the manifest of {manifest.key} was changed without the key", key=str(manifest.key)
+        )
 
 
 def facts_of(proof: ManifestProof) -> Facts:

@@ -69,8 +69,9 @@ def from_text(payload: bytes, what: str, start: int = 1) -> bytes:
             raise ValueError  # noqa: TRY301  # the same damage as invalid base64
         return base64.b64decode(payload[start:-1], validate=True)
     except (ValueError, binascii.Error) as error:
-        message = f"{what} is damaged, or was never encrypted: restore it from a copy"
-        raise CorruptRecordError(message) from error
+        raise CorruptRecordError(
+            f"{what} is damaged, or was never encrypted: restore it from a copy"
+        ) from error
 
 
 def describe_place(place: Sequence[str | int | bool]) -> str:

@@ -33,8 +33,10 @@ def unwrap_url(url: str, keys: MasterKeys | None = None) -> tuple[str, Callable[
     compression_for(compression)  # refuse an unknown name before reading any key
     if is_encrypted or keys is not None:
         if is_encrypted and ":" not in inner:
-            message = f"{ENCRYPTED} has no store after it: use encrypted+file:PATH, for example"
-            raise ConfigError(message, option="url")
+            raise ConfigError(
+                f"{ENCRYPTED} has no store after it: use encrypted+file:PATH, for example",
+                option="url",
+            )
         masters = keys or MasterKeys.from_environment()
         return inner, lambda store: EncryptedStore(store, masters, compression=compression)
     return inner, CompressedStore if compression is not None else _unchanged
