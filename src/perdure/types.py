@@ -50,9 +50,8 @@ if TYPE_CHECKING:
     )
     from perdure.session.delete import ForgetReport as ForgetReport, RetainedItem as RetainedItem
     from perdure.session.export import Imported as Imported
-    from perdure.session.fork import Fork as Fork
+    from perdure.session.fork import Fork as Fork, LostSession as LostSession
     from perdure.session.inbox import PostReceipt as PostReceipt
-    from perdure.session.lifecycle import LostSession as LostSession
     from perdure.session.open import SessionOpening as SessionOpening
     from perdure.session.prune import (
         CheckpointHold as CheckpointHold,
@@ -84,9 +83,8 @@ _HOMES = {
     "perdure.session.contributors": ("Attachment", "RestoreContext"),
     "perdure.session.delete": ("ForgetReport", "RetainedItem"),
     "perdure.session.export": ("Imported",),
-    "perdure.session.fork": ("Fork",),
+    "perdure.session.fork": ("Fork", "LostSession"),
     "perdure.session.inbox": ("PostReceipt",),
-    "perdure.session.lifecycle": ("LostSession",),
     "perdure.session.open": ("SessionOpening",),
     "perdure.session.prune": ("CheckpointHold", "PruneReport", "Pruned"),
     "perdure.session.rebuild": ("RebuildReport",),

@@ -328,6 +328,9 @@ class MemoryLimit(msgspec.Struct, frozen=True):
     on_evicted: Callable[[Sequence[MemoryInfo]], object] | None = None
 
 
+NO_LIMIT: Final = MemoryLimit()
+
+
 class WorkingMemory:
     """A session's working memory: ``session.memory``."""
 

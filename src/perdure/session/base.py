@@ -29,7 +29,7 @@ from perdure.autosave.tracked import require_outside
 from perdure.errors import InvalidArgumentError, SessionError
 from perdure.memory.context import RetractionPayload, WorkingContext
 from perdure.memory.documents import SessionDocument, TurnPayload, note_turn
-from perdure.memory.working_memory import MemoryInfo, MemoryLimit
+from perdure.memory.working_memory import NO_LIMIT, MemoryInfo, MemoryLimit
 from perdure.records.json import encode
 from perdure.records.keys import SessionKey, require_name
 from perdure.records.messages import EncodedRecord, Message, encode_message
@@ -389,14 +389,7 @@ class SessionBase(_Hot):
     def _hold(self, restored: RestoredSession) -> None:
         """Begin with the contents that were restored."""
         runtime = self._runtime
-        self._behind: Contents = Contents(
-            runtime.store,
-            runtime.registry,
-            restored,
-            self._accept_now,
-            self._catch_up,
-            _memory_limit(runtime, restored.key),
-        )
+        self._behind: Contents = Contents(runtime.store, runtime.registry, restored, self)
         # What a save under way has brought to the store may have been read already.
         self._noted: int = max(self._tracked.durable, restored.head)
         self._tail_bytes: int = restored.tail_bytes
@@ -539,6 +532,24 @@ class SessionBase(_Hot):
             context = await self._contents.as_of(after)
         return (entry, Entry(CONTEXT, context.as_record("retract")))
 
+    def _memory_limit(self) -> MemoryLimit:
+        """Return the limit of the working memory; an eviction is an event."""
+        runtime, key = self._runtime, str(self._tracked.key)
+        if runtime.limits.memory_bytes is None:
+            return NO_LIMIT
+
+        def report(evicted: Sequence[MemoryInfo]) -> None:
+            keys = tuple(entry.key for entry in evicted)
+            facts = MemoryEvicted(key, keys, sum(entry.size_bytes for entry in evicted))
+            runtime.hooks.emit("memory_evicted", facts)
+
+        return MemoryLimit(runtime.limits.memory_bytes, report)
+
+    async def _load_memory(self) -> None:
+        """Load the working memory's index if it has a limit: then `set` needs it."""
+        if self._runtime.limits.memory_bytes is not None:
+            await self._contents.memory.load()
+
     def _receipt(self, version: int) -> Receipt:
         return Receipt(version, self._runtime.durability)
 
@@ -624,19 +635,3 @@ def entry_of(item: Message | EncodedRecord | Any, registry: Registry) -> Entry:
 
 def _size(manifest: Manifest | None) -> int:
     return 0 if manifest is None else sum(document.size for document in manifest.documents.values())
-
-
-_NO_LIMIT = MemoryLimit()
-
-
-def _memory_limit(runtime: Runtime, key: SessionKey) -> MemoryLimit:
-    """Return the limit of a session's memory; an eviction is an event."""
-    if runtime.limits.memory_bytes is None:
-        return _NO_LIMIT
-
-    def report(evicted: Sequence[MemoryInfo]) -> None:
-        keys = tuple(entry.key for entry in evicted)
-        facts = MemoryEvicted(str(key), keys, sum(entry.size_bytes for entry in evicted))
-        runtime.hooks.emit("memory_evicted", facts)
-
-    return MemoryLimit(runtime.limits.memory_bytes, report)

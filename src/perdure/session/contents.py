@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
@@ -174,28 +174,44 @@ class _DatedRecords:
         return [first, newest] if self._turn is None else [first, self._turn, newest]
 
 
+class ContentsOwner(Protocol):
+    """The session, or the view of one, that contents belong to."""
+
+    def _accept_now(self, entries: tuple[Entry, ...]) -> int:
+        """Append entries as one group, and note them; return the new version."""
+        ...
+
+    def _catch_up(self) -> None:
+        """Note what was appended."""
+        ...
+
+    def _memory_limit(self) -> MemoryLimit:
+        """Return the limit of the working memory."""
+        ...
+
+
 class Contents:
     """A session's state in memory, as of its newest record, durable or not."""
 
     __slots__ = (
-        "_catch_up",
+        "_chain",
         "_dated",
         "_folded",
+        "_memory",
         "_overlay",
+        "_owner",
         "_registry",
         "_session_tail",
+        "_state",
         "_store",
-        "chain",
         "clock",
         "context",
         "damaged",
         "digest",
         "info_document",
         "key",
-        "memory",
         "messages",
         "report",
-        "state",
         "taken",
         "turn_ids",
         "turns",
@@ -206,12 +222,10 @@ class Contents:
         store: Store,
         registry: Registry,
         restored: RestoredSession,
-        accept: Callable[[tuple[Entry, ...]], int],
-        catch_up: Callable[[], None] = lambda: None,
-        room: MemoryLimit = MemoryLimit(),  # noqa: B008  # frozen
+        owner: ContentsOwner,
     ) -> None:
         self._store = store
-        self._catch_up = catch_up
+        self._owner = owner
         self._registry = registry
         self.key: SessionKey = restored.key
         self.report: RestoreReport = restored.report
@@ -227,7 +241,6 @@ class Contents:
         self.messages: int = restored.messages
         self.clock: int = restored.clock
         """The session's logical clock: the newest time that an event or a checkpoint has."""
-        self.chain: Lazy[CheckpointChain] = Lazy(self._load_chain)
         self.digest: LogDigest | None = None
         """Of the log since the last checkpoint, once a checkpoint is made."""
         self.info_document: SessionDocument | None = restored.info
@@ -238,9 +251,35 @@ class Contents:
         self._dated = _DatedRecords(
             is_known=not (restored.tail_records or restored.documents.damaged)
         )
-        values = SessionValues(store, restored.key)
-        self.memory: WorkingMemory = WorkingMemory(self._read, accept, registry, values, room)
-        self.state: States = States(self._read, self._state_names, accept, registry)
+        # Made at the first use: most sessions use none of them.
+        self._memory: WorkingMemory | None = None
+        self._state: States | None = None
+        self._chain: Lazy[CheckpointChain] | None = None
+
+    @property
+    def memory(self) -> WorkingMemory:
+        """The working memory."""
+        if self._memory is None:
+            owner, values = self._owner, SessionValues(self._store, self.key)
+            self._memory = WorkingMemory(
+                self._read, owner._accept_now, self._registry, values, owner._memory_limit()
+            )
+        return self._memory
+
+    @property
+    def state(self) -> States:
+        """The named states."""
+        if self._state is None:
+            accept = self._owner._accept_now
+            self._state = States(self._read, self._state_names, accept, self._registry)
+        return self._state
+
+    @property
+    def chain(self) -> Lazy[CheckpointChain]:
+        """The chain of checkpoints."""
+        if self._chain is None:
+            self._chain = Lazy(self._load_chain)
+        return self._chain
 
     @property
     def as_of_seq(self) -> int:
@@ -315,9 +354,10 @@ class Contents:
             return
         self._overlay.append(record)
         if record.kind in {MEMORY_SET, MEMORY_DROP}:
-            self.memory.note((record,))
-        elif self.chain.value is not None:
-            self.chain.value.apply(record.kind, record.payload)
+            if self._memory is not None:
+                self._memory.note((record,))
+        elif self._chain is not None and self._chain.value is not None:
+            self._chain.value.apply(record.kind, record.payload)
 
     def folded(self, as_of_seq: int) -> None:
         """Drop what the documents have taken in."""
@@ -327,11 +367,12 @@ class Contents:
         self.info_document = self.describe()
         self._session_tail = [record for record in self._session_tail if record.seq > as_of_seq]
         self._dated.folded(as_of_seq)
-        self.memory.folded(as_of_seq)
+        if self._memory is not None:
+            self._memory.folded(as_of_seq)
 
     async def _read(self, name: str) -> tuple[bytes | None, list[Record]]:
         """Return a document, and the records on top of it; nothing is awaited in between."""
-        self._catch_up()
+        self._owner._catch_up()
         for _ in range(MOST_FOLDS):
             documents = validated(await self._store.read_documents(self.key, {name}), self.key)
             document = documents.found.get(name)
@@ -370,7 +411,7 @@ class Contents:
         return CheckpointChain.of(*await self._read(CHECKPOINTS))
 
     async def _state_names(self) -> set[str]:
-        self._catch_up()
+        self._owner._catch_up()
         documents = await self._store.read_documents(self.key, ())
         names = set() if documents.manifest is None else set(documents.manifest.documents)
         names.update(name for record in self._overlay for name in names_of(record))

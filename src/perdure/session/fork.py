@@ -2,7 +2,8 @@
 
 A fork writes one record, however long its parent's history is: where that ends for it. Before, the
 parent records it, so that a deletion finds its forks. A copy keeps the history as blobs of
-its own. A rename is a copy that remembers the old name, and then a deletion.
+its own. A rename is a copy that remembers the old name, and then a deletion. `LostSession` is what
+remains of a session whose lease was lost with records unsaved: they can be forked.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ from perdure.store import PendingItem
 
 if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked
+    from perdure.session.lifecycle import SessionLifecycle
+    from perdure.session.runtime import Runtime
 
 
 class Fork(msgspec.Struct, frozen=True):
@@ -314,3 +317,90 @@ def exists(key: SessionKey) -> SessionError:
 
 _QUIET = frozenset({BASE, ENDING, EPOCH, FORK})
 """Kinds that say nothing of what the session holds."""
+
+
+async def fork_unsaved(
+    runtime: Runtime,
+    lifecycle: SessionLifecycle,
+    tracked: Tracked,
+    new_id: str,
+    *,
+    new_session: str | None,
+) -> Fork:
+    """Begin a session with what is durable of another one, and what is not."""
+    key = tracked.key
+    new = SessionKey(new_id, new_session or key.session, key.tenant)
+    forker = ForkBuilder(ExclusiveAccess(runtime, lifecycle))
+
+    async def fork() -> Fork:
+        forked = await forker.fork_unsaved(tracked, new)
+        runtime.saver.settle_lost(tracked)  # here: a cancelled caller does not stop it
+        return forked
+
+    return await runtime.host.call(fork)
+
+
+@final
+class LostSession:
+    """A session that can be written no more, and the records of it that are only in memory.
+
+    From ``sessions.lost``. Fork or discard them, or they are named when the manager stops.
+    """
+
+    __slots__ = ("_lifecycle", "_runtime", "_tracked")
+
+    def __init__(self, runtime: Runtime, lifecycle: SessionLifecycle, tracked: Tracked) -> None:
+        self._runtime = runtime
+        self._lifecycle = lifecycle
+        self._tracked = tracked
+
+    def __repr__(self) -> str:
+        unsaved = self.version - self.durable_version
+        return f"<LostSession {self.key} epoch={self.epoch} unsaved={unsaved}>"
+
+    @property
+    def key(self) -> SessionKey:
+        """Tenant, agent id and session id."""
+        return self._tracked.key
+
+    @property
+    def id(self) -> str:
+        """The id that it was opened with."""
+        return self.key.agent
+
+    @property
+    def epoch(self) -> int:
+        """The number of the lease that was lost."""
+        return self._tracked.epoch
+
+    @property
+    def version(self) -> int:
+        """The seq of the newest record that was accepted."""
+        return self._tracked.version
+
+    @property
+    def durable_version(self) -> int:
+        """The seq of the newest record that the store had acknowledged."""
+        return self._tracked.durable
+
+    @property
+    def error(self) -> Exception | None:
+        """What the store said when the session was lost."""
+        return self._tracked.last_error
+
+    def unsaved(self) -> tuple[Record, ...]:
+        """Return the records that are only in memory."""
+        return self._tracked.pending_records()
+
+    async def fork_unsaved(self, new_id: str, *, new_session: str | None = None) -> Fork:
+        """Begin a session with what is durable of this one, and what is not; it is durable then.
+
+        As `Session.fork_unsaved`. What was lost is decided with that.
+        """
+        return await fork_unsaved(
+            self._runtime, self._lifecycle, self._tracked, new_id, new_session=new_session
+        )
+
+    async def discard_unsaved(self) -> int:
+        """Drop the records that are only in memory, and return how many."""
+        return self._runtime.saver.discard(self._tracked)

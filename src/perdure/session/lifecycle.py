@@ -2,8 +2,7 @@
 
 `SessionLifecycle` pins, folds, hibernates, hands over and closes. A session leaves memory only
 when it is durable, or can no longer be written; it stays registered until its lease is
-released, so that a load cannot meet a close that is under way. `LostSession` is what remains of one
-whose lease was lost with records unsaved.
+released, so that a load cannot meet a close that is under way.
 
 `ExclusiveAccess` holds a session under its lease and appends as its holder: forks, renames,
 deletions and prunes go through it. Each may be killed at any point: its steps are ordered so
@@ -16,6 +15,7 @@ import logging
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from functools import partial
+from types import MethodType
 from typing import TYPE_CHECKING, final
 
 import anyio
@@ -76,79 +76,11 @@ from perdure.session.runtime import (
 from perdure.store import Batch, Status, first_record
 
 if TYPE_CHECKING:
-    from perdure.autosave.tracked import Tracked
     from perdure.session.base import SessionBase
-    from perdure.session.fork import Fork
 
 
 _MOVABLE = frozenset({ITEM, MEMORY_DROP, MEMORY_SET, META, STATE})
 """Kinds of records that mean the same under another number."""
-
-
-@final
-class LostSession:
-    """A session that can be written no more, and the records of it that are only in memory.
-
-    From ``sessions.lost``. Fork or discard them, or they are named when the manager stops.
-    """
-
-    __slots__ = ("_lifecycle", "_runtime", "_tracked")
-
-    def __init__(self, runtime: Runtime, lifecycle: SessionLifecycle, tracked: Tracked) -> None:
-        self._runtime = runtime
-        self._lifecycle = lifecycle
-        self._tracked = tracked
-
-    def __repr__(self) -> str:
-        unsaved = self.version - self.durable_version
-        return f"<LostSession {self.key} epoch={self.epoch} unsaved={unsaved}>"
-
-    @property
-    def key(self) -> SessionKey:
-        """Tenant, agent id and session id."""
-        return self._tracked.key
-
-    @property
-    def id(self) -> str:
-        """The id that it was opened with."""
-        return self.key.agent
-
-    @property
-    def epoch(self) -> int:
-        """The number of the lease that was lost."""
-        return self._tracked.epoch
-
-    @property
-    def version(self) -> int:
-        """The seq of the newest record that was accepted."""
-        return self._tracked.version
-
-    @property
-    def durable_version(self) -> int:
-        """The seq of the newest record that the store had acknowledged."""
-        return self._tracked.durable
-
-    @property
-    def error(self) -> Exception | None:
-        """What the store said when the session was lost."""
-        return self._tracked.last_error
-
-    def unsaved(self) -> tuple[Record, ...]:
-        """Return the records that are only in memory."""
-        return self._tracked.pending_records()
-
-    async def fork_unsaved(self, new_id: str, *, new_session: str | None = None) -> Fork:
-        """Begin a session with what is durable of this one, and what is not; it is durable then.
-
-        As `Session.fork_unsaved`. What was lost is decided with that.
-        """
-        return await fork_unsaved(
-            self._runtime, self._lifecycle, self._tracked, new_id, new_session=new_session
-        )
-
-    async def discard_unsaved(self) -> int:
-        """Drop the records that are only in memory, and return how many."""
-        return self._runtime.saver.discard(self._tracked)
 
 
 def rescued(session: SessionBase, after: int) -> tuple[list[Entry], Entry]:
@@ -168,29 +100,6 @@ def rescued(session: SessionBase, after: int) -> tuple[list[Entry], Entry]:
     known.sort(key=lambda record: record[0])
     context = Entry(CONTEXT, contents.context.as_record("rescue"))
     return [entry for seq, entry in known if after < seq <= durable], context
-
-
-async def fork_unsaved(
-    runtime: Runtime,
-    lifecycle: SessionLifecycle,
-    tracked: Tracked,
-    new_id: str,
-    *,
-    new_session: str | None,
-) -> Fork:
-    """Begin a session with what is durable of another one, and what is not."""
-    from perdure.session.fork import ForkBuilder
-
-    key = tracked.key
-    new = SessionKey(new_id, new_session or key.session, key.tenant)
-    forker = ForkBuilder(ExclusiveAccess(runtime, lifecycle))
-
-    async def fork() -> Fork:
-        forked = await forker.fork_unsaved(tracked, new)
-        runtime.saver.settle_lost(tracked)  # here: a cancelled caller does not stop it
-        return forked
-
-    return await runtime.host.call(fork)
 
 
 log: logging.Logger = logging.getLogger("perdure")
@@ -266,15 +175,19 @@ class SessionLifecycle:
         self._runtime = runtime
         self._handing_over: set[SessionKey] = set()
         self._given: dict[SessionKey, int] = {}
+        # Bound once: a session's hooks bind these to it, which takes a third of closures' memory.
+        self._on_saved = self._saved
+        self._on_idle = self._idle_soon
+        self._on_lost = self.lost
 
     # pins
 
     def keep(self, session: SessionBase) -> None:
         """Register a session that was just loaded."""
         tracked = session._tracked
-        tracked.on_saved = lambda _: self._saved(session)
-        tracked.on_idle = lambda: self._runtime.host.spawn(self.idle, session)
-        tracked.on_lost = lambda: self.lost(session)
+        tracked.on_saved = MethodType(self._on_saved, session)
+        tracked.on_idle = MethodType(self._on_idle, session)
+        tracked.on_lost = MethodType(self._on_lost, session)
         self._runtime.sessions[session.key] = session
         self._heed_hooks(session)
 
@@ -314,7 +227,7 @@ class SessionLifecycle:
 
     # folds
 
-    def _saved(self, session: SessionBase) -> None:
+    def _saved(self, session: SessionBase, _durable: int) -> None:
         """Decide, after each save, whether to fold."""
         if session._folding or self._runtime.draining or session._closed_by is not None:
             return
@@ -370,6 +283,9 @@ class SessionLifecycle:
         self._runtime.hooks.emit("fold_failed", SessionFoldFailed(str(session.key), error))
 
     # leaving memory
+
+    def _idle_soon(self, session: SessionBase) -> None:
+        self._runtime.host.spawn(self.idle, session)
 
     async def idle(self, session: SessionBase) -> None:
         """Hibernate a session that is unpinned and was not changed for long."""
@@ -584,7 +500,7 @@ async def read_again(session: SessionBase) -> None:
         # A save came between, and what it saved has left memory.
         restored = await restore(runtime.store, session.key, context_bytes=limit)
     session._renew(restored)
-    await session.memory.load()
+    await session._load_memory()
 
 
 _TRIES = 3

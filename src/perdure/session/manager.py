@@ -34,9 +34,9 @@ from perdure.session.delete import (
     ForgetReport,
     SessionFilter,
 )
-from perdure.session.fork import Fork
+from perdure.session.fork import Fork, LostSession
 from perdure.session.inbox import PostReceipt
-from perdure.session.lifecycle import LostSession, Terms
+from perdure.session.lifecycle import Terms
 from perdure.session.open import OpenRequest, SessionOpening
 from perdure.session.options import Limits, require_options
 from perdure.session.prune import PruneReport

@@ -197,7 +197,7 @@ class Opener:
         try:
             session = await self._restore(grant, wanted)
             _require_owner(session, wanted)
-            await session.memory.load()
+            await session._load_memory()
             await self._replay(session)
         except BaseException:
             with anyio.CancelScope(shield=True), anyio.move_on_after(1):
@@ -318,8 +318,10 @@ def _require_owner(session: Session, wanted: OpenRequest) -> None:
         SessionError: It has another owner than the one that was named.
 
     """
+    if wanted.owner is None:
+        return
     owner = session.info.metadata.owner
-    if wanted.owner is None or owner in (None, wanted.owner):
+    if owner in (None, wanted.owner):
         return
     message = (
         f"session {wanted.key} belongs to {_clipped(owner)}, not to "

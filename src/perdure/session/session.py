@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, Self, final,
 from perdure._lib.logs import card
 from perdure.autosave.tracked import State
 from perdure.errors import InvalidArgumentError, SessionError
+from perdure.memory.working_memory import NO_LIMIT, MemoryLimit
 from perdure.records.keys import SessionKey
 from perdure.records.messages import EncodedRecord, Message
 from perdure.records.records import Entry, Record
@@ -19,7 +20,7 @@ from perdure.restore.ladder import RestoredSession
 from perdure.session.base import Receipt, SessionBase, Turn, entry_of
 from perdure.session.contents import Contents, HistoryItem, meta_entry
 from perdure.session.contributors import Attachment, Contributor, attach
-from perdure.session.lifecycle import fork_unsaved
+from perdure.session.fork import fork_unsaved
 from perdure.session.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -463,7 +464,7 @@ class SessionView(Rendered):
     __slots__ = ("_contents", "seq")
 
     def __init__(self, store: Store, registry: Registry, restored: RestoredSession) -> None:
-        self._contents = Contents(store, registry, restored, self._refuse)
+        self._contents = Contents(store, registry, restored, self)
         self.seq: int = restored.head
         """The last record that it shows."""
 
@@ -519,6 +520,12 @@ class SessionView(Rendered):
         before = self.seq + 1 if before is None else min(before, self.seq + 1)
         return await self._contents.history(before=before, limit=limit)
 
-    def _refuse(self, entries: tuple[Entry, ...]) -> NoReturn:
+    def _catch_up(self) -> None:
+        """Do nothing: a view stays as it is."""
+
+    def _memory_limit(self) -> MemoryLimit:
+        return NO_LIMIT
+
+    def _accept_now(self, entries: tuple[Entry, ...]) -> NoReturn:
         message = f"this view of session {self.key} is read-only: open the session to change it"
         raise SessionError(message, key=str(self.key), entries=len(entries))

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from perdure.records.records import Record
     from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
     from perdure.restore.report import RestorePlan, RestoreReport
-    from perdure.session import base, lifecycle, scope, session, session as view
+    from perdure.session import base, fork, scope, session, session as view
     from perdure.session.base import Receipt
     from perdure.session.contents import HistoryItem
     from perdure.session.contributors import Contributor as AsyncContributor
@@ -441,7 +441,7 @@ class LostSession:
     As `perdure.types.LostSession`, blocking.
     """
 
-    def __init__(self, loop: LoopThread, inner: lifecycle.LostSession) -> None:
+    def __init__(self, loop: LoopThread, inner: fork.LostSession) -> None:
         self._loop = loop
         self._inner = inner
 

@@ -358,11 +358,11 @@ def read_page(
     return (
         _previous_page(con, row, before, after, max_bytes, limit)
         if reverse
-        else _next_page(con, row, before, after, max_bytes, limit)
+        else next_page(con, row, before, after, max_bytes, limit)
     )
 
 
-def _next_page(
+def next_page(
     con: sqlite3.Connection,
     row: SessionRow,
     before: RowPage | None,
@@ -370,6 +370,7 @@ def _next_page(
     max_bytes: int,
     limit: int,
 ) -> RowPage | None:
+    """Return the next page of a session's log, oldest first."""
     seq, expected = (before.at, before.expected) if before else (max(after, row.low), None)
     if seq < row.low:
         seq, expected = row.low, None  # trimmed meanwhile

@@ -17,7 +17,7 @@ from perdure.records.manifest import FORMAT, About, Manifest, matched
 from perdure.records.records import open_sealed, seal
 from perdure.records.refusals import newer_format
 from perdure.store import BlobSweep, Documents, SessionInfo
-from perdure.stores.sqlite.log import DELETED, find, held_row
+from perdure.stores.sqlite.log import DELETED, SessionRow, find, held_row
 from perdure.stores.sqlite.sql import Q
 
 if TYPE_CHECKING:
@@ -36,7 +36,16 @@ def read(con: sqlite3.Connection, key: SessionKey, names: Collection[str] | None
         UnsupportedVersionError: The manifest has a newer format.
 
     """
-    row = find(con, key)
+    return read_of(con, key, find(con, key), names)
+
+
+def read_of(
+    con: sqlite3.Connection,
+    key: SessionKey,
+    row: SessionRow | None,
+    names: Collection[str] | None,
+) -> Documents:
+    """Read the documents of a session's row; raises as `read`."""
     if row is None or row.state == DELETED:
         return Documents()
     stored = con.execute(Q["manifest"], {"id": row.id}).fetchone()

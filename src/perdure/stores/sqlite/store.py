@@ -53,6 +53,7 @@ from perdure.stores.sqlite.engine import (
 )
 from perdure.stores.sqlite.errors import map_errors
 from perdure.stores.sqlite.log import DELETED, find
+from perdure.stores.sqlite.prefetch import Prefetched, prefetch
 
 if TYPE_CHECKING:
     import sqlite3
@@ -101,6 +102,10 @@ class SqliteStore:
         self._timeout = timeout
         self._last_request = 0
         self._opened: OpenDatabase | None = None
+        self._granted: set[SessionKey] = set()
+        """Sessions that were acquired, each until its documents are read."""
+        self._prefetched: dict[SessionKey, Prefetched] = {}
+        """What was read with the documents, for the reads that follow."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -153,6 +158,8 @@ class SqliteStore:
     async def aclose(self) -> None:
         """Close the connections; leases that were not released look like those of a dead owner."""
         opened, self._opened = self._opened, None
+        self._granted.clear()
+        self._prefetched.clear()
         if opened is None or opened.pid != os.getpid():
             return
         await opened.aclose()
@@ -202,10 +209,13 @@ class SqliteStore:
         seq = end - 1 if reverse else after
         page: RowPage | None = None
         max_bytes = _FIRST_BYTES if reverse and limit is None else PART_BYTES
+        known: RowPage | None = None
         if past_damage.get() and not reverse:
             seq, max_bytes = after + 1, 1  # row by row, so that a damaged one hides no others
+        elif not reverse:
+            known = self._known_tail(key, after)
         while remaining > 0:
-            page = await self._database.read(
+            page = known or await self._database.read(
                 read_page,
                 key,
                 page,
@@ -214,6 +224,7 @@ class SqliteStore:
                 max_bytes=max_bytes,
                 limit=remaining,
             )
+            known = None
             if page is None:
                 return
             records = [record for record in page.records if after < record.seq < end][:remaining]
@@ -223,6 +234,19 @@ class SqliteStore:
             max_bytes = min(max_bytes * 4, PART_BYTES) if reverse else max_bytes
             if not page.more or not (page.at > after if reverse else page.at < end):
                 return
+
+    def _known_tail(self, key: SessionKey, after: int) -> RowPage | None:
+        """Return the log's tail if it was read with the documents; once."""
+        prefetched = self._prefetched.get(key)
+        if prefetched is None or prefetched.after != after:
+            return None
+        tail, prefetched.tail = prefetched.tail, None
+        held = self._database.engine.tails.get(key)
+        is_current = held is not None and (held.epoch, held.head) == (
+            prefetched.epoch,
+            prefetched.head,
+        )
+        return tail if is_current else None
 
     async def head(self, key: SessionKey) -> int:
         row = await self._database.read(find, key)
@@ -244,7 +268,13 @@ class SqliteStore:
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
-        return await self._database.read(content.read, key, names)
+        if key not in self._granted:
+            return await self._database.read(content.read, key, names)
+        self._granted.discard(key)
+        documents, prefetched = await self._database.read(prefetch, key, names)
+        if prefetched is not None:
+            self._prefetched[key] = prefetched
+        return documents
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
@@ -291,12 +321,16 @@ class SqliteStore:
             return grant
 
         try:
-            return await self._database.write("write", acquire)
+            grant = await self._database.write("write", acquire)
         except BaseException:
             is_awaited.clear()
             raise
+        self._granted.add(key)
+        return grant
 
     async def release(self, key: SessionKey, epoch: int) -> None:
+        self._granted.discard(key)
+        self._prefetched.pop(key, None)
         engine = self._database.engine
 
         def release(con: sqlite3.Connection) -> None:
@@ -335,6 +369,13 @@ class SqliteStore:
         return new
 
     async def receive(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
+        prefetched = self._prefetched.pop(key, None)
+        if (
+            prefetched is not None
+            and prefetched.epoch == epoch
+            and not prefetched.has_pending_items
+        ):
+            return []  # the holder is notified of what was posted since
         return await self._database.read(inbox.receive, key, epoch, limit)
 
     async def ack(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
@@ -372,6 +413,8 @@ class SqliteStore:
         return await self._database.read(content.tenants)
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
+        self._granted.discard(key)
+        self._prefetched.pop(key, None)
         engine = self._database.engine
 
         def delete(con: sqlite3.Connection) -> None:
