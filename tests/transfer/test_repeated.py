@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from pathlib import Path
 from typing import Any
@@ -289,6 +290,73 @@ async def test_a_post_to_what_the_source_deleted_waits_in_the_target_for_a_new_s
     assert (done.failed, done.deleted, done.posted) == ({}, 1, 1)
     await says(target, "a", "two")
     assert await said(target, "a") == (["anew", "two"], ["anew", "two"])
+
+
+@pytest.mark.parametrize("copied", [True, False])
+@pytest.mark.parametrize("anew", [True, False])
+async def test_a_run_that_was_killed_between_its_lease_and_its_receipt_has_opened_nothing(
+    copied: bool, anew: bool
+) -> None:
+    kills = 0
+    while True:
+        source, backing = MemoryStore(), MemoryBacking()
+        await says(source, "a", "one")
+        await says(source, "a", "two")
+        await source.open()
+        if copied:
+            await run_ended(source, backing)
+            await says(source, "a", "three")
+            await says(source, "a", "four")
+            await source.open()
+        kills += 1
+        broken = FaultyStore(
+            MemoryStore(backing=backing), fail_on="put_blobs", nth=kills, how="crash", times=None
+        )
+        await broken.open()
+        with contextlib.suppress(BaseExceptionGroup):
+            await migrate(source, broken)
+        await broken.aclose()  # its owner is dead
+        if not broken.injected:
+            break
+        async with perdure.connect(source) as sessions:
+            await sessions.delete("a")
+        if anew:
+            await says(source, "a", "anew")
+        await source.open()
+        await run_ended(source, backing)
+        target = MemoryStore(backing=backing)
+        if anew:
+            assert await said(target, "a") == (["anew"], ["anew"])
+        else:
+            await target.open()
+            assert await target.sessions() == []
+    assert kills > 2
+
+
+async def run_ended(source: MemoryStore, backing: MemoryBacking) -> None:
+    """Migrate into a target that nobody else has open."""
+    target = MemoryStore(backing=backing)
+    await target.open()
+    assert (await migrate(source, target)).failed == {}
+    await target.aclose()
+
+
+async def test_what_its_holder_writes_before_it_lets_go_is_not_deleted_after_its_original() -> None:
+    source, backing = MemoryStore(), MemoryBacking()
+    await says(source, "a", "one")
+    target = MemoryStore(backing=backing)
+    await opened(source, target)
+    await migrate(source, target)
+    async with perdure.connect(source) as sessions:
+        await sessions.delete("a")
+    await source.open()
+    holder = MemoryStore(backing=backing)
+    async with perdure.connect(holder, autosave=None) as sessions:
+        session = await sessions.open("a")  # nothing was written yet
+        session.append(Message.user("there"))
+        why = (await migrate(source, target)).failed["a"]
+    assert why.endswith("changed in memory: meanwhile: try again")
+    assert await said(target, "a") == (["one", "there"], ["one", "there"])
 
 
 async def test_a_session_that_was_deleted_and_begun_anew_replaces_its_copy() -> None:

@@ -25,6 +25,7 @@ from perdure.store import (
     Store,
 )
 from perdure.stores.delegate import DelegatingStore, ReadOnlyStore
+from perdure.transfer import receipts
 from perdure.transfer.backups import (
     BLOBS,
     FORGOTTEN,
@@ -39,7 +40,7 @@ from perdure.transfer.backups import (
 )
 from perdure.transfer.bundle import neutral_record
 from perdure.transfer.bundle_files import names_of
-from perdure.transfer.migration import Migration, MigrationProgress, keys_of, migrate, was_removed
+from perdure.transfer.migration import Migration, MigrationProgress, keys_of, migrate
 
 CHUNK = 500
 _CURE = "it stays as it is: to have both, restore the backup into an empty store"
@@ -339,7 +340,7 @@ async def _leave_alone(view: BackupView, target: Store, summary: RestoreSummary)
         if holder is None:
             continue
         if holder.deleted:
-            if not await was_removed(view, target, key, holder.epoch):
+            if not await receipts.was_removed(view, target, key, holder.epoch):
                 summary.forgotten.append(str(key))
                 view.hidden.add(key)
         elif await _is_newer(view, target, key):

@@ -103,16 +103,23 @@ async def dead_letters_of(store: Store, key: SessionKey) -> list[DeadLetter]:
 
 
 async def content(store: Store, key: SessionKey, head: int) -> AsyncGenerator[Record, None]:
-    """Yield the log up to record *head*, without the store's own records."""
+    """Yield the log up to record *head*, without the store's own records and fields."""
+    async with contextlib.aclosing(settled_records(store, key, head)) as log:
+        async for record in log:
+            if (neutral := neutral_record(record)) is not None:
+                yield neutral
+
+
+async def settled_records(store: Store, key: SessionKey, head: int) -> AsyncGenerator[Record, None]:
+    """Yield the log up to record *head*; raise if a takeover is still deciding about its end."""
     async with contextlib.aclosing(store.read_log(key, before=head + 1)) as log:
         async for chunk in log:
             if not chunk.settled:
                 raise StoreUnavailableError(
                     f"session {key} is just being taken over: try again in a moment", key=str(key)
                 )
-            for record in map(neutral_record, chunk.records):
-                if record is not None:
-                    yield record
+            for record in chunk.records:
+                yield record
 
 
 def _require_whole(key: SessionKey, documents: Documents) -> None:

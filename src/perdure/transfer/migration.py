@@ -235,6 +235,10 @@ class _ChangedError(StoreUnavailableError):
     """A session changed while it was read: the next attempt reads it completely."""
 
 
+def _changed_there(target: Store, key: SessionKey) -> _ChangedError:
+    return _ChangedError(f"{key} changed in {target.location} meanwhile: try again", key=str(key))
+
+
 @final
 class _Mover:
     def __init__(
@@ -365,7 +369,7 @@ class _Mover:
         """
         if not compared.differs and compared.proven:
             return False
-        untouched = await self._has(key, receipts.untouched(self._source, key, compared.epoch))
+        untouched = await self._is_untouched(key, compared.epoch)
         if untouched and not compared.differs:
             return True  # the source has pruned all records that the target has
         lives = await self._generations(key)
@@ -467,10 +471,7 @@ class _Mover:
 
     def _require_unchanged(self, compared: _Compared, grant: HeldLease) -> None:
         if (grant.epoch, grant.head) != (compared.epoch + 1, compared.head + 1):
-            raise _ChangedError(
-                f"{grant.key} changed in {self.target.location} meanwhile: try again",
-                key=str(grant.key),
-            )
+            raise _changed_there(self.target, grant.key)
 
     async def _goes_on(self, key: SessionKey) -> bool:
         """Say whether the target has the record of the parent at which the session was forked."""
@@ -528,6 +529,9 @@ class _Mover:
         own = receipts.untouched(self._source, key, epoch)
         self._supersede(key, own)
         await self._leave(key, [own, *lives])
+
+    async def _is_untouched(self, key: SessionKey, epoch: int) -> bool:
+        return await receipts.is_untouched(self._source, self.target, key, epoch)
 
     async def _has(self, key: SessionKey, receipt: bytes) -> bool:
         return await self.target.get_blob(key.tenant, receipts.name(receipt)) is not None
@@ -589,9 +593,9 @@ class _Mover:
             tenant = f" --tenant {key.tenant}" if key.tenant else ""
             raise StoreError(
                 f"{self.target.location} has {len(own)} dead letters of {key}, which would be "
-                f"lost if it were written again there: `perdure inbox {key.agent} --session "
-                f"{key.session}{tenant} --store TARGET --retry --all` lets them wait again, or "
-                "--drop removes them; then migrate again",
+                f"lost if it were deleted or written again there: `perdure inbox {key.agent} "
+                f"--session {key.session}{tenant} --store TARGET --retry --all` lets them wait "
+                "again, or --drop removes them; then migrate again",
                 key=str(key),
                 count=len(own),
             )
@@ -600,9 +604,7 @@ class _Mover:
         """Raise if a fork that was written in the target would lose its history."""
         for fork in [fork for fork, parent in self.parents.items() if parent == key]:
             compared = await self._compare(fork)
-            if compared.differs and not await self._has(
-                key, receipts.untouched(self._source, fork, compared.epoch)
-            ):
+            if compared.differs and not await self._is_untouched(fork, compared.epoch):
                 raise StoreError(
                     f"{fork}, which is a fork of {key}, was written in {self.target.location}, so "
                     f"{key} cannot be written again there: {_way_out(fork)}",
@@ -630,7 +632,7 @@ class _Mover:
         original, copy = await self._source.holder(key), await self.target.holder(key)
         if original is None or not original.deleted or copy is None or copy.deleted:
             return  # never one of the source's, or gone from both
-        if not await self._has(key, receipts.untouched(self._source, key, copy.epoch)):
+        if not await self._is_untouched(key, copy.epoch):
             raise StoreError(
                 f"{self._source.location} has deleted {key}, and {self.target.location} has it: "
                 f"it was opened there since, or never came from here; {_way_out(key)}",
@@ -646,9 +648,12 @@ class _Mover:
                     fork=str(fork),
                 )
         async with self._lease(key) as grant:
-            if grant.epoch == copy.epoch + 1:
-                await self.target.delete(key, grant.epoch)
-                self.report.deleted += 1
+            # Whoever held it may have written before it let go.
+            if grant.epoch != copy.epoch + 1 or not await self._is_untouched(key, copy.epoch):
+                raise _changed_there(self.target, key)
+            await self._require_no_own_letters(key)
+            await self.target.delete(key, grant.epoch)
+            self.report.deleted += 1
 
     # pending items
 
@@ -775,12 +780,6 @@ class _Mover:
         finally:
             with anyio.CancelScope(shield=True):
                 await self.target.release(key, grant.epoch)
-
-
-async def was_removed(source: Store, target: Store, key: SessionKey, epoch: int) -> bool:
-    """Say whether a migration deleted a session under an epoch, to write it again."""
-    receipt = receipts.name(receipts.removed(source, key, epoch))
-    return await target.get_blob(key.tenant, receipt) is not None
 
 
 def _way_out(key: SessionKey) -> str:

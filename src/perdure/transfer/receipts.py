@@ -25,7 +25,8 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
 from perdure.records.posts import DeadLetter
 from perdure.store import Store
-from perdure.transfer.bundle import neutral
+from perdure.transfer import bundle_files
+from perdure.transfer.bundle import neutral, neutral_record
 
 EQUAL, UNTOUCHED, LIFE, REMOVED, LETTER = "equal", "untouched", "life", "removed", "letter"
 _PARTS: Final = {EQUAL: 5, UNTOUCHED: 4, LIFE: 4, REMOVED: 4, LETTER: 5}
@@ -77,6 +78,36 @@ def removed(source: Store, key: SessionKey, epoch: int) -> bytes:
 def copied_letter(source: Store, key: SessionKey, letter: DeadLetter) -> bytes:
     """Return the receipt of a dead letter that was copied from the source."""
     return encode([LETTER, key, source.location, letter.item.op_id, letter.at])
+
+
+async def is_untouched(source: Store, target: Store, key: SessionKey, epoch: int) -> bool:
+    """Say whether only migrations have written the target's copy of a session.
+
+    A run that is killed between taking its lease and writing its receipt leaves an epoch without a
+    receipt, under which nothing was written. So the newest epoch with a record or a fold counts.
+    """
+    if await _has(target, key, untouched(source, key, epoch)):
+        return True
+    manifest = (await target.read_documents(key, ())).manifest
+    newest = 0 if manifest is None else manifest.epoch
+    log = bundle_files.settled_records(target, key, await target.head(key))
+    async with contextlib.aclosing(log) as records:
+        async for record in records:
+            if neutral_record(record) is not None:
+                newest = max(newest, record.epoch)
+    for earlier in range(epoch - 1, max(newest, 1) - 1, -1):
+        if await _has(target, key, untouched(source, key, earlier)):
+            return True
+    return not newest
+
+
+async def was_removed(source: Store, target: Store, key: SessionKey, epoch: int) -> bool:
+    """Say whether a migration deleted a session under an epoch, to write it again."""
+    return await _has(target, key, removed(source, key, epoch))
+
+
+async def _has(store: Store, key: SessionKey, receipt: bytes) -> bool:
+    return await store.get_blob(key.tenant, name(receipt)) is not None
 
 
 async def current(store: Store, tenant: str, names: Collection[str]) -> set[str]:
