@@ -210,6 +210,11 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         """Return a session with its events; None if there is none. Takes no lease.
 
         With a config only the end of its log is read, if the number or the time allows that.
+
+        Raises:
+            FormatError: Another version of the SDK wrote an event that the installed one cannot
+                read; the error names it.
+
         """
         key = self._key(app_name, user_id, session_id.strip())
         source = await self._connection.peek(key)
@@ -219,7 +224,7 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         if config is not None:
             wanted = EventRange(config.num_recent_events, config.after_timestamp)
             log = await self._log(source, origin, wanted)
-            events = [stored.event() for stored in log.recent(wanted)]
+            events = log.as_events(log.recent(wanted))
         else:
             log, events = await self._events(source, origin)
         state = await self._state(source, log) | await self._shared(app_name, user_id)
@@ -428,11 +433,11 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         if tail is not None:
             wanted = EventRange(seq=tail.seq)
             log = await self._log(source, origin, wanted)
-            events = with_base([stored.event() for stored in log.recent(wanted)], tail)
+            events = with_base(log.as_events(log.recent(wanted)), tail)
             if events is not None:
                 return log, events
         log = await self._log(source, origin, EventRange())
-        return log, [stored.event() for stored in log.events]
+        return log, log.as_events(log.events)
 
     async def _state(self, source: Session | SessionView, log: EventLog) -> dict[str, Any]:
         """Return the session's own state, for the caller to change."""

@@ -24,6 +24,7 @@ from perdure.adapters.items import (
     read_envelope,
     with_envelope,
 )
+from perdure.adapters.versions import unreadable, warn_untested
 from perdure.errors import NotStorableError, TooLargeError
 from perdure.records.keys import SessionKey
 from perdure.records.messages import Message, ToolCall, encode_message
@@ -51,6 +52,7 @@ def adk(module: str) -> Any:
 
 if not TYPE_CHECKING:
     Event = adk("events.event").Event
+warn_untested("google-adk")
 
 SDK: Final = "google-adk"
 SHAPE: Final = 1
@@ -200,6 +202,22 @@ class EventLog:
             or (after is not None and any(stored.at < after for stored in self.events))
             or (seq is not None and self.events[0].seq <= seq)
         )
+
+    def as_events(self, stored: Iterable[StoredEvent]) -> list[Event]:
+        """Return some of them as the SDK's.
+
+        Raises:
+            FormatError: Another version of the SDK wrote one that the installed one cannot read.
+
+        """
+        events = []
+        for each in stored:
+            try:
+                events.append(each.event())
+            except ValueError as error:
+                what = f"session {self.session.key}: event {each.id} in record {each.seq}"
+                raise unreadable(what, "google-adk", error) from error
+        return events
 
     def recent(self, wanted: EventRange) -> list[StoredEvent]:
         """Return what was asked for: so many, and of these those after the last older one."""
@@ -416,7 +434,7 @@ def tail_behind(log: EventLog, summary: Event, before: Tail | None) -> Tail | No
 
     """
     stored = log.recent(EventRange(seq=None if before is None else before.seq))
-    events = [one.event() for one in stored]
+    events = log.as_events(stored)
     end = _closed_calls(events[: _covered(events, summary)])
     if end in (0, len(stored)):
         return None

@@ -32,6 +32,7 @@ from perdure.adapters.thread_log import (
 )
 from perdure.adapters.thread_values import DataSerializer, ValueCodec, require_data_only
 from perdure.adapters.threads import Thread, ThreadSessions, has_room, release_put
+from perdure.adapters.versions import warn_untested
 from perdure.errors import FormatError, InvalidArgumentError
 from perdure.records.json import encode
 from perdure.records.values import is_plain
@@ -48,6 +49,8 @@ else:
     sdk = import_extra(
         "langgraph.checkpoint.base", used_by="PerdureSaver", name="LangGraph", extra="langgraph"
     )
+warn_untested("langgraph-checkpoint")
+warn_untested("langgraph")
 
 PAGE: Final = 64
 """Checkpoints that are read from the log at a time."""

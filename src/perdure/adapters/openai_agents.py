@@ -29,6 +29,7 @@ from perdure.adapters.items import (
     read_envelope,
     with_envelope,
 )
+from perdure.adapters.versions import warn_untested
 from perdure.errors import (
     FormatError,
     InvalidArgumentError,
@@ -391,6 +392,7 @@ class PerdureSession(Adapter):
 def _settings(given: Any) -> Any:
     """Return the SDK's settings of a session."""
     settings = _sdk("agents.memory.session_settings")
+    warn_untested("openai-agents")
     if given is None:
         return settings.SessionSettings()
     return settings.coerce_session_settings(given)

@@ -34,6 +34,7 @@ from perdure.adapters.items import (
     read_envelope,
     with_envelope,
 )
+from perdure.adapters.versions import unreadable, warn_untested
 from perdure.errors import (
     InvalidArgumentError,
     LeaseLostError,
@@ -68,6 +69,7 @@ else:
     _ABOUT = {"used_by": "PerdureConversationStore", "name": "Pydantic AI", "extra": "pydantic-ai"}
     sdk = import_extra("pydantic_ai.conversation_store", **_ABOUT)
     sdk_messages = import_extra("pydantic_ai.messages", **_ABOUT)
+warn_untested("pydantic-ai-slim")
 
 SDK: Final = "pydantic-ai"
 SHAPE: Final = 1
@@ -259,6 +261,7 @@ class PerdureConversationStore(Adapter, sdk.ConversationStore):
 
         Raises:
             KeyError: There is no such entry.
+            FormatError: Another version of the SDK wrote one that the installed one cannot read.
 
         """
         if head_id is None or (limit is not None and limit <= 0):
@@ -268,7 +271,11 @@ class PerdureConversationStore(Adapter, sdk.ConversationStore):
             raise KeyError(head_id)
         key, chain = found
         self._remember(key, [stored.id for stored in chain])
-        messages = MESSAGES.validate_json(b"[%b]" % b",".join(stored.data for stored in chain))
+        try:
+            messages = MESSAGES.validate_json(b"[%b]" % b",".join(stored.data for stored in chain))
+        except ValueError as error:
+            what = f"conversation {key}: its history up to entry {head_id}"
+            raise unreadable(what, "pydantic-ai-slim", error) from error
         return [
             sdk.ConversationEntry(id=stored.id, parent_id=stored.parent, message=message)
             for stored, message in zip(chain, messages, strict=True)

@@ -1,0 +1,68 @@
+"""Versions of the SDKs: which ones were tested, and what one of them cannot read of another's."""
+
+from __future__ import annotations
+
+import logging
+import re
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
+
+from perdure.errors import FormatError
+
+TESTED: Final = {
+    "google-adk": ("2.13.0", "2.13.0"),
+    "langgraph": ("1.2.22", "1.2.24"),
+    "langgraph-checkpoint": ("4.3.2", "4.3.2"),
+    "openai-agents": ("0.24.0", "0.24.0"),
+    "pydantic-ai-slim": ("2.68.0", "2.68.0"),
+}
+"""The lowest and the newest version of each SDK that the tests have run with."""
+
+_log = logging.getLogger(__name__)
+
+
+@cache
+def warn_untested(package: str) -> None:
+    """Warn, once in a process, if the installed version of an SDK was not tested."""
+    lowest, newest = TESTED[package]
+    installed = _installed(package)
+    if not _numbers(lowest) <= _numbers(installed) <= _numbers(newest):
+        tested = lowest if lowest == newest else f"{lowest} to {newest}"
+        _log.warning(
+            "%s %s was not tested with this release of perdure, which knows %s",
+            package,
+            installed,
+            tested,
+            extra={"package": package, "version": installed},
+        )
+
+
+def unreadable(what: str, package: str, error: ValueError) -> FormatError:
+    """Return the error for what the installed version of an SDK does not know.
+
+    Args:
+        what: What was stored.
+        package: The SDK.
+        error: What pydantic raised. Its message would show what was stored.
+
+    """
+    details: Any = getattr(error, "errors", list)()
+    path = ".".join(map(str, details[0]["loc"])) if details else ""
+    reason = f"{path}: {details[0]['msg']}" if details else "it is not JSON"
+    message = (
+        f"{what} cannot be read by {package} {_installed(package)} ({reason}): read it with the "
+        "version that wrote it; `perdure export` gives it out as it is"
+    )
+    return FormatError(message, path=path)
+
+
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # a copy without metadata
+        return "of an unknown version"
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(each) for each in re.findall(r"\d+", text)[:3]]
