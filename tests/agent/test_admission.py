@@ -210,7 +210,7 @@ async def test_a_damaged_ledger_is_made_anew_from_the_log(
 
 async def audited(world: World) -> list[Any]:
     """Return what a whole check of the store finds."""
-    from perdure.cli.audit import audit
+    from perdure.cli.check import audit
 
     async with world.connect() as sessions:
         store = sessions._check().runtime.store

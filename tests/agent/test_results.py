@@ -191,7 +191,7 @@ async def test_a_fork_and_a_sweep_keep_what_a_result_names(
     tmp_path: Path, configured: Configure
 ) -> None:
     """S1-G3: `perdure check --gc` reaches the blob through the record that names it."""
-    from perdure.cli.audit import collect, garbage
+    from perdure.cli.check import collect, garbage
 
     world = World(tmp_path / "data")
     async with world.connect(autosave=None) as sessions:

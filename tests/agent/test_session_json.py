@@ -10,7 +10,7 @@ import msgspec
 
 from perdure import Message, export_state
 from perdure.agent import AgentFactory, CompactionPolicy
-from perdure.cli.audit import audit
+from perdure.cli.check import audit
 from perdure.formats import write_state
 from perdure.records.keys import SessionKey
 from perdure.stores.file import FileStore

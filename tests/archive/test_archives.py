@@ -14,7 +14,7 @@ import pytest
 
 import perdure
 from perdure.archive import ArchiveLimits, Archives
-from perdure.archive.entries import CHUNK_BYTES
+from perdure.archive.limits import CHUNK_BYTES
 from perdure.errors import (
     ConfigError,
     CorruptRecordError,

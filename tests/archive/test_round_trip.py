@@ -15,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 import perdure
 import perdure.sync
 from perdure.archive import Archives
-from perdure.archive.entries import CHUNK_BYTES
+from perdure.archive.limits import CHUNK_BYTES
 from perdure.errors import MissingExtraError, NotStorableError
 from tests.archive.trees import look, make
 

@@ -8,7 +8,7 @@ import pytest
 
 import perdure
 from perdure.archive import Archives
-from perdure.cli.audit import collect, garbage
+from perdure.cli.check import collect, garbage
 from perdure.errors import CorruptRecordError
 from perdure.records.keys import SessionKey
 from perdure.session.manager import SessionManager
@@ -114,7 +114,7 @@ async def test_a_sweep_keeps_what_an_archive_names(tmp_path: Path) -> None:
 
 
 def perdure_name(data: bytes) -> str:
-    from perdure.archive.entries import name_of
+    from perdure.archive.limits import name_of
 
     return name_of(data)
 
@@ -139,7 +139,7 @@ async def test_an_archive_that_names_what_it_must_not_is_refused(tmp_path: Path)
     import msgspec
 
     from perdure.archive.archives import entry_of
-    from perdure.archive.entries import Archive, FileEntry, line_of, name_of
+    from perdure.archive.limits import Archive, FileEntry, line_of, name_of
 
     data = b"x"
     for path in ("../evil", "/tmp/perdure-evil", ".perdure/restoring.json", "a/../../b"):

@@ -7,7 +7,7 @@ import random
 
 from hypothesis import given, strategies as st
 
-from perdure.checkpoints.merkle_tree import MerkleTree, _groups, node_of, tree_of
+from perdure.checkpoints.chain import MerkleTree, _groups, node_of, tree_of
 from perdure.checkpoints.states import INLINE, CheckpointStates
 from perdure.records.chunks import LARGEST, SMALLEST, ContentChunk, chunks_of
 from perdure.stores.memory import MemoryStore

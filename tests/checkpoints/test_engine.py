@@ -564,7 +564,7 @@ async def test_what_was_cut_off_and_what_the_log_says_otherwise_is_found() -> No
 
 async def test_pruning_leaves_tombstones_and_frees_states(again: Connect) -> None:
     """S3-G5: only when asked for; the chain holds; what only they kept is nobody's any more."""
-    from perdure.cli.audit import garbage
+    from perdure.cli.check import garbage
 
     async with again() as sessions:
         session = await sessions.open("a")

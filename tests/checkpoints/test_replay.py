@@ -26,8 +26,8 @@ from perdure.checkpoints.audit_files import (
     replay_folder,
 )
 from perdure.checkpoints.chain import sealed
+from perdure.checkpoints.events import replay_files
 from perdure.checkpoints.replay import Replay, ReplayItem, ReplayReport, TimelineRow, page
-from perdure.checkpoints.replay_session import replay_files
 from perdure.errors import ConfigError, ReplayDivergedError, ReplayError
 from perdure.records.checkpoints import ExplicitState, KernelEvent
 from perdure.records.records import CHECKPOINT, EVENT, Entry
@@ -545,7 +545,7 @@ async def test_a_replay_that_nobody_waits_for_is_told_to_end(
         asked.append(go_on())
         ended.set()
 
-    monkeypatch.setattr("perdure.checkpoints.replay_session.replay_folder", reading)
+    monkeypatch.setattr("perdure.checkpoints.events.replay_folder", reading)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(replay_files, tmp_path)
         await begun.wait()

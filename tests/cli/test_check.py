@@ -9,7 +9,7 @@ import pytest
 
 import perdure
 from perdure import Limits, Message, Shutdown
-from perdure.cli.audit import log_problems
+from perdure.cli.check import log_problems
 from perdure.records.records import EPOCH, MESSAGE, Record
 from tests.cli.conftest import Command
 

@@ -30,9 +30,8 @@ from perdure import (
     UnsupportedVersionError,
 )
 from perdure.config.locations import FolderPlace
-from perdure.config.persistent_config import PersistentConfig
+from perdure.config.persistent_config import PersistentConfig, initial_values
 from perdure.config.schema import ConfigKey
-from perdure.config.variables import initial_values
 from tests.config.conftest import AgentFolder
 
 ISO = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"

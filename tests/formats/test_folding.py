@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from perdure import CorruptRecordError, UnsupportedVersionError
-from perdure.formats.from_records import state_of
 from perdure.formats.migrations import read_state
+from perdure.formats.records import log_in, state_of, unfold, with_log
 from perdure.formats.state import FullAgentState, write_state
-from perdure.formats.to_records import log_in, unfold, with_log
 from perdure.memory.context import RetractionPayload
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, MESSAGE, RETRACT, Entry, Record

@@ -21,7 +21,7 @@ from perdure.formats import (
     write_state,
 )
 from perdure.formats.migrations import MIGRATIONS, read_memory
-from perdure.formats.to_records import unfold
+from perdure.formats.records import unfold
 from perdure.memory.documents import StateSet
 from perdure.records.json import decode
 from perdure.records.records import STATE

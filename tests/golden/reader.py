@@ -11,7 +11,7 @@ import msgspec
 
 import perdure
 from perdure import Shutdown
-from perdure.cli.audit import audit
+from perdure.cli.check import audit
 from perdure.memory.documents import EPISODIC, SEMANTIC
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import FORMAT

@@ -10,7 +10,7 @@ import pytest
 
 import perdure
 from perdure import Message, Shutdown
-from perdure.cli.audit import audit
+from perdure.cli.check import audit
 from perdure.records import records
 from perdure.records.keys import SessionKey
 from perdure.stores.file import FileStore

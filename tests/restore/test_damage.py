@@ -26,7 +26,7 @@ from perdure import (
     connect,
     store_for,
 )
-from perdure.cli.audit import audit
+from perdure.cli.check import audit
 from perdure.memory.context import SNAPSHOT
 from perdure.memory.facts import EpisodicItem, SemanticItem, item_entry
 from perdure.restore.report import RestorePlan

@@ -100,9 +100,8 @@ if TYPE_CHECKING:
         render_openai as render_openai,
         resolved as resolved,
     )
-    from perdure.agent.runtime import AgentRuntime as AgentRuntime
     from perdure.agent.tools import Permissions as Permissions, Tool as Tool, tool as tool
-    from perdure.agent.worker import AgentWorker as AgentWorker
+    from perdure.agent.worker import AgentRuntime as AgentRuntime, AgentWorker as AgentWorker
     from perdure.formats.memory_files import FileMemoryStorage as FileMemoryStorage
     from perdure.memory.compaction import (
         Compaction as Compaction,
@@ -224,9 +223,8 @@ _HOMES = {
         "render_openai",
         "resolved",
     ),
-    "perdure.agent.runtime": ("AgentRuntime",),
     "perdure.agent.compaction": ("ModelSummarizer",),
-    "perdure.agent.worker": ("AgentWorker",),
+    "perdure.agent.worker": ("AgentRuntime", "AgentWorker"),
     "perdure.formats.memory_files": ("FileMemoryStorage",),
     "perdure.memory.context": ("estimated_tokens",),
     "perdure.memory.compaction": (

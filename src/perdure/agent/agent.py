@@ -39,7 +39,7 @@ from perdure.agent.events import (
     UserMessageReceivedEvent,
 )
 from perdure.agent.plugins import RESERVED, archives_of, code_dir, home_of
-from perdure.agent.runtime import AgentRuntime, AgentShutdown
+from perdure.agent.worker import AgentRuntime, AgentShutdown
 from perdure.config.locations import check_state_key
 from perdure.errors import InvalidArgumentError, SessionClosedError, SessionError
 from perdure.records.keys import require_name, require_text

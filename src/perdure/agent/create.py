@@ -29,8 +29,8 @@ from perdure.agent.handlers import set_aside
 from perdure.agent.memory import MemoryManager
 from perdure.agent.plugins import AgentPlugins
 from perdure.agent.requests import LLMRequestAssembler
-from perdure.agent.runtime import AgentRuntime
 from perdure.agent.tools import Toolbox
+from perdure.agent.worker import AgentRuntime
 from perdure.errors import InvalidArgumentError, SessionError
 from perdure.memory.compaction import Compactor
 from perdure.session.contents import meta_entry

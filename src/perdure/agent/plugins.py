@@ -29,9 +29,8 @@ from perdure.agent.tools import Permissions, Tool
 from perdure.archive.archives import Archives
 from perdure.config.discover import declared_beside, program_dir
 from perdure.config.locations import AgentPlace, SessionPlace
-from perdure.config.persistent_config import ConfigPart, PersistentConfig
+from perdure.config.persistent_config import ConfigPart, PersistentConfig, initial_values
 from perdure.config.schema import DOCUMENT, own, shared
-from perdure.config.variables import initial_values
 from perdure.errors import ConfigError, InvalidArgumentError
 from perdure.memory.working_memory import SessionMemoryStorage
 from perdure.records.keys import DEFAULT_SESSION

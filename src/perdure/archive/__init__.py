@@ -13,8 +13,7 @@ from perdure._lib.lazy import lazy
 
 if TYPE_CHECKING:
     from perdure.archive.archives import Archives as Archives
-    from perdure.archive.entries import Archive as Archive
-    from perdure.archive.limits import ArchiveLimits as ArchiveLimits
+    from perdure.archive.limits import Archive as Archive, ArchiveLimits as ArchiveLimits
     from perdure.archive.restore import ArchiveRestored as ArchiveRestored
     from perdure.archive.save import (
         ArchiveProgress as ArchiveProgress,
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 
 _HOME_OF = {
-    "Archive": "perdure.archive.entries",
+    "Archive": "perdure.archive.limits",
     "ArchiveLimits": "perdure.archive.limits",
     "ArchiveProgress": "perdure.archive.save",
     "ArchiveRestored": "perdure.archive.restore",

@@ -32,9 +32,14 @@ from perdure.archive.atomic_swap import (
     occupied_by,
 )
 from perdure.archive.blobs import entries_of, hop
-from perdure.archive.entries import DOCUMENT, Archive
-from perdure.archive.export import export
-from perdure.archive.limits import CONTROL, ArchiveLimits, Selection, selection_of
+from perdure.archive.limits import (
+    CONTROL,
+    DOCUMENT,
+    Archive,
+    ArchiveLimits,
+    Selection,
+    selection_of,
+)
 from perdure.archive.restore import (
     ArchiveRestored,
     ExtractPlan,
@@ -44,6 +49,7 @@ from perdure.archive.restore import (
     verify,
 )
 from perdure.archive.save import ArchiveSaved, Progress, SaveResult, take
+from perdure.archive.tar import export
 from perdure.errors import ConfigError, InvalidArgumentError, SessionError
 from perdure.memory.documents import StateSet
 from perdure.records.json import decode, encode

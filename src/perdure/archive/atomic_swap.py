@@ -31,8 +31,7 @@ import msgspec
 from perdure._lib.files import Folder, write_all
 from perdure._lib.ids import random_id
 from perdure._lib.platform import sync_file, try_lock
-from perdure.archive.entries import FileEntry, FolderEntry
-from perdure.archive.limits import CONTROL, Selection
+from perdure.archive.limits import CONTROL, FileEntry, FolderEntry, Selection
 from perdure.errors import (
     ConfigError,
     CorruptRecordError,

@@ -16,8 +16,7 @@ import anyio.to_thread
 
 from perdure._lib.files import LinkFoundError
 from perdure._lib.tasks import each
-from perdure.archive.entries import Archive, Entry, entry_of
-from perdure.archive.limits import ArchiveLimits, Checker
+from perdure.archive.limits import Archive, ArchiveLimits, Checker, Entry, entry_of
 from perdure.errors import (
     ConfigError,
     CorruptRecordError,

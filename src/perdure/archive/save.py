@@ -14,18 +14,22 @@ import msgspec
 
 from perdure._lib.files import Folder, LinkFoundError
 from perdure.archive.blobs import BATCH_BYTES, batches, entries_of, hop, put, require_blobs
-from perdure.archive.entries import (
+from perdure.archive.limits import (
     CHUNK_BYTES,
+    CONTROL,
     Archive,
+    ArchiveLimits,
+    Checker,
     Entry,
     FileEntry,
     FolderEntry,
+    Selection,
     blobs_of,
     mode_of,
     name_of,
     pages_of,
+    too_large,
 )
-from perdure.archive.limits import CONTROL, ArchiveLimits, Checker, Selection, too_large
 from perdure.errors import ConfigError, FormatError, NotStorableError
 from perdure.records.keys import SessionKey
 from perdure.store import Store

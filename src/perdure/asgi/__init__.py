@@ -17,8 +17,11 @@ if TYPE_CHECKING:
         Feed as Feed,
         FeedEvent as FeedEvent,
     )
-    from perdure.asgi.problems import Problem as Problem, problem_of as problem_of
-    from perdure.asgi.responses import FeedResponse as FeedResponse
+    from perdure.asgi.responses import (
+        FeedResponse as FeedResponse,
+        Problem as Problem,
+        problem_of as problem_of,
+    )
     from perdure.asgi.runs import Run as Run, RunOutcome as RunOutcome
 
 _HOME_OF = {
@@ -28,10 +31,10 @@ _HOME_OF = {
     "Feed": "perdure.asgi.feed",
     "FeedEvent": "perdure.asgi.feed",
     "FeedResponse": "perdure.asgi.responses",
-    "Problem": "perdure.asgi.problems",
+    "Problem": "perdure.asgi.responses",
     "Run": "perdure.asgi.runs",
     "RunOutcome": "perdure.asgi.runs",
-    "problem_of": "perdure.asgi.problems",
+    "problem_of": "perdure.asgi.responses",
 }
 
 __all__ = list(_HOME_OF)

@@ -14,14 +14,15 @@ from anyio.abc import TaskGroup
 
 from perdure._connect import connect
 from perdure.asgi.feed import Channel, Cursor, Feed
-from perdure.asgi.problems import Problem, problem_of
 from perdure.asgi.responses import (
     ASGIApp,
     Events,
     FeedResponse,
+    Problem,
     Receive,
     Scope,
     Send,
+    problem_of,
     send_problem,
 )
 from perdure.asgi.runs import Answer, Run, Runs, answer_in, require_started

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from perdure._lib.lazy import lazy
 
 if TYPE_CHECKING:
-    from perdure.checkpoints.audit_io import AuditPair as AuditPair
+    from perdure.checkpoints.audit_files import AuditPair as AuditPair
     from perdure.checkpoints.chain import ChainProblem as ChainProblem
     from perdure.checkpoints.diff import Difference as Difference, ValueChange as ValueChange
     from perdure.checkpoints.engine import (
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from perdure.checkpoints.events import (
         KernelEventReader as KernelEventReader,
         KernelEventStream as KernelEventStream,
+        replay_files as replay_files,
     )
     from perdure.checkpoints.replay import (
         CapabilityUse as CapabilityUse,
         ReplayReport as ReplayReport,
         TimelineRow as TimelineRow,
     )
-    from perdure.checkpoints.replay_session import replay_files as replay_files
     from perdure.checkpoints.verify import Verification as Verification
     from perdure.records.checkpoints import (
         CapturedState as CapturedState,
@@ -56,9 +56,9 @@ _HOME_OF = {
     "ReplayReport": "perdure.checkpoints.replay",
     "RolledBack": "perdure.checkpoints.engine",
     "TimelineRow": "perdure.checkpoints.replay",
-    "AuditPair": "perdure.checkpoints.audit_io",
+    "AuditPair": "perdure.checkpoints.audit_files",
     "Verification": "perdure.checkpoints.verify",
-    "replay_files": "perdure.checkpoints.replay_session",
+    "replay_files": "perdure.checkpoints.events",
 }
 
 __all__ = list(_HOME_OF)

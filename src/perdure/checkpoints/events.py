@@ -1,19 +1,230 @@
-"""Kernel events of a session: emit, read and replay."""
+"""Kernel events of a session: emit, read, and replay out of the log."""
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import aclosing
+from functools import partial
+from pathlib import Path
 from typing import Any, final
 
+import anyio.to_thread
+import msgspec
+
+from perdure.checkpoints.audit_files import replay_folder
+from perdure.checkpoints.chain import CheckpointChain, problems_of
 from perdure.checkpoints.journal import Journal, JournalReader
-from perdure.checkpoints.replay import ReplayReport, TimelineRow
-from perdure.checkpoints.replay_session import diverged, event_of, replayed
-from perdure.errors import InvalidArgumentError, NotStorableError
-from perdure.records.checkpoints import SNAPSHOT_CREATED, KernelEvent
-from perdure.records.json import encode
-from perdure.records.records import EVENT, Entry
+from perdure.checkpoints.replay import MOST, Replay, ReplayItem, ReplayReport, TimelineRow, event_of
+from perdure.checkpoints.verify import state_problems
+from perdure.errors import (
+    CheckpointNotFoundError,
+    InvalidArgumentError,
+    NotStorableError,
+    ReplayDivergedError,
+)
+from perdure.records.checkpoints import (
+    GROUP,
+    PRUNED,
+    SNAPSHOT_CREATED,
+    CapturedState,
+    Checkpoint,
+    KernelEvent,
+    TimestampPayload,
+)
+from perdure.records.json import decode, encode
+from perdure.records.messages import ToolCall, ToolResult, decode_message
+from perdure.records.records import (
+    CHECKPOINT,
+    CHECKPOINTS_PRUNED,
+    EVENT,
+    MESSAGE_KINDS,
+    Entry,
+    Record,
+)
 from perdure.records.values import lower
+
+
+async def replayed(
+    reading: JournalReader,
+    *,
+    since: int | None = None,
+    on_row: Callable[[TimelineRow], object] | None = None,
+) -> ReplayReport:
+    """Feed a session's events to a dry run; return what it has seen.
+
+    Args:
+        reading: The session.
+        since: A checkpoint to begin behind; None for the beginning.
+        on_row: Called with each decision and each use of a capability, in order.
+
+    Raises:
+        CheckpointNotFoundError: There is no such checkpoint.
+        CorruptRecordError: The log itself is damaged.
+
+    """
+    chain = await reading.chain()
+    after, clock = await _start(reading, chain, since)
+    run = Replay("record", gapless=True, clock=clock)
+    for problem in problems_of(chain.links):
+        run.problem(f"checkpoint {problem.id}: {problem.what}")
+    newest: Checkpoint | None = None
+    calls = _ToolCalls()
+    log = reading.store.read_log(reading.key, after=after, before=reading.head + 1)
+    async with aclosing(log):
+        async for chunk in log:
+            for record in chunk.records:
+                if record.kind == CHECKPOINT:
+                    newest = decode(record.payload, Checkpoint)
+                calls.note(record)
+                item = _item(record)
+                if item is None:
+                    continue
+                row = run.feed(item)
+                if row is not None and on_row is not None:
+                    on_row(calls.completed(row))
+                if item.event is not None and item.event.kind == SNAPSHOT_CREATED:
+                    await _compare(run, item, newest, reading, chain)
+    return run.report(str(reading.key), since=since)
+
+
+class _ToolCalls:
+    """What the messages beside the events say: arguments, results and times."""
+
+    def __init__(self) -> None:
+        self._arguments: OrderedDict[str, list[ToolCall]] = OrderedDict()
+        self._results: OrderedDict[str, ToolResult] = OrderedDict()
+        self._at: float | None = None
+
+    def note(self, record: Record) -> None:
+        """Remember a message's calls or its result, and its time."""
+        if record.kind not in MESSAGE_KINDS:
+            return
+        message = decode_message(record.payload)
+        self._at = message.created_at or self._at
+        # An id may come again, also within one message: the newest message counts.
+        for call in message.tool_calls:
+            self._arguments.pop(call.id, None)
+        for call in message.tool_calls:
+            self._arguments.setdefault(call.id, []).append(call)
+        if message.tool_result is not None:
+            self._results[message.tool_result.call_id] = message.tool_result
+        for known in (self._arguments, self._results):
+            while len(known) > MOST:
+                known.popitem(last=False)
+
+    def completed(self, row: TimelineRow) -> TimelineRow:
+        """Return a row with what is known of its call, which its detail names."""
+        row = msgspec.structs.replace(row, at=self._at)
+        id_ = row.detail.get("call")
+        if not isinstance(id_, str):
+            return row
+        if row.what == "requested":
+            calls = self._arguments.get(id_, [])
+            call = next((one for one in calls if one.name == row.name), None)
+            if call is None:
+                return row
+            calls.remove(call)
+            return msgspec.structs.replace(row, arguments=call.arguments)
+        result = self._results.pop(id_, None) if row.what in _ENDS else None
+        if result is None:
+            return row
+        return msgspec.structs.replace(row, result=result.result, error=result.error)
+
+
+_ENDS = ("used", "failed", "denied")
+
+
+async def _start(
+    reading: JournalReader, chain: CheckpointChain, since: int | None
+) -> tuple[int, int | None]:
+    """Return the record to begin behind, and the time that it was."""
+    if since is None:
+        return 0, None if await reading.cut() else 0
+    checkpoint = chain.by_id.get(since)
+    if checkpoint is None:
+        raise CheckpointNotFoundError(
+            f"session {reading.key} has no checkpoint {since}: see checkpoints.states()",
+            key=str(reading.key),
+            checkpoint=since,
+        )
+    return checkpoint.event_seq + GROUP, checkpoint.timestamp + 1
+
+
+def _item(record: Record) -> ReplayItem | None:
+    if record.kind == EVENT:
+        event = event_of(record.payload)
+        return None if event is None else ReplayItem(record.seq, event.timestamp, event)
+    if record.kind in (CHECKPOINT, CHECKPOINTS_PRUNED):
+        return ReplayItem(record.seq, decode(record.payload, TimestampPayload).timestamp)
+    return None
+
+
+async def _compare(
+    run: Replay,
+    item: ReplayItem,
+    replayed_checkpoint: Checkpoint | None,
+    reading: JournalReader,
+    chain: CheckpointChain,
+) -> None:
+    """Compare a ``snapshot_created`` event with the checkpoint that stands before it."""
+    assert item.event is not None
+    number = item.event.detail.get("snapshot")
+    is_made = replayed_checkpoint is not None and replayed_checkpoint.id == number
+    if item.event.detail.get(PRUNED) and not is_made:
+        run.unverified += 1  # it was imported so
+        return
+    if (
+        replayed_checkpoint is None
+        or not is_made
+        or item.event.label not in {replayed_checkpoint.label, None}
+    ):
+        run.problem(f"checkpoint {number} does not stand before its event", item.place)
+        return
+    known = chain.by_id.get(replayed_checkpoint.id)
+    if known is None:
+        run.unverified += 1
+        return
+    if isinstance(known.state, CapturedState) and known.state.since < await reading.cut():
+        run.unverified += 1
+        return
+    for problem in await state_problems(reading, known):
+        run.problem(f"checkpoint {replayed_checkpoint.id}: {problem.what}", item.place)
+    if known != replayed_checkpoint:
+        run.problem(f"checkpoint {replayed_checkpoint.id} is not what was recorded", item.place)
+    run.snapshots += 1
+
+
+async def replay_files(
+    folder: Path, *, on_row: Callable[[TimelineRow], object] | None = None
+) -> ReplayReport:
+    """Feed the events of ``events.jsonl`` and ``checkpoints.jsonl`` to a dry run.
+
+    Args:
+        folder: Where the two files lie; what other kernels wrote will do.
+        on_row: Called with each decision and each use of a capability, in a thread.
+
+    Raises:
+        ReplayError: There are no events there, or a line is larger than any event.
+
+    """
+    remaining = threading.Event()
+    play = partial(replay_folder, folder, on_row=on_row, go_on=lambda: not remaining.is_set())
+    try:
+        return await anyio.to_thread.run_sync(play, abandon_on_cancel=True)
+    finally:
+        remaining.set()  # the thread of a cancelled replay ends soon
+
+
+def diverged(report: ReplayReport) -> ReplayDivergedError:
+    """Return the error for a replay that found something, for those who asked for an error."""
+    return ReplayDivergedError(
+        f"the replay of {report.source} found {report.problem_count} problems, the first: "
+        f"{report.problems[0]}; the report has the others",
+        source=report.source,
+        problems=report.problem_count,
+    )
 
 
 class KernelEventReader:

@@ -16,7 +16,9 @@ from typing import Any, Final, NamedTuple, final
 import msgspec
 
 from perdure._lib.logs import visible
+from perdure.errors import FormatError
 from perdure.records.checkpoints import KernelEvent
+from perdure.records.json import decode
 
 CUSTOM: Final = "custom"
 """Kind of the events by which an agent records a decision."""
@@ -395,3 +397,11 @@ def _cell(value: Any) -> str:
 def _text(text: str) -> str:
     """Return text as markup that shows it, with what would hide or turn some of it made visible."""
     return escape(visible(text))
+
+
+def event_of(payload: bytes) -> KernelEvent | None:
+    """Return a record's event; None for one that an application made up before there were any."""
+    try:
+        return decode(payload, KernelEvent)
+    except FormatError:
+        return None

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import UNSET
 
 from perdure._lib.tasks import each
-from perdure.checkpoints.merkle_tree import MerkleTree, TreeNode, node_of, tree_of
+from perdure.checkpoints.chain import MerkleTree, TreeNode, node_of, tree_of
 from perdure.errors import CorruptRecordError
 from perdure.records.checkpoints import ExplicitState
 from perdure.records.chunks import ContentChunk

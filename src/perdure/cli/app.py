@@ -11,21 +11,17 @@ from cyclopts import App, CycloptsError, Parameter, UnknownCommandError, UnusedC
 
 import perdure
 from perdure.cli import USAGE
-from perdure.cli.archive import archive
-from perdure.cli.backup import backup, migrate, restore_backup
 from perdure.cli.chat import chat
 from perdure.cli.check import check, rebuild
 from perdure.cli.checkpoints import checkpoints, diff, replay, rollback
-from perdure.cli.config import config
+from perdure.cli.config import archive, config
 from perdure.cli.demo import demo
-from perdure.cli.doctor import doctor
-from perdure.cli.export import export, import_
+from perdure.cli.doctor import doctor, tune
 from perdure.cli.inbox import inbox
-from perdure.cli.inspect import inspect
 from perdure.cli.output import fail, print_line
-from perdure.cli.serve import serve
+from perdure.cli.serve import inspect, serve
 from perdure.cli.sessions import copy, forget, fork, ls, prune, rename, show
-from perdure.cli.tune import tune
+from perdure.cli.transfer import backup, export, import_, migrate, restore_backup
 from perdure.errors import ConfigError, InvalidArgumentError, PerdureError
 
 FAILED = 1

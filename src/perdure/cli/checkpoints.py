@@ -10,8 +10,8 @@ from cyclopts import Parameter
 
 from perdure._lib.files import NewFile
 from perdure.checkpoints.diff import Difference
+from perdure.checkpoints.events import replay_files
 from perdure.checkpoints.replay import ReplayReport, TimelineRow, page, shown
-from perdure.checkpoints.replay_session import replay_files
 from perdure.checkpoints.verify import Verification
 from perdure.cli.access import existing, load_view, managed
 from perdure.cli.output import SessionOption, clip, print_json, print_table, say

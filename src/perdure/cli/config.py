@@ -1,24 +1,40 @@
-"""``perdure config``: check a persistence.yaml, and apply it to stored sessions."""
+"""``perdure config`` and ``archive``: values and files that an agent keeps beside sessions."""
 
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import anyio
 import msgspec
 from cyclopts import Parameter
+from rich.progress import DownloadColumn, TimeRemainingColumn
 
 import perdure
+from perdure.archive import ArchiveProgress, ArchiveRestored, Archives, ArchiveSaved
 from perdure.autosave.options import Shutdown
-from perdure.cli.access import existing
-from perdure.cli.output import StoreOption, print_json, say
+from perdure.cli.access import existing, load_view, managed, no_session
+from perdure.cli.output import (
+    SessionOption,
+    StoreOption,
+    ago,
+    print_json,
+    print_table,
+    progress_bar,
+    say,
+    size,
+)
 from perdure.cli.sessions import say_pruned
 from perdure.config.apply import ConfigReport, apply_to_folder, apply_to_store
 from perdure.config.discover import FILE, Declared, declared_at, url_of
 from perdure.config.locations import FolderPlace, state_folder
+from perdure.config.persistent_config import initial_values
 from perdure.config.schema import Declaration
-from perdure.config.variables import initial_values
 from perdure.errors import ConfigError
 from perdure.session.manager import SessionManager
 
@@ -136,3 +152,165 @@ def _print(report: ConfigReport) -> None:
     counted = f"{len(report.changes)} of {report.looked_at} places"
     done = "differ; nothing was changed" if report.dry_run else "changed"
     say(f"{counted} {done}")
+
+
+# ``perdure archive``: archives of an agent's home, saved with its session, restored, exported
+
+
+Action = Literal["list", "save", "restore"]
+
+
+async def archive(
+    action: Action,
+    id: Annotated[str, Parameter(name="ID")],
+    /,
+    *,
+    home: Path | None = None,
+    path: tuple[str, ...] = (),
+    config: Path | None = None,
+    only: bool = False,
+    label: str = "",
+    archive: str | None = None,
+    to: Path | None = None,
+    from_: Annotated[Path | None, Parameter(name="--from")] = None,
+    force: bool = False,
+    where: SessionOption = SessionOption(),  # noqa: B008  # frozen
+) -> int:
+    """Save the files of an agent's home with its session, list its archives, or restore one.
+
+    save: archive the home durably and verify it by reading it back; unchanged files are not stored
+    again. restore: bring the home back, completely or not at all; what it replaces is kept next to
+    the home.
+
+    Args:
+        action: What to do.
+        id: The agent's id.
+        home: The home folder. Default: the agent's own, in a file store.
+        path: A folder in it to keep even if it is hidden; may be repeated.
+        config: A persistence.yaml, for its persist_paths.
+        only: Save only these paths, not everything that is visible.
+        label: A label for the archive, to restore it by.
+        archive: Which archive to restore: its id or its label. Default: the newest.
+        to: With save, also write it into this new file: .tar.zst, .tar.gz or .tar.
+        from_: With restore, read it from such a file, which need not be trusted.
+        force: Restore over files that were never saved.
+
+    """
+    _check_action(action, {"--to": to}, "save")
+    _check_action(action, {"--from": from_, "--archive": archive}, "restore")
+    paths = (*path, *(() if config is None else declared_at(config).declaration.persist_paths))
+    archive_made = partial(_archives, id, home, paths, whole_folders=not only, where=where)
+    if action == "list":
+        return await _list(archive_made, where)
+    if action == "save":
+        if home is not None and not await anyio.Path(home).is_dir():  # misspelled, and not empty
+            raise ConfigError(f"--home {home}: there is no such folder", home=str(home))
+        return await _save(archive_made, label, to, where)
+    return await _restore(archive_made, archive, from_, where, force=force)
+
+
+def _check_action(action: Action, given: dict[str, object], wanted: Action) -> None:
+    for name, value in given.items():
+        if value is not None and action != wanted:
+            raise ConfigError(f"{name} goes with archive {wanted}, not with archive {action}")
+
+
+@asynccontextmanager
+async def _archives(
+    id: str,
+    home: Path | None,
+    paths: tuple[str, ...],
+    *,
+    whole_folders: bool,
+    where: SessionOption,
+    write: bool,
+) -> AsyncGenerator[Archives, None]:
+    store, key = existing(where.store), where.key(id)
+    async with managed(store, write=write) as sessions:
+        session, tenant = key.session, key.tenant
+        if not write:
+            view = await load_view(sessions, id, where)
+            yield Archives(view, home, paths=paths, whole=whole_folders)
+            return
+        if not await sessions.exists(id, session=session, tenant=tenant):
+            raise no_session(key, store)
+        async with sessions.open(id, session=session, tenant=tenant, on_held="raise") as opened:
+            yield Archives(opened, home, paths=paths, whole=whole_folders)
+
+
+async def _list(archives_made: Any, where: SessionOption) -> int:
+    async with archives_made(write=False) as archives:
+        stored = await archives.all()
+    if where.json:
+        print_json({"home": archives.home, "archives": stored})
+        return 0
+    now = time.time()
+    rows = [
+        (
+            archive.id,
+            archive.label,
+            ago(archive.at, now),
+            str(archive.files),
+            size(archive.bytes),
+            " ".join(archive.paths),
+        )
+        for archive in stored
+    ]
+    columns = ("archive", "label", "saved", "files", "bytes", "paths")
+    print_table(columns, rows, right="files bytes")
+    return 0
+
+
+async def _save(archive_made: Any, label: str, to: Path | None, where: SessionOption) -> int:
+    async with archive_made(write=True) as archives:
+        with _bar("saving") as progress:
+            saved: ArchiveSaved = await archives.save(label=label, progress=progress)
+        written = None if to is None else await archives.write(to, saved.archive.id)
+    if where.json:
+        print_json({**msgspec.to_builtins(saved), "file_bytes": written})
+        return 0
+    for path in saved.skipped:
+        say(f"skipped: {path.path}: {path.why}")
+    for name in saved.changing:
+        say(f"changed while it was read: {name}")
+    whole_folders = f"{saved.archive.files} files, {size(saved.archive.bytes)}"
+    new = "saved" if saved.new else "is the newest, and nothing has changed"
+    say(f"{saved.archive.id} {new}: {whole_folders}, {size(saved.stored_bytes)} of them stored now")
+    if to is not None and written is not None:
+        say(f"{to}: {size(written)}")
+    return 0
+
+
+async def _restore(
+    archive_made: Any, name: str | None, source: Path | None, where: SessionOption, *, force: bool
+) -> int:
+    if name is not None and source is not None:
+        raise ConfigError("give --archive or --from, not both")
+    async with archive_made(write=True) as archives:
+        with _bar("restoring") as progress:
+            if source is not None:
+                done = await archives.read(source, force=force, progress=progress)
+            else:
+                done = await archives.restore(name, force=force, progress=progress)
+    if where.json:
+        print_json(done)
+    else:
+        _say_restored(done, archives.home, source)
+    return 0
+
+
+def _say_restored(done: ArchiveRestored, home: str | None, source: Path | None) -> None:
+    what = source if done.archive is None else done.archive.id
+    if not done.changed:
+        say(f"{home} is as {what} has it: nothing was changed")
+        return
+    say(f"{home} is now as {what} has it: {', '.join(done.replaced) or 'nothing'} replaced")
+    if done.kept:
+        say(f"the replaced files are in {done.kept}, until the next save or restore")
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Callable[[ArchiveProgress], None]]:
+    """Show the progress in bytes, on a terminal."""
+    with progress_bar(what, DownloadColumn(), TimeRemainingColumn()) as update:
+        yield lambda progress: update(progress.bytes, progress.total_bytes)

@@ -23,7 +23,7 @@ from perdure.cli.access import (
     opened,
     require_key,
 )
-from perdure.cli.audit import incomplete
+from perdure.cli.check import incomplete
 from perdure.cli.checkpoints import checkpoint_of
 from perdure.cli.output import (
     SessionOption,

@@ -20,8 +20,8 @@ import msgspec
 from perdure._lib.files import Folder, NewFile
 from perdure.errors import CorruptRecordError, FormatError
 from perdure.formats.migrations import Finding
+from perdure.formats.records import StateMemories
 from perdure.formats.state import SavedTrace, TraceLine, TraceMessage, TraceMessages, trace_lines
-from perdure.formats.to_records import StateMemories
 from perdure.memory.context import SNAPSHOT, Snapshot, WorkingContext
 from perdure.memory.documents import EPISODIC, SEMANTIC
 from perdure.memory.facts import EpisodicItem, SemanticItem, items_of

@@ -38,7 +38,7 @@ except ModuleNotFoundError as _error:
         f"the inspector needs {_package}: pip install 'perdure[inspector]'", extra="inspector"
     ) from _error
 
-from perdure.asgi.problems import problem_of
+from perdure.asgi.responses import problem_of
 from perdure.inspector import pages
 from perdure.inspector.changes import (
     CHANGES,

@@ -13,7 +13,7 @@ from typing import Final, final
 
 import msgspec
 
-from perdure.asgi.problems import Problem
+from perdure.asgi.responses import Problem
 from perdure.errors import ConfigError, InvalidArgumentError
 from perdure.records.keys import require_text
 

@@ -15,8 +15,7 @@ from perdure._lib.lazy import import_extra
 from perdure.agent import AgentConfig
 from perdure.errors import ConfigError
 from perdure.serve.access import LOOPBACK, Access
-from perdure.serve.agents import Source
-from perdure.serve.api import AgentServer
+from perdure.serve.api import AgentServer, Source
 
 uvicorn: Any = import_extra("uvicorn", used_by="perdure serve", name="uvicorn", extra="serve")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import anyio.to_thread
 import msgspec
 
-from perdure.checkpoints.audit_io import AuditPair, save_pair, take_pair
+from perdure.checkpoints.audit_files import AuditPair, save_pair, take_pair
 from perdure.checkpoints.chain import CheckpointChain
 from perdure.errors import (
     CorruptRecordError,
@@ -23,20 +23,20 @@ from perdure.errors import (
     SessionError,
     UnsupportedVersionError,
 )
-from perdure.formats.from_records import state_of
 from perdure.formats.json_folder import guarded
 from perdure.formats.migrations import Finding
-from perdure.formats.state import FullAgentState
-from perdure.formats.to_records import (
+from perdure.formats.records import (
     NewLog,
     StateMemories,
     agrees,
     log_in,
+    state_of,
     unfold,
     with_history,
     with_log,
     with_memories,
 )
+from perdure.formats.state import FullAgentState
 from perdure.formats.trace_files import Memories, has_memories, read_memories, write_memories
 from perdure.lineage.store import followed
 from perdure.memory.context import WorkingContext

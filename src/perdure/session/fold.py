@@ -18,7 +18,7 @@ import anyio.to_thread
 import msgspec
 
 from perdure.checkpoints.chain import fold_chain
-from perdure.formats.from_records import CONFIG, PERMISSIONS, TOOLS
+from perdure.formats.records import CONFIG, PERMISSIONS, TOOLS
 from perdure.formats.state import CARRIED, ForeignFields
 from perdure.memory.context import SNAPSHOT, WorkingContext
 from perdure.memory.documents import (

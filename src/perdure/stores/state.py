@@ -46,9 +46,8 @@ from perdure.errors import (
     PerdureError,
     StoreUnavailableError,
 )
-from perdure.formats.from_records import state_of
+from perdure.formats.records import log_in, state_of, unfold, with_log
 from perdure.formats.state import FullAgentState, StateStorage
-from perdure.formats.to_records import log_in, unfold, with_log
 from perdure.records.json import decoder_of
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest

@@ -19,14 +19,15 @@ method of the same name in `perdure`.
 from __future__ import annotations
 
 from perdure.sync.archives import Archives
-from perdure.sync.checkpoints import (
+from perdure.sync.manager import SessionManager, connect
+from perdure.sync.parts import (
+    Attachment,
     CheckpointEngine,
     CheckpointReader,
+    Contributor,
     KernelEventReader,
     KernelEventStream,
 )
-from perdure.sync.contributors import Attachment, Contributor
-from perdure.sync.manager import SessionManager, connect
 from perdure.sync.session import (
     LostSession,
     Scope,

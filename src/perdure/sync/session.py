@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, final, 
 import anyio
 
 from perdure.errors import SessionError
-from perdure.sync.checkpoints import (
+from perdure.sync.parts import (
+    Attachment,
     CheckpointEngine,
     CheckpointReader,
+    Contributor,
     KernelEventReader,
     KernelEventStream,
+    as_async,
 )
-from perdure.sync.contributors import Attachment, Contributor, as_async
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus

@@ -7,8 +7,15 @@ through the same decisions that autosave makes, and weighs what comes out.
 
 from __future__ import annotations
 
-from perdure.tuning.advice import Advice, LoadLevel, Option, Requirements, StoreMeasurement, advise
-from perdure.tuning.chart import chart
+from perdure.tuning.advice import (
+    Advice,
+    LoadLevel,
+    Option,
+    Requirements,
+    StoreMeasurement,
+    advise,
+    chart,
+)
 from perdure.tuning.measure import made_up, measure, observed
 from perdure.tuning.workload import (
     SettingCost,

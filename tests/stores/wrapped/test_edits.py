@@ -20,7 +20,7 @@ import msgspec
 import pytest
 
 from perdure import Message, Shutdown, connect
-from perdure.cli.audit import audit
+from perdure.cli.check import audit
 from perdure.errors import CorruptRecordError
 from perdure.lineage.store import Lineage
 from perdure.records.keys import SessionKey

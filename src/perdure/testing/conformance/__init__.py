@@ -32,15 +32,12 @@ _PARTS = (
     "log",
     "documents",
     "leases",
-    "directory",
-    "cancellation",
 )
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))
 
-from perdure.testing.conformance.cancellation import CancellationConformance  # noqa: E402
-from perdure.testing.conformance.directory import DirectoryConformance  # noqa: E402
 from perdure.testing.conformance.documents import (  # noqa: E402
     BlobConformance,
+    DirectoryConformance,
     DocumentConformance,
 )
 from perdure.testing.conformance.inbox import (  # noqa: E402
@@ -49,6 +46,7 @@ from perdure.testing.conformance.inbox import (  # noqa: E402
 )
 from perdure.testing.conformance.leases import LeaseConformance  # noqa: E402
 from perdure.testing.conformance.log import (  # noqa: E402
+    CancellationConformance,
     LogConformance,
     ReaderConformance,
     TrimConformance,
