@@ -71,7 +71,8 @@ def adapters(session: nox.Session) -> None:
     """Hold the adapters to what their SDKs ask of them, on several stores, and to kills."""
     session.install(".[test-adapters]")
     session.run("pytest", *(session.posargs or ["-q", "tests/adapters"]))
-    session.run("python", "-m", "tests.adapters.langgraph_kills", "--kills", "30")
+    for sdk in ("langgraph", "openai-agents", "pydantic-ai", "google-adk"):
+        session.run("python", "-m", "tests.adapters.kills", sdk, "--kills", "30")
 
 
 @nox.session(python=PYTHONS[0])

@@ -49,6 +49,7 @@ from google.adk.tools import ToolContext
 from google.genai import types
 
 from perdure.adapters import PerdureSessionService
+from tests.adapters import kills
 
 GUARD = 60
 APP, USER = "harbor", "ada"
@@ -905,35 +906,10 @@ def worker(url: str, name: str, count: int) -> subprocess.Popen[str]:
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("kind", ["sqlite", "file"])
-async def test_kills_leave_each_event_that_append_event_returned_once(
-    tmp_path: Path, kind: str
-) -> None:
-    url = f"sqlite:///{tmp_path}/a.db" if kind == "sqlite" else str(tmp_path / "store")
-    async with PerdureSessionService(url) as service:
-        await service.create_session(**HERE)
-    returned: list[str] = []
-    for kill in range(4):
-        with worker(url, f"w{kill}", 10_000) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                returned.append(line.strip())
-                if line.split()[1] == str(13 * kill + 5):
-                    break
-            os.kill(process.pid, signal.SIGKILL)
-            returned += [line.strip() for line in process.stdout if line.endswith("\n")]
-    async with PerdureSessionService(url, wait=GUARD) as service:
-        session = await service.get_session(**HERE)
-        found = texts(session)
-        assert session is not None
-        assert len(found) == len(set(found))
-        assert [text for text in found if text in set(returned)] == returned
-        assert len(found) <= len(returned) + 4  # what was under way when a process was killed
-        for kill in range(4):
-            last = int([text for text in found if text.startswith(f"w{kill} ")][-1].split()[1])
-            assert session.state[f"w{kill}"] == last
-            assert session.state[f"user:w{kill}"] >= last
-        await service.append_event(session, said("after"))
+@pytest.mark.parametrize("url", ["sqlite:///{}/a.db", "{}/store"])
+def test_kills_leave_each_event_that_append_event_returned_once(tmp_path: Path, url: str) -> None:
+    """Many more: ``python -m tests.adapters.kills google-adk``."""
+    kills.run("google-adk", url.format(tmp_path), kills=3)
 
 
 @pytest.mark.deep

@@ -39,7 +39,7 @@ from perdure.session.internals import session_open_here, store_of_manager
 from perdure.session.retention import Retention
 from perdure.store import Batch, Outcome
 from perdure.testing import FaultyStore, MemoryBacking, MemoryStore
-from tests.adapters import langgraph_kills
+from tests.adapters import kills
 from tests.servers.postgres import schema_of, shared
 
 TESTS = 81
@@ -701,5 +701,5 @@ async def test_a_thread_is_a_session_that_is_listed_and_deleted(sessions: Sessio
 
 @pytest.mark.deep
 def test_a_killed_run_loses_nothing_that_was_said(tmp_path: Path) -> None:
-    """Many more: ``python -m tests.adapters.langgraph_kills --kills 200``."""
-    assert langgraph_kills.run(str(tmp_path / "store"), kills=2, seed=1) >= 4
+    """Many more: ``python -m tests.adapters.kills langgraph``."""
+    kills.run("langgraph", str(tmp_path / "store"), kills=3)

@@ -41,6 +41,7 @@ from perdure.records.records import Entry
 from perdure.session.internals import accept
 from perdure.session.retention import Retention
 from perdure.testing import MemoryBacking, MemoryStore
+from tests.adapters import kills
 
 QUIET = RunConfig(tracing_disabled=True)
 GUARD = 60
@@ -1014,62 +1015,10 @@ async def test_processes_that_share_a_session_run_one_after_another(tmp_path: Pa
     assert sorted(asked) == [f"{name} {number}" for name in "xyz" for number in range(5)]
 
 
-CHANGES = """
-import random
-
-def changes(seed):
-    order = random.Random(seed)
-    for number in range(5000):
-        items = [{"role": "user", "content": f"{seed} {number} {at}"} for at in range(order.randrange(1, 4))]
-        yield order.choice(["add", "add", "add", "pop", "pop", "replace", "clear"]), items
-
-def changed(held, what, items):
-    if what == "pop":
-        return held[:-1]
-    return {"add": [*held, *items], "replace": items, "clear": []}[what]
-"""
-
-WORKS = """
-async def main():
-    async with PerdureSession.from_url("a", sys.argv[1], wait=60) as session:
-        await session.acquire()
-        for number, (what, items) in enumerate(changes(int(sys.argv[2])), 1):
-            await {
-                "add": lambda: session.add_items(items),
-                "pop": session.pop_item,
-                "replace": lambda: session.replace_items(items),
-                "clear": session.clear_session,
-            }[what]()
-            print(number, flush=True)
-
-asyncio.run(main())
-"""
-
-
 @pytest.mark.deep
-async def test_kills_at_any_time_leave_what_was_acknowledged(tmp_path: Path) -> None:
-    """What was under way when the process was killed is there as a whole, or not at all."""
-    given: dict[str, Any] = {}
-    exec(CHANGES, given)
-    held: list[Any] = []
-    for seed in range(8):
-        command = [sys.executable, "-c", PROGRAM + CHANGES + WORKS, str(tmp_path), str(seed)]
-        acknowledged = 0
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
-            assert worker.stdout is not None
-            for line in worker.stdout:
-                acknowledged = int(line)
-                if acknowledged >= 17 * seed + 3:
-                    break
-            worker.kill()
-            acknowledged = int((worker.stdout.read().split() or [str(acknowledged)])[-1])
-        for what, items in list(given["changes"](seed))[:acknowledged]:
-            held = given["changed"](held, what, items)
-        what, items = list(given["changes"](seed))[acknowledged]
-        async with PerdureSession.from_url("a", tmp_path) as session:
-            found = await session.get_items()
-        assert found in (held, given["changed"](held, what, items)), (seed, acknowledged)
-        held = found
+def test_kills_at_any_time_leave_what_was_acknowledged(tmp_path: Path) -> None:
+    """Many more: ``python -m tests.adapters.kills openai-agents``."""
+    kills.run("openai-agents", str(tmp_path / "store"), kills=4)
 
 
 BLOCKING = """

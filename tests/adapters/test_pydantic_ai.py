@@ -47,6 +47,7 @@ import perdure
 from perdure import Limits, NotStorableError, SessionManager
 from perdure.adapters import PerdureConversationStore
 from perdure.testing import MemoryBacking, MemoryStore
+from tests.adapters import kills
 
 GUARD = 60
 
@@ -870,51 +871,10 @@ async def several_write(folder: Path, names: str, count: int) -> None:
         assert own == [f"{name} {at}" for at in range(count)]
 
 
-WORKS = """
-async def main():
-    async with PerdureConversationStore.from_url(sys.argv[1], wait=60) as store:
-        held = await store.load("a") or Conversation(conversation_id="a")
-        begin = len(held.messages)
-        for number in range(begin, begin + 5000, 2):
-            held.messages += [asked(f"{number}"), asked(f"{number + 1}")]
-            await store.save(held)
-            if number % 20 == 0:
-                await store.fork("a", new_conversation_id=f"fork {number}", at=number + 1)
-            print(number + 2, flush=True)
-
-asyncio.run(main())
-"""
-
-
 @pytest.mark.deep
-async def test_kills_at_any_time_leave_what_was_acknowledged(tmp_path: Path) -> None:
-    """What was under way when the process was killed is there as a whole, or not at all."""
-    count = 0
-    for cycle in range(8):
-        command = [sys.executable, "-c", PROGRAM + WORKS, str(tmp_path)]
-        acknowledged = count
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
-            assert worker.stdout is not None
-            for line in worker.stdout:
-                acknowledged = int(line)
-                if acknowledged >= count + 14 * cycle + 3:
-                    break
-            worker.kill()
-            acknowledged = int((worker.stdout.read().split() or [str(acknowledged)])[-1])
-        assert worker.returncode == -signal.SIGKILL
-        async with PerdureConversationStore.from_url(tmp_path) as store:
-            held = await store.load("a")
-            assert held is not None
-            count = len(held.messages)
-            texts = [str(message.parts[0].content) for message in held.messages]  # type: ignore[union-attr]
-            assert texts == [str(at) for at in range(count)]
-            assert count in (acknowledged, acknowledged + 2), cycle
-            for record in await store.list_conversations():
-                if record.conversation_id != "a":
-                    forked = await store.load(record.conversation_id)
-                    assert forked is not None
-                    number = int(record.conversation_id.removeprefix("fork "))
-                    assert data_of(forked.messages) == data_of(held.messages[: number + 1])
+def test_kills_at_any_time_leave_what_was_acknowledged(tmp_path: Path) -> None:
+    """Many more: ``python -m tests.adapters.kills pydantic-ai``."""
+    kills.run("pydantic-ai", str(tmp_path / "store"), kills=4)
 
 
 KILLED = """
