@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from perdure.autosave.core import Core, Save
 from perdure.autosave.options import Autosave, EngineOptions
 from perdure.autosave.schedule import SLOT
-from perdure.autosave.tracked import NEVER, OVERHEAD, Tracked, Waiter, Waiters
+from perdure.autosave.tracked import NEVER, OVERHEAD, Tracked, Waiters
 from perdure.errors import PerdureError
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE, Entry
@@ -19,6 +19,16 @@ from perdure.store import Capabilities, Outcome, Status
 
 SESSIONS = 3
 session = st.integers(0, SESSIONS - 1)
+
+
+class Waiting:
+    """A caller that waits for a version."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+
+    def __call__(self) -> None:
+        """Wake it."""
 
 
 @dataclass
@@ -55,8 +65,8 @@ class CoreMachine(RuleBasedStateMachine):
         ]
         self.models = [Model([], []) for _ in range(SESSIONS)]
         self.in_flight: list[Save] = []
-        self.waiters: list[tuple[int, Waiter, int, Waiters]] = []
-        self.woken: set[Waiter] = set()
+        self.waiters: list[tuple[int, Waiting, int, Waiters]] = []
+        self.woken: set[object] = set()
 
     def pick(self, n: int) -> tuple[Tracked, Model]:
         return self.sessions[n], self.models[n]
@@ -106,10 +116,21 @@ class CoreMachine(RuleBasedStateMachine):
     def save(self, n: int) -> None:
         t, model = self.pick(n)
         if model.end is None and t.version > t.durable:
-            waiter = Waiter(t.version, lambda: None)
+            waiter = Waiting(t.version)
             waiters = t.waiters = t.waiters or Waiters()
-            self.waiters.append((n, waiter, waiters.add(waiter), waiters))
-            self.core.schedule.make_urgent(t, t.version, self.now)
+            self.waiters.append((n, waiter, waiters.add(t.version, waiter), waiters))
+            alone = self.core.capture_alone(t, t.version)
+            if alone is None:
+                self.core.schedule.make_urgent(t, t.version, self.now)
+            else:
+                self.captured(alone)
+
+    @rule(n=session)
+    def end_turn_alone(self, n: int) -> None:
+        alone = self.core.capture_alone(self.sessions[n], 0)
+        if alone is not None:
+            assert self.sessions[n].retry_at == 0
+            self.captured(alone)
 
     @precondition(lambda self: self.waiters)
     @rule(data=st.data())
@@ -155,19 +176,21 @@ class CoreMachine(RuleBasedStateMachine):
         saves, unprepared = self.core.capture(self.now)
         assert unprepared == []
         for save in saves:
-            n = self.sessions.index(save.t)
-            model = self.models[n]
-            assert model.captured is None, "two saves at a time"
-            assert model.end is None
-            assert not save.t.holds
-            assert save.batch.first == model.durable + 1
-            last = model.durable + len(save.batch.records)
-            assert last <= (len(model.accepted) if model.group_from is None else model.group_from)
-            sent = [entry.payload for entry in save.batch.records]
-            assert sent == model.accepted[model.durable : last]
-            assert save.batch.records[-1].end
-            model.captured = last
-        self.in_flight += saves
+            self.captured(save)
+
+    def captured(self, save: Save) -> None:
+        model = self.models[self.sessions.index(save.t)]
+        assert model.captured is None, "two saves at a time"
+        assert model.end is None
+        assert not save.t.holds
+        assert save.batch.first == model.durable + 1
+        last = model.durable + len(save.batch.records)
+        assert last <= (len(model.accepted) if model.group_from is None else model.group_from)
+        sent = [entry.payload for entry in save.batch.records]
+        assert sent == model.accepted[model.durable : last]
+        assert save.batch.records[-1].end
+        model.captured = last
+        self.in_flight.append(save)
 
     @precondition(lambda self: self.in_flight)
     @rule(data=st.data(), status=st.sampled_from([Status.OK, Status.OK, *Status]))
@@ -194,7 +217,8 @@ class CoreMachine(RuleBasedStateMachine):
             model.end = "quarantined" if one_group else None
             assert one_group or 0 < t.narrow < count
         model.captured = None
-        assert all(w.version <= t.durable for w in woken) or t.end is not None
+        reached = [waiter.version for _, waiter, _, _ in self.waiters if waiter in woken]
+        assert all(version <= t.durable for version in reached) or t.end is not None
 
     @rule(n=session)
     def hold_or_release(self, n: int) -> None:

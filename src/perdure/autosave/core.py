@@ -33,7 +33,7 @@ from perdure.autosave.events import (
 )
 from perdure.autosave.options import INHERIT, Autosave, EngineOptions, Inherit
 from perdure.autosave.schedule import Schedule
-from perdure.autosave.tracked import OVERHEAD, SessionRegistry, State, Tracked, Waiter
+from perdure.autosave.tracked import OVERHEAD, SessionRegistry, State, Tracked, Wake
 from perdure.errors import (
     AcknowledgedRecordsLostError,
     ConfigError,
@@ -102,6 +102,11 @@ class Breaker:
         self._chance = chance
         self._failed = 0
         self._window = full
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether it is closed, and the last batch was answered."""
+        return self.state == "closed" and not self._failed
 
     def allowance(self, now: float, in_flight: int) -> int:
         """Return how many more sessions may be sent while ``in_flight`` are with the store."""
@@ -266,7 +271,7 @@ class Core:
         self.registry.sessions.add(t)
         return t
 
-    def drop(self, t: Tracked, *, keep_lost: bool = False) -> list[Waiter]:
+    def drop(self, t: Tracked, *, keep_lost: bool = False) -> list[Wake]:
         """Stop tracking a session, saved or not; return the waiters to wake.
 
         With ``keep_lost``, records of a session that was taken over stay until `discard` or
@@ -435,6 +440,30 @@ class Core:
         self.steps += len(saves)
         return saves, unprepared
 
+    def capture_alone(self, t: Tracked, version: int) -> Save | None:
+        """Take a session whose save nothing else waits beside; None if something does.
+
+        A save of the usual kind, which passes no queue.
+
+        Args:
+            t: The session.
+            version: What a caller waits for; 0 if none does.
+
+        """
+        if t.first_at is None or t.refuses or t.inflight is not None or t.groups:
+            return None  # with the store, or nothing to save, or not to be saved now
+        if t.holds or t.preparing or t.before_capture is not None:
+            return None
+        if self.stopped or len(self.schedule.ready) or self.breaker.state != "closed":
+            return None
+        if version:
+            t.urgent_to, t.retry_at = version, 0.0
+        elif t.retry_at:
+            return None  # it has failed: its back-off goes on
+        self.in_flight += 1
+        self.steps += 1
+        return Save(t, self._take(t))
+
     def _take(self, t: Tracked) -> Batch:
         """Capture a session in one synchronous step: all its whole groups."""
         limit = t.capturable - t.durable
@@ -478,7 +507,7 @@ class Core:
 
     # And back.
 
-    def completed(self, t: Tracked, outcome: Outcome, now: float, took: float) -> list[Waiter]:
+    def completed(self, t: Tracked, outcome: Outcome, now: float, took: float) -> list[Wake]:
         """Apply the store's answer for a captured session; return the waiters to wake."""
         self.in_flight -= 1
         self.steps += 1
@@ -497,7 +526,7 @@ class Core:
         self._failed(t, sent, now, in_doubt=outcome.status is Status.IN_DOUBT)
         return []
 
-    def _ok(self, t: Tracked, sent: int, written: int, now: float, took: float) -> list[Waiter]:
+    def _ok(self, t: Tracked, sent: int, written: int, now: float, took: float) -> list[Wake]:
         records, size = sent - t.durable, t.captured_bytes
         since = now if t.oldest_at is None else t.oldest_at
         drop_first(t, records)
@@ -559,6 +588,11 @@ class Core:
         )
         self.schedule.arm(t, now)
 
+    @property
+    def is_calm(self) -> bool:
+        """Whether the store works, and keeps up: `answered` would change nothing if it did well."""
+        return self.breaker.is_calm and self.registry.is_calm
+
     def answered(self, *, well: bool, error: Exception | None, now: float) -> None:
         """Note for the breaker whether the store answered a batch at all."""
         unsaved = len(self.registry.unsaved)
@@ -585,7 +619,7 @@ class Core:
 
     # Permanent failures.
 
-    def _refused(self, t: Tracked, sent: int, now: float) -> list[Waiter]:
+    def _refused(self, t: Tracked, sent: int, now: float) -> list[Wake]:
         """Bisect for the group that the store refuses; once found, quarantine the session."""
         count = sent - t.durable
         half, _ = whole_groups(
@@ -608,7 +642,7 @@ class Core:
         )
         return t.take_waiters()
 
-    def lose(self, t: Tracked) -> list[Waiter]:
+    def lose(self, t: Tracked) -> list[Wake]:
         """End a session that another process has, or whose store has lost records of it."""
         if t.end in (State.LOST, State.CLOSED):
             return []

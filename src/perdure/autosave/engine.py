@@ -22,7 +22,7 @@ from perdure.autosave.jobs import BackgroundJobs, StateCapture, T
 from perdure.autosave.options import INHERIT, Autosave, EngineOptions, Inherit
 from perdure.autosave.reports import Health, ShutdownReport, health_of, report_of
 from perdure.autosave.schedule import IdleWheel
-from perdure.autosave.tracked import State, Tracked, Waiter, Waiters
+from perdure.autosave.tracked import State, Tracked, Waiters, Wake
 from perdure.autosave.writer import Timer, Watchdog, Writer
 from perdure.errors import SessionError, UnsavedChangesError
 from perdure.records.keys import SessionKey
@@ -208,13 +208,14 @@ class Autosaver:
         """Save now, if the session saves at the end of a turn."""
         if t.options is None or t.options.on_turn_end:
             now = self._clock()
-            self._schedule.make_due(t, now)
-            self._begin(t, now)
+            if not self._begin(t, now):
+                self._schedule.make_due(t, now)
+                self._serve_due()
 
-    def _begin(self, t: Tracked, now: float) -> None:
-        """Start the save of a session that is due: without a worker, if that is possible."""
-        if t.before_capture is not None or not self._writer.begin(now):
-            self._serve_due()
+    def _begin(self, t: Tracked, now: float, version: int = 0) -> bool:
+        """Start the save of a session at once, without a worker; False if others are due too."""
+        self._watchdog.arm()
+        return self._writer.begin(t, now, version)
 
     async def room(self, t: Tracked) -> None:
         """Wait while too much is unsaved; then let one append of the session through.
@@ -263,9 +264,10 @@ class Autosaver:
         if t.durable < version:
             self._check(t)
             now = self._clock()
-            self._schedule.make_urgent(t, version, now)
-            if t.inflight != version:
-                self._begin(t, now)
+            if not self._begin(t, now, version):
+                self._schedule.make_urgent(t, version, now)
+                if t.inflight != version:
+                    self._serve_due()
             await self._durable(t, version)
         return t.durable
 
@@ -297,12 +299,15 @@ class Autosaver:
     async def _woken(self, t: Tracked, version: int) -> None:
         """Wait in the caller's own task: cancelling it removes the waiter and nothing else."""
         woken = self._new_event()
-        waiters = t.waiters = t.waiters or Waiters()
-        number = waiters.add(Waiter(version, woken.set))
+        waiters = t.waiters
+        if waiters is None:
+            waiters = t.waiters = Waiters()
+        number = waiters.add(version, woken.set)
         try:
             await woken.wait()
-        finally:
+        except BaseException:
             t.give_up(number, waiters)
+            raise
 
     async def flush(self, deadline: float | None = None) -> None:
         """Save all sessions now; return when they are durable, or after ``deadline`` seconds."""
@@ -521,11 +526,14 @@ class Autosaver:
             if save.t.holds:
                 self._jobs.freed(save.t)
         self._reporter.deliver()
-        self._make_room()
-        if self._host.running:
+        if self._room is not None:
+            self._make_room()
+        schedule = self._schedule
+        quiet = self._core.is_calm and not (schedule.nudged or len(schedule.ready))
+        if not quiet and self._host.running:
             self._serve_due()
 
 
-def _wake(waiters: Iterable[Waiter]) -> None:
-    for waiter in waiters:
-        waiter.wake()
+def _wake(waiters: Iterable[Wake]) -> None:
+    for wake in waiters:
+        wake()

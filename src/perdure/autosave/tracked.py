@@ -14,7 +14,7 @@ import enum
 import heapq
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
-from typing import Final, final
+from typing import Final, TypeAlias, final
 
 from perdure._lib import task_scope
 from perdure.autosave.events import Degraded, Event, Recovered
@@ -59,15 +59,8 @@ class State(enum.Enum):
     """Autosave no longer tracks it."""
 
 
-@final
-class Waiter:
-    """A caller that waits for a version to become durable."""
-
-    __slots__ = ("version", "wake")
-
-    def __init__(self, version: int, wake: Callable[[], object]) -> None:
-        self.version: int = version
-        self.wake: Callable[[], object] = wake
+Wake: TypeAlias = Callable[[], object]
+"""Wakes a caller that waits for a version to become durable."""
 
 
 @final
@@ -80,7 +73,7 @@ class Waiters:
     __slots__ = ("_heap", "_last", "_waiters")
 
     def __init__(self) -> None:
-        self._waiters: dict[int, Waiter] = {}
+        self._waiters: dict[int, Wake] = {}
         # Version, and the waiter's number.
         self._heap: list[tuple[int, int]] = []
         self._last = 0
@@ -88,29 +81,29 @@ class Waiters:
     def __len__(self) -> int:
         return len(self._waiters)
 
-    def add(self, waiter: Waiter) -> int:
-        """Add a waiter; return the number to discard it with."""
+    def add(self, version: int, wake: Wake) -> int:
+        """Add the waiter of a version; return the number to discard it with."""
         self._last += 1
-        self._waiters[self._last] = waiter
-        heapq.heappush(self._heap, (waiter.version, self._last))
+        self._waiters[self._last] = wake
+        heapq.heappush(self._heap, (version, self._last))
         return self._last
 
     def discard(self, number: int) -> None:
         """Remove a waiter, if it still waits."""
         if self._waiters.pop(number, None) is not None and len(self._heap) > 2 * len(self) + 8:
-            self._heap = [(waiter.version, n) for n, waiter in self._waiters.items()]
+            self._heap = [place for place in self._heap if place[1] in self._waiters]
             heapq.heapify(self._heap)
 
-    def take(self, reached: int) -> list[Waiter]:
+    def take(self, reached: int) -> list[Wake]:
         """Remove and return the waiters of versions up to ``reached``."""
         due = []
         while self._heap and self._heap[0][0] <= reached:
-            waiter = self._waiters.pop(heapq.heappop(self._heap)[1], None)
-            if waiter is not None:
-                due.append(waiter)
+            wake = self._waiters.pop(heapq.heappop(self._heap)[1], None)
+            if wake is not None:
+                due.append(wake)
         return due
 
-    def take_all(self) -> list[Waiter]:
+    def take_all(self) -> list[Wake]:
         """Remove and return all waiters."""
         waiters = list(self._waiters.values())
         self._waiters.clear()
@@ -354,7 +347,7 @@ class Tracked(_Hot):
         """The version that a save may capture: without the records of an open group."""
         return self.group_from if self.groups else self.version
 
-    def take_waiters(self, reached: int | None = None) -> list[Waiter]:
+    def take_waiters(self, reached: int | None = None) -> list[Wake]:
         """Remove and return the waiters of versions up to ``reached``, or all."""
         waiters = self.waiters
         if waiters is None:
@@ -492,6 +485,11 @@ class SessionRegistry:
         if self._engine.outage_policy == "continue":
             return False
         return self.overdue or self.dirty_bytes >= self._engine.dirty_hard
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether no save has failed, and not much is unsaved."""
+        return not (self.failed or self.rising or self.overdue)
 
     def seal(self) -> None:
         """Accept no more records."""

@@ -157,20 +157,26 @@ class Writer:
             if worker.event is not None:
                 worker.event.set()
 
-    def begin(self, now: float) -> bool:
-        """Start the one save that is due without a worker; False if that is not possible.
+    def begin(self, t: Tracked, now: float, version: int) -> bool:
+        """Start a session's save without a worker; False if that is not possible.
 
         This saves a waiting caller two rounds of the event loop. With several sessions due, or if
         there were several in the last batch, a worker does better.
+
+        Args:
+            t: The session.
+            now: The present time.
+            version: What a caller waits for; 0 if none does.
+
         """
         core = self._core
-        if self._begin is None or self._starting or len(core.schedule.ready) != 1:
+        if self._begin is None or self._starting or (self._batches and self._company > 1):
             return False
-        if self._is_full or (self._batches and self._company > 1):
+        if self._is_full or not self._host.running:
             return False
-        if not (core.may_capture(now) and self._host.running):
+        save = core.capture_alone(t, version)
+        if save is None:
             return False
-        (save,), _ = core.capture(now)
         flight = _InFlightSave(save, now)
         self._flights[flight] = until = now + core.engine.save_timeout
         try:
@@ -180,7 +186,7 @@ class Writer:
         except Exception as error:  # noqa: BLE001  # becomes the outcome
             self._answered(flight, outcome_of(error))
             return True
-        self._soon(self._captured, (save,))
+        self._captured((save,))  # now, while the store's thread wakes up
         if len(self._flights) == 1:
             self._watch(until)
         return True
@@ -404,9 +410,10 @@ class Writer:
         for n, (save, outcome) in enumerate(unsettled, 1):
             t = save.t
             had_ended = t.end
-            self._captured((save,))
-            for waiter in self._core.completed(t, outcome, now, took):
-                waiter.wake()
+            if t.on_captured is not None:
+                self._call(t, t.on_captured)
+            for wake in self._core.completed(t, outcome, now, took):
+                wake()
             if outcome.status is Status.OK:
                 if t.on_saved is not None and t.end is None:
                     self._call(t, t.on_saved, t.durable)
@@ -432,6 +439,8 @@ class Writer:
         well = outcomes[0].status is Status.OK or any(
             outcome.status in ANSWERS for outcome in outcomes
         )
+        if well and self._core.is_calm:
+            return  # nearly always
         error = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
         self._core.answered(well=well, error=None if well else error, now=now)
 

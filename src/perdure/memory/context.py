@@ -70,6 +70,10 @@ class _Role(msgspec.Struct):
     role: str = ""
 
 
+_NO_SYSTEM: Final = tuple(b'{"role":"%b"' % role for role in (b"user", b"assistant", b"tool"))
+"""How the records of most messages begin; what begins otherwise has to be decoded."""
+
+
 class _Rebuilt(msgspec.Struct):
     """The payload of a record that replaces the context."""
 
@@ -215,7 +219,8 @@ class WorkingContext:
             kept_bytes -= len(payload)
         for kept_messages in self._kept[:end]:
             self.cut = True
-            if _role(kept_messages[1]) == "system":
+            payload = kept_messages[1]
+            if not payload.startswith(_NO_SYSTEM) and _role(payload) == "system":
                 self.system = kept_messages
         del self._kept[:end]
 

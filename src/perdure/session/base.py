@@ -117,22 +117,24 @@ class Turn:
 
     async def __aenter__(self) -> Self:
         self._entered = True
-        require_outside(self._session._tracked, "to begin a turn")
-        await self._queue.enter(str(self._session.key))
-        self._queue.use()
+        session, queue = self._session, self._queue
+        require_outside(session._tracked, "to begin a turn")
+        await queue.enter(session._tracked.key)
+        queue.use()
         try:
-            done = await self._session._begin_turn(self.id)
+            done = await session._begin_turn(self.id)
             self.replayed = done is not None
             if self._given and not self.replayed:
                 await self._find_interrupted()
-            self.number = done or self._session._contents.turns + 1
+            # No record that was appended, and is not in the contents yet, changes their turns.
+            self.number = done or session._behind.turns + 1
             self.id = self.id or f"turn_{self.number:04d}"
             if not self.replayed:
-                self._session._accept((self._entry("begin"),))
-                self._session._contents.turns = self.number
-            self._queue.number = self.number
+                session._accept((self._entry("begin"),))
+                session._behind.turns = self.number
+            queue.number = self.number
         except BaseException:
-            self._queue.leave()
+            queue.leave()
             raise
         return self
 
@@ -211,7 +213,7 @@ class TurnQueue:
     )
 
     def __init__(self) -> None:
-        # Of the running turn and those behind it; most sessions are idle, and it takes 800 bytes.
+        # Released once for each turn that waits; there is one only while turns wait.
         self._free: anyio.Semaphore | None = None
         self._holder: CurrentTask | None = None
         self._waiting: dict[CurrentTask, None] = {}
@@ -247,25 +249,21 @@ class TurnQueue:
             with anyio.move_on_after(remaining):
                 await first.wait()
 
-    async def enter(self, session: str) -> None:
+    async def enter(self, key: SessionKey) -> None:
         """Wait for the earlier turns, and begin one."""
-        me = CurrentTask()
-        if self._holder is not None and self._holder.task is me.task:
+        me, holder = CurrentTask(), self._holder
+        if holder is not None and holder.task is me.task:
             message = (
-                f"session {session}: this task already is in a turn; "
-                "end it before beginning another"
+                f"session {key}: this task already is in a turn; end it before beginning another"
             )
-            raise SessionError(message, key=session)
-        if self._free is None:
-            self._free = anyio.Semaphore(1, fast_acquire=True)
-        if self._free.value:
-            await self._free.acquire()
-        else:
-            await self._wait(session, me, self._free)
+            raise SessionError(message, key=str(key))
+        if holder is not None or self._free is not None:
+            await self._wait(str(key), me)
         self._holder = me
 
-    async def _wait(self, session: str, me: CurrentTask, free: anyio.Semaphore) -> None:
+    async def _wait(self, session: str, me: CurrentTask) -> None:
         """Wait for the earlier turns, unless the running one waits for this task."""
+        free = self._free = self._free or anyio.Semaphore(0, fast_acquire=True)
         later = loop_timer()
         disarm: Callable[[], None] | None = None
         checks = 0
@@ -297,6 +295,8 @@ class TurnQueue:
                 return
         finally:
             self._waiting.pop(me, None)
+            if not self._waiting:
+                self._free = None
             if disarm is not None:
                 disarm()
         self.require_no_wait(session, me)
@@ -324,7 +324,6 @@ class TurnQueue:
         self._holder = None
         if self._free is not None:
             self._free.release()
-            self._free = self._free if self._waiting else None
         if self.idle is not None:
             self.idle.set()
             self.idle = None
@@ -575,7 +574,7 @@ class SessionBase(_Hot):
         """Wait for room, and return the number of a turn of this id that has ended before."""
         self._check_open()
         await self._runtime.saver.room(self._tracked)
-        return self._contents.turn_ids.get(turn_id)
+        return self._behind.turn_ids.get(turn_id)
 
     async def _find_attempt(self, turn_id: str) -> tuple[int, tuple[Any, ...]] | None:
         """Return what an interrupted turn of this id has appended, if nothing follows it.
@@ -592,7 +591,7 @@ class SessionBase(_Hot):
     def _end_turn(self, turned: TurnPayload, closing: tuple[Entry, ...] = ()) -> None:
         """Append a turn's last record, in one group with others; a save is due with it."""
         self._accept((*closing, Entry(TURN, encode(turned))))
-        note_turn(self._contents.turn_ids, turned)
+        note_turn(self._behind.turn_ids, turned)
         self._may_be_cut = turned.phase != "end"
         self._runtime.saver.turn_ended(self._tracked)
 

@@ -364,7 +364,7 @@ class Inbox:
         """Append what is not in the log yet, and return the op ids of what is."""
         if opening or all(item.op_id in session._contents.taken for item in items):
             return self._append(session, items, passed)
-        await session._turns.enter(str(session.key))
+        await session._turns.enter(session.key)
         try:
             return self._append(session, items, passed)
         finally:

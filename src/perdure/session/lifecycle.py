@@ -324,7 +324,7 @@ class SessionLifecycle:
         with try_exclusive(runtime.pending_loads, key) as free:
             if not free or runtime.draining or runtime.sessions.get(key) is not session:
                 return  # it is being let go of already, or will be when the manager stops
-            await session._turns.enter(str(key))  # after those that wait already
+            await session._turns.enter(key)  # after those that wait already
             try:
                 await self._hand_over_between_turns(session)
             finally:
@@ -386,7 +386,7 @@ class SessionLifecycle:
 
     async def _close_alone(self, session: SessionBase) -> None:
         """Close a session after the running and waiting turns; no other turn begins meanwhile."""
-        await session._turns.enter(str(session.key))
+        await session._turns.enter(session.key)
         try:
             await self._seal(session)
             await self._leave(session, "closed", _closed(session.key))
