@@ -141,3 +141,22 @@ async def test_what_is_asked_of_closed_threads_is_refused_and_keeps_nobody_waiti
                 await threads.run(lambda: "after")
     assert threads.busy == 0
     assert gone("closed")
+
+
+async def test_calls_that_end_together_wake_the_event_loop_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads = Threads(4, name="together")
+    posted: list[object] = []
+    post = threads.post
+    monkeypatch.setattr(threads, "post", posted.append)
+    done = [threads.new_event() for _ in range(4)]
+    for event in done:
+        threads.start(abs, -1, then=lambda _, event=event: event.set())
+    threads.close()
+    assert gone("together")  # without a step of the event loop: all four have ended
+    assert len(posted) == 1
+    post(posted[0])
+    for event in done:
+        await event.wait()
+    assert threads.busy == 0

@@ -60,7 +60,7 @@ async def test_more_sessions_than_the_store_takes_at_once_are_all_saved() -> Non
             for t in tracked:
                 group.start_soon(say, t)
         assert [r.stored(t) for t in tracked] == [4] * 20
-        assert 0 < r.store.begun < len(r.store.calls)  # type: ignore[attr-defined]
+        assert r.store.begun == len(r.store.calls)  # type: ignore[attr-defined]  # no worker
 
 
 @pytest.mark.parametrize("fault", ["down", "unacked", "lost", "raise", "hang", "hang_applied"])

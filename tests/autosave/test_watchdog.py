@@ -226,7 +226,7 @@ async def test_nothing_looks_while_nothing_is_unsaved() -> None:
         t = await unsaved(r)
         await r.saver.save(t)
         await anyio.sleep(LOOKS)
-        assert r.saver._watchdog._disarm is None
+        assert not r.saver._watchdog.armed
 
 
 async def test_a_loop_that_does_not_run_is_told() -> None:

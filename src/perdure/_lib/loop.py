@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import weakref
+from collections import deque
 from collections.abc import Awaitable, Callable
 from queue import SimpleQueue
 from typing import (
@@ -298,16 +299,15 @@ class ThreadCall(Generic[T]):
         except BaseException as error:  # noqa: BLE001  # a thread of ours does not end by it
             self.error = RuntimeError(f"the call ended by {error!r}")
         with contextlib.suppress(RuntimeError):  # the event loop has ended: there is no waiter
-            self._threads.post(self._finish)
+            self._threads.finished(self)
 
     def refuse(self) -> None:
         """Fail the call: the threads were closed."""
         self.error = RuntimeError("these threads were closed")
-        self._threads.post(self._finish)
+        self._threads.finished(self)
 
-    def _finish(self) -> None:
-        # On the event loop; also for a call that was abandoned, whose thread is free only now.
-        self._threads.busy -= 1
+    def answer(self) -> None:
+        """Call back, on the event loop; also for a call whose caller has gone."""
         self._then(self)
 
 
@@ -343,6 +343,9 @@ class Threads:
         self._name = name
         self._prompt = prompt
         self._begun = 0
+        # Calls that have ended and were not answered yet, and whether the event loop knows.
+        self._ended: deque[ThreadCall[Any]] = deque()
+        self._is_posted = False
         self._jobs: _Jobs = SimpleQueue()
         self._end = weakref.finalize(self, _end, self._jobs, most)
 
@@ -389,6 +392,27 @@ class Threads:
             threading.Thread(target=_work, args=(self._jobs,), name=name, daemon=True).start()
         self._jobs.put(call)
         return call
+
+    def finished(self, call: ThreadCall[Any]) -> None:
+        """Have the event loop answer a call; from any thread.
+
+        Many calls that end at about the same time wake the event loop once.
+        """
+        self._ended.append(call)
+        if not self._is_posted:
+            self._is_posted = True
+            self.post(self._answer_all)
+
+    def _answer_all(self) -> None:
+        self._is_posted = False  # first: a call that ends from now on posts again, at worst in vain
+        try:
+            while self._ended:
+                self.busy -= 1
+                self._ended.popleft().answer()
+        finally:
+            if self._ended and not self._is_posted:  # an answer raised, or a Ctrl-C came
+                self._is_posted = True
+                self.post(self._answer_all)
 
     def close(self) -> None:
         """End the threads after the calls that are queued.

@@ -23,7 +23,8 @@ from perdure.autosave.options import INHERIT, Autosave, EngineOptions, Inherit
 from perdure.autosave.reports import Health, ShutdownReport, health_of, report_of
 from perdure.autosave.schedule import IdleWheel
 from perdure.autosave.tracked import State, Tracked, Waiters, Wake
-from perdure.autosave.writer import Timer, Watchdog, Writer
+from perdure.autosave.watchdog import Watchdog
+from perdure.autosave.writer import Timer, Writer
 from perdure.errors import SessionError, UnsavedChangesError
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry
@@ -208,14 +209,11 @@ class Autosaver:
         """Save now, if the session saves at the end of a turn."""
         if t.options is None or t.options.on_turn_end:
             now = self._clock()
-            if not self._begin(t, now):
+            if not self._watchdog.armed:
+                self._watchdog.arm()
+            if not self._writer.begin(t, now, 0):
                 self._schedule.make_due(t, now)
                 self._serve_due()
-
-    def _begin(self, t: Tracked, now: float, version: int = 0) -> bool:
-        """Start the save of a session at once, without a worker; False if others are due too."""
-        self._watchdog.arm()
-        return self._writer.begin(t, now, version)
 
     async def room(self, t: Tracked) -> None:
         """Wait while too much is unsaved; then let one append of the session through.
@@ -263,13 +261,22 @@ class Autosaver:
         version = t.version
         if t.durable < version:
             self._check(t)
-            now = self._clock()
-            if not self._begin(t, now, version):
-                self._schedule.make_urgent(t, version, now)
-                if t.inflight != version:
-                    self._serve_due()
+            self._save_now(t, version)
             await self._durable(t, version)
         return t.durable
+
+    def _save_now(self, t: Tracked, version: int) -> None:
+        now, nudged = self._clock(), self._schedule.nudged
+        if not self._watchdog.armed:
+            self._watchdog.arm()
+        if self._writer.begin(t, now, version):
+            return
+        self._schedule.make_urgent(t, version, now)
+        if not self._core.is_calm:
+            self._serve_due()
+        elif t.inflight is None:
+            self._schedule.nudged = nudged  # it is due: the timer has nothing to do for it
+            self._start(self._writer.launch, now)
 
     async def wait_durable(self, t: Tracked, version: int | None = None) -> int:
         """Wait until a version, or everything appended so far, is durable; start no save for it.
@@ -500,7 +507,8 @@ class Autosaver:
     def _serve_due(self) -> None:
         """Start a worker for what has become due, or wake the timer."""
         if not self._core.stopped:
-            self._watchdog.arm()
+            if not self._watchdog.armed:
+                self._watchdog.arm()
             self._start(self._timer.serve_due)
 
     def _watch(self, until: float) -> None:
@@ -528,10 +536,12 @@ class Autosaver:
         self._reporter.deliver()
         if self._room is not None:
             self._make_room()
-        schedule = self._schedule
-        quiet = self._core.is_calm and not (schedule.nudged or len(schedule.ready))
-        if not quiet and self._host.running:
+        if not self._host.running:
+            return
+        if self._schedule.nudged or not self._core.is_calm:
             self._serve_due()
+        elif len(self._schedule.ready):
+            self._start(self._writer.launch, self._clock())
 
 
 def _wake(waiters: Iterable[Wake]) -> None:

@@ -1,4 +1,4 @@
-"""What carries out saves: workers that bring batches to the store, the timer, and the watchdog.
+"""What carries out saves: workers that bring batches to the store, and the timer.
 
 All of it runs in the host, so that no caller's cancellation ever reaches a save.
 """
@@ -8,14 +8,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import islice
 from typing import Final, NamedTuple, final
 
 import anyio
 from anyio.lowlevel import cancel_shielded_checkpoint, checkpoint
 
 from perdure._lib.host import Host
-from perdure._lib.loop import OneShotEvent, event_maker, loop_timer, soon_maker
+from perdure._lib.loop import OneShotEvent, event_maker, soon_maker
 from perdure.autosave.core import (
     ANSWERS,
     REFUSALS,
@@ -26,8 +25,7 @@ from perdure.autosave.core import (
     in_doubt,
     outcome_of,
 )
-from perdure.autosave.events import Idle, LoopBlocked, Reporter, Resumed, Stalled
-from perdure.autosave.jobs import StateCapture
+from perdure.autosave.events import Idle, LoopBlocked, Reporter
 from perdure.autosave.schedule import SLOT, IdleWheel
 from perdure.autosave.tracked import State, Tracked
 from perdure.store import Batch, Outcome, Status, Store, SupportsBeginAppend, capability
@@ -38,14 +36,13 @@ CHUNK = 8
 """Sessions settled, and their callers woken, in one step of the event loop."""
 
 
-class _InFlightSave:
+class _InFlightSave(NamedTuple):
     """A save in flight without a worker."""
 
-    __slots__ = ("began", "save")
-
-    def __init__(self, save: Save, began: float) -> None:
-        self.save = save
-        self.began = began
+    save: Save
+    began: float
+    until: float
+    """When it is given up."""
 
 
 @final
@@ -66,7 +63,8 @@ class Writer:
     A worker captures when it starts to run, not when it is asked for: whatever was appended until
     then is in its batch, which is group commit without a timer. It continues until nothing is
     due, and starts another worker while there is more and the store can take it; then it parks,
-    because waking a task is faster than starting one.
+    because waking a task is faster than starting one. A store that takes one session at a time,
+    and needs no task for it, gets all its batches without workers.
 
     A save that takes longer than ``save_timeout`` is given up and in doubt: the store may still
     be writing in a thread, and sending the same records again is safe.
@@ -116,8 +114,8 @@ class Writer:
         self._idle = anyio.Event()
         # Sessions in the last batch: where several save at once, a worker groups them.
         self._company = 1
-        # Saves without a worker, with the time when each is given up.
-        self._flights: dict[_InFlightSave, float] = {}
+        # Saves without a worker, in the order in which they began.
+        self._flights: dict[Tracked, _InFlightSave] = {}
         direct = capability(store, SupportsBeginAppend)
         self._begin = None if direct is None else direct.begin_append
         # Scopes of workers whose batch is with the store, with the time when each is given up; all
@@ -125,7 +123,11 @@ class Writer:
         self._scopes: dict[anyio.CancelScope, float] = {}
 
     def launch(self, now: float) -> None:
-        """Start a worker if something is due and the store can take it."""
+        """Send what is due, if the store can take it: a worker does, where the store needs one."""
+        if self._begin is not None and not self._batches:
+            while not self._is_full and (saves := self._capture(now)):
+                self._start(saves[0], now)
+            return
         # A worker that is about to start finds this work too, and starts the next one itself.
         if self._starting is not None or self._is_full:
             return
@@ -177,30 +179,35 @@ class Writer:
         save = core.capture_alone(t, version)
         if save is None:
             return False
-        flight = _InFlightSave(save, now)
-        self._flights[flight] = until = now + core.engine.save_timeout
+        self._start(save, now)
+        return True
+
+    def _start(self, save: Save, now: float) -> None:
+        """Send a save without a worker."""
+        assert self._begin is not None
+        until = now + self._core.engine.save_timeout
+        self._flights[save.t] = flight = _InFlightSave(save, now, until)
         try:
             if not self._begin(save.batch, partial(self._answered, flight)):
                 self._host.spawn(self._save_in_task, flight)
-                return True
+                return
         except Exception as error:  # noqa: BLE001  # becomes the outcome
             self._answered(flight, outcome_of(error))
-            return True
+            return
         self._captured((save,))  # now, while the store's thread wakes up
         if len(self._flights) == 1:
             self._watch(until)
-        return True
 
     def _answered(self, flight: _InFlightSave, outcome: Outcome) -> None:
         """Apply the answer to a save that was begun without a worker; called by the event loop."""
-        if flight not in self._flights:
+        if self._flights.get(flight.save.t) is not flight:
             return  # given up: the same records are sent again
         if outcome.status in REFUSALS and self._host.running:
             # The reason of a refusal is read from the log, which must be awaited: send it again
             # from a task.
             self._host.spawn(self._save_in_task, flight)
             return
-        del self._flights[flight]
+        del self._flights[flight.save.t]
         try:
             now = self._clock()
             took, unsettled = now - flight.began, iter([(flight.save, outcome)])
@@ -215,8 +222,9 @@ class Writer:
 
     async def _save_in_task(self, flight: _InFlightSave) -> None:
         """Save in a task what could not be begun: a call that was given up still holds a thread."""
-        if self._flights.pop(flight, None) is None:
+        if self._flights.get(flight.save.t) is not flight:
             return  # given up before this task had begun
+        del self._flights[flight.save.t]
         worker = _Worker()
         self._workers.add(worker)
         try:
@@ -257,14 +265,14 @@ class Writer:
     def next_timeout(self) -> float:
         """When the oldest save in flight is to be given up."""
         never = float("inf")
-        flight = next(iter(self._flights.values()), never) if self._flights else never
+        flight = next(iter(self._flights.values())).until if self._flights else never
         return min(flight, next(iter(self._scopes.values()), never))
 
     def give_up(self, now: float) -> None:
         """Cancel the saves that have taken too long: they are in doubt."""
         for scope in [scope for scope, until in self._scopes.items() if until <= now]:
             scope.cancel()
-        for flight in [flight for flight, until in self._flights.items() if until <= now]:
+        for flight in [flight for flight in self._flights.values() if flight.until <= now]:
             self._answered(flight, in_doubt(self._too_late()))
 
     def cut(self) -> None:
@@ -328,14 +336,19 @@ class Writer:
 
     def _take(self) -> list[Save]:
         now = self._clock()
-        while True:
+        saves = self._capture(now)
+        self.launch(now)
+        return saves
+
+    def _capture(self, now: float) -> list[Save]:
+        """Take the next batch, and ask the contributors of sessions that have some."""
+        while self._core.may_capture(now) and self._host.running:
             saves, unprepared = self._core.capture(now)
             if unprepared:
                 self._prepare(unprepared)
-            if saves or not unprepared:
-                break
-        self.launch(now)
-        return saves
+            if saves:
+                return saves
+        return []
 
     async def _commit(self, saves: list[Save], scope: anyio.CancelScope) -> None:
         began = self._clock()
@@ -613,193 +626,3 @@ class Timer:
 def _moved(at: float, now: float) -> float:
     """Return the deadline by a clock that a test moves: sleep until woken, or not at all."""
     return float("inf") if at > now else float("-inf")
-
-
-PERIOD: Final = 5.0
-"""Seconds between two checks."""
-
-
-LATE: Final = 6 * PERIOD
-"""A check that is so late means that the event loop does not run, or has lost the timer."""
-
-
-LOOKED_AT: Final = 256
-"""Sessions that are checked, of those that have waited longest."""
-
-
-class _Due(NamedTuple):
-    """A session that is due, and its numbers when it was first seen so."""
-
-    durable: int
-    attempt: int
-    since: float
-
-
-@final
-class Watchdog:
-    """Check that due sessions make progress, and restart the tasks if they do not.
-
-    Workers, the timer and contributors keep running by themselves. The watchdog is for the case
-    that one does not: a task that could not be started, one that died, a callback that never came.
-    While anything is unsaved it checks every `PERIOD` seconds, by a timer of the event loop and
-    not by a task. A session that is due at two checks, with nothing done about it although the
-    store would accept it, has stalled: `Autosaver.health` is failing and gives the reason, it is
-    logged once, and new tasks are started at each check until it makes progress.
-
-    Slow is not stalled: a save within its timeout, a store that is down or saturated, a job or a
-    contributor within its own timeout.
-
-    Args:
-        core: Decides what is due.
-        timer: Restarted when work has stalled.
-        writer: Its workers are replaced then.
-        contributors: Its runners are replaced then.
-        reporter: Delivers the events.
-        clock: The loop's.
-        ticking: Whether the clock moves by itself; if not, nothing is checked.
-
-    """
-
-    def __init__(
-        self,
-        core: Core,
-        timer: Timer,
-        writer: Writer,
-        contributors: StateCapture,
-        reporter: Reporter,
-        clock: Callable[[], float],
-        *,
-        ticking: bool,
-    ) -> None:
-        self._core = core
-        self._timer = timer
-        self._writer = writer
-        self._contributors = contributors
-        self._reporter = reporter
-        self._clock = clock
-        self._later = loop_timer() if ticking else None
-        self._disarm: Callable[[], None] | None = None
-        self._armed_at = 0.0
-        self._due: dict[Tracked, _Due] = {}
-        self._steps = 0
-        self._stalled: str | None = None
-        self._error: Exception | None = None
-
-    def arm(self) -> None:
-        """Check from now on, until nothing is unsaved."""
-        if self._disarm is None and self._later is not None:
-            self._armed_at = self._clock()
-            self._disarm = self._later(PERIOD, self._tick)
-
-    def failed(self, error: Exception) -> None:
-        """Note that a task could not be started."""
-        self._error = error
-
-    def forget(self, t: Tracked) -> None:
-        """Stop watching a session."""
-        self._due.pop(t, None)
-
-    def stop(self) -> None:
-        """Stop checking."""
-        if self._disarm is not None:
-            self._disarm()
-            self._disarm = None
-        self._due.clear()
-
-    def reasons(self, now: float) -> list[str]:
-        """Return why saving makes no progress; empty if it does."""
-        if self._core.stopped:
-            return []
-        reasons = [] if self._stalled is None else [self._stalled]
-        if self._stalled is None and self._error is not None:
-            reasons.append(f"a background task could not be started: {self._error!r}")
-        late = now - self._armed_at - PERIOD
-        if self._disarm is not None and late > LATE:
-            reasons.append(f"the event loop has not run the watchdog of autosave for {late:.0f} s")
-        return reasons
-
-    def _tick(self) -> None:
-        self._disarm = None
-        if self._core.stopped:
-            return
-        if self._core.registry.unsaved or self._stalled is not None:
-            self.arm()  # first: even if the check fails, there will be another
-        try:
-            self._check(self._clock())
-        except Exception as error:
-            self.failed(error)
-            log.exception("the watchdog of autosave failed")
-
-    def _check(self, now: float) -> None:
-        self._due = self._still_due(now)
-        self._steps = self._core.steps
-        stalled = [t for t, due in self._due.items() if now - due.since >= self._patience(t)]
-        if stalled or self._writer.next_timeout + PERIOD <= now:
-            self._revive(stalled, now)
-        elif self._stalled is not None or self._error is not None:
-            self._resumed()
-
-    def _still_due(self, now: float) -> dict[Tracked, _Due]:
-        # A save in flight is answered or given up, which is the next step.
-        served = self._core.steps != self._steps or self._core.in_flight > 0
-        served = served or self._core.breaker.allowance(now, 0) <= 0
-        due: dict[Tracked, _Due] = {}
-        for t in islice(self._core.registry.unsaved, LOOKED_AT):
-            if not self._is_due(t, now):
-                continue
-            before = self._due.get(t)
-            same = before is not None and (before.durable, before.attempt) == (t.durable, t.attempt)
-            if before is None or not same or (served and t.ticket):
-                before = _Due(t.durable, t.attempt, now)
-            due[t] = before
-        return due
-
-    def _is_due(self, t: Tracked, now: float) -> bool:
-        if t.first_at is None or t.inflight is not None or t.end is not None:
-            return False  # with the store, or not to be saved any more
-        if t.groups and t.group_from <= t.durable:
-            return False  # its group is not whole
-        return self._core.schedule.due_at(t, t.first_at, now) <= now
-
-    def _patience(self, t: Tracked) -> float:
-        """Return for how long a session may be due without a save in flight."""
-        engine = self._core.engine
-        if t.holds:
-            return engine.exclusive_timeout + engine.save_timeout + PERIOD
-        if t.preparing and self._contributors.is_busy:
-            return engine.capture_timeout * len(self._due) + PERIOD
-        return PERIOD * 0.9
-
-    def _revive(self, stalled: list[Tracked], now: float) -> None:
-        first = self._stalled is None
-        self._stalled = self._describe(stalled, now)
-        if first:
-            log.error("autosave has stalled, fresh workers are started: %s", self._stalled)
-            event = Stalled(reason=self._stalled, sessions=len(stalled), error=self._error)
-            self._core.registry.events.append(event)
-        self._writer.give_up(now)
-        for t in stalled:
-            if not t.ticket:
-                self._core.schedule.look_again(t, now)
-        self._contributors.replace_runners(t for t in stalled if t.preparing)
-        self._writer.replace_workers(now)
-        self._timer.restart()
-        self._error = None
-        self._reporter.deliver()
-
-    def _describe(self, stalled: list[Tracked], now: float) -> str:
-        cause = "" if self._error is None else f" ({self._error!r})"
-        if not stalled:
-            return f"a save has been with the store for longer than its timeout{cause}"
-        t = max(stalled, key=lambda t: now - self._due[t].since)
-        more = f" and {len(stalled) - 1} more" if len(stalled) > 1 else ""
-        reason = "a job holds it" if t.holds else "no worker has taken it"
-        age = now - (t.oldest_at or now)
-        return f"session {t.key}{more}: due, unsaved for {age:.0f} s, and {reason}{cause}"
-
-    def _resumed(self) -> None:
-        if self._stalled is not None:
-            log.warning("autosave is being served again")
-            self._core.registry.events.append(Resumed())
-        self._stalled = self._error = None
-        self._reporter.deliver()

@@ -148,12 +148,13 @@ class Turn:
             if self.replayed:
                 await self._session.save()
             elif exc_type is None:
-                self._session._end_turn(self._turned("end"), self._closing)
+                self._session._end_turn(self._turned("end"), self._closing, is_saved=True)
                 await self._session.save()
             elif self._session.is_writable:
                 turned = self._turned("interrupted", exc_type.__name__)
-                self._session._end_turn(turned, self._closing)
-                if issubclass(exc_type, Exception):
+                is_saved = issubclass(exc_type, Exception)
+                self._session._end_turn(turned, self._closing, is_saved=is_saved)
+                if is_saved:
                     await self._session.save()
         finally:
             self._queue.leave()
@@ -588,12 +589,18 @@ class SessionBase(_Hot):
         unsaved = reversed(tracked.pending_records()) if pending else ()
         return await self._contents.attempt(turn_id, unsaved=unsaved, durable=durable)
 
-    def _end_turn(self, turned: TurnPayload, closing: tuple[Entry, ...] = ()) -> None:
-        """Append a turn's last record, in one group with others; a save is due with it."""
+    def _end_turn(
+        self, turned: TurnPayload, closing: tuple[Entry, ...] = (), *, is_saved: bool = False
+    ) -> None:
+        """Append a turn's last record, in one group with others; a save is due with it.
+
+        With ``is_saved`` the caller saves at once, and only contributors have to be asked.
+        """
         self._accept((*closing, Entry(TURN, encode(turned))))
         note_turn(self._behind.turn_ids, turned)
         self._may_be_cut = turned.phase != "end"
-        self._runtime.saver.turn_ended(self._tracked)
+        if not is_saved or self._tracked.before_capture is not None:
+            self._runtime.saver.turn_ended(self._tracked)
 
     def _durable_tail(self) -> tuple[int, int]:
         """Return the size and the record count of what no fold has of the durable log."""
