@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import msgspec
 
@@ -226,6 +227,29 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
     turns: int = 0
     damaged: bool = False
     """Whether the fold cannot be read, so that owner, title, tags and turns are not known."""
+
+
+class SessionQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """The filters of a listing, and its page."""
+
+    tenant: str = ""
+    owner: str | None = None
+    tag: str | None = None
+    prefix: str = ""
+    after: SessionKey | None = None
+    limit: int = 100
+
+    def matches(self, info: SessionInfo) -> bool:
+        """Return whether a session of this tenant and prefix has the owner and the tag."""
+        return self.owner in (None, info.owner) and (self.tag is None or self.tag in info.tags)
+
+
+def session_info(key: SessionKey, manifest: Manifest | None, **facts: Any) -> SessionInfo:
+    """Return a session's entry in a listing: what its manifest says, and further facts."""
+    about = About() if manifest is None else manifest.about
+    turns = 0 if manifest is None else manifest.counters.get("turns", 0)
+    named = {"owner": about.owner, "title": about.title, "tags": about.tags, "turns": turns}
+    return SessionInfo(key=key, **{**named, **facts})
 
 
 class BlobSweep(msgspec.Struct, frozen=True):

@@ -222,13 +222,12 @@ def _keep(owner: msgspec.Struct, name: str, known: frozenset[str]) -> None:
                 type=type(raw).__name__,
             )
     if any(b"\n" in bytes(raw) or b"\r" in bytes(raw) for raw in extra.values()):
-        lines = {key: msgspec.Raw(_one_line(bytes(raw))) for key, raw in extra.items()}
+        # In JSON a line break can only be between tokens: inside of text it is escaped.
+        lines = {
+            key: msgspec.Raw(bytes(raw).replace(b"\n", b" ").replace(b"\r", b" "))
+            for key, raw in extra.items()
+        }
         msgspec.structs.force_setattr(owner, name, lines)
-
-
-def _one_line(data: bytes) -> bytes:
-    # In JSON a line break can only be between tokens: inside of text it is escaped.
-    return data.replace(b"\n", b" ").replace(b"\r", b" ")
 
 
 Wire = dict[str, Any]

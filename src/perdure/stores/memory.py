@@ -25,7 +25,7 @@ import msgspec
 from perdure.errors import LeaseLostError, NotStorableError
 from perdure.records.chunks import require_named, verified
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import FORMAT, About, Manifest, matched
+from perdure.records.manifest import FORMAT, Manifest, SessionQuery, matched, session_info
 from perdure.records.posts import oldest_first
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.records.refusals import (
@@ -238,35 +238,25 @@ def documents_of(
     return matched(manifest, session.documents, names)
 
 
-def is_listed(info: SessionInfo, owner: str | None, tag: str | None) -> bool:
-    """Return whether a session passes a listing's filters."""
-    return owner in (None, info.owner) and (tag is None or tag in info.tags)
-
-
-def list_sessions(
-    backing: MemoryBacking, tenant: str, prefix: str, after: SessionKey | None
-) -> Iterator[SessionInfo]:
-    """Yield a tenant's sessions by key."""
-    for key in sorted(key for key in backing.sessions if key.tenant == tenant):
+def list_sessions(backing: MemoryBacking, query: SessionQuery) -> Iterator[SessionInfo]:
+    """Yield sessions by key."""
+    after = query.after
+    for key in sorted(key for key in backing.sessions if key.tenant == query.tenant):
         session = backing.sessions[key]
-        if key.agent.startswith(prefix) and not session.deleted and (not after or key > after):
-            yield info_of(key, session)
+        is_next = key.agent.startswith(query.prefix) and (not after or key > after)
+        if is_next and not session.deleted and query.matches(info := info_of(key, session)):
+            yield info
 
 
 def info_of(key: SessionKey, session: StoredSession) -> SessionInfo:
     """Return a session's entry in a listing."""
-    counters = session.manifest.counters if session.manifest else {}
-    about = session.manifest.about if session.manifest else About()
-    return SessionInfo(
-        key=key,
+    return session_info(
+        key,
+        session.manifest,
         epoch=session.epoch,
         head=len(session.entries),
         created_at=session.created_at,
         updated_at=session.updated_at,
-        owner=about.owner,
-        title=about.title,
-        tags=about.tags,
-        turns=counters.get("turns", 0),
     )
 
 
@@ -375,14 +365,12 @@ class MemoryStore:
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
-        """Replace the documents and the manifest in one step."""
         await anyio.lowlevel.checkpoint()
         self._held_session(key, manifest.epoch).fold(documents, manifest)
 
     # blobs
 
     async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
-        """Store blobs; putting bytes that exist renews their age."""
         await anyio.lowlevel.checkpoint()
         require_named(blobs)
         now = self._backing.clock()
@@ -562,12 +550,10 @@ class MemoryStore:
         limit: int = 100,
     ) -> list[SessionInfo]:
         await anyio.lowlevel.checkpoint()
-        infos = list_sessions(self._backing, tenant, prefix, after)
-        matching = (info for info in infos if is_listed(info, owner, tag))
-        return list(itertools.islice(matching, max(limit, 0)))
+        query = SessionQuery(tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after)
+        return list(itertools.islice(list_sessions(self._backing, query), max(limit, 0)))
 
     async def tenants(self) -> list[str]:
-        """List the tenants that have a session or a blob."""
         await anyio.lowlevel.checkpoint()
         owning = {key.tenant for key, session in self._sessions.items() if not session.deleted}
         return sorted(owning | {tenant for tenant, _ in self._blobs})

@@ -50,7 +50,7 @@ from perdure.formats.records import log_in, state_of, unfold, with_log
 from perdure.formats.state import FullAgentState, StateStorage
 from perdure.records.json import decoder_of
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Manifest
+from perdure.records.manifest import Manifest, SessionQuery
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.records.refusals import lease_held
 from perdure.store import (
@@ -75,7 +75,6 @@ from perdure.stores.memory import (
     documents_of,
     held_session,
     info_of,
-    is_listed,
     lease_lost_error,
 )
 
@@ -542,6 +541,7 @@ class StateStore:
         keys = sorted(
             key for key in self._slots if key.tenant == tenant and key.agent.startswith(prefix)
         )
+        query = SessionQuery(owner=owner, tag=tag)
         infos: list[SessionInfo] = []
         for key in keys[bisect_right(keys, after) if after else 0 :]:
             if len(infos) == limit:
@@ -549,7 +549,7 @@ class StateStore:
             session = await self._session(key)
             if session is not None and not session.deleted:
                 info = info_of(key, session)
-                if is_listed(info, owner, tag):
+                if query.matches(info):
                     infos.append(info)
         return infos
 

@@ -17,7 +17,7 @@ from perdure._lib.files import Folder, skip_unreadable
 from perdure.errors import ConfigError, CorruptRecordError, FormatError
 from perdure.records.json import decode
 from perdure.records.keys import DEFAULT_SESSION, SessionKey
-from perdure.records.manifest import About, Manifest
+from perdure.records.manifest import About, Manifest, SessionQuery
 from perdure.store import SessionInfo
 from perdure.stores.file import documents, segments
 from perdure.stores.file.inbox import session_with_dead_letters, session_with_items
@@ -50,20 +50,6 @@ class _SessionMetadata(msgspec.Struct, rename="camel"):
 
     metadata: _Metadata = msgspec.field(default_factory=_Metadata)
     created_at: str | None = None
-
-
-class FileListQuery(msgspec.Struct, frozen=True):
-    """Filters of a listing."""
-
-    tenant: str
-    owner: str | None
-    tag: str | None
-    prefix: str
-
-    def matches(self, info: SessionInfo) -> bool:
-        """Return whether a session, already of this tenant and prefix, passes the filters."""
-        owner_matches = self.owner in (None, info.owner)
-        return owner_matches and (self.tag is None or self.tag in info.tags)
 
 
 def list_tenants(root: Folder) -> list[str]:
@@ -100,12 +86,10 @@ def _tenant_inside(tenant: Folder) -> str | None:
     return None
 
 
-def list_sessions(
-    root: Folder, query: FileListQuery, after: SessionKey | None, limit: int
-) -> list[SessionInfo]:
-    """List sessions by key, after *after*."""
+def list_sessions(root: Folder, query: SessionQuery) -> list[SessionInfo]:
+    """List sessions by key."""
     listed: list[SessionInfo] = []
-    tenant, prefix = query.tenant, query.prefix
+    tenant, prefix, after = query.tenant, query.prefix, query.after
     try:
         agents = root.enter(*agents_of(tenant))
     except FileNotFoundError:
@@ -118,9 +102,9 @@ def list_sessions(
                 infos = _sessions(folder, SessionKey(agent, tenant=tenant))
                 fresh = (info for info in infos if after is None or info.key > after)
                 listed += filter(query.matches, fresh)
-            if len(listed) >= limit:
+            if len(listed) >= query.limit:
                 break
-    return listed[: max(limit, 0)]
+    return listed[: max(query.limit, 0)]
 
 
 def list_waiting(root: Folder, *, dead_letters: bool) -> list[SessionKey]:

@@ -244,9 +244,8 @@ def _settle(writer: LogWriter, box: Folder, name: str, done: Collection[str]) ->
     if f"{UNREADABLE}{name}" in done:
         box.remove(name)
         return
-    items = _read(box, name)
-    if items is None:
-        return
+    stored = unsealed(box.read(name), _Post)
+    items = () if stored is None else stored.items
     remaining = tuple(item for item in items if item.op_id not in done)
     if len(remaining) == len(items):
         return
@@ -294,11 +293,6 @@ def _waiting(box: Folder, name: str) -> Sequence[PendingItem]:
         return ()
     damage = f"the post in {box.path}/{name} does not match its checksum"
     return (PendingItem(f"{UNREADABLE}{name}", "", data, 0.0, damage),)
-
-
-def _read(box: Folder, name: str) -> tuple[_Item, ...] | None:
-    post = unsealed(box.read(name), _Post)
-    return None if post is None else post.items
 
 
 # names

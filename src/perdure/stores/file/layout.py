@@ -133,6 +133,11 @@ _START = re.compile(r"([1-9][0-9]{0,17})-(0|[1-9][0-9]{0,8})\.start\Z")
 _SEGMENT = re.compile(r"([1-9][0-9]{0,17})-(0|[1-9][0-9]{0,8})\.jsonl\Z")
 
 
+def _number(pattern: re.Pattern[str], name: str) -> int:
+    match = pattern.match(name)
+    return int(match[1]) if match else 0
+
+
 def lease_name(epoch: int) -> str:
     """Return the name of the file that records an epoch's holder."""
     return f"lease-{epoch}.json"
@@ -145,8 +150,7 @@ def released_name(epoch: int) -> str:
 
 def lease_epoch(name: str) -> int:
     """Return the epoch of a lease file, 0 for any other file."""
-    match = _LEASE.match(name)
-    return int(match[1]) if match else 0
+    return _number(_LEASE, name)
 
 
 def inbox_name(generation: int) -> str:
@@ -156,8 +160,7 @@ def inbox_name(generation: int) -> str:
 
 def inbox_generation(name: str) -> int:
     """Return the generation that an inbox belongs to, 0 for any other folder."""
-    match = _INBOX.match(name)
-    return int(match[1]) if match else 0
+    return _number(_INBOX, name)
 
 
 def dead_letters_name(generation: int) -> str:
@@ -167,8 +170,7 @@ def dead_letters_name(generation: int) -> str:
 
 def dead_letters_generation(name: str) -> int:
     """Return the generation that a dead-letter folder belongs to, 0 for any other folder."""
-    match = _DEAD_LETTERS.match(name)
-    return int(match[1]) if match else 0
+    return _number(_DEAD_LETTERS, name)
 
 
 def manifest_name(epoch: int) -> str:

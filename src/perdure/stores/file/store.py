@@ -21,7 +21,7 @@ from perdure._lib.loop import unopened
 from perdure._lib.platform import synced_by
 from perdure._lib.tasks import all_of
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Manifest
+from perdure.records.manifest import Manifest, SessionQuery
 from perdure.store import (
     Batch,
     BlobSweep,
@@ -148,9 +148,6 @@ class FileStore:
 
     @property
     def _home(self) -> Home:
-        return self._require_open()
-
-    def _require_open(self) -> Home:
         home = self._opened
         if home is not None and home.is_in_this_process:
             return home
@@ -284,7 +281,7 @@ class FileStore:
             raise
 
     async def release(self, key: SessionKey, epoch: int) -> None:
-        self._require_open()
+        self._home  # noqa: B018  # raises if it is closed
         if self._held_sessions.writer_of(key, epoch) is not None:
             writer = await self._idle(key, epoch)
             self._held_sessions.drop(writer)
@@ -311,7 +308,7 @@ class FileStore:
         )
 
     async def receive(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
-        self._require_open()
+        self._home  # noqa: B018  # raises if it is closed
         if self._held_sessions.writer_of(key, epoch) is None:  # a reader knows the epoch, too
             return await self._run_in_thread("read", inbox.peek, self._root, key, epoch, limit)
         return await self._run_in_thread("read", inbox.receive, await self._idle(key, epoch), limit)
@@ -349,10 +346,10 @@ class FileStore:
         after: SessionKey | None = None,
         limit: int = 100,
     ) -> list[SessionInfo]:
-        query = directory.FileListQuery(tenant, owner, tag, prefix)
-        return await self._run_in_thread(
-            "read", directory.list_sessions, self._root, query, after, limit
+        query = SessionQuery(
+            tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after, limit=limit
         )
+        return await self._run_in_thread("read", directory.list_sessions, self._root, query)
 
     async def tenants(self) -> list[str]:
         return await self._run_in_thread("read", directory.list_tenants, self._root)
@@ -368,5 +365,5 @@ class FileStore:
         await self._run_in_thread("clean", self._owners.remove_stale_temporary)
 
     async def _idle(self, key: SessionKey, epoch: int) -> LogWriter:
-        self._require_open()
+        self._home  # noqa: B018  # raises if it is closed
         return await self._held_sessions.idle_writer(key, epoch)

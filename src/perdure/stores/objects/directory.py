@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Iterator
-
-import msgspec
+from collections.abc import Iterator
 
 from perdure._lib.ids import random_id
 from perdure.errors import CorruptRecordError, StoreUnavailableError
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import About
+from perdure.records.manifest import SessionQuery, session_info
 from perdure.records.refusals import lease_lost
 from perdure.store import SessionInfo
 from perdure.stores.objects import head as heads, inbox, layout, leases, reader
@@ -33,18 +31,7 @@ _WINDOW = 32
 _ATTEMPTS = 50
 
 
-class ObjectListQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Query of a listing."""
-
-    tenant: str
-    owner: str | None
-    tag: str | None
-    prefix: str
-    after: SessionKey | None
-    limit: int
-
-
-def sessions(bucket: Bucket, query: ObjectListQuery) -> list[SessionInfo]:
+def sessions(bucket: Bucket, query: SessionQuery) -> list[SessionInfo]:
     """List sessions by key."""
     listed: list[SessionInfo] = []
     keys = _keys(bucket, query)
@@ -52,17 +39,11 @@ def sessions(bucket: Bucket, query: ObjectListQuery) -> list[SessionInfo]:
         window := list(itertools.islice(keys, min(_WINDOW, query.limit - len(listed) + 4)))
     ):
         infos = bucket.many(lambda key: _info(bucket, key), window)
-        listed += [info for info in infos if info is not None and _matches(info, query)]
+        listed += [info for info in infos if info is not None and query.matches(info)]
     return listed[: query.limit]
 
 
-def _matches(info: SessionInfo, query: ObjectListQuery) -> bool:
-    if query.owner is not None and info.owner != query.owner:
-        return False
-    return query.tag is None or query.tag in info.tags
-
-
-def _keys(bucket: Bucket, query: ObjectListQuery) -> Iterator[SessionKey]:
+def _keys(bucket: Bucket, query: SessionQuery) -> Iterator[SessionKey]:
     """Yield the directory's keys that match the prefix, each once, in order."""
     before: SessionKey | None = query.after
     for key in _ordered(bucket, query):
@@ -73,7 +54,7 @@ def _keys(bucket: Bucket, query: ObjectListQuery) -> Iterator[SessionKey]:
             yield key
 
 
-def _ordered(bucket: Bucket, query: ObjectListQuery) -> Iterator[SessionKey]:
+def _ordered(bucket: Bucket, query: SessionQuery) -> Iterator[SessionKey]:
     prefix = layout.directory_prefix(query.tenant)
     begin = prefix + layout.encode_id(query.prefix).partition("~")[0]
     start = begin
@@ -85,10 +66,8 @@ def _ordered(bucket: Bucket, query: ObjectListQuery) -> Iterator[SessionKey]:
     names = (entry.name for page in pages for entry in page if entry.name > begin)
     fitting = itertools.takewhile(lambda name: name.startswith(begin), names)
     for alike, run in itertools.groupby(fitting, key=_shared_prefix):
-        if alike.endswith("~"):
-            yield from sorted(filter(None, (_key(bucket, name, query.tenant) for name in run)))
-        else:
-            yield from filter(None, (_key(bucket, name, query.tenant) for name in run))
+        keys = filter(None, (_key(bucket, name, query.tenant) for name in run))
+        yield from sorted(keys) if alike.endswith("~") else keys
 
 
 def _shared_prefix(name: str) -> str:
@@ -115,17 +94,13 @@ def _info(bucket: Bucket, key: SessionKey) -> SessionInfo | None:
     except CorruptRecordError as error:  # list it as damaged; opening it raises
         _log.warning("session %s is damaged: %s", key, error, extra={"session": str(key)})
         return SessionInfo(key=key, damaged=True)
-    about = About() if manifest is None else manifest.about
-    return SessionInfo(
-        key=key,
+    return session_info(
+        key,
+        manifest,
         epoch=head.epoch,
         head=max(head.floor, 0 if manifest is None else manifest.as_of_seq),
         created_at=head.created_at,
         updated_at=head.updated_at,
-        owner=about.owner,
-        title=about.title,
-        tags=about.tags,
-        turns=0 if manifest is None else manifest.counters.get("turns", 0),
     )
 
 
@@ -221,7 +196,7 @@ def scrub(bucket: Bucket) -> None:
 def _remove_unreferenced(bucket: Bucket, folder: str, head: SessionHead) -> None:
     """Remove objects that past epochs wrote and no head references."""
     named = heads.referenced_objects(head)
-    names = _names(bucket, (f"{folder}/doc/", f"{folder}/seg/"))
+    names = [e.name for part in ("doc", "seg") for e in bucket.listed(f"{folder}/{part}/")]
     bucket.remove(
         [name for name in names if name not in named and layout.epoch_of(name) < head.epoch]
     )
@@ -230,7 +205,3 @@ def _remove_unreferenced(bucket: Bucket, folder: str, head: SessionHead) -> None
             old = bucket.listed(f"{folder}/log/{generation}/")
             full = [entry.name for entry in old if entry.size != len(GONE)]
             bucket.many(lambda name: bucket.put(name, GONE), full)
-
-
-def _names(bucket: Bucket, prefixes: Iterable[str]) -> list[str]:
-    return [entry.name for prefix in prefixes for entry in bucket.listed(prefix)]

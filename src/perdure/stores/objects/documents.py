@@ -103,8 +103,10 @@ def documents(
         if current is None or current[0].deleted:
             return Documents()
         if manifest is None:  # nothing was folded yet, or the manifest is lost
-            return _unlisted(bucket, current[0], names)
-        result = _verified(bucket, current[0], manifest, names)
+            stored = _read_documents(bucket, current[0], current[0].documents, names)
+            return Documents(damaged=tuple(stored), remains=stored)
+        stored = _read_documents(bucket, current[0], manifest.documents, names)
+        result = matched(manifest, stored, names)
         if not result.damaged:
             return result
         again = reader.read_head(bucket, key)
@@ -112,18 +114,6 @@ def documents(
             return result  # no fold removed anything meanwhile, so this is damage
         current = again
     return result
-
-
-def _verified(
-    bucket: Bucket, head: SessionHead, manifest: Manifest, names: Collection[str] | None
-) -> Documents:
-    return matched(manifest, _read_documents(bucket, head, manifest.documents, names), names)
-
-
-def _unlisted(bucket: Bucket, head: SessionHead, names: Collection[str] | None) -> Documents:
-    """Return the documents that the head references without a manifest."""
-    stored = _read_documents(bucket, head, head.documents, names)
-    return Documents(damaged=tuple(stored), remains=stored)
 
 
 def _read_documents(

@@ -73,11 +73,6 @@ def _entries(bucket: Bucket, key: SessionKey) -> list[ListedObject]:
     return sorted(bucket.listed(prefix), key=lambda entry: entry.name)
 
 
-def _empty_size(key: SessionKey) -> int:
-    """Return the size of a post whose items were removed; any item makes it longer."""
-    return len(head.with_checksum(_Post(key, [])))
-
-
 def _posts(bucket: Bucket, names: Sequence[str]) -> Iterator[_PendingObject]:
     """Yield posts in the order of their names, some read concurrently."""
     for at in range(0, len(names), _WINDOW):
@@ -226,7 +221,9 @@ def receive(
     If the lease was granted just now (*is_opening*), an empty inbox is one listing.
     """
     entries = _entries(bucket, key)
-    if is_opening and all(entry.size == _empty_size(key) for entry in entries):
+    # Any item makes a post longer than one whose items were removed.
+    empty = len(head.with_checksum(_Post(key, [])))
+    if is_opening and all(entry.size == empty for entry in entries):
         return []
     current = reader.read_head(bucket, key)
     if (0 if current is None else current[0].epoch) != epoch:

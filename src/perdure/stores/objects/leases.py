@@ -74,11 +74,6 @@ class _LogEnd(msgspec.Struct, frozen=True):
     """The loose commits of it that were read, by name."""
 
 
-def holder(bucket: Bucket, key: SessionKey) -> LeaseState | None:
-    """Return the state of a lease, from the session's head."""
-    return lease_state(bucket, reader.read_head(bucket, key))
-
-
 def lease_state(bucket: Bucket, current: tuple[SessionHead, str] | None) -> LeaseState | None:
     """Return the state of a lease; the heartbeat is read only of an owner that holds it."""
     if current is None:

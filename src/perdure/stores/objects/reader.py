@@ -219,16 +219,6 @@ def _commit_lines(part: LogRange, data: bytes) -> tuple[int, bytes]:
     return commit.header.seed, commit.lines
 
 
-def newest_commit(bucket: Bucket, loose: Sequence[ListedObject]) -> layout.Commit:
-    """Return the newest commit.
-
-    Raises:
-        ObjectMergedAway: It was merged or removed meanwhile.
-
-    """
-    return whole_commit(bucket, loose[-1].name)[0]
-
-
 def whole_commit(bucket: Bucket, name: str) -> tuple[layout.Commit, bytes]:
     """Return a commit, and its object's bytes.
 
@@ -252,7 +242,7 @@ def last_seq_of(bucket: Bucket, key: SessionKey) -> int:
         if current is None:
             return 0
         try:
-            last = newest_commit(bucket, current.loose).header.last
+            last = whole_commit(bucket, current.loose[-1].name)[0].header.last
         except ObjectMergedAway as missing:
             require_moved(bucket, current, missing)
             continue

@@ -22,7 +22,7 @@ from perdure._lib.loop import unopened
 from perdure._lib.tasks import all_of
 from perdure.errors import CorruptRecordError
 from perdure.records.keys import SessionKey, salvage_cure
-from perdure.records.manifest import Manifest
+from perdure.records.manifest import Manifest, SessionQuery
 from perdure.records.refusals import lease_lost
 from perdure.store import (
     Batch,
@@ -108,17 +108,14 @@ class ObjectStore:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The store's capabilities."""
         return self._capabilities
 
     @property
     def owner(self) -> str:
-        """The id of this store object as a lease holder."""
         return self._owner
 
     @property
     def location(self) -> str:
-        """The bucket's address."""
         return self._location
 
     def __repr__(self) -> str:
@@ -221,7 +218,6 @@ class ObjectStore:
             remaining = None if remaining is None else remaining - len(records)
 
     async def head(self, key: SessionKey) -> int:
-        """Return the seq of the log's last record, 0 for an unknown session."""
         return await self._read(key, lambda bucket: reader.last_seq_of(bucket, key))
 
     # documents
@@ -246,7 +242,6 @@ class ObjectStore:
         await self._run(content.put, tenant, dict(blobs))
 
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
-        """Return a blob, verified; None when there is none."""
         return await self._run(content.get, tenant, name)
 
     async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
@@ -259,7 +254,6 @@ class ObjectStore:
         return await self._run(content.trim, writer, below)
 
     async def blob_names(self, tenant: str) -> list[str]:
-        """List the tenant's blobs that can be read, by name."""
         return await self._run(content.names, tenant)
 
     async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
@@ -268,7 +262,6 @@ class ObjectStore:
     # leases
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
-        """Return the lease's state; None if the session never had a holder."""
         current = await self._read(key, lambda bucket: reader.read_head(bucket, key))
         self._seen.pop(key, None)
         if current is not None:
@@ -316,7 +309,6 @@ class ObjectStore:
             await self._run(leases.release, writer)
 
     async def heartbeat(self) -> HeartbeatRequests:
-        """Renew the heartbeat; return requests received since the previous call."""
         return await self._open_bucket.heartbeat(self._doubt)
 
     def _doubt(self) -> None:
@@ -329,7 +321,6 @@ class ObjectStore:
         await anyio.sleep(timeout)
 
     async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
-        """Request the session from its holder."""
         await self._run(inbox.request_handover, key, holder.owner)
 
     # inbox
@@ -375,13 +366,12 @@ class ObjectStore:
         after: SessionKey | None = None,
         limit: int = 100,
     ) -> list[SessionInfo]:
-        query = directory.ObjectListQuery(
+        query = SessionQuery(
             tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after, limit=limit
         )
         return await self._run(directory.sessions, query)
 
     async def tenants(self) -> list[str]:
-        """List the tenants that have sessions or blobs, by name."""
         return await self._run(tenants.tenants)
 
     async def rebuild_directory(self) -> int:

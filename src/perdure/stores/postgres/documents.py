@@ -17,7 +17,7 @@ from perdure.errors import CorruptRecordError, FormatError, UnsupportedVersionEr
 from perdure.records import json
 from perdure.records.chunks import require_named, verified
 from perdure.records.keys import SessionKey, salvage_cure
-from perdure.records.manifest import FORMAT, Manifest, matched
+from perdure.records.manifest import FORMAT, Manifest, SessionQuery, matched
 from perdure.records.records import open_sealed, seal
 from perdure.records.refusals import newer_format
 from perdure.store import BlobSweep, Documents, SessionInfo
@@ -288,34 +288,23 @@ _SCRUB_LOCK = 60
 """Seconds that a scrub waits for the lock on a table."""
 
 
-class PostgresListQuery(NamedTuple):
-    """Filters and page of a listing."""
-
-    tenant: str
-    owner: str | None
-    tag: str | None
-    prefix: str
-    after: SessionKey | None
-    limit: int
-
-
 def list_sessions(
-    connection: Connection, sql: Statements, query: PostgresListQuery
+    connection: Connection, sql: Statements, query: SessionQuery
 ) -> list[SessionInfo]:
     """List a tenant's sessions by key."""
-    tenant, owner, tag, prefix, after, limit = query
+    tenant, after = query.tenant, query.after
     rows = connection.execute(
         sql["sessions"],
         {
             "tenant": tenant,
-            "owner": without_nul(owner),
-            "tag": without_nul(tag),
-            "prefix": without_nul(prefix),
-            "end": end_of(prefix),
+            "owner": without_nul(query.owner),
+            "tag": without_nul(query.tag),
+            "prefix": without_nul(query.prefix),
+            "end": end_of(query.prefix),
             "agent": after.agent if after else "",
             "session": after.session if after else "",
             "with_first": after is None or tenant > after.tenant,
-            "limit": max(limit, 0),
+            "limit": max(query.limit, 0),
         },
     )
     return [

@@ -54,16 +54,12 @@ _WORDS = (
 
 def perdure_error(error: psycopg.Error, doing: str, location: str) -> PerdureError:
     """Return the error to raise for *error*, met while *doing* something to the store."""
-    code = error.sqlstate or _code_of_text(str(error))
+    code = error.sqlstate or next((code for word, code in _WORDS if word in str(error)), "08")
     text = " ".join((error.diag.message_primary or str(error) or type(error).__name__).split())
     if code[:2] in _VALUES:
         return NotStorableError(f"{location} cannot {doing} this: {text}", sqlstate=code)
     cure = _CURES.get(code) or _CURES.get(code[:3]) or _CURES.get(code[:2]) or _CURES["08"]
     return StoreUnavailableError(f"cannot {doing} {location}: {text}: {cure}", sqlstate=code)
-
-
-def _code_of_text(text: str) -> str:
-    return next((code for word, code in _WORDS if word in text), "08")
 
 
 def is_broken(error: psycopg.Error, connection: psycopg.Connection[object]) -> bool:

@@ -88,13 +88,9 @@ def _with_op_id(damaged: PendingItem, page: Sequence[PendingItem]) -> PendingIte
     for item in page:
         for index in range(len(page) + 1):
             op_id = f"{item.key}/{index}"
-            if _unreadable(op_id) == damaged.op_id:
+            if f"{UNREADABLE}{_hash(op_id).hex()}" == damaged.op_id:
                 return msgspec.structs.replace(damaged, op_id=op_id)
     return damaged
-
-
-def _unreadable(op_id: str) -> str:
-    return f"{UNREADABLE}{_hash(op_id).hex()}"
 
 
 def ack(

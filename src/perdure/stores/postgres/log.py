@@ -87,10 +87,6 @@ def state_of(connection: Connection, sql: Statements, key: SessionKey) -> Sessio
     return SessionState(*row) if row else None
 
 
-def _names_of(key: SessionKey) -> tuple[str, str, str]:
-    return key.tenant, key.agent, key.session
-
-
 def _named(key: SessionKey) -> dict[str, object]:
     return {"tenant": key.tenant, "agent": key.agent, "session": key.session}
 
@@ -108,7 +104,8 @@ def require_held(connection: Connection, sql: Statements, key: SessionKey, epoch
         LeaseLostError: The epoch is not the newest.
 
     """
-    row = connection.execute(sql["lock_epoch"], (*_names_of(key), epoch)).fetchone()
+    values = (key.tenant, key.agent, key.session, epoch)
+    row = connection.execute(sql["lock_epoch"], values).fetchone()
     if row is None:
         raise lease_lost_error(key, epoch, state_of(connection, sql, key))
     return int(row[0])

@@ -7,7 +7,6 @@ and the others find it done.
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 from perdure.errors import ConfigError, UnsupportedVersionError
 from perdure.stores.postgres.connections import Connection
@@ -79,11 +78,6 @@ def _lock(schema: str) -> int:
     return int.from_bytes(digest[:8], "big", signed=True)
 
 
-def _single_row(cursor: Any) -> tuple[Any, ...]:
-    row: tuple[Any, ...] = cursor.fetchone()
-    return row
-
-
 def durability_of(connection: Connection, location: str) -> str:
     """Return a commit's durability: "fsync", or "unsafe" and the settings that make it so.
 
@@ -91,12 +85,10 @@ def durability_of(connection: Connection, location: str) -> str:
         ConfigError: The database's encoding cannot hold every id.
 
     """
-    encoding, fsync, commit, pages = _single_row(
-        connection.execute(
-            b"SELECT current_setting('server_encoding'), current_setting('fsync'), "
-            b"current_setting('synchronous_commit'), current_setting('full_page_writes')"
-        )
-    )
+    ((encoding, fsync, commit, pages),) = connection.execute(
+        b"SELECT current_setting('server_encoding'), current_setting('fsync'), "
+        b"current_setting('synchronous_commit'), current_setting('full_page_writes')"
+    ).fetchall()
     if encoding != "UTF8":
         raise ConfigError(
             f"the database at {location} has the encoding {encoding}: create one with "

@@ -19,7 +19,7 @@ from perdure._lib.ids import random_id
 from perdure._lib.loop import unopened
 from perdure.errors import ConfigError, StoreUnavailableError
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Manifest
+from perdure.records.manifest import Manifest, SessionQuery
 from perdure.store import (
     Batch,
     BlobSweep,
@@ -151,9 +151,6 @@ class PostgresStore:
 
     @property
     def _calls(self) -> Calls:
-        return self._require_open()
-
-    def _require_open(self) -> Calls:
         calls = self._opened
         if calls is not None and calls.is_in_this_process:
             return calls
@@ -164,7 +161,7 @@ class PostgresStore:
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
         """Append all batches in one transaction."""
         try:
-            calls = self._require_open()
+            calls = self._calls
         except StoreUnavailableError as error:
             return [Outcome(Status.TRANSIENT, error)] * len(batches)
         return await calls.append(self._held_sessions, batches)
@@ -380,11 +377,10 @@ class PostgresStore:
         after: SessionKey | None = None,
         limit: int = 100,
     ) -> list[SessionInfo]:
-        return await self._calls.run_idempotent(
-            "read",
-            content.list_sessions,
-            content.PostgresListQuery(tenant, owner, tag, prefix, after, limit),
+        query = SessionQuery(
+            tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after, limit=limit
         )
+        return await self._calls.run_idempotent("read", content.list_sessions, query)
 
     async def tenants(self) -> list[str]:
         return await self._calls.run_idempotent("read", content.tenants)

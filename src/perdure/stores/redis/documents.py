@@ -13,7 +13,7 @@ from perdure.records import records
 from perdure.records.chunks import require_named, verified
 from perdure.records.json import decoder_of
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import FORMAT, Manifest, matched
+from perdure.records.manifest import FORMAT, Manifest, SessionQuery, matched
 from perdure.records.records import open_sealed
 from perdure.records.refusals import lease_lost, newer_format
 from perdure.store import BlobSweep, Documents, SessionInfo
@@ -240,18 +240,16 @@ class Directory:
         self._blobs = blobs
         self._cold = cold
 
-    async def sessions(
-        self, tenant: str, prefix: str, after: SessionKey | None, limit: int, fits: ListFilter
-    ) -> list[SessionInfo]:
+    async def sessions(self, query: SessionQuery) -> list[SessionInfo]:
         sessions: list[SessionInfo] = []
-        low, high = members_between(prefix, after)
-        while len(sessions) < limit:
-            members, infos = await self._page(tenant, low, high)
+        low, high = members_between(query.prefix, query.after)
+        while len(sessions) < query.limit:
+            members, infos = await self._page(query.tenant, low, high)
             if not members:
                 break
-            sessions += [info for info in infos if fits.match(info)]
+            sessions += [info for info in infos if query.matches(info)]
             low = b"(" + members[-1]
-        return sessions[: max(limit, 0)]
+        return sessions[: max(query.limit, 0)]
 
     async def _page(
         self, tenant: str, low: bytes, high: bytes
@@ -276,9 +274,7 @@ class Directory:
         tenants = [name.decode() for name in (await self._link.send([known]))[0]]
         nonempty = await self._blobs.any(tenants)
         for tenant in tenants:
-            if tenant not in nonempty and await self.sessions(
-                tenant, "", None, 1, ListFilter(None, None)
-            ):
+            if tenant not in nonempty and await self.sessions(SessionQuery(tenant=tenant, limit=1)):
                 nonempty.add(tenant)
         return sorted(nonempty)
 
@@ -323,17 +319,6 @@ class Directory:
         if keys:
             await self._link.write([*entries, *tenants])
         return len(keys)
-
-
-class ListFilter(msgspec.Struct, frozen=True):
-    """Filter of a listing."""
-
-    owner: str | None
-    tag: str | None
-
-    def match(self, info: SessionInfo) -> bool:
-        """Return whether a session matches."""
-        return self.owner in {None, info.owner} and (self.tag is None or self.tag in info.tags)
 
 
 def _info(key: SessionKey, fields: Sequence[Any]) -> SessionInfo | None:

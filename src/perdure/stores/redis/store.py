@@ -20,7 +20,7 @@ import msgspec
 from perdure._lib.ids import random_id
 from perdure.errors import ConfigError, StoreError
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Manifest
+from perdure.records.manifest import Manifest, SessionQuery
 from perdure.store import (
     Batch,
     BlobSweep,
@@ -39,7 +39,7 @@ from perdure.store import (
 )
 from perdure.stores.redis import connection
 from perdure.stores.redis.connection import RedisLink
-from perdure.stores.redis.documents import Blobs, Directory, ListFilter, RedisDocuments
+from perdure.stores.redis.documents import Blobs, Directory, RedisDocuments
 from perdure.stores.redis.inbox import RedisInbox
 from perdure.stores.redis.layout import KeyNames
 from perdure.stores.redis.leases import Leases
@@ -117,7 +117,6 @@ class RedisStore:
 
     @property
     def owner(self) -> str:
-        """The id of this store object as a lease holder."""
         return self._owner
 
     @property
@@ -190,7 +189,6 @@ class RedisStore:
                 yield chunk
 
     async def head(self, key: SessionKey) -> int:
-        """Return the seq of the log's last record, 0 for an unknown session."""
         return (await self._log.state(key)).head
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
@@ -217,7 +215,6 @@ class RedisStore:
         await self._blobs.put(tenant, blobs)
 
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
-        """Return a blob, verified; None when there is none."""
         return await self._blobs.get(tenant, name)
 
     async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
@@ -234,17 +231,14 @@ class RedisStore:
         )
 
     async def blob_names(self, tenant: str) -> list[str]:
-        """List the tenant's blobs, by name."""
         return await self._blobs.names(tenant)
 
     async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
-        """Remove blobs without quarantine, and return how many bytes were freed."""
         return await self._blobs.remove(tenant, names)
 
     # leases
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
-        """Return the lease's state; None if the session never had a holder."""
         return await self._leases.holder(key)
 
     async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
@@ -270,7 +264,6 @@ class RedisStore:
         await self._leases.wait_for_notification(timeout)
 
     async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
-        """Request the session from its holder."""
         await self._leases.request_handover(key, holder)
 
     # inbox
@@ -310,7 +303,10 @@ class RedisStore:
         after: SessionKey | None = None,
         limit: int = 100,
     ) -> list[SessionInfo]:
-        return await self._directory.sessions(tenant, prefix, after, limit, ListFilter(owner, tag))
+        query = SessionQuery(
+            tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after, limit=limit
+        )
+        return await self._directory.sessions(query)
 
     async def tenants(self) -> list[str]:
         """List the tenants that have a session, a blob or cold history, by name."""

@@ -13,7 +13,7 @@ from perdure.errors import ConfigError, CorruptRecordError, FormatError
 from perdure.records.chunks import require_named, verified
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import FORMAT, About, Manifest, matched
+from perdure.records.manifest import FORMAT, Manifest, SessionQuery, matched, session_info
 from perdure.records.records import open_sealed, seal
 from perdure.records.refusals import newer_format
 from perdure.store import BlobSweep, Documents, SessionInfo
@@ -210,43 +210,30 @@ def _require_times(name: object, renewed_at: object, moved_at: object) -> None:
 # Directory of sessions by key, as of their last fold. Blocking; called within a transaction
 
 
-def sessions(  # noqa: PLR0917  # passed through a thread, by position
-    con: sqlite3.Connection,
-    tenant: str,
-    owner: str | None,
-    tag: str | None,
-    prefix: str,
-    after: SessionKey | None,
-    limit: int,
-) -> list[SessionInfo]:
+def sessions(con: sqlite3.Connection, query: SessionQuery) -> list[SessionInfo]:
     """List a tenant's sessions by key."""
-    agent, session = (after.agent, after.session) if after else ("", "")
     values = {
-        "tenant": tenant,
-        "owner": owner,
-        "tag": tag if tag is None else comparable_tag(tag),
-        "prefix": prefix,
-        "after_agent": agent,
-        "after_session": session,
-        "limit": max(limit, 0),
+        "tenant": query.tenant,
+        "owner": query.owner,
+        "tag": None if query.tag is None else comparable_tag(query.tag),
+        "prefix": query.prefix,
+        "after_agent": query.after.agent if query.after else "",
+        "after_session": query.after.session if query.after else "",
+        "limit": max(query.limit, 0),
     }
-    return [_info(tenant, row) for row in con.execute(Q["sessions"], values)]
+    return [_info(query.tenant, row) for row in con.execute(Q["sessions"], values)]
 
 
 def _info(tenant: str, row: tuple[object, ...]) -> SessionInfo:
     agent, session, epoch, head, created_at, updated_at, stored = row
     manifest = manifest_in(stored)
-    about = manifest.about if manifest else About()
-    return SessionInfo(
-        key=SessionKey(str(agent), str(session), tenant),
-        epoch=epoch,  # type: ignore[arg-type]  # as the table has it
-        head=head,  # type: ignore[arg-type]
-        created_at=created_at,  # type: ignore[arg-type]
-        updated_at=updated_at,  # type: ignore[arg-type]
-        owner=about.owner,
-        title=about.title,
-        tags=about.tags,
-        turns=manifest.counters.get("turns", 0) if manifest else 0,
+    return session_info(
+        SessionKey(str(agent), str(session), tenant),
+        manifest,
+        epoch=epoch,
+        head=head,
+        created_at=created_at,
+        updated_at=updated_at,
         damaged=manifest is None and stored is not None,
     )
 

@@ -19,7 +19,7 @@ from perdure._lib.ids import random_id
 from perdure._lib.loop import ThreadCall, unopened
 from perdure.errors import ConfigError, StoreUnavailableError
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Manifest
+from perdure.records.manifest import Manifest, SessionQuery
 from perdure.store import (
     Batch,
     BlobSweep,
@@ -407,7 +407,10 @@ class SqliteStore:
         after: SessionKey | None = None,
         limit: int = 100,
     ) -> list[SessionInfo]:
-        return await self._database.read(content.sessions, tenant, owner, tag, prefix, after, limit)
+        query = SessionQuery(
+            tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after, limit=limit
+        )
+        return await self._database.read(content.sessions, query)
 
     async def tenants(self) -> list[str]:
         return await self._database.read(content.tenants)

@@ -9,21 +9,16 @@ bytes to equal bytes, so a batch that is sent again stays the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import final
 
 from perdure.errors import ConfigError, CorruptRecordError, MissingExtraError
 from perdure.records.json import MAX_RECORD_BYTES
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Manifest
-from perdure.records.records import Record
-from perdure.store import Batch, Documents, HeldLease, Store
+from perdure.store import Batch, Store
 from perdure.stores.wrapped.batches import transform_batch
-from perdure.stores.wrapped.chain import ChainLink
-from perdure.stores.wrapped.chain_reader import ChainReader, ReadRequest
-from perdure.stores.wrapped.layer import TransformingStore, max_restored_bytes
-from perdure.stores.wrapped.manifests import HiddenManifest, ManifestProof
+from perdure.stores.wrapped.layer import TransformingStore, TransformProvider, max_restored_bytes
 from perdure.stores.wrapped.transform import Place, Transform, describe_place, from_text, to_text
 
 _PLAIN = b"\x00"
@@ -184,7 +179,7 @@ class CompressedStore(TransformingStore):
         super().__init__(store, _CompressionTransform(compression))
 
 
-class _CompressionTransform:
+class _CompressionTransform(TransformProvider):
     """Transform and its provider in one: compression needs no keys and no data in the store.
 
     Args:
@@ -194,7 +189,6 @@ class _CompressionTransform:
     """
 
     kind = "compressed"
-    hidden_agent: str | None = None
     accepts_plain = True
 
     def __init__(self, compression: Compression, owner: Place = ()) -> None:
@@ -240,15 +234,6 @@ class _CompressionTransform:
     def overhead(self) -> int:
         return 1
 
-    async def require_compatible(self, store: Store) -> None:
-        pass
-
-    async def require_readable(self, store: Store, key: SessionKey) -> None:
-        pass
-
-    async def begin(self, store: Store, lease: HeldLease) -> None:
-        pass
-
     async def session_transform(
         self, store: Store, key: SessionKey, data: bytes = b""
     ) -> Transform | None:
@@ -259,43 +244,11 @@ class _CompressionTransform:
     ) -> Transform | None:
         return _CompressionTransform(self._compression, ("tenant", tenant))
 
-    async def chain_reader(
-        self, store: Store, key: SessionKey, request: ReadRequest, records: Sequence[Record]
-    ) -> ChainReader | None:
-        return None
-
-    def note_link(self, key: SessionKey, link: ChainLink | None) -> None:
-        pass
-
     async def batch_transform(self, store: Store, batch: Batch) -> Callable[[Batch], Batch] | None:
         return partial(transform_batch, self)
-
-    async def prove(self, store: Store, manifest: Manifest) -> ManifestProof | None:
-        return None
-
-    def note_fold(self, manifest: Manifest, proof: ManifestProof) -> None:
-        pass
-
-    async def record_trim(self, store: Store, key: SessionKey, epoch: int, below: int) -> None:
-        pass
-
-    async def unproven_reason(self, store: Store, inner: Documents, key: SessionKey) -> str | None:
-        return None
-
-    def note_proof(self, manifest: Manifest, hidden: HiddenManifest) -> None:
-        pass
 
     def cached_transform(self, key: SessionKey) -> Transform | None:
         return self._for_session(key)
 
     def _for_session(self, key: SessionKey) -> Transform:
         return _CompressionTransform(self._compression, ("session", str(key)))
-
-    def is_own(self, name: str) -> bool:
-        return False
-
-    def new_own_documents(self, key: SessionKey) -> dict[str, bytes]:
-        return {}
-
-    def forget(self, key: SessionKey) -> None:
-        pass

@@ -35,7 +35,7 @@ from perdure.stores.wrapped.chain import (
 from perdure.stores.wrapped.chain_reader import ChainReader, ReadRequest
 from perdure.stores.wrapped.compressed import Compression, compression_for
 from perdure.stores.wrapped.keys import GROWTH, KEY_BYTES, DataKey, MasterKeys, ciphers, derived
-from perdure.stores.wrapped.layer import TransformingStore, max_restored_bytes
+from perdure.stores.wrapped.layer import TransformingStore, TransformProvider, max_restored_bytes
 from perdure.stores.wrapped.manifests import (
     HiddenManifest,
     ManifestProof,
@@ -173,7 +173,7 @@ class _SessionCipher(NamedTuple):
     """The record before which a trim removed all."""
 
 
-class _Encryption:
+class _Encryption(TransformProvider):
     """Data keys, hash chains and proofs of the sessions and tenants of one store.
 
     Caches what was used last: keys, what manifests prove, and the writers of held sessions.

@@ -9,9 +9,10 @@ Large amounts are transformed in a thread; cancellation behaves as in the inner 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing, suppress
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import anyio
 import msgspec
@@ -82,100 +83,92 @@ from perdure.stores.wrapped.manifests import (
 from perdure.stores.wrapped.transform import Transform
 
 
-class SupportsTransform(Protocol):
-    """Provider of the transforms of sessions and tenants, and of their data in the inner store."""
+class TransformProvider(ABC):
+    """Provider of the transforms of sessions and tenants, and of their data in the inner store.
+
+    By default it keeps nothing there, needs no lease and proves nothing.
+    """
 
     kind: str
     """What this does to a store, as text for its location."""
-    hidden_agent: str | None
+    hidden_agent: str | None = None
     """An agent id that the wrapper uses for its own sessions."""
     accepts_plain: bool
     """Whether data that was stored without the wrapper is read unchanged."""
 
+    @abstractmethod
     def max_payload_bytes(self, inner_max: int) -> int:
         """Return the largest payload that has at most ``inner_max`` bytes once transformed."""
-        ...
 
+    @abstractmethod
     def overhead(self) -> int:
         """Return by how many bytes a small blob grows."""
-        ...
 
-    async def require_compatible(self, store: Store) -> None:
-        """Raise if the store's content was written without this wrapper."""
-        ...
-
-    async def require_readable(self, store: Store, key: SessionKey) -> None:
-        """Raise if a session could not be read; called before its lease is acquired."""
-        ...
-
-    async def begin(self, store: Store, lease: HeldLease) -> None:
-        """Prepare a session whose lease was just acquired."""
-        ...
-
+    @abstractmethod
     async def session_transform(
         self, store: Store, key: SessionKey, data: bytes = b""
     ) -> Transform | None:
         """Return a session's transform, which can restore ``data``; None if it has none."""
-        ...
 
+    @abstractmethod
     async def tenant_transform(
         self, store: Store, tenant: str, *, create: bool
     ) -> Transform | None:
         """Return the transform of a tenant's blobs, listings and inboxes; None if it has none."""
-        ...
+
+    @abstractmethod
+    async def batch_transform(self, store: Store, batch: Batch) -> Callable[[Batch], Batch] | None:
+        """Return the function that transforms a batch; None if its session has no transform."""
+
+    @abstractmethod
+    def cached_transform(self, key: SessionKey) -> Transform | None:
+        """Return a recently used session's transform without awaiting; None if not cached."""
+
+    async def require_compatible(self, store: Store) -> None:
+        """Raise if the store's content was written without this wrapper."""
+
+    async def require_readable(self, store: Store, key: SessionKey) -> None:
+        """Raise if a session could not be read; called before its lease is acquired."""
+
+    async def begin(self, store: Store, lease: HeldLease) -> None:
+        """Prepare a session whose lease was just acquired."""
 
     async def chain_reader(
         self, store: Store, key: SessionKey, request: ReadRequest, records: Sequence[Record]
     ) -> ChainReader | None:
         """Return the verifier of a log whose first chunk is ``records``; None without chain."""
-        ...
 
     def note_link(self, key: SessionKey, link: ChainLink | None) -> None:
         """Remember the link after a log's last record."""
-        ...
-
-    async def batch_transform(self, store: Store, batch: Batch) -> Callable[[Batch], Batch] | None:
-        """Return the function that transforms a batch; None if its session has no transform."""
-        ...
 
     async def prove(self, store: Store, manifest: Manifest) -> ManifestProof | None:
         """Return the proof of a manifest; None if the session has no hash chain."""
-        ...
 
     def note_fold(self, manifest: Manifest, proof: ManifestProof) -> None:
         """Remember a fold that is durable."""
-        ...
 
     async def record_trim(self, store: Store, key: SessionKey, epoch: int, below: int) -> None:
         """Make durable that the records before ``below`` are about to be removed."""
-        ...
 
     async def unproven_reason(self, store: Store, inner: Documents, key: SessionKey) -> str | None:
         """Return why documents without a proof may not be used; None if they may."""
-        ...
 
     def note_proof(self, manifest: Manifest, hidden: HiddenManifest) -> None:
         """Remember what a manifest proves."""
-        ...
-
-    def cached_transform(self, key: SessionKey) -> Transform | None:
-        """Return a recently used session's transform without awaiting; None if not cached."""
-        ...
 
     def is_own(self, name: str) -> bool:
         """Return whether a document of this name is the wrapper's own."""
-        ...
+        return False
 
     def new_own_documents(self, key: SessionKey) -> dict[str, bytes]:
         """Return the wrapper's own documents for a session whose manifest lost them.
 
         Called right after `session_transform`, which has cached what they are made of.
         """
-        ...
+        return {}
 
     def forget(self, key: SessionKey) -> None:
         """Drop everything that is cached for a session."""
-        ...
 
 
 def max_restored_bytes(store: Store) -> int:
@@ -197,7 +190,7 @@ class TransformingStore:
     missing here until it is written.
     """
 
-    def __init__(self, store: Store, wrapper: SupportsTransform) -> None:
+    def __init__(self, store: Store, wrapper: TransformProvider) -> None:
         self._store = store
         self._wrapper = wrapper
         self._max_payload = wrapper.max_payload_bytes(store.capabilities.max_record_bytes)
@@ -386,7 +379,8 @@ class TransformingStore:
         inner = await self._store.read_documents(key, names)
         manifest = inner.manifest
         hidden = await self._hidden(key, inner)
-        if manifest is not None and hidden is not None and _proves(hidden):
+        proof = None if hidden is None else hidden.proof
+        if manifest and hidden and proof is not None and not proof.lost:
             self._wrapper.note_proof(manifest, hidden)
         elif reason := await self._wrapper.unproven_reason(self._store, inner, key):
             return self._unproven(inner, reason, _tail(key, hidden, reason))
@@ -684,7 +678,3 @@ def _tail(key: SessionKey, hidden: HiddenManifest | None, reason: str = "") -> s
     """Return why a log may be incomplete; empty if there is no sign of it."""
     end = 0 if hidden is None or hidden.proof is None else hidden.proof.unproven_end
     return unproven_tail(key, end, reason) if end or reason else ""
-
-
-def _proves(hidden: HiddenManifest) -> bool:
-    return hidden.proof is not None and not hidden.proof.lost

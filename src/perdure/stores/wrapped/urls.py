@@ -39,11 +39,7 @@ def unwrap_url(url: str, keys: MasterKeys | None = None) -> tuple[str, Callable[
             )
         masters = keys or MasterKeys.from_environment()
         return inner, lambda store: EncryptedStore(store, masters, compression=compression)
-    return inner, CompressedStore if compression is not None else _unchanged
-
-
-def _unchanged(store: Store) -> Store:
-    return store
+    return inner, CompressedStore if compression is not None else lambda store: store
 
 
 def _without_option(url: str) -> tuple[str, str | None]:
