@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from perdure import Message
-from perdure.inspector import pages
+from perdure.inspector import conversation, pages
 from tests.inspector.conftest import PNG, client, connected, fill
 
 SESSION_PAGES = [
@@ -112,8 +112,8 @@ async def test_only_images_are_served_as_images() -> None:
 
 async def test_a_long_text_is_cut_and_fetched_on_demand(inspector: httpx.AsyncClient) -> None:
     page = await get(inspector, "/session", agent="ada")
-    long = next(i for i in page["items"] if i["parts"][0]["size"] > pages.LONGEST)
-    assert len(long["parts"][0]["text"]) == pages.LONGEST
+    long = next(i for i in page["items"] if i["parts"][0]["size"] > conversation.LONGEST)
+    assert len(long["parts"][0]["text"]) == conversation.LONGEST
     whole = await get(inspector, "/part", agent="ada", seq=long["seq"], part=0)
     assert len(whole["text"]) == long["parts"][0]["size"]
     assert whole["text"].startswith("<script>")

@@ -15,19 +15,9 @@ import anyio
 
 from perdure._connect import connect
 from perdure._lib.ids import random_id
+from perdure.agent import create
 from perdure.agent.bootstrap import unfinished, unknown
 from perdure.agent.context import AgentConfig, AgentContext
-from perdure.agent.create import (
-    AgentCreation,
-    IfExists,
-    Release,
-    assemble,
-    close_own,
-    create,
-    merged,
-    open_session,
-    session_for,
-)
 from perdure.agent.effects import is_intact, is_unknown
 from perdure.agent.events import (
     AgentStopped,
@@ -115,10 +105,10 @@ class Agent:
         instructions: str = "",
         sessions: SessionManager | None = None,
         persistent_session: Persistence = None,
-        if_exists: IfExists = "resume",
+        if_exists: create.IfExists = "resume",
         config: AgentConfig | None = None,
         **options: Any,
-    ) -> AgentCreation[Self]:
+    ) -> create.AgentCreation[Self]:
         """Make an agent: ``async with Agent.create(…) as agent`` starts it, too; or await it.
 
         Args:
@@ -145,9 +135,9 @@ class Agent:
             "mcp": mcp,
             "instructions": instructions,
         }
-        settings = merged(config, id, **given, options=options)
-        return AgentCreation(
-            lambda: create(cls, settings, id, sessions, persistent_session, if_exists)
+        settings = create.merged(config, id, **given, options=options)
+        return create.AgentCreation(
+            lambda: create.create(cls, settings, id, sessions, persistent_session, if_exists)
         )
 
     def __repr__(self) -> str:
@@ -580,7 +570,11 @@ class AgentFactory:
         self._elsewhere: dict[str, _Shared] = {}
 
     async def create_agent(
-        self, config: AgentConfig, *, agent_id: str | None = None, if_exists: IfExists = "resume"
+        self,
+        config: AgentConfig,
+        *,
+        agent_id: str | None = None,
+        if_exists: create.IfExists = "resume",
     ) -> Agent:
         """Return an agent, not started.
 
@@ -596,8 +590,8 @@ class AgentFactory:
 
         """
         agent_id = agent_id or f"{config.name}-{random_id()}"
-        session = await session_for(self._sessions, agent_id, config, if_exists)
-        return await assemble(Agent, session, config, self._sessions)
+        session = await create.session_for(self._sessions, agent_id, config, if_exists)
+        return await create.assemble(Agent, session, config, self._sessions)
 
     async def restore_agent(
         self,
@@ -627,15 +621,17 @@ class AgentFactory:
         else:
             sessions, release = await self._share(os.fspath(memory_dir))
         try:
-            session = await open_session(sessions, agent_id, config, create=False)
-            return await assemble(Agent, session, config, sessions, restore=True, release=release)
+            session = await create.open_session(sessions, agent_id, config, create=False)
+            return await create.assemble(
+                Agent, session, config, sessions, restore=True, release=release
+            )
         except BaseException:
             if release is not None:
                 with anyio.CancelScope(shield=True):
                     await release()
             raise
 
-    async def _share(self, memory_dir: str) -> tuple[SessionManager, Release]:
+    async def _share(self, memory_dir: str) -> tuple[SessionManager, create.Release]:
         """Return a manager of another folder, the same for all agents that use it."""
         path = str(await (await anyio.Path(memory_dir).expanduser()).resolve())
         shared = self._elsewhere.get(path)
@@ -648,7 +644,7 @@ class AgentFactory:
             if shared.users == 0:
                 if self._elsewhere.get(path) is shared:
                     del self._elsewhere[path]
-                await close_own(shared.sessions)
+                await create.close_own(shared.sessions)
 
         try:
             await shared.opened()

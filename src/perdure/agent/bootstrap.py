@@ -13,20 +13,9 @@ from typing import Any, Final, Protocol, final
 
 import msgspec
 
+from perdure.agent import events
 from perdure.agent.context import AgentContext
 from perdure.agent.effects import EffectProgress, is_unknown, progress
-from perdure.agent.events import (
-    AgentReady,
-    BootstrapStarted,
-    BootstrapStepDone,
-    ContextRestored,
-    EffectUnknown,
-    ResumeEvent,
-    ToolInvocationRequestEvent,
-    TurnUnfinished,
-    UnfinishedMessage,
-    UserMessageReceivedEvent,
-)
 from perdure.agent.ledger import whole_ledger
 from perdure.agent.mcp.server import start_servers
 from perdure.agent.plugins import bring_home, declare
@@ -52,7 +41,7 @@ MOST_ATTEMPTS: Final = 3
 class OpenMatters(msgspec.Struct, frozen=True):
     """What an agent has begun and not brought to its end, as its session has it."""
 
-    unfinished: tuple[UnfinishedMessage, ...] = ()
+    unfinished: tuple[events.UnfinishedMessage, ...] = ()
     """Messages that are not answered; one that is being answered is among them."""
     effects: tuple[Effect, ...] = ()
     """Calls of tools with side effects whose outcome is not known."""
@@ -67,7 +56,7 @@ async def open_matters(session: Session | SessionView) -> OpenMatters:
     return OpenMatters(unfinished_left, ledger.effects(), ledger.approvals())
 
 
-def unfinished(context: AgentContext) -> tuple[UnfinishedMessage, ...]:
+def unfinished(context: AgentContext) -> tuple[events.UnfinishedMessage, ...]:
     """Return the messages that are not answered, the running turn's aside; oldest first."""
     types = registry_of(context.session)
     return tuple(
@@ -77,8 +66,8 @@ def unfinished(context: AgentContext) -> tuple[UnfinishedMessage, ...]:
     )
 
 
-def _unfinished(admitted: Admitted, types: Types) -> UnfinishedMessage:
-    return UnfinishedMessage(
+def _unfinished(admitted: Admitted, types: Types) -> events.UnfinishedMessage:
+    return events.UnfinishedMessage(
         id=admitted.id,
         message=decode_message(bytes(admitted.message), types),
         at=admitted.at,
@@ -98,7 +87,9 @@ def unknown(context: AgentContext) -> tuple[Effect, ...]:
     )
 
 
-def to_resume(unfinished_messages: tuple[UnfinishedMessage, ...]) -> tuple[UnfinishedMessage, ...]:
+def to_resume(
+    unfinished_messages: tuple[events.UnfinishedMessage, ...],
+) -> tuple[events.UnfinishedMessage, ...]:
     """Return those that an agent continues by itself when it starts.
 
     Not what has failed, since its sender got the error, nor what may have killed the process.
@@ -114,12 +105,14 @@ def report(context: AgentContext) -> None:
     """Report what was left when the agent stopped, by events and in the restore report."""
     agent_id, steps = context.agent_id, list[RestoreStep]()
     for effect in unknown(context):
-        context.emit(EffectUnknown(agent_id=agent_id, effect=effect))
+        context.emit(events.EffectUnknown(agent_id=agent_id, effect=effect))
         detail = f"{effect.tool}, call {effect.call} of {effect.turn}: {effect.policy}"
         steps.append(RestoreStep("unknown effect", detail))
     for message in unfinished(context):
         context.emit(
-            TurnUnfinished(agent_id=agent_id, turn_id=message.turn_id or "", unfinished=message)
+            events.TurnUnfinished(
+                agent_id=agent_id, turn_id=message.turn_id or "", unfinished=message
+            )
         )
         steps.append(
             RestoreStep("unfinished", message.turn_id or "a message that no turn had begun")
@@ -135,7 +128,7 @@ def report(context: AgentContext) -> None:
         context.restore_report = msgspec.structs.replace(context.restore_report, steps=all_steps)
 
 
-async def go_on(event: ResumeEvent, context: AgentContext) -> EffectProgress:
+async def go_on(event: events.ResumeEvent, context: AgentContext) -> EffectProgress:
     """Return how far a turn had come."""
     message = event.unfinished
     if message.turn_id is None or not message.attempts:
@@ -155,17 +148,17 @@ async def go_on(event: ResumeEvent, context: AgentContext) -> EffectProgress:
 
 
 def first_event(
-    done: EffectProgress, message: UnfinishedMessage
-) -> UserMessageReceivedEvent | ToolInvocationRequestEvent:
+    done: EffectProgress, message: events.UnfinishedMessage
+) -> events.UserMessageReceivedEvent | events.ToolInvocationRequestEvent:
     """Return what a resumed turn continues with; a turn that has its answer needs nothing.
 
     The calls without a result come before the model, as in a turn that was never stopped.
     """
     if not done.has_input:
-        return UserMessageReceivedEvent(message.message)
+        return events.UserMessageReceivedEvent(message.message)
     if done.open_calls:
-        return ToolInvocationRequestEvent(done.open_calls, resumed=True)
-    return UserMessageReceivedEvent(None, sender="tool")
+        return events.ToolInvocationRequestEvent(done.open_calls, resumed=True)
+    return events.UserMessageReceivedEvent(None, sender="tool")
 
 
 CUSTOM_DATA: Final = "custom_data"
@@ -253,7 +246,7 @@ class WorkingContextSnapshotRestoreStep:
         )
         context.restore_report = report
         context.state.system_prompt = done.system_prompt or ""
-        context.emit(ContextRestored(agent_id=context.agent_id, report=report))
+        context.emit(events.ContextRestored(agent_id=context.agent_id, report=report))
         return True
 
 
@@ -275,7 +268,7 @@ async def bootstrap(context: AgentContext, steps: Sequence[BootstrapStep]) -> No
 
     """
     agent_id = context.agent_id
-    context.emit(BootstrapStarted(agent_id=agent_id))
+    context.emit(events.BootstrapStarted(agent_id=agent_id))
     if context.sets_aside:
         await context.ledger.load()
     else:
@@ -290,12 +283,12 @@ async def bootstrap(context: AgentContext, steps: Sequence[BootstrapStep]) -> No
                 agent=agent_id,
                 step=name,
             )
-        context.emit(BootstrapStepDone(agent_id=agent_id, step=name))
+        context.emit(events.BootstrapStepDone(agent_id=agent_id, step=name))
     if context.config.setup is not None:
         await maybe_await(context.config.setup(context), context)
     report(context)
     await context.declared.set_up()
-    ready = AgentReady(agent_id=agent_id)
+    ready = events.AgentReady(agent_id=agent_id)
     context.emit(ready)
     await lived(ready, context)
 

@@ -51,21 +51,8 @@ from perdure.restore.rebuild import (
 )
 from perdure.restore.report import Source
 from perdure.restore.snapshot_store import WorkingContextSnapshotStore
+from perdure.session import internals
 from perdure.session.base import entry_of
-from perdure.session.internals import (
-    accept,
-    exclusively,
-    fold_soon,
-    has_worker,
-    lines_of,
-    next_turn,
-    overhear,
-    registry_of,
-    running_turn,
-    store_of,
-    was_folded,
-    working_context,
-)
 from perdure.session.session import Session
 
 if TYPE_CHECKING:
@@ -174,7 +161,7 @@ class RawTurns:
 
     async def newest(self, count: int, *, exclude: str | None = None) -> list[Message]:
         """Return what was said in the newest turns, without the one of an id."""
-        store, key = store_of(self._session), self._session.key
+        store, key = internals.store_of(self._session), self._session.key
         turns = await newest_turns(store, key, count, exclude=exclude)
         return [message for turn in turns for message in self._decoded(turn)]
 
@@ -220,14 +207,16 @@ class RawTurns:
         return TurnBlocks(blocks_of(turn.id, parts, last=turn.last), running)
 
     def _read(self, after: int, upto: int | None = None) -> AsyncGenerator[RawTurn, None]:
-        return read_turns(store_of(self._session), self._session.key, after=after, upto=upto)
+        return read_turns(
+            internals.store_of(self._session), self._session.key, after=after, upto=upto
+        )
 
     async def _said_in(self, turn_id: str) -> list[Message]:
-        turn = await find_turn(store_of(self._session), self._session.key, turn_id)
+        turn = await find_turn(internals.store_of(self._session), self._session.key, turn_id)
         return [] if turn is None else self._decoded(turn)
 
     def _decoded(self, turn: RawTurn) -> list[Message]:
-        types = registry_of(self._session)
+        types = internals.registry_of(self._session)
         return [decode_message(payload, types) for payload in turn.messages]
 
 
@@ -291,16 +280,16 @@ class MemoryManager:
         self.compactor: Compactor = compactor or Compactor()
         self.builder: CompactionSnapshotBuilder = builder or CompactionSnapshotBuilder()
         self.retriever: Retriever = retriever or Retriever(
-            lambda name: lines_of(session, name),
+            lambda name: internals.lines_of(session, name),
             trim=trimmer(self.policy, self.builder),
         )
         self.working_context_snapshot_store: WorkingContextSnapshotStore = (
             working_context_snapshot_store
             or WorkingContextSnapshotStore(
-                store_of(session),
+                internals.store_of(session),
                 session.key,
                 epoch=session.epoch,
-                exclusively=partial(exclusively, session),
+                exclusively=partial(internals.exclusively, session),
             )
         )
         self.compaction_required: bool = False
@@ -331,12 +320,12 @@ class MemoryManager:
     @property
     def snapshot_was_written(self) -> bool:
         """Whether a fold has written the snapshot, even if it was lost since."""
-        return was_folded(self.session)
+        return internals.was_folded(self.session)
 
     @property
     def working_context_snapshot(self) -> WorkingContextSnapshot:
         """The working context as a value, for a serializer."""
-        context = working_context(self.session)
+        context = internals.working_context(self.session)
         return WorkingContextSnapshot(
             messages=tuple(self.get_working_context_messages()),
             epoch_id=context.epoch_id,
@@ -346,12 +335,12 @@ class MemoryManager:
     @property
     def system_prompt_sha256(self) -> str | None:
         """The hash of the prompt that the context was made with."""
-        return working_context(self.session).system_prompt_sha256
+        return internals.working_context(self.session).system_prompt_sha256
 
     @property
     def context_bytes(self) -> int:
         """How large the working context is."""
-        return working_context(self.session).size
+        return internals.working_context(self.session).size
 
     # keeping
 
@@ -415,13 +404,13 @@ class MemoryManager:
     def _enter(self, turn_id: str) -> None:
         """Begin a turn that no worker runs: its first message names it."""
         tracker = self.turn_tracker
-        if tracker.turn_id == turn_id or has_worker(self.session):
+        if tracker.turn_id == turn_id or internals.has_worker(self.session):
             return
         if tracker.turn_id != self._by_hand:  # somebody else has begun it, and will end it
             return
-        session, number = self.session, running_turn(self.session)
+        session, number = self.session, internals.running_turn(self.session)
         if not number:
-            number = next_turn(session)
+            number = internals.next_turn(session)
             turned = TurnPayload(turn=turn_id, number=number, phase="begin", at=self._clock())
             self._accept(Entry(TURN, encode(turned)))
         tracker.begin(turn_id, number)
@@ -435,21 +424,21 @@ class MemoryManager:
             last_compaction_ts=snapshot.last_compaction_ts,
             system_prompt_sha256=prompt_sha256(prompt) if prompt else None,
             reason="given",
-            types=registry_of(self.session),
+            types=internals.registry_of(self.session),
         )
         self._accept(entry)
 
     def _append(self, message: Message) -> int:
         if self._history:
             return self.session.append(message)
-        self._accept(entry_of(message, registry_of(self.session)))
+        self._accept(entry_of(message, internals.registry_of(self.session)))
         return self.session.version
 
     def _accept(self, *entries: Entry) -> None:
         if self._history:
-            accept(self.session, entries)
+            internals.accept(self.session, entries)
         else:
-            overhear(self.session, *entries)
+            internals.overhear(self.session, *entries)
 
     def close_open_calls(self) -> int:
         """Give each call of this turn without a result one that says so; return how many."""
@@ -522,20 +511,20 @@ class MemoryManager:
         self, messages: Sequence[Message], *, system_prompt: str | None, reason: str
     ) -> None:
         """Replace the working context; durable with what comes next."""
-        context = working_context(self.session)
+        context = internals.working_context(self.session)
         entry = context_entry(
             messages,
             epoch_id=context.epoch_id,
             last_compaction_ts=context.last_compaction_ts,
             system_prompt_sha256=prompt_sha256(system_prompt) if system_prompt else None,
             reason=reason,
-            types=registry_of(self.session),
+            types=internals.registry_of(self.session),
         )
         self._accept(entry)
 
     async def append_repairs(self, messages: Sequence[Message]) -> None:
         """Append the results that a restore made up for calls that have none."""
-        types = registry_of(self.session)
+        types = internals.registry_of(self.session)
         self._accept(*(encode_message(message, types) for message in messages))
         await self.persist_working_context_snapshot()
 
@@ -609,13 +598,13 @@ class MemoryManager:
         It does if that was requested, if they are over the budget, and if the session has
         cut its context: what it has left out is to be summed up, not just gone.
         """
-        was_cut = self._history and working_context(self.session).cut
+        was_cut = self._history and internals.working_context(self.session).cut
         return self.compaction_required or was_cut or self.is_over_budget(messages)
 
     @property
     def policy(self) -> CompactionPolicy:
         """When to compact: as was said, and as the session and the model's window allow."""
-        policy = self.compaction_policy.within(working_context(self.session).limit)
+        policy = self.compaction_policy.within(internals.working_context(self.session).limit)
         if self._room is None or self._room >= (policy.max_tokens or self._room + 1):
             return policy
         return msgspec.structs.replace(policy, max_tokens=self._room)
@@ -668,14 +657,14 @@ class MemoryManager:
         self._write(compacted, late, system_prompt)
         await self.persist_working_context_snapshot()
         self.compaction_required = False
-        fold_soon(self.session)
+        internals.fold_soon(self.session)
         return compacted.done
 
     async def _compacted(
         self, head: Sequence[Message], current: str | None
     ) -> tuple[Compacted, list[Message] | None]:
         """Return the outcome, and what was said meanwhile: None if something was taken back."""
-        upto = working_context(self.session).seq
+        upto = internals.working_context(self.session).seq
         await self.session.save()  # the turns are read from the store
         known = ExistingMemories(await self.retriever.episodic(), await self.retriever.semantic())
         after, policy = known.as_of(upto), self.compaction_policy
@@ -690,7 +679,10 @@ class MemoryManager:
                 opening=lambda: self._raw.opening_of(current or ""),
                 limits=(self._options.max_episodic, self._options.max_semantic),
             )
-        late, types = working_context(self.session).since(upto), registry_of(self.session)
+        late, types = (
+            internals.working_context(self.session).since(upto),
+            internals.registry_of(self.session),
+        )
         return compacted, late if late is None else [
             decode_message(payload, types) for payload in late
         ]
@@ -713,16 +705,16 @@ class MemoryManager:
         raw = (*compacted.raw, *late)
         dangling = self._options.dangling_calls
         messages = self.builder.build(prompt, compacted.bundle, raw, dangling=dangling)
-        was_cut = working_context(self.session).cut  # by something larger than all of it
+        was_cut = internals.working_context(self.session).cut  # by something larger than all of it
         if not compacted.done.episodic and (was_cut or messages == self.safe_messages()):
             return
         replaced = context_entry(
             messages,
-            epoch_id=working_context(self.session).epoch_id + 1,
+            epoch_id=internals.working_context(self.session).epoch_id + 1,
             last_compaction_ts=self._clock(),
             system_prompt_sha256=prompt_sha256(prompt) if prompt else None,
             reason="compaction",
-            types=registry_of(self.session),
+            types=internals.registry_of(self.session),
         )
         items: list[EpisodicItem | SemanticItem] = [
             *compacted.done.episodic,

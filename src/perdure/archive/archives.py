@@ -20,17 +20,7 @@ import msgspec
 
 from perdure._lib.files import Folder
 from perdure._lib.ids import random_id
-from perdure.archive.atomic_swap import (
-    OLD,
-    REPLACED,
-    ArchiveMarker,
-    BusyError,
-    drop_replaced,
-    entered,
-    mark,
-    marker_of,
-    occupied_by,
-)
+from perdure.archive import atomic_swap
 from perdure.archive.blobs import entries_of, hop
 from perdure.archive.limits import (
     CONTROL,
@@ -69,30 +59,32 @@ def files_of(session: Session | SessionView) -> str | None:
     return None if store is None else str(Path(store.folder_of(session.key)) / FILES)
 
 
-def note_saved(control: Folder, marker: ArchiveMarker) -> None:
+def note_saved(control: Folder, marker: atomic_swap.ArchiveMarker) -> None:
     """Record which archive the home equals, and remove what the last restore replaced."""
-    mark(control, marker)
-    drop_replaced(control)
+    atomic_swap.mark(control, marker)
+    atomic_swap.drop_replaced(control)
 
 
 def why_kept(
     home: Folder, control: Folder, key: SessionKey, latest: Archive, selection: Selection
 ) -> str:
     """Return why a home stays as it is at a start; empty if the newest archive must be restored."""
-    marker = marker_of(control)
+    marker = atomic_swap.marker_of(control)
     if marker is not None and marker.is_of(key):
         if marker.key != key:
             return "another session of the agent has used it since"
         return "it continues from this archive" if marker.goes_on_from(latest.id) else ""
-    return "it has files that were never archived" if occupied_by(home, selection) else ""
+    return (
+        "it has files that were never archived" if atomic_swap.occupied_by(home, selection) else ""
+    )
 
 
 def note_saving(control: Folder, key: SessionKey, archive: str) -> None:
     """Record which archive is being saved, so that after a crash the home counts as newer."""
-    marker = marker_of(control)
+    marker = atomic_swap.marker_of(control)
     if marker is not None and marker.is_of(key):
         also = (*marker.newer_than, archive)
-        mark(control, msgspec.structs.replace(marker, newer_than=also))
+        atomic_swap.mark(control, msgspec.structs.replace(marker, newer_than=also))
 
 
 def require_known(
@@ -108,10 +100,10 @@ def require_known(
         SessionError: The home has such files, and *force* is False.
 
     """
-    marker = marker_of(control)
+    marker = atomic_swap.marker_of(control)
     if force or (marker is not None and marker.is_of(key)):
         return
-    occupied = occupied_by(home, plan.selection)
+    occupied = atomic_swap.occupied_by(home, plan.selection)
     if occupied:
         raise SessionError(
             f"{home.path} has files that are in no archive of {key.agent}, {occupied[0]!r} among "
@@ -145,8 +137,12 @@ def restored(
     """Return the result of a restore; *replaced* is None if nothing had to change."""
     if replaced is None:
         return ArchiveRestored(archive=archive, changed=False)
-    with control.enter(REPLACED, OLD) as old:
-        replaced_path = str(Path(home.path, CONTROL, REPLACED, OLD)) if old.names() else ""
+    with control.enter(atomic_swap.REPLACED, atomic_swap.OLD) as old:
+        replaced_path = (
+            str(Path(home.path, CONTROL, atomic_swap.REPLACED, atomic_swap.OLD))
+            if old.names()
+            else ""
+        )
     return ArchiveRestored(
         archive=archive, changed=True, replaced=tuple(replaced), kept=replaced_path
     )
@@ -311,7 +307,9 @@ class Archives:
                 accept(session, (entry_of(archive, expired),))
             await session.save()
             stands = archive if new or before is None else before
-            await hop(home.path, note_saved, control, ArchiveMarker(self._key, stands.id))
+            await hop(
+                home.path, note_saved, control, atomic_swap.ArchiveMarker(self._key, stands.id)
+            )
         return ArchiveSaved(
             archive=stands,
             new=new,
@@ -362,10 +360,10 @@ class Archives:
     async def _entered(self, path: str, stack: ExitStack) -> tuple[Folder, Folder]:
         """Lock and open the home, waiting for another process that saves or restores it."""
         for _ in range(int(self._wait / PAUSE)):
-            with suppress(BusyError):
-                return await hop(path, stack.enter_context, entered(path))
+            with suppress(atomic_swap.BusyError):
+                return await hop(path, stack.enter_context, atomic_swap.entered(path))
             await anyio.sleep(PAUSE)
-        return await hop(path, stack.enter_context, entered(path))
+        return await hop(path, stack.enter_context, atomic_swap.entered(path))
 
     # restoring
 
@@ -406,7 +404,7 @@ class Archives:
                     description=description,
                     progress=progress,
                 )
-            await hop(home.path, mark, control, await self._as(archive.id))
+            await hop(home.path, atomic_swap.mark, control, await self._as(archive.id))
             return await hop(home.path, restored, archive, home, control, replaced)
 
     async def resume(self, *, progress: Progress = None) -> ArchiveRestored:
@@ -428,10 +426,10 @@ class Archives:
             return ArchiveRestored(archive=latest, changed=False, why=f"the home stays: {reason}")
         return await self.restore(latest.id, progress=progress)
 
-    async def _as(self, archive: str) -> ArchiveMarker:
+    async def _as(self, archive: str) -> atomic_swap.ArchiveMarker:
         """Return the marker of a home that was restored from an archive, newest or not."""
         latest = await self.latest()
-        return ArchiveMarker(self._key, archive, () if latest is None else (latest.id,))
+        return atomic_swap.ArchiveMarker(self._key, archive, () if latest is None else (latest.id,))
 
     async def verify(self, name: str | None = None) -> Archive:
         """Read and check all of an archive, and return it.
@@ -494,5 +492,5 @@ class Archives:
             replaced = await put_back_from(
                 Path(path), home, control, self._limits, check=check, progress=progress
             )
-            await hop(home.path, mark, control, await self._as(""))
+            await hop(home.path, atomic_swap.mark, control, await self._as(""))
             return await hop(home.path, restored, None, home, control, replaced)

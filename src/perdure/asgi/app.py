@@ -13,18 +13,8 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from perdure._connect import connect
+from perdure.asgi import responses
 from perdure.asgi.feed import Channel, Cursor, Feed
-from perdure.asgi.responses import (
-    ASGIApp,
-    Events,
-    FeedResponse,
-    Problem,
-    Receive,
-    Scope,
-    Send,
-    problem_of,
-    send_problem,
-)
 from perdure.asgi.runs import Answer, Run, Runs, answer_in, require_started
 from perdure.autosave.options import Autosave
 from perdure.formats.state import StateStorage
@@ -155,10 +145,12 @@ class AppSessions:
 
     # requests
 
-    def middleware(self, app: ASGIApp) -> ASGIApp:
+    def middleware(self, app: responses.ASGIApp) -> responses.ASGIApp:
         """Wrap an application: errors of perdure's become problems in JSON, with their status."""
 
-        async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
+        async def wrapped(
+            scope: responses.Scope, receive: responses.Receive, send: responses.Send
+        ) -> None:
             if scope["type"] != "http":
                 await app(scope, receive, send)
                 return
@@ -174,10 +166,10 @@ class AppSessions:
             try:
                 await app(scope, receive, sending)
             except Exception as error:
-                problem = problem_of(error)
+                problem = responses.problem_of(error)
                 if started or problem.status == 500:
                     raise
-                await send_problem(send, problem)
+                await responses.send_problem(send, problem)
             finally:
                 del self._requests[request]
 
@@ -219,7 +211,7 @@ class AppSessions:
         session: str = DEFAULT_SESSION,
         tenant: str = "",
         owner: str | None = None,
-    ) -> FeedResponse:
+    ) -> responses.FeedResponse:
         """Return a response that streams the answer of a turn as server-sent events.
 
         The turn's last event is sent when everything is durable. A client that comes back with
@@ -265,25 +257,29 @@ class AppSessions:
         """
         return require_started(self._runs).start(key, turn, work)
 
-    def respond(self, run: Run, *, linger: float | None = None) -> FeedResponse:
+    def respond(self, run: Run, *, linger: float | None = None) -> responses.FeedResponse:
         """Return a response that streams a turn which `start` has begun."""
         return require_started(self._runs).respond(run, linger=linger)
 
-    def events(self, id: str, *, session: str = DEFAULT_SESSION, tenant: str = "") -> FeedResponse:
+    def events(
+        self, id: str, *, session: str = DEFAULT_SESSION, tenant: str = ""
+    ) -> responses.FeedResponse:
         """Return a response that streams what happens in a session, whichever process writes it.
 
         It begins after the client's ``Last-Event-ID``, or else now, and needs no lease.
         """
         key = SessionKey(id, session, tenant)
 
-        async def begin(cursor: Cursor | None) -> Events:
+        async def begin(cursor: Cursor | None) -> responses.Events:
             return self.feed.events(key, cursor or Cursor(await self.feed.head(key)))
 
-        return FeedResponse(begin)
+        return responses.FeedResponse(begin)
 
     # probes
 
-    async def probes(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def probes(
+        self, scope: responses.Scope, receive: responses.Receive, send: responses.Send
+    ) -> None:
         """Answer probes: ``/readyz`` says whether to send requests here, ``/healthz`` that it runs.
 
         Never restart the process because of readiness: what is unsaved exists only there.
@@ -297,7 +293,7 @@ class AppSessions:
             ready, facts = self.readiness()
             await _send_json(send, 200 if ready else 503, facts)
         else:
-            await send_problem(send, Problem(404, "Not found"))
+            await responses.send_problem(send, responses.Problem(404, "Not found"))
 
     def readiness(self) -> tuple[bool, dict[str, Any]]:
         """Return whether requests are taken, and how saving goes."""
@@ -309,7 +305,7 @@ class AppSessions:
         return ready, {"ready": ready, "status": health.status, "oldest_unsaved_age": age}
 
 
-async def _send_json(send: Send, status: int, value: Any) -> None:
+async def _send_json(send: responses.Send, status: int, value: Any) -> None:
     body = msgspec.json.encode(value)
     headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
     await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -14,48 +14,30 @@ from typing import TYPE_CHECKING, Any, Final, final
 import anyio
 import msgspec
 
+from perdure import errors
 from perdure._lib.lazy import import_extra
 from perdure.asgi.feed import KEEP_ALIVE, Cursor, FeedEvent
-from perdure.errors import (
-    CheckpointNotFoundError,
-    ContextOverflowError,
-    HistoryPrunedError,
-    InboxFullError,
-    InvalidArgumentError,
-    LeaseHeldError,
-    LeaseLostError,
-    ModelError,
-    ModelUnavailableError,
-    NotStorableError,
-    PerdureError,
-    SessionAlreadyActiveError,
-    SessionClosedError,
-    SessionNotFoundError,
-    SessionQuarantinedError,
-    StoreUnavailableError,
-    TooLargeError,
-)
 
 MEDIA_TYPE = "application/problem+json"
 
-_STATUS: tuple[tuple[type[PerdureError], int, str, int | None], ...] = (
+_STATUS: tuple[tuple[type[errors.PerdureError], int, str, int | None], ...] = (
     # The first that fits: subclasses come before their bases.
-    (LeaseHeldError, 503, "Held by another process", 1),
-    (LeaseLostError, 503, "Taken over by another process", 0),
-    (SessionClosedError, 503, "Stopping", 1),
-    (SessionAlreadyActiveError, 409, "In use", 1),
-    (SessionQuarantinedError, 409, "Quarantined", None),
-    (SessionNotFoundError, 404, "Not found", None),
-    (CheckpointNotFoundError, 404, "Not found", None),
-    (HistoryPrunedError, 410, "Pruned", None),
-    (InboxFullError, 429, "Too much waits", 1),
-    (StoreUnavailableError, 503, "Store unavailable", 1),
-    (TooLargeError, 413, "Too large", None),
-    (NotStorableError, 422, "Not storable", None),
-    (InvalidArgumentError, 400, "Invalid", None),
-    (ContextOverflowError, 422, "Too long for the model", None),
-    (ModelUnavailableError, 503, "Model unavailable", 1),
-    (ModelError, 502, "Model failed", None),
+    (errors.LeaseHeldError, 503, "Held by another process", 1),
+    (errors.LeaseLostError, 503, "Taken over by another process", 0),
+    (errors.SessionClosedError, 503, "Stopping", 1),
+    (errors.SessionAlreadyActiveError, 409, "In use", 1),
+    (errors.SessionQuarantinedError, 409, "Quarantined", None),
+    (errors.SessionNotFoundError, 404, "Not found", None),
+    (errors.CheckpointNotFoundError, 404, "Not found", None),
+    (errors.HistoryPrunedError, 410, "Pruned", None),
+    (errors.InboxFullError, 429, "Too much waits", 1),
+    (errors.StoreUnavailableError, 503, "Store unavailable", 1),
+    (errors.TooLargeError, 413, "Too large", None),
+    (errors.NotStorableError, 422, "Not storable", None),
+    (errors.InvalidArgumentError, 400, "Invalid", None),
+    (errors.ContextOverflowError, 422, "Too long for the model", None),
+    (errors.ModelUnavailableError, 503, "Model unavailable", 1),
+    (errors.ModelError, 502, "Model failed", None),
 )
 
 
@@ -169,7 +151,7 @@ class FeedResponse(Response):
         try:
             try:
                 events = await self._begin(place_of(scope))
-            except (PerdureError, Problem) as error:
+            except (errors.PerdureError, Problem) as error:
                 await send_problem(send, problem_of(error))
                 return
             start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
@@ -212,7 +194,7 @@ async def _send_events(events: Events, send: Send) -> None:
             else:
                 continue
             sent_at = time.monotonic()
-    except PerdureError as error:
+    except errors.PerdureError as error:
         await body(as_text(failure(error)))
 
 

@@ -26,7 +26,7 @@ import msgspec
 from cyclopts import Parameter
 
 import perdure
-from perdure import Message
+from perdure import Message, tuning
 from perdure._lib.platform import network_file_system, synced_by, try_lock
 from perdure.autosave.events import SaveFailed
 from perdure.autosave.options import MIB, PRESET, VARIABLES, Shutdown, autosave_from
@@ -37,16 +37,6 @@ from perdure.session.manager import SessionManager
 from perdure.session.session import Session
 from perdure.store import Store
 from perdure.stores.file import FileStore
-from perdure.tuning import (
-    Advice,
-    Option,
-    Requirements,
-    StoreMeasurement,
-    Workload,
-    advise,
-    chart,
-    measure,
-)
 from perdure.tuning.measure import made_up, observed
 
 FULL = 64 * MIB
@@ -442,7 +432,7 @@ async def tune(
     ):
         if value is not None and not least <= value < float("inf"):
             raise ConfigError(f"invalid {name} {value:g}: give a number from {least:g} on")
-    needs = Requirements(
+    needs = tuning.Requirements(
         sessions=sessions,
         max_loss=max_loss,
         shutdown=shutdown,
@@ -456,11 +446,11 @@ async def tune(
         elif workload.changes < FEW:
             raise SessionError(_too_few(store.location, workload), path=store.location)
         with stderr().status("measuring the store"):
-            measured = await measure(store, size=workload.size, seconds=seconds)
+            measured = await tuning.measure(store, size=workload.size, seconds=seconds)
         location = store.location
-    advice = advise(workload, measured, needs)
+    advice = tuning.advise(workload, measured, needs)
     if plot is not None:
-        await anyio.Path(plot).write_text(chart(advice, needs.sessions), "utf-8")
+        await anyio.Path(plot).write_text(tuning.chart(advice, needs.sessions), "utf-8")
     if where.json:
         print_json(_facts(location, workload, measured, advice))
     else:
@@ -468,7 +458,7 @@ async def tune(
     return 0 if advice.best else 1
 
 
-def _too_few(location: str, workload: Workload) -> str:
+def _too_few(location: str, workload: tuning.Workload) -> str:
     return (
         f"there is nothing to measure in {location}: its sessions have changed {workload.changes} "
         f"times, and it takes {FEW} to tell how they do: let agents work in it, or add --imagine "
@@ -477,7 +467,10 @@ def _too_few(location: str, workload: Workload) -> str:
 
 
 def _facts(
-    location: str, workload: Workload, measured: StoreMeasurement, advice: Advice
+    location: str,
+    workload: tuning.Workload,
+    measured: tuning.StoreMeasurement,
+    advice: tuning.Advice,
 ) -> dict[str, Any]:
     return {
         "store": location,
@@ -499,7 +492,7 @@ def _facts(
     }
 
 
-def _option(option: Option) -> dict[str, Any]:
+def _option(option: tuning.Option) -> dict[str, Any]:
     facts: dict[str, Any] = msgspec.to_builtins(option)
     cost = facts.pop("cost")
     setting = cost.pop("autosave")
@@ -513,10 +506,10 @@ def _option(option: Option) -> dict[str, Any]:
 
 def _print(
     location: str,
-    workload: Workload,
-    measured: StoreMeasurement,
-    advice: Advice,
-    needs: Requirements,
+    workload: tuning.Workload,
+    measured: tuning.StoreMeasurement,
+    advice: tuning.Advice,
+    needs: tuning.Requirements,
 ) -> None:
     rate = workload.changes / (workload.seconds or 1.0)
     alone = f"one alone takes {measured.save_time * 1e3:.1f} ms"
@@ -546,7 +539,7 @@ def _print(
     say(f"in persistence.yaml   autosave: {{debounce: {quiet}, max_delay: {longest}}}")
 
 
-def _row(option: Option, advice: Advice, needs: Requirements) -> list[str]:
+def _row(option: tuning.Option, advice: tuning.Advice, needs: tuning.Requirements) -> list[str]:
     cost = option.cost
     cells = [
         f"{cost.autosave.debounce:g}",

@@ -17,18 +17,10 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from perdure import errors
 from perdure._lib.files import Folder
 from perdure._lib.platform import try_lock
 from perdure.config.schema import DOCUMENT, StoredValues, saved_in, written
-from perdure.errors import (
-    ConfigError,
-    CorruptRecordError,
-    InvalidArgumentError,
-    LeaseHeldError,
-    NotStorableError,
-    StoreError,
-    StoreUnavailableError,
-)
 from perdure.records.json import decode
 from perdure.records.keys import MAX_ID_BYTES
 from perdure.records.values import encode_value
@@ -99,7 +91,7 @@ class SessionPlace:
                 on_taken(new)
                 await session.save()
             return new
-        raise StoreError(
+        raise errors.StoreError(
             f"session {session.key} never came to rest: its config was not changed",
             key=str(session.key),
         )
@@ -159,13 +151,13 @@ class AgentPlace:
         while True:
             try:
                 return await self._sessions.open(self._id, tenant=self._tenant, on_held="raise")
-            except LeaseHeldError as error:
+            except errors.LeaseHeldError as error:
                 if anyio.current_time() >= until:
                     raise self._held() from error
             await anyio.sleep(_PAUSE)
 
-    def _held(self) -> LeaseHeldError:
-        return LeaseHeldError(
+    def _held(self) -> errors.LeaseHeldError:
+        return errors.LeaseHeldError(
             f"agent {self._id!r}: another process has its default session, which keeps the values "
             f"that all of its sessions share; it was not free for {self._wait} s: try again later",
             agent=self._id,
@@ -215,8 +207,8 @@ class FolderPlace:
             time.sleep(_PAUSE)
         return changed
 
-    def _held(self) -> LeaseHeldError:
-        return LeaseHeldError(
+    def _held(self) -> errors.LeaseHeldError:
+        return errors.LeaseHeldError(
             f"{self.path / LOCK} was held by another process for {self._wait} s: try again later",
             path=str(self.path),
         )
@@ -251,7 +243,7 @@ def folder_trouble(path: Path, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreUnavailableError(
+        raise errors.StoreUnavailableError(
             f"the state folder {path} cannot be {what}: {error.strerror or error}", path=str(path)
         ) from error
 
@@ -278,7 +270,7 @@ def state_folder(given: str | os.PathLike[str] | None) -> Path:
     """
     path = os.fspath(given) if given is not None else os.environ.get(STATE_DIR_VARIABLE, "")
     if not path:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"there is no folder for the state: give state_dir, or set {STATE_DIR_VARIABLE}",
             option="state_dir",
         )
@@ -308,7 +300,7 @@ def check_state_key(key: str, reserved: Collection[str] = (DOCUMENT,)) -> str:
     elif len(key.encode()) > MAX_ID_BYTES:
         reason = f"it is longer than {MAX_ID_BYTES} bytes"
     if reason is not None:
-        raise InvalidArgumentError(
+        raise errors.InvalidArgumentError(
             f"invalid key {str(key)[:60]!r} of a state: {reason}", option="key"
         )
     return key
@@ -344,7 +336,7 @@ class PersistentState:
         name = _file(key)
         encoded, types = encode_value(data)
         if types:
-            raise NotStorableError(
+            raise errors.NotStorableError(
                 f"state {key!r}: the {next(iter(types.values()))} in it is not JSON", key=key
             )
         await anyio.to_thread.run_sync(self._write, name, text_of(decode(encoded)))
@@ -363,8 +355,8 @@ class PersistentState:
             return default
         try:
             return decode(data)
-        except CorruptRecordError as error:
-            raise CorruptRecordError(
+        except errors.CorruptRecordError as error:
+            raise errors.CorruptRecordError(
                 f"{self._path / name} is damaged: mend it, or move it away ({error})",
                 path=str(self._path / name),
             ) from None
@@ -408,7 +400,7 @@ class PersistentState:
 def _file(key: str) -> str:
     name = encode_name(check_state_key(key))
     if decode_name(name) is None:  # a hash stands for it, which cannot be listed
-        raise InvalidArgumentError(
+        raise errors.InvalidArgumentError(
             f"invalid key {key[:60]!r} of a state: it is too long for a file's name", option="key"
         )
     return name + _SUFFIX

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple, Self, final
 import anyio
 import anyio.to_thread
 
+from perdure import errors
 from perdure.config.discover import Declared, declared_at, declared_beside, program_dir
 from perdure.config.locations import FolderPlace, Location, state_folder
 from perdure.config.schema import (
@@ -29,14 +30,6 @@ from perdure.config.schema import (
     begun,
     changed,
     evaluate,
-)
-from perdure.errors import (
-    ConfigError,
-    NotStorableError,
-    StoreUnavailableError,
-    TemplateError,
-    TooLargeError,
-    UnknownConfigKeyError,
 )
 from perdure.records.json import decode
 from perdure.records.values import encode_value, redact
@@ -65,7 +58,7 @@ def initial_values(
 
     def name() -> str:
         if agent_name is None:
-            raise TemplateError(
+            raise errors.TemplateError(
                 "a template names agent_name, which nobody has said: put an agent.yaml with "
                 "`name: …` beside persistence.yaml, or give agent_name",
                 variable="agent_name",
@@ -344,7 +337,7 @@ class PersistentConfig:
 
     def _loaded(self) -> dict[str, bytes]:
         if self._parts is None:
-            raise ConfigError(
+            raise errors.ConfigError(
                 "this config is not loaded: use `async with PersistentConfig(…) as config`"
             )
         return self._values | {change.key: change.data for change in self._pending}
@@ -397,7 +390,7 @@ class PersistentConfig:
                 try:
                     await self._save(setting.part, setting.key, setting.data)
                 except Exception as error:  # noqa: BLE001  # whoever awaits it gets it
-                    if patiently and isinstance(error, StoreUnavailableError):
+                    if patiently and isinstance(error, errors.StoreUnavailableError):
                         return
                     setting.failed(error)
                 setting.is_done = True
@@ -423,9 +416,11 @@ def _encoded(key: str, value: Any) -> bytes:
     if types:
         path, tag = next(iter(types.items()))
         place = f"config.{key}{path}".rstrip("/")
-        raise NotStorableError(f"the {tag} at {place} is not JSON: convert it first", key=key)
+        raise errors.NotStorableError(
+            f"the {tag} at {place} is not JSON: convert it first", key=key
+        )
     if len(data) > MAX_VALUE_BYTES:
-        raise TooLargeError(
+        raise errors.TooLargeError(
             f"config.{key} would have {len(data)} bytes, the limit is {MAX_VALUE_BYTES}: "
             "keep it by save_state, or in a file",
             key=key,
@@ -436,9 +431,9 @@ def _encoded(key: str, value: Any) -> bytes:
     return data
 
 
-def _unknown(key: str, keys: Mapping[str, ConfigKey]) -> UnknownConfigKeyError:
+def _unknown(key: str, keys: Mapping[str, ConfigKey]) -> errors.UnknownConfigKeyError:
     known = ", ".join(list(keys)[:10]) if keys else "it declares nothing"
-    return UnknownConfigKeyError(
+    return errors.UnknownConfigKeyError(
         f"config: {key[:60]!r} is not declared in persistence.yaml ({known}): declare it there",
         key=key,
     )

@@ -12,18 +12,7 @@ import msgspec
 from perdure.checkpoints.diff import Difference
 from perdure.checkpoints.verify import Verification
 from perdure.errors import InvalidArgumentError, SessionNotFoundError
-from perdure.inspector.conversation import (
-    LONGEST,
-    Blob,
-    LogRow,
-    ShownItem,
-    ShownPart,
-    image_in,
-    raw_record,
-    shown_item,
-    timeline,
-    whole_parts,
-)
+from perdure.inspector import conversation
 from perdure.lineage.store import followed
 from perdure.memory.working_memory import MemoryInfo
 from perdure.providers.context_fit import Format
@@ -214,9 +203,9 @@ class ConversationPage(msgspec.Struct, frozen=True, kw_only=True):
 
     head: SessionFacts
     view: View
-    items: Sequence[ShownItem] = ()
+    items: Sequence[conversation.ShownItem] = ()
     """Of the compact view, what was not retracted; of the raw view, every record."""
-    rows: Sequence[LogRow] = ()
+    rows: Sequence[conversation.LogRow] = ()
     older: int | None = None
     """Before which record to continue; None at the beginning."""
     newer: int | None = None
@@ -232,20 +221,21 @@ async def conversation_page(
     limit = max(1, min(limit, MOST))
     before = loaded.seq + 1 if before is None else max(1, min(before, loaded.seq + 1))
     context = frozenset(seq for seq, _ in working_context(loaded).by_seq())
-    items: list[ShownItem] = []
-    rows: list[LogRow] = []
+    items: list[conversation.ShownItem] = []
+    rows: list[conversation.LogRow] = []
     if view == "compact":
         items = [
-            shown_item(item, context) for item in await loaded.history(before=before, limit=limit)
+            conversation.shown_item(item, context)
+            for item in await loaded.history(before=before, limit=limit)
         ]
         first = items[0].seq if len(items) == limit else 1
         last = items[-1].seq if items else before - 1
     else:
         records = await _records(loaded, before, limit)
         if view == "raw":
-            items = [raw_record(record) for record in records]
+            items = [conversation.raw_record(record) for record in records]
         else:
-            rows = timeline(records, registry_of(loaded), context)
+            rows = conversation.timeline(records, registry_of(loaded), context)
         first = records[0].seq if records else 1
         last = before - 1
     return ConversationPage(
@@ -279,7 +269,7 @@ async def _record(view: SessionView, seq: int) -> Record:
 
 async def whole_part(
     sessions: SessionManager, key: SessionKey, seq: int, number: int, *, raw: bool
-) -> ShownPart:
+) -> conversation.ShownPart:
     """Return one part of a record with all of its text.
 
     Raises:
@@ -287,13 +277,15 @@ async def whole_part(
 
     """
     view = await load(sessions, key)
-    parts = whole_parts(await _record(view, seq), registry_of(view), raw=raw)
+    parts = conversation.whole_parts(await _record(view, seq), registry_of(view), raw=raw)
     if not 0 <= number < len(parts):
         raise InvalidArgumentError(f"record {seq} of session {key} has no part {number}")
     return msgspec.structs.replace(parts[number], size=len(parts[number].text))
 
 
-async def image(sessions: SessionManager, key: SessionKey, seq: int, number: int) -> Blob:
+async def image(
+    sessions: SessionManager, key: SessionKey, seq: int, number: int
+) -> conversation.Blob:
     """Return an image that is in a record.
 
     Raises:
@@ -304,7 +296,7 @@ async def image(sessions: SessionManager, key: SessionKey, seq: int, number: int
     record = await _record(view, seq)
     found = None
     if record.kind in MESSAGE_KINDS:
-        found = image_in(decode_message(record.payload, registry_of(view)), number)
+        found = conversation.image_in(decode_message(record.payload, registry_of(view)), number)
     if found is None:
         raise InvalidArgumentError(f"record {seq} of session {key} has no image {number}")
     return found
@@ -317,7 +309,7 @@ class ContextPage(msgspec.Struct, frozen=True, kw_only=True):
     """The working context, next to the whole log."""
 
     head: SessionFacts
-    items: Sequence[ShownItem]
+    items: Sequence[conversation.ShownItem]
     size: int
     """Bytes of the messages' JSON."""
     limit: int
@@ -354,7 +346,7 @@ async def context_page(
     end = len(messages) if end is None else min(end, len(messages))
     start = max(end - PAGE, 0)
     items = [
-        shown_item(HistoryItem(seq, "message", decode_message(payload, registry)), own)
+        conversation.shown_item(HistoryItem(seq, "message", decode_message(payload, registry)), own)
         for seq, payload in messages[start:end]
     ]
     rendered = ""
@@ -402,7 +394,7 @@ async def states_page(sessions: SessionManager, key: SessionKey) -> StatesPage:
     states = []
     for name in await view.state.keys():
         text = value_text(await view.state.get(name))
-        states.append(ShownValue(key=name, text=text[:LONGEST], size=len(text)))
+        states.append(ShownValue(key=name, text=text[: conversation.LONGEST], size=len(text)))
     return StatesPage(
         head=await facts_of(sessions, view), states=states, memory=await view.memory.entries()
     )
@@ -548,7 +540,7 @@ def _waiting(item: PendingItem) -> Waiting:
         post=item.key,
         kind=item.kind,
         size=len(item.payload),
-        text=item.payload[:LONGEST].decode(errors="backslashreplace"),
+        text=item.payload[: conversation.LONGEST].decode(errors="backslashreplace"),
         posted_at=item.posted_at,
         damage=item.damage,
     )

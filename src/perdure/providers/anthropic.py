@@ -17,20 +17,8 @@ from typing import Any, Final
 
 import msgspec
 
-from perdure.providers.context_fit import (
-    EMPTY,
-    OPENING,
-    CallIds,
-    ContextTarget,
-    MessageBlocks,
-    RenderedContext,
-    Turns,
-    alternating,
-    arguments_of,
-    clean,
-    function_name,
-    result_text,
-)
+from perdure.providers import context_fit, replies
+from perdure.providers.context_fit import CallIds, ContextTarget, RenderedContext
 from perdure.providers.issued import (
     Issued,
     IssuedPart,
@@ -56,19 +44,6 @@ from perdure.providers.parts import (
     shown,
     words_of,
 )
-from perdure.providers.replies import (
-    Entry,
-    PlainHistory,
-    as_dict,
-    check_role,
-    content_in,
-    issuer_of,
-    listed,
-    misfit,
-    not_a_reply,
-    role_in,
-    text_in,
-)
 from perdure.providers.tool_pairs import Exchange
 from perdure.records.messages import Extra, Message, ToolCall, ToolResult
 
@@ -76,7 +51,7 @@ Block = dict[str, Any]
 _CALLS: Final = frozenset({"server_tool_use", "mcp_tool_use"})
 
 
-def settled(turns: Turns, stop_reason: str | None) -> Turns:
+def settled(turns: context_fit.Turns, stop_reason: str | None) -> context_fit.Turns:
     """Return turns without calls that will have no result, and results without a call.
 
     Args:
@@ -143,9 +118,9 @@ def render(exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedCont
     """Return exchanges as the messages of a request, and the instructions."""
     given = [turn for turn in _turns(exchanges, target) if turn[1]]
     turns_said = settled(given, _stop_reason(exchanges, target))
-    turns = alternating(
+    turns = context_fit.alternating(
         ((role, _ended(role, said_blocks)) for role, said_blocks in turns_said),
-        _text_block(OPENING),
+        _text_block(context_fit.OPENING),
     )
     _trim_end(turns)
     messages = [_message(role, blocks) for role, blocks in turns]
@@ -153,7 +128,7 @@ def render(exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedCont
 
 
 def _message(role: str, blocks: list[Block]) -> Block:
-    if not isinstance(blocks, MessageBlocks):
+    if not isinstance(blocks, context_fit.MessageBlocks):
         return {"role": role, "content": _short(blocks)}
     content = blocks[0]["text"] if blocks.text and len(blocks) == 1 else list(blocks)
     return {**blocks.fields, "role": role, "content": content}
@@ -167,7 +142,7 @@ def _turns(
         head = exchange.head
         own = target.own(stamp_of(head))
         if head.role == "user":
-            yield "user", _as_sent(head, own, _user(head, own) or [_text_block(EMPTY)])
+            yield "user", _as_sent(head, own, _user(head, own) or [_text_block(context_fit.EMPTY)])
         elif head.role == "assistant":
             call_ids = ids.of(head.tool_calls)
             yield "assistant", _as_sent(head, own, _assistant(head, call_ids, own))
@@ -181,7 +156,7 @@ def _as_sent(message: Message, own: Issued | None, blocks: list[Block]) -> list[
     if own is None or not own.sent or own.follows or not blocks:
         return blocks
     is_text = isinstance(message.content, str) and not own.items
-    return MessageBlocks(blocks, opaque(message.extra), text=is_text)
+    return context_fit.MessageBlocks(blocks, opaque(message.extra), text=is_text)
 
 
 def _stands_among(message: Message, own: Issued | None) -> bool:
@@ -239,7 +214,7 @@ def _assistant(message: Message, call_ids: Sequence[str], own: Issued | None) ->
 def _own_block(placed: PlacedPart, message: Message, call_ids: Sequence[str]) -> Block | None:
     block = placed.block
     if placed.texts:
-        block = {**block, "type": "text", "text": clean("".join(placed.texts))}
+        block = {**block, "type": "text", "text": context_fit.clean("".join(placed.texts))}
         return None if _is_blank(block) else block
     if placed.reasoning is not None:
         # Without a signature it is the beginning of a thought that was cut off.
@@ -268,8 +243,14 @@ def _stop_reason(exchanges: Sequence[Exchange], target: ContextTarget) -> str | 
 
 
 def _call(call: ToolCall, call_id: str, block: Block) -> Block:
-    name = function_name(call.name, MAX_NAME)
-    return {**block, "type": "tool_use", "id": call_id, "name": name, "input": arguments_of(call)}
+    name = context_fit.function_name(call.name, MAX_NAME)
+    return {
+        **block,
+        "type": "tool_use",
+        "id": call_id,
+        "name": name,
+        "input": context_fit.arguments_of(call),
+    }
 
 
 def _result(message: Message, call_id: str, sent: Issued | None) -> Block:
@@ -280,7 +261,7 @@ def _result(message: Message, call_id: str, sent: Issued | None) -> Block:
         return {**opaque(result.extra), **known}
     parts = shown(result.result) if result.error is None else None
     blocks = [_block(part, source) for part, source in parts or ()]
-    content = [block for block in blocks if not _is_blank(block)] or result_text(result)
+    content = [block for block in blocks if not _is_blank(block)] or context_fit.result_text(result)
     block: Block = {"type": "tool_result", "tool_use_id": call_id, "content": content}
     return block if result.error is None else {**block, "is_error": True}
 
@@ -296,7 +277,7 @@ def _sent_content(result: ToolResult, sent: Issued) -> Block:
         return {"content": [{**block, "text": text} for block, text in filled]}
     if isinstance(result.result, (str, list)):
         return {"content": result.result}
-    return {"content": result_text(result) if result.error is None else result.error}
+    return {"content": context_fit.result_text(result) if result.error is None else result.error}
 
 
 def _block(part: Part, source: Any) -> Block:
@@ -329,14 +310,14 @@ def _media(media: Media) -> Block:
 
 
 def _text_block(text: str) -> Block:
-    return {"type": "text", "text": clean(text)}
+    return {"type": "text", "text": context_fit.clean(text)}
 
 
 def _is_blank(block: Block) -> bool:
     return block.get("type") == "text" and not block["text"].strip()
 
 
-def _trim_end(turns: Turns) -> None:
+def _trim_end(turns: context_fit.Turns) -> None:
     """Take white space from the end of an answer that is to be gone on with."""
     if turns and turns[-1][0] == "assistant" and turns[-1][1][-1].get("type") == "text":
         last = turns[-1][1][-1]
@@ -358,13 +339,13 @@ def parse(reply: Mapping[str, Any] | object, *, issuer: Issuer | str | None = No
         FormatError: It is none.
 
     """
-    fields = as_dict(reply)
-    check_role(FORMAT, fields, "assistant")
+    fields = replies.as_dict(reply)
+    replies.check_role(FORMAT, fields, "assistant")
     if not isinstance(fields.get("content"), list):
-        raise not_a_reply(FORMAT, "its content is no list of blocks")
-    blocks = listed(FORMAT, fields, "content")
+        raise replies.not_a_reply(FORMAT, "its content is no list of blocks")
+    blocks = replies.listed(FORMAT, fields, "content")
     items = tuple(map(_item, blocks))
-    by = issuer_of(FORMAT, issuer, fields.get("model"))
+    by = replies.issuer_of(FORMAT, issuer, fields.get("model"))
     stamp = Issued(
         by.provider,
         FORMAT,
@@ -400,7 +381,7 @@ def _item(block: Mapping[str, Any]) -> IssuedPart:
     if kind == "tool_use":
         _field(block, "name")
         if "input" not in block:
-            raise not_a_reply(FORMAT, "a block of type 'tool_use' has no input")
+            raise replies.not_a_reply(FORMAT, "a block of type 'tool_use' has no input")
         return IssuedPart(_rest(block, "id", "name", "input"), call=_field(block, "id"))
     return IssuedPart(raw(block))
 
@@ -408,7 +389,7 @@ def _item(block: Mapping[str, Any]) -> IssuedPart:
 def _field(block: Mapping[str, Any], name: str) -> str:
     text = block.get(name)
     if not isinstance(text, str):
-        raise not_a_reply(FORMAT, f"a block of type {block.get('type')!r} has no {name}")
+        raise replies.not_a_reply(FORMAT, f"a block of type {block.get('type')!r} has no {name}")
     return text
 
 
@@ -427,7 +408,7 @@ def _is_plain(blocks: Sequence[Mapping[str, Any]]) -> bool:
     return all(shape == {"type", "id", "name", "input"} for shape in calls)
 
 
-def parse_history(given: PlainHistory, by: Issuer) -> list[Message]:
+def parse_history(given: replies.PlainHistory, by: Issuer) -> list[Message]:
     """Return the messages of a request.
 
     Raises:
@@ -437,12 +418,12 @@ def parse_history(given: PlainHistory, by: Issuer) -> list[Message]:
     messages: list[Message] = []
     names: dict[str, str] = {}
     if given.system is not None:
-        content = content_in(FORMAT, {"content": given.system}, "system")
+        content = replies.content_in(FORMAT, {"content": given.system}, "system")
         messages.append(Message(role="system", content=content, extra=sent_stamp(by, FORMAT)))
     for at, entry in enumerate(given.entries):
         path = f"history[{at}]"
-        role = role_in(FORMAT, entry, path, ("user", "assistant", "system"))
-        content = content_in(FORMAT, entry, path)
+        role = replies.role_in(FORMAT, entry, path, ("user", "assistant", "system"))
+        content = replies.content_in(FORMAT, entry, path)
         extra = fields_of(entry, frozenset({"role", "content"}))
         if role == "assistant":
             message = _sent_answer(content, path, by, extra)
@@ -476,7 +457,7 @@ def _sent_user(
 
 
 def _sent_result(
-    block: Entry,
+    block: replies.Entry,
     path: str,
     by: Issuer,
     names: Mapping[str, str],
@@ -484,8 +465,8 @@ def _sent_result(
     *,
     follows: bool,
 ) -> Message:
-    call_id = text_in(FORMAT, block, "tool_use_id", path)
-    content = content_in(FORMAT, block, path, may_lack=True)
+    call_id = replies.text_in(FORMAT, block, "tool_use_id", path)
+    content = replies.content_in(FORMAT, block, path, may_lack=True)
     result, error = content, None
     items: tuple[IssuedPart, ...] = ()
     if block.get("is_error"):
@@ -512,9 +493,11 @@ def _sent_answer(content: Any, path: str, by: Issuer, extra: Extra) -> Message:
     for at, block in enumerate(content):
         place, kind = f"{path}.content[{at}]", block.get("type")
         for name in _NEEDED.get(str(kind), ()):
-            text_in(FORMAT, block, name, place)
+            replies.text_in(FORMAT, block, name, place)
         if kind == "tool_use" and not isinstance(block.get("input"), dict):
-            raise misfit(FORMAT, f"{place}.input", "is no object", "give the call's arguments")
+            raise replies.misfit(
+                FORMAT, f"{place}.input", "is no object", "give the call's arguments"
+            )
     stamp = sent_stamp(by, FORMAT, extra, items=tuple(map(_item, content)))
     return _answer(content, stamp)
 

@@ -14,19 +14,8 @@ from typing import Any, Final
 
 import msgspec
 
-from perdure.providers.context_fit import (
-    EMPTY,
-    OPENING,
-    ContextTarget,
-    MessageBlocks,
-    RenderedContext,
-    alternating,
-    arguments_of,
-    clean,
-    function_name,
-    json_value,
-    system_texts,
-)
+from perdure.providers import context_fit, replies
+from perdure.providers.context_fit import ContextTarget, RenderedContext
 from perdure.providers.issued import (
     Issued,
     IssuedPart,
@@ -41,18 +30,6 @@ from perdure.providers.issued import (
     stamped,
 )
 from perdure.providers.parts import Media, Part, Text, Unknown, note, parts_of, words_of
-from perdure.providers.replies import (
-    Entry,
-    PlainHistory,
-    as_dict,
-    check_role,
-    issuer_of,
-    misfit,
-    not_a_reply,
-    objects_in,
-    role_in,
-    text_in,
-)
 from perdure.providers.tool_pairs import Exchange
 from perdure.records.messages import Extra, Message, ToolCall, ToolResult
 
@@ -79,10 +56,10 @@ _CAMEL: Final = {
 
 def render(exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedContext:
     """Return exchanges as the contents of a request, and the instructions."""
-    turns = alternating(_turns(exchanges, target), {"text": OPENING})
+    turns = context_fit.alternating(_turns(exchanges, target), {"text": context_fit.OPENING})
     contents: list[Block] = [
         {
-            **(parts.fields if isinstance(parts, MessageBlocks) else {}),
+            **(parts.fields if isinstance(parts, context_fit.MessageBlocks) else {}),
             "role": role,
             "parts": list(parts),
         }
@@ -98,7 +75,7 @@ def _system(exchanges: Sequence[Exchange], target: ContextTarget) -> str | list[
         own = target.own(stamp_of(heads[0]))
         if own is not None and own.sent:
             return heads[0].content
-    return clean("\n\n".join(system_texts(heads))) or None
+    return context_fit.clean("\n\n".join(context_fit.system_texts(heads))) or None
 
 
 def _turns(
@@ -111,7 +88,9 @@ def _turns(
             parts = [_part(part, source) for part, source in parts_of(head)]
             if own is not None and own.sent and isinstance(head.content, list):
                 parts = head.content
-            parts_said = [part for part in parts if not _is_blank(part)] or [{"text": EMPTY}]
+            parts_said = [part for part in parts if not _is_blank(part)] or [
+                {"text": context_fit.EMPTY}
+            ]
             yield _role(own, "user"), _as_sent(head, own, parts_said)
         elif head.role == "assistant":
             placed = _placed(head, own)
@@ -132,7 +111,7 @@ def _as_sent(message: Message, own: Issued | None, parts: list[Block]) -> list[B
     """Return parts as those of one content, if a history had them in one."""
     if own is None or not own.sent or own.follows or not parts:
         return parts
-    return MessageBlocks(parts, opaque(message.extra))
+    return context_fit.MessageBlocks(parts, opaque(message.extra))
 
 
 def _placed(message: Message, own: Issued | None) -> list[PlacedPart]:
@@ -157,7 +136,7 @@ def _own_part(placed: PlacedPart, message: Message) -> Block:
     if placed.call is not None:
         return _call(message.tool_calls[placed.call], placed.block)
     if placed.texts:
-        return {**placed.block, "text": clean("".join(placed.texts))}
+        return {**placed.block, "text": context_fit.clean("".join(placed.texts))}
     if placed.reasoning is not None:
         return {**placed.block, "text": placed.reasoning}
     return placed.block
@@ -165,7 +144,7 @@ def _own_part(placed: PlacedPart, message: Message) -> Block:
 
 def _call(call: ToolCall, block: Block) -> Block:
     issued = block.get("functionCall", {})
-    known = {"name": _name(call.name), "args": arguments_of(call)}
+    known = {"name": _name(call.name), "args": context_fit.arguments_of(call)}
     if issued.get("args", {}) is None and not known["args"]:
         del known["args"]  # it was called without any
     fields = {**issued, **known}
@@ -176,7 +155,7 @@ def _call(call: ToolCall, block: Block) -> Block:
 
 
 def _name(name: str) -> str:
-    fit = function_name(name, MAX_NAME, more=".:")
+    fit = context_fit.function_name(name, MAX_NAME, more=".:")
     return fit if fit[0].isalpha() or fit[0] == "_" else f"_{fit}"[:MAX_NAME]
 
 
@@ -191,9 +170,9 @@ def _responses(exchange: Exchange, placed: list[PlacedPart]) -> Iterator[Block]:
         named = {"name": _name(exchange.head.tool_calls[part.call].name)}
         issued = part.block.get("functionCall", {}).get("id")
         named |= {} if issued is None else {"id": issued}
-        response: Block = {"output": json_value(result.result)}
+        response: Block = {"output": context_fit.json_value(result.result)}
         if result.error is not None:
-            error = {"error": clean(result.error) or "failed"}
+            error = {"error": context_fit.clean(result.error) or "failed"}
             response = error if result.result is None else {**error, **response}
         yield {"functionResponse": {**named, "response": response}}
 
@@ -208,10 +187,10 @@ def _sent_responses(exchange: Exchange, target: ContextTarget) -> Iterator[tuple
         if own.shape == "error" and result.error is not None:
             named["response"] = {"error": result.error}
         elif own.shape in _WRAPPED:
-            named["response"] = {own.shape: json_value(result.result)}
+            named["response"] = {own.shape: context_fit.json_value(result.result)}
         elif own.shape is None or result.result is not None:
             is_object = isinstance(result.result, dict)
-            named["response"] = json_value(
+            named["response"] = context_fit.json_value(
                 result.result if is_object else {"output": result.result}
             )
         beside = {} if not own.items else msgspec.json.decode(own.items[0].block)
@@ -222,7 +201,7 @@ def _part(part: Part, source: Any) -> Block:
     if isinstance(part, Unknown):
         return part.part
     if isinstance(part, Text):
-        return {"text": clean(part.text)}
+        return {"text": context_fit.clean(part.text)}
     if not isinstance(source, dict) or NATIVE.isdisjoint(source) or _is_refused(part):
         return _media(part)
     if part.media_type is None:
@@ -256,11 +235,11 @@ def parse(reply: Mapping[str, Any] | object, *, issuer: Issuer | str | None = No
         FormatError: It is neither.
 
     """
-    fields = as_dict(reply)
+    fields = replies.as_dict(reply)
     content, around = _content_in(fields)
-    check_role(FORMAT, content, "model")
+    replies.check_role(FORMAT, content, "model")
     parts = [_camel(part) for part in content["parts"]]
-    by = issuer_of(FORMAT, issuer, fields.get("modelVersion", fields.get("model_version")))
+    by = replies.issuer_of(FORMAT, issuer, fields.get("modelVersion", fields.get("model_version")))
     reply_id = fields.get("responseId", fields.get("response_id", "call"))
     calls = _parsed_calls(parts, reply_id if isinstance(reply_id, str) else "call")
     ids = iter(call.id for call in calls)
@@ -290,8 +269,8 @@ def _content_in(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     """Return the model's content, and what surrounds it."""
     candidates = fields.get("candidates")
     if isinstance(candidates, list) and candidates:
-        candidate = as_dict(candidates[0])
-        content = as_dict(candidate.get("content") or {})
+        candidate = replies.as_dict(candidates[0])
+        content = replies.as_dict(candidate.get("content") or {})
         around = {**fields, **candidate}
     else:
         content, around = fields, {}
@@ -299,7 +278,7 @@ def _content_in(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     if parts is None and around:  # it was stopped before it said anything
         parts = []
     if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts):
-        raise not_a_reply(FORMAT, "it has no candidates with parts")
+        raise replies.not_a_reply(FORMAT, "it has no candidates with parts")
     return {**content, "parts": parts}, around
 
 
@@ -322,7 +301,7 @@ def _parsed_calls(parts: list[Block], reply_id: str) -> tuple[ToolCall, ...]:
         if call is None:
             continue
         if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-            raise not_a_reply(FORMAT, "a function call has no name")
+            raise replies.not_a_reply(FORMAT, "a function call has no name")
         call_id = call.get("id") or f"{reply_id}_{len(calls)}"
         calls.append(ToolCall(call_id, call["name"], call.get("args") or {}))
     return tuple(calls)
@@ -365,7 +344,7 @@ def _rest_names(value: Any) -> Any:
 _HUMP: Final = re.compile("(?<=[a-z0-9])_([a-z0-9])")
 
 
-def parse_history(given: PlainHistory, by: Issuer) -> list[Message]:
+def parse_history(given: replies.PlainHistory, by: Issuer) -> list[Message]:
     """Return the messages of a request's contents.
 
     Raises:
@@ -378,8 +357,8 @@ def parse_history(given: PlainHistory, by: Issuer) -> list[Message]:
         messages.append(_sent_system(given.system, by))
     for at, entry in enumerate(given.entries):
         path = f"history[{at}]"
-        content: Entry = {"parts": [{"text": entry}]} if isinstance(entry, str) else entry
-        role = role_in(FORMAT, {"role": content.get("role") or "user"}, path, ROLES)
+        content: replies.Entry = {"parts": [{"text": entry}]} if isinstance(entry, str) else entry
+        role = replies.role_in(FORMAT, {"role": content.get("role") or "user"}, path, ROLES)
         parts = _sent_parts(content, path)
         extra = fields_of(content, frozenset({"role", "parts"}))
         if role == "model":
@@ -405,14 +384,14 @@ def _sent_system(system: Any, by: Issuer) -> Message:
     return Message(role="system", content=parts, extra=sent_stamp(by, FORMAT))
 
 
-def _sent_parts(content: Entry, path: str) -> list[Block]:
+def _sent_parts(content: replies.Entry, path: str) -> list[Block]:
     if "parts" not in content:
         cure = "give {'role': 'user', 'parts': [{'text': …}]}"
-        raise misfit(FORMAT, f"{path}.parts", "is missing", cure)
+        raise replies.misfit(FORMAT, f"{path}.parts", "is missing", cure)
     given = content["parts"]
     if isinstance(given, list):
         given = [{"text": part} if isinstance(part, str) else part for part in given]
-    parts: list[Block] = _rest_names(objects_in(FORMAT, {"parts": given}, "parts", path))
+    parts: list[Block] = _rest_names(replies.objects_in(FORMAT, {"parts": given}, "parts", path))
     return [{name: value for name, value in part.items() if value is not None} for part in parts]
 
 
@@ -421,7 +400,7 @@ def _sent_calls(parts: list[Block], path: str, index: int) -> tuple[ToolCall, ..
         call = part.get("functionCall")
         if call is not None:
             place = f"{path}.parts[{at}].functionCall"
-            text_in(FORMAT, call if isinstance(call, dict) else {}, "name", place)
+            replies.text_in(FORMAT, call if isinstance(call, dict) else {}, "name", place)
     return _parsed_calls(parts, f"history_{index}")
 
 
@@ -456,7 +435,7 @@ def _sent_result(
     given: Any, path: str, calls_waiting: list[tuple[str, str]]
 ) -> tuple[ToolResult, str | None]:
     """Return what a function gave, and in which shape its response said so."""
-    name = text_in(FORMAT, given if isinstance(given, dict) else {}, "name", path)
+    name = replies.text_in(FORMAT, given if isinstance(given, dict) else {}, "name", path)
     at = next((at for at, call in enumerate(calls_waiting) if call[0] == given.get("id")), None)
     if at is None:  # it answers the first call of its name that has no answer yet
         at = next((at for at, call in enumerate(calls_waiting) if call[1] == name), None)
@@ -466,7 +445,7 @@ def _sent_result(
     if response is None:
         return ToolResult(call_id, name, None, None, extra), "bare"
     if not isinstance(response, dict):
-        raise misfit(FORMAT, f"{path}.response", "is no object", "give {'output': …}")
+        raise replies.misfit(FORMAT, f"{path}.response", "is no object", "give {'output': …}")
     (key, value), *more = response.items() if response else [("", None)]
     if key == "error" and isinstance(value, str) and not more:
         return ToolResult(call_id, name, None, value, extra), "error"

@@ -12,17 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from perdure.providers.context_fit import (
-    CallIds,
-    ContextTarget,
-    RenderedContext,
-    arguments_of,
-    clean,
-    function_name,
-    result_text,
-    sent_arguments,
-    text_of,
-)
+from perdure.providers import context_fit, parts, replies
+from perdure.providers.context_fit import CallIds, ContextTarget, RenderedContext
 from perdure.providers.issued import (
     Issued,
     Issuer,
@@ -33,34 +24,7 @@ from perdure.providers.issued import (
     stamp_of,
     stamped,
 )
-from perdure.providers.parts import (
-    Media,
-    Part,
-    Text,
-    Unknown,
-    content_of,
-    image_url,
-    note,
-    words_of,
-)
-from perdure.providers.replies import (
-    Entry,
-    PlainHistory,
-    arguments,
-    as_dict,
-    check_role,
-    content_in,
-    issuer_of,
-    listed,
-    misfit,
-    not_a_reply,
-    objects_in,
-    plain_text,
-    require_apart,
-    role_in,
-    text_in,
-    written_call,
-)
+from perdure.providers.parts import Media, Part, Text, Unknown
 from perdure.providers.tool_pairs import Exchange
 from perdure.records.messages import Extra, Message, ToolCall, ToolResult
 
@@ -89,7 +53,7 @@ def render(exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedCont
             messages.append({**opaque(head.extra), **fields})
             continue
         if head.role != "assistant":
-            content = content_of(head, partial(_part, target=target))
+            content = parts.content_of(head, partial(_part, target=target))
             messages.append({"role": head.role, "content": content})
             continue
         call_ids = ids.of(head.tool_calls)
@@ -107,7 +71,7 @@ def _results(
         result = message.tool_result
         assert result is not None
         own = target.own(stamp_of(message))
-        content: Any = result_text(result)
+        content: Any = context_fit.result_text(result)
         fields: dict[str, Any] = {}
         if own is not None and own.sent:
             fields = {**opaque(message.extra), **opaque(result.extra)}
@@ -157,7 +121,7 @@ def _sent(message: Message, call_ids: Sequence[str], own: Issued) -> dict[str, A
     sent: dict[str, Any] = opaque(message.extra)
     content = message.content
     if own.shape in {"refusal", "refusal-blank"}:
-        sent["refusal"], content = words_of(message), None if own.shape == "refusal" else ""
+        sent["refusal"], content = parts.words_of(message), None if own.shape == "refusal" else ""
     elif own.shape == "audio":
         sent["audio"], content = {"id": sent["audio"].get("id")}, None
     if own.reasoning_field is not None:
@@ -180,17 +144,19 @@ def _sent(message: Message, call_ids: Sequence[str], own: Issued) -> dict[str, A
 def _said(message: Message, own: Issued | None) -> Any:
     if own is not None and isinstance(message.content, list):
         return message.content
-    return clean(words_of(message)) or None
+    return context_fit.clean(parts.words_of(message)) or None
 
 
 def _call(call: ToolCall, call_id: str, own: Issued | None) -> dict[str, Any]:
     extra = {} if own is None else opaque(call.extra)
-    given = arguments_of(call)
+    given = context_fit.arguments_of(call)
     if extra.get("type") == "custom":
-        custom = {"name": call.name, "input": text_of(given.get("input", given))}
+        custom = {"name": call.name, "input": context_fit.text_of(given.get("input", given))}
         return {**extra, "id": call_id, "custom": {**extra.get("custom", {}), **custom}}
-    function = {**extra.pop("function", {}), "name": function_name(call.name)}
-    function["arguments"] = text_of(given) if own is None else sent_arguments(call)
+    function = {**extra.pop("function", {}), "name": context_fit.function_name(call.name)}
+    function["arguments"] = (
+        context_fit.text_of(given) if own is None else context_fit.sent_arguments(call)
+    )
     return {"type": "function", **extra, "id": call_id, "function": function}
 
 
@@ -198,7 +164,7 @@ def _part(part: Part, source: Any, target: ContextTarget) -> dict[str, Any]:
     if isinstance(part, Unknown):
         return part.part
     if isinstance(part, Text):
-        return {**_marks(source, target), "type": "text", "text": clean(part.text)}
+        return {**_marks(source, target), "type": "text", "text": context_fit.clean(part.text)}
     block = _media(part)
     if isinstance(source, dict) and source.get("type") in NATIVE:
         # Others who speak the format may take more than OpenAI does.
@@ -218,7 +184,7 @@ def _marks(source: Any, target: ContextTarget) -> dict[str, Any]:
 
 
 def _media(media: Media) -> dict[str, Any]:
-    url = image_url(media)
+    url = parts.image_url(media)
     if url is not None:
         return {"type": "image_url", "image_url": {"url": url}}
     if media.data and media.kind == "document":
@@ -227,7 +193,7 @@ def _media(media: Media) -> dict[str, Any]:
     if media.data and media.type in SOUNDS:
         audio = {"data": media.data, "format": SOUNDS[media.type]}
         return {"type": "input_audio", "input_audio": audio}
-    return {"type": "text", "text": note(media)}
+    return {"type": "text", "text": parts.note(media)}
 
 
 def parse(reply: Mapping[str, Any] | object, *, issuer: Issuer | str | None = None) -> Message:
@@ -237,10 +203,10 @@ def parse(reply: Mapping[str, Any] | object, *, issuer: Issuer | str | None = No
         FormatError: It is neither.
 
     """
-    fields = as_dict(reply)
+    fields = replies.as_dict(reply)
     message, around = _message_in(fields)
-    check_role(FORMAT, message, "assistant")
-    by = issuer_of(FORMAT, issuer, fields.get("model"))
+    replies.check_role(FORMAT, message, "assistant")
+    by = replies.issuer_of(FORMAT, issuer, fields.get("model"))
     field = next((name for name in REASONING if isinstance(message.get(name), str)), None)
     stamp = Issued(
         by.provider,
@@ -253,7 +219,7 @@ def parse(reply: Mapping[str, Any] | object, *, issuer: Issuer | str | None = No
         role="assistant",
         content=_heard(message),
         reasoning=None if field is None else message[field],
-        tool_calls=tuple(map(_parsed_call, listed(FORMAT, message, "tool_calls"))),
+        tool_calls=tuple(map(_parsed_call, replies.listed(FORMAT, message, "tool_calls"))),
         extra=stamped(stamp, fields_of(message, _read(message, field))),
     )
 
@@ -268,13 +234,13 @@ def _message_in(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     """Return the assistant's message, and what surrounds it."""
     choices = fields.get("choices")
     if isinstance(choices, list) and choices:
-        choice = as_dict(choices[0])
+        choice = replies.as_dict(choices[0])
         message = choice.pop("message", None)
         if isinstance(message, Mapping):
             return dict(message), {**fields, **choice}
     if "content" in fields or "tool_calls" in fields:
         return fields, {}
-    raise not_a_reply(FORMAT, "it has no choices with a message")
+    raise replies.not_a_reply(FORMAT, "it has no choices with a message")
 
 
 def _heard(message: Mapping[str, Any]) -> Any:
@@ -285,25 +251,31 @@ def _heard(message: Mapping[str, Any]) -> Any:
     if isinstance(refusal, str) and refusal:
         return [{"type": "refusal", "refusal": refusal}]
     audio = message.get("audio")
-    return plain_text(audio.get("transcript")) if isinstance(audio, Mapping) else content
+    return replies.plain_text(audio.get("transcript")) if isinstance(audio, Mapping) else content
 
 
 def _parsed_call(call: Any) -> ToolCall:
     if not isinstance(call, Mapping) or not isinstance(call.get("id"), str):
-        raise not_a_reply(FORMAT, "a tool call has no id")
+        raise replies.not_a_reply(FORMAT, "a tool call has no id")
     extra: Extra = fields_of(call, frozenset({"id", "type", "index", "function", "custom"}))
     custom = call.get("custom")
     if isinstance(custom, Mapping):
         extra["type"] = raw("custom")
         return ToolCall(
-            call["id"], plain_text(custom.get("name")), {"input": custom.get("input")}, extra
+            call["id"],
+            replies.plain_text(custom.get("name")),
+            {"input": custom.get("input")},
+            extra,
         )
     function = call.get("function")
     if not isinstance(function, Mapping):
-        raise not_a_reply(FORMAT, f"the tool call {call['id']!r} names no function")
+        raise replies.not_a_reply(FORMAT, f"the tool call {call['id']!r} names no function")
     _keep_beside(extra, "function", function, "arguments")
     return ToolCall(
-        call["id"], plain_text(function.get("name")), arguments(function.get("arguments")), extra
+        call["id"],
+        replies.plain_text(function.get("name")),
+        replies.arguments(function.get("arguments")),
+        extra,
     )
 
 
@@ -313,7 +285,7 @@ def _keep_beside(extra: Extra, name: str, owner: Mapping[str, Any], name_known: 
         extra[name] = raw(beside)
 
 
-def parse_history(given: PlainHistory, by: Issuer) -> list[Message]:
+def parse_history(given: replies.PlainHistory, by: Issuer) -> list[Message]:
     """Return the messages of a request.
 
     Raises:
@@ -325,7 +297,7 @@ def parse_history(given: PlainHistory, by: Issuer) -> list[Message]:
     functions: dict[str, str] = {}
     for at, entry in enumerate(given.entries):
         path = f"history[{at}]"
-        role = role_in(FORMAT, entry, path, ROLES)
+        role = replies.role_in(FORMAT, entry, path, ROLES)
         if role == "assistant":
             message = _sent_answer(entry, path, by, f"function_call_{at}")
             names |= {call.id: call.name for call in message.tool_calls}
@@ -335,14 +307,14 @@ def parse_history(given: PlainHistory, by: Issuer) -> list[Message]:
         elif role == "tool":
             messages.append(_sent_result(entry, path, by, names))
         elif role == "function":
-            name = text_in(FORMAT, entry, "name", path)
-            content = content_in(FORMAT, entry, path, may_lack=True)
+            name = replies.text_in(FORMAT, entry, "name", path)
+            content = replies.content_in(FORMAT, entry, path, may_lack=True)
             result = ToolResult(functions.get(name, f"function_call_{at}"), name, content)
             extra = fields_of(entry, frozenset({"role", "name", "content"}))
             stamp = sent_stamp(by, FORMAT, extra, role="function")
             messages.append(Message(role="tool", tool_result=result, extra=stamp))
         else:
-            content = content_in(FORMAT, entry, path)
+            content = replies.content_in(FORMAT, entry, path)
             extra = fields_of(entry, frozenset({"role", "content"}))
             is_developer = role == "developer"
             stamp = sent_stamp(by, FORMAT, extra, role=role if is_developer else None)
@@ -351,16 +323,16 @@ def parse_history(given: PlainHistory, by: Issuer) -> list[Message]:
     return messages
 
 
-def _sent_result(entry: Entry, path: str, by: Issuer, names: Mapping[str, str]) -> Message:
-    call_id = text_in(FORMAT, entry, "tool_call_id", path)
-    content = content_in(FORMAT, entry, path)
+def _sent_result(entry: replies.Entry, path: str, by: Issuer, names: Mapping[str, str]) -> Message:
+    call_id = replies.text_in(FORMAT, entry, "tool_call_id", path)
+    content = replies.content_in(FORMAT, entry, path)
     extra = fields_of(entry, frozenset({"role", "tool_call_id", "content"}))
     result = ToolResult(call_id, names.get(call_id), content)
     return Message(role="tool", tool_result=result, extra=sent_stamp(by, FORMAT, extra))
 
 
-def _sent_answer(entry: Entry, path: str, by: Issuer, made_id: str) -> Message:
-    content = content_in(FORMAT, entry, path, may_lack=True)
+def _sent_answer(entry: replies.Entry, path: str, by: Issuer, made_id: str) -> Message:
+    content = replies.content_in(FORMAT, entry, path, may_lack=True)
     field = next((name for name in REASONING if isinstance(entry.get(name), str)), None)
     shape, heard = None, _heard(entry)
     if not content and heard:
@@ -369,7 +341,7 @@ def _sent_answer(entry: Entry, path: str, by: Issuer, made_id: str) -> Message:
         content = heard
     calls = [
         _sent_call(call, f"{path}.tool_calls[{number}]")
-        for number, call in enumerate(objects_in(FORMAT, entry, "tool_calls", path))
+        for number, call in enumerate(replies.objects_in(FORMAT, entry, "tool_calls", path))
     ]
     function = entry.get("function_call")
     if function is not None:
@@ -384,28 +356,32 @@ def _sent_answer(entry: Entry, path: str, by: Issuer, made_id: str) -> Message:
     )
 
 
-def _sent_call(call: Entry, path: str) -> ToolCall:
-    call_id = text_in(FORMAT, call, "id", path)
+def _sent_call(call: replies.Entry, path: str) -> ToolCall:
+    call_id = replies.text_in(FORMAT, call, "id", path)
     kind = "custom" if call.get("type") == "custom" else "function"
     field = "input" if kind == "custom" else "arguments"
     function = call.get(kind)
     if not isinstance(function, dict):
-        raise misfit(FORMAT, f"{path}.{kind}", "is missing", "give the name and what it is given")
-    name = text_in(FORMAT, function, "name", f"{path}.{kind}")
-    text = text_in(FORMAT, function, field, f"{path}.{kind}")
+        raise replies.misfit(
+            FORMAT, f"{path}.{kind}", "is missing", "give the name and what it is given"
+        )
+    name = replies.text_in(FORMAT, function, "name", f"{path}.{kind}")
+    text = replies.text_in(FORMAT, function, field, f"{path}.{kind}")
     extra: Extra = fields_of(call, frozenset({"id", "type", "function", "custom"}))
     _keep_beside(extra, kind, function, field)
-    require_apart(FORMAT, extra, path)
+    replies.require_apart(FORMAT, extra, path)
     if kind == "custom":
         return ToolCall(call_id, name, {"input": text}, {**extra, "type": raw("custom")})
-    return written_call(call_id, name, text, extra)
+    return replies.written_call(call_id, name, text, extra)
 
 
 def _sent_function(function: Any, path: str, made_id: str) -> ToolCall:
     """Return a call as it was made before there were calls with ids."""
     if not isinstance(function, dict):
-        raise misfit(FORMAT, path, "is no object", "give the name and the arguments")
+        raise replies.misfit(FORMAT, path, "is no object", "give the name and the arguments")
     extra: Extra = {"type": raw("function_call")}
     _keep_beside(extra, "function", function, "arguments")
-    name = text_in(FORMAT, function, "name", path)
-    return written_call(made_id, name, text_in(FORMAT, function, "arguments", path), extra)
+    name = replies.text_in(FORMAT, function, "name", path)
+    return replies.written_call(
+        made_id, name, replies.text_in(FORMAT, function, "arguments", path), extra
+    )

@@ -12,17 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from perdure.providers.context_fit import (
-    CallIds,
-    ContextTarget,
-    RenderedContext,
-    arguments_of,
-    clean,
-    function_name,
-    result_text,
-    sent_arguments,
-    text_of,
-)
+from perdure.providers import context_fit, replies
+from perdure.providers.context_fit import CallIds, ContextTarget, RenderedContext
 from perdure.providers.issued import (
     Issued,
     IssuedPart,
@@ -48,22 +39,6 @@ from perdure.providers.parts import (
     read_part,
     shown,
     words_of,
-)
-from perdure.providers.replies import (
-    Entry,
-    PlainHistory,
-    arguments,
-    as_dict,
-    check_role,
-    content_in,
-    issuer_of,
-    listed,
-    misfit,
-    not_a_reply,
-    plain_text,
-    role_in,
-    text_in,
-    written_call,
 )
 from perdure.providers.tool_pairs import Exchange
 from perdure.records.messages import Extra, Message, ToolCall, ToolResult
@@ -143,7 +118,7 @@ def _assistant(message: Message, call_ids: Sequence[str], own: Issued | None) ->
             )
             return items[:end]  # what has led to nothing is refused
         return _sound(items, is_whole=is_whole)
-    text = clean(words_of(message))
+    text = context_fit.clean(words_of(message))
     items_said = [{"role": "assistant", "content": text}] if text else []
     calls = zip(message.tool_calls, call_ids, strict=True)
     return [*items_said, *(_call(call, call_id, {}) for call, call_id in calls)]
@@ -154,14 +129,16 @@ def _own_item(placed: PlacedPart, message: Message, call_ids: Sequence[str], own
     if placed.call is not None:
         call = message.tool_calls[placed.call]
         item = _call(call, call_ids[placed.call], block)
-        return {**item, "arguments": sent_arguments(call)} if "arguments" in item else item
+        return (
+            {**item, "arguments": context_fit.sent_arguments(call)} if "arguments" in item else item
+        )
     if not placed.texts:
         is_read_only = _kind(block) == "reasoning" and not own.sent
         return _without_status(block) if is_read_only else block
     if not block:
-        return {"role": "assistant", "content": clean("".join(placed.texts))}
+        return {"role": "assistant", "content": context_fit.clean("".join(placed.texts))}
     if isinstance(block["content"], str):
-        return {**block, "content": clean("".join(placed.texts))}
+        return {**block, "content": context_fit.clean("".join(placed.texts))}
     texts = iter(placed.texts)
     return {**block, "content": [_with_text(part, texts) for part in block["content"]]}
 
@@ -171,7 +148,7 @@ def _with_text(part: Block, texts: Iterator[str]) -> Block:
     # A refusal that was stored by an earlier release has its words still in it.
     if field is None or part.get(field):
         return part
-    return {**part, field: clean(next(texts, ""))}
+    return {**part, field: context_fit.clean(next(texts, ""))}
 
 
 def _sound(items: list[Block], *, is_whole: bool) -> list[Block]:
@@ -232,12 +209,12 @@ def _without_id(item: Block) -> Block | None:
 
 
 def _call(call: ToolCall, call_id: str, block: Block) -> Block:
-    given = arguments_of(call)
+    given = context_fit.arguments_of(call)
     if block.get("type") == "custom_tool_call":
         name, given = call.name, given.get("input", given)
-        return {**block, "call_id": call_id, "name": name, "input": text_of(given)}
-    name = function_name(call.name)
-    known = {"call_id": call_id, "name": name, "arguments": text_of(given)}
+        return {**block, "call_id": call_id, "name": name, "input": context_fit.text_of(given)}
+    name = context_fit.function_name(call.name)
+    known = {"call_id": call_id, "name": name, "arguments": context_fit.text_of(given)}
     return {**block, "type": "function_call", **known}
 
 
@@ -250,7 +227,9 @@ def _outputs(
         own = target.own(stamp_of(message))
         fields = {**opaque(message.extra), **opaque(result.extra)} if own and own.sent else {}
         parts = shown(result.result) if result.error is None else None
-        output: Any = [_part(part, None) for part, _ in parts or ()] or result_text(result)
+        output: Any = [_part(part, None) for part, _ in parts or ()] or context_fit.result_text(
+            result
+        )
         if own and own.sent and result.error is None and isinstance(result.result, list):
             output = result.result
         kind = "custom_tool_call_output" if call_ids[at] in custom else "function_call_output"
@@ -261,7 +240,7 @@ def _part(part: Part, source: Any) -> Block:
     if isinstance(part, Unknown):
         return part.part
     if isinstance(part, Text):
-        return {"type": "input_text", "text": clean(part.text)}
+        return {"type": "input_text", "text": context_fit.clean(part.text)}
     block = _media(part)
     native = isinstance(source, dict) and source.get("type") in NATIVE
     takes = block["type"] != "input_text" or part.kind != "image"
@@ -289,14 +268,14 @@ def parse(reply: Mapping[str, Any] | object, *, issuer: Issuer | str | None = No
         FormatError: It is none.
 
     """
-    fields = as_dict(reply)
-    check_role(FORMAT, fields, "assistant")
+    fields = replies.as_dict(reply)
+    replies.check_role(FORMAT, fields, "assistant")
     if not isinstance(fields.get("output"), list):
-        raise not_a_reply(FORMAT, "its output is no list of items")
-    output = listed(FORMAT, fields, "output")
+        raise replies.not_a_reply(FORMAT, "its output is no list of items")
+    output = replies.listed(FORMAT, fields, "output")
     for item in output:
-        check_role(FORMAT, item, "assistant")
-    by = issuer_of(FORMAT, issuer, fields.get("model"))
+        replies.check_role(FORMAT, item, "assistant")
+    by = replies.issuer_of(FORMAT, issuer, fields.get("model"))
     stamp = Issued(
         by.provider,
         FORMAT,
@@ -329,7 +308,7 @@ def _item(item: Mapping[str, Any]) -> IssuedPart:
         block = {
             name: value for name, value in item.items() if name not in cut and value is not None
         }
-        return IssuedPart(raw(block), call=plain_text(item.get("call_id")))
+        return IssuedPart(raw(block), call=replies.plain_text(item.get("call_id")))
     texts = _texts(item)
     if not texts:
         return IssuedPart(raw(item))
@@ -347,27 +326,29 @@ def _texts(item: Mapping[str, Any]) -> list[str]:
         return []
     if isinstance(item.get("content"), str):
         return [item["content"]]
-    parts = [part for part in listed(FORMAT, item, "content") if part.get("type") in _TEXT_IN]
-    return [plain_text(part.get(_TEXT_IN[part["type"]])) for part in parts]
+    parts = [
+        part for part in replies.listed(FORMAT, item, "content") if part.get("type") in _TEXT_IN
+    ]
+    return [replies.plain_text(part.get(_TEXT_IN[part["type"]])) for part in parts]
 
 
 def _thoughts(item: Mapping[str, Any]) -> list[str]:
     if item.get("type") != "reasoning":
         return []
-    parts = [*listed(FORMAT, item, "summary"), *listed(FORMAT, item, "content")]
-    return [text for part in parts if (text := plain_text(part.get("text")))]
+    parts = [*replies.listed(FORMAT, item, "summary"), *replies.listed(FORMAT, item, "content")]
+    return [text for part in parts if (text := replies.plain_text(part.get("text")))]
 
 
 def _parsed_call(item: Mapping[str, Any]) -> ToolCall:
     call_id, name = item.get("call_id"), item.get("name")
     if not isinstance(call_id, str) or not isinstance(name, str):
-        raise not_a_reply(FORMAT, "a call has no call_id or no name")
+        raise replies.not_a_reply(FORMAT, "a call has no call_id or no name")
     if item.get("type") == "custom_tool_call":
         return ToolCall(call_id, name, {"input": item.get("input")})
-    return ToolCall(call_id, name, arguments(item.get("arguments")))
+    return ToolCall(call_id, name, replies.arguments(item.get("arguments")))
 
 
-def parse_history(given: PlainHistory, by: Issuer) -> list[Message]:
+def parse_history(given: replies.PlainHistory, by: Issuer) -> list[Message]:
     """Return the messages of a request's input items.
 
     Items of the model's that stand together are one message, as an answer is.
@@ -377,13 +358,15 @@ def parse_history(given: PlainHistory, by: Issuer) -> list[Message]:
 
     """
     messages: list[Message] = []
-    answer: list[tuple[Entry, str]] = []
+    answer: list[tuple[replies.Entry, str]] = []
     names: dict[str, str] = {}
     if given.system is not None:
         messages.append(Message.system(given.system))
     for at, entry in enumerate(given.entries):
         path = f"history[{at}]"
-        item: Entry = {"role": "user", "content": entry} if isinstance(entry, str) else entry
+        item: replies.Entry = (
+            {"role": "user", "content": entry} if isinstance(entry, str) else entry
+        )
         if not _is_models(item, path):
             messages += _sent_answer(answer, by, names)
             answer = []
@@ -393,24 +376,24 @@ def parse_history(given: PlainHistory, by: Issuer) -> list[Message]:
     return [*messages, *_sent_answer(answer, by, names)]
 
 
-def _is_models(item: Entry, path: str) -> bool:
+def _is_models(item: replies.Entry, path: str) -> bool:
     """Say whether an item is part of an answer, or of what the provider's own tools did."""
     kind = item.get("type")
     if kind == "message" or (kind is None and ("role" in item or "id" not in item)):
-        return role_in(FORMAT, item, path, ROLES) == "assistant"
+        return replies.role_in(FORMAT, item, path, ROLES) == "assistant"
     if kind is not None and not isinstance(kind, str):
-        raise misfit(FORMAT, f"{path}.type", f"is {kind!r}", "give the type as text")
+        raise replies.misfit(FORMAT, f"{path}.type", f"is {kind!r}", "give the type as text")
     return kind not in OUTPUTS
 
 
-def _sent_item(item: Entry, path: str, by: Issuer, names: Mapping[str, str]) -> Message:
+def _sent_item(item: replies.Entry, path: str, by: Issuer, names: Mapping[str, str]) -> Message:
     if item.get("type") in OUTPUTS:
-        call_id = text_in(FORMAT, item, "call_id", path)
-        output = content_in(FORMAT, {"content": item.get("output")}, f"{path}.output")
+        call_id = replies.text_in(FORMAT, item, "call_id", path)
+        output = replies.content_in(FORMAT, {"content": item.get("output")}, f"{path}.output")
         extra = fields_of(item, frozenset({"type", "call_id", "output"}))
         result = ToolResult(call_id, names.get(call_id), output)
         return Message(role="tool", tool_result=result, extra=sent_stamp(by, FORMAT, extra))
-    content = content_in(FORMAT, item, path)
+    content = replies.content_in(FORMAT, item, path)
     extra = fields_of(item, frozenset({"role", "content"}))
     is_developer = item["role"] == "developer"
     stamp = sent_stamp(by, FORMAT, extra, role="developer" if is_developer else None)
@@ -418,7 +401,7 @@ def _sent_item(item: Entry, path: str, by: Issuer, names: Mapping[str, str]) -> 
 
 
 def _sent_answer(
-    answer: Sequence[tuple[Entry, str]], by: Issuer, names: dict[str, str]
+    answer: Sequence[tuple[replies.Entry, str]], by: Issuer, names: dict[str, str]
 ) -> Iterator[Message]:
     if not answer:
         return
@@ -427,15 +410,18 @@ def _sent_answer(
         if item.get("type") in CALLS:
             calls.append(_sent_call(item, path))
         elif (item.get("type") or "message") == "message" and "role" in item:
-            content_in(FORMAT, item, path)
+            replies.content_in(FORMAT, item, path)
     names |= {call.id: call.name for call in calls}
     items = [item for item, _ in answer]
     stamp = sent_stamp(by, FORMAT, items=tuple(map(_item, items)))
     yield _answer(items, tuple(calls), stamp)
 
 
-def _sent_call(item: Entry, path: str) -> ToolCall:
-    call_id, name = text_in(FORMAT, item, "call_id", path), text_in(FORMAT, item, "name", path)
+def _sent_call(item: replies.Entry, path: str) -> ToolCall:
+    call_id, name = (
+        replies.text_in(FORMAT, item, "call_id", path),
+        replies.text_in(FORMAT, item, "name", path),
+    )
     if item["type"] == "custom_tool_call":
-        return ToolCall(call_id, name, {"input": text_in(FORMAT, item, "input", path)})
-    return written_call(call_id, name, text_in(FORMAT, item, "arguments", path))
+        return ToolCall(call_id, name, {"input": replies.text_in(FORMAT, item, "input", path)})
+    return replies.written_call(call_id, name, replies.text_in(FORMAT, item, "arguments", path))

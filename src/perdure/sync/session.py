@@ -15,15 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, final, 
 import anyio
 
 from perdure.errors import SessionError
-from perdure.sync.parts import (
-    Attachment,
-    CheckpointEngine,
-    CheckpointReader,
-    Contributor,
-    KernelEventReader,
-    KernelEventStream,
-    as_async,
-)
+from perdure.sync import parts
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
@@ -586,14 +578,14 @@ class Session(Rendered):
         return States(self._loop, self._inner.state)
 
     @property
-    def checkpoints(self) -> CheckpointEngine:
+    def checkpoints(self) -> parts.CheckpointEngine:
         """Its checkpoints: labelled points to look at and to go back to."""
-        return CheckpointEngine(self._loop, self._inner.checkpoints)
+        return parts.CheckpointEngine(self._loop, self._inner.checkpoints)
 
     @property
-    def events(self) -> KernelEventStream:
+    def events(self) -> parts.KernelEventStream:
         """Its kernel events: what an agent did, on the session's logical clock."""
-        return KernelEventStream(self._loop, self._inner.events)
+        return parts.KernelEventStream(self._loop, self._inner.events)
 
     # changing it
 
@@ -630,14 +622,16 @@ class Session(Rendered):
             lambda: self._inner.describe(title=title, tags=tags, owner=owner, **metadata)
         )
 
-    def attach(self, contributor: Contributor | AsyncContributor) -> Attachment:
+    def attach(self, contributor: parts.Contributor | AsyncContributor) -> parts.Attachment:
         """Keep further state with this session: a plugin's, a tool's.
 
         As `perdure.Session.attach`. Plain methods of a contributor are called in a thread of
         their own, async ones in the manager's loop.
         """
-        attached = self._loop.call(lambda: self._inner.attach(as_async(self._inner, contributor)))
-        return Attachment(self._loop, attached)
+        attached = self._loop.call(
+            lambda: self._inner.attach(parts.as_async(self._inner, contributor))
+        )
+        return parts.Attachment(self._loop, attached)
 
     def turn(self, id: str | None = None, *, resume: bool = False) -> Turn:
         """Return a turn to enter: ``with session.turn() as turn``.
@@ -772,14 +766,14 @@ class SessionView(Rendered):
         return States(self._loop, self._inner.state)
 
     @property
-    def checkpoints(self) -> CheckpointReader:
+    def checkpoints(self) -> parts.CheckpointReader:
         """Its checkpoints, as of ``seq``."""
-        return CheckpointReader(self._loop, self._inner.checkpoints)
+        return parts.CheckpointReader(self._loop, self._inner.checkpoints)
 
     @property
-    def events(self) -> KernelEventReader:
+    def events(self) -> parts.KernelEventReader:
         """Its kernel events, as of ``seq``."""
-        return KernelEventReader(self._loop, self._inner.events)
+        return parts.KernelEventReader(self._loop, self._inner.events)
 
     def history(self, *, before: int | None = None, limit: int = 50) -> list[HistoryItem]:
         """Return up to ``limit`` items of the log, oldest first; as for `Session.history`."""

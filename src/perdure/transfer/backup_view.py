@@ -25,19 +25,7 @@ from perdure.store import (
     Store,
 )
 from perdure.stores.delegate import DelegatingStore, ReadOnlyStore
-from perdure.transfer import receipts
-from perdure.transfer.backups import (
-    BLOBS,
-    FORGOTTEN,
-    JOURNAL,
-    KEPT,
-    BackupBlobs,
-    BackupLine,
-    RunPoint,
-    end_of,
-    hashed,
-    require_backup,
-)
+from perdure.transfer import backups, receipts
 from perdure.transfer.bundle import neutral_record
 from perdure.transfer.bundle_files import names_of
 from perdure.transfer.migration import Migration, MigrationProgress, keys_of, migrate
@@ -79,7 +67,7 @@ class BackupView(DelegatingStore):
 
     def __init__(self, store: Store) -> None:
         super().__init__(ReadOnlyStore(store))
-        self._points: dict[SessionKey, tuple[int, RunPoint]] = {}
+        self._points: dict[SessionKey, tuple[int, backups.RunPoint]] = {}
         self.hidden: set[SessionKey] = set()
         """Sessions that the view leaves out."""
         self.damaged: dict[str, str] = {}
@@ -93,14 +81,14 @@ class BackupView(DelegatingStore):
             ConfigError: The store is not a backup.
 
         """
-        await require_backup(store)
+        await backups.require_backup(store)
         view = cls(store)
         for tenant in await store.tenants():
             for key in await keys_of(store, tenant):
-                if key == JOURNAL:
+                if key == backups.JOURNAL:
                     continue
                 try:
-                    end = await end_of(store, key)
+                    end = await backups.end_of(store, key)
                 except CorruptRecordError as error:
                     view.damaged[str(key)] = str(error)
                     continue
@@ -118,19 +106,19 @@ class BackupView(DelegatingStore):
         """Keys of the visible sessions, sorted."""
         return sorted(set(self._points) - self.hidden)
 
-    def point(self, key: SessionKey) -> RunPoint | None:
+    def point(self, key: SessionKey) -> backups.RunPoint | None:
         """Return a session's newest point, or None."""
         return None if key in self.hidden or key not in self._points else self._points[key][1]
 
     async def forgotten(self) -> list[SessionKey]:
         """Return the sessions that were deleted and have not been backed up again since."""
         keys: set[SessionKey] = set()
-        async with contextlib.aclosing(self.inner.read_log(JOURNAL)) as log:
+        async with contextlib.aclosing(self.inner.read_log(backups.JOURNAL)) as log:
             async for chunk in log:
                 keys |= {
                     decode(record.payload, SessionKey)
                     for record in chunk.records
-                    if record.kind == FORGOTTEN
+                    if record.kind == backups.FORGOTTEN
                 }
         return sorted(keys.difference(self._points))
 
@@ -148,9 +136,9 @@ class BackupView(DelegatingStore):
         remaining = -1 if limit is None else limit
         async with contextlib.aclosing(self.entries(key)) as entries:
             async for entry in entries:
-                if entry.kind != KEPT:
+                if entry.kind != backups.KEPT:
                     continue
-                record = decode(entry.payload, BackupLine).record()
+                record = decode(entry.payload, backups.BackupLine).record()
                 if record.seq <= after or (before is not None and record.seq >= before):
                     continue
                 records.append(record)
@@ -260,10 +248,10 @@ async def _verify(view: BackupView, key: SessionKey) -> int:
     total, count, put = "", 0, set[str]()
     async with contextlib.aclosing(view.entries(key)) as entries:
         async for entry in entries:
-            if entry.kind == KEPT:
-                total, count = hashed(total, entry.payload), count + 1
-            elif entry.kind == BLOBS:
-                put.update(decode(entry.payload, BackupBlobs).names)
+            if entry.kind == backups.KEPT:
+                total, count = backups.hashed(total, entry.payload), count + 1
+            elif entry.kind == backups.BLOBS:
+                put.update(decode(entry.payload, backups.BackupBlobs).names)
     if total != point.sum:
         raise CorruptRecordError(
             f"the records of {key} in {view.location} are not those that were written", key=str(key)

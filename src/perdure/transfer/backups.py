@@ -40,15 +40,8 @@ from perdure.records.manifest import Manifest
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.session.options import require_no_backup
 from perdure.store import Batch, DeadLetter, Documents, HeldLease, PendingItem, Status, Store
+from perdure.transfer import migration
 from perdure.transfer.bundle_files import ALL, dead_letters_of
-from perdure.transfer.migration import (
-    AT_ONCE,
-    PAUSE,
-    TRIES,
-    MigrationProgress,
-    keys_of,
-    with_dead_letters,
-)
 
 FORMAT: Final = 1
 KEPT, BLOBS, ANEW, POINT = "kept", "blobs", "anew", "point"
@@ -123,7 +116,7 @@ async def backup(
     target: Store,
     *,
     wait: float = 10.0,
-    progress: Callable[[MigrationProgress], None] | None = None,
+    progress: Callable[[migration.MigrationProgress], None] | None = None,
 ) -> Backup:
     """Bring a backup up to date with a store; the first run creates it.
 
@@ -198,7 +191,7 @@ async def require_backup(target: Store, *, make: bool = False) -> None:
     """Raise ConfigError unless a store is a backup or, with *make*, empty."""
     if await target.head(JOURNAL):
         return
-    tenants = [name for name in await target.tenants() if await keys_of(target, name)]
+    tenants = [name for name in await target.tenants() if await migration.keys_of(target, name)]
     if tenants or not make:
         what = "has sessions of its own" if tenants else "holds nothing"
         raise ConfigError(
@@ -283,18 +276,18 @@ class _Run:
         self._erased: set[str] = set()
         """Tenants with deletions, whose blobs are collected at the end."""
 
-    async def all(self, progress: Callable[[MigrationProgress], None] | None) -> None:
+    async def all(self, progress: Callable[[migration.MigrationProgress], None] | None) -> None:
         """Back up every session, then follow deletions."""
         await require_backup(self._target, make=True)
         if not await self._target.head(JOURNAL):
             await self._note(MADE, {"format": FORMAT})
         tenants = await self._source.tenants()
-        keys = [key for tenant in tenants for key in await keys_of(self._source, tenant)]
+        keys = [key for tenant in tenants for key in await migration.keys_of(self._source, tenant)]
         self.report.sessions = len(keys)
         self._waiting = set(await self._source.sessions_with_pending_items())
-        self._with_letters = set(await with_dead_letters(self._source))
+        self._with_letters = set(await migration.with_dead_letters(self._source))
         keys += sorted((self._waiting | self._with_letters).difference(keys))
-        limiter = anyio.CapacityLimiter(AT_ONCE)
+        limiter = anyio.CapacityLimiter(migration.AT_ONCE)
         done = 0
 
         async def bring(key: SessionKey) -> None:
@@ -303,7 +296,7 @@ class _Run:
                 await self._bring(key)
             done += 1
             if progress is not None:
-                progress(MigrationProgress(done, len(keys), key))
+                progress(migration.MigrationProgress(done, len(keys), key))
 
         async with anyio.create_task_group() as group:
             for key in keys:
@@ -311,7 +304,7 @@ class _Run:
         await self.follow_deletions(keys)
 
     async def _bring(self, key: SessionKey) -> None:
-        for remaining in reversed(range(TRIES)):
+        for remaining in reversed(range(migration.TRIES)):
             try:
                 await self._save(key)
             except StoreUnavailableError as error:  # it changed while it was read
@@ -322,7 +315,7 @@ class _Run:
                 return
             else:
                 return
-            await anyio.sleep(PAUSE)
+            await anyio.sleep(migration.PAUSE)
 
     async def _save(self, key: SessionKey) -> None:
         holder = await self._source.holder(key)
@@ -476,7 +469,7 @@ class _Run:
         """Remove what the source has deleted; it still has those in *present*."""
         known = {JOURNAL, *present}
         for tenant in await self._target.tenants():
-            for key in await keys_of(self._target, tenant):
+            for key in await migration.keys_of(self._target, tenant):
                 if key in known:
                     continue
                 try:

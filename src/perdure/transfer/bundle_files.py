@@ -38,17 +38,7 @@ from perdure.records.posts import DeadLetter
 from perdure.records.records import BASE, TAKEN, Entry, Record
 from perdure.session.options import require_no_backup
 from perdure.store import Batch, Documents, HeldLease, Status, Store
-from perdure.transfer.bundle import (
-    GAP,
-    BundleBlob,
-    BundleDocument,
-    BundleFooter,
-    BundleHeader,
-    BundleWriter,
-    Item,
-    Reader,
-    neutral_record,
-)
+from perdure.transfer import bundle
 
 # Export of a session as bundle items: read without a lease, even while a program writes
 
@@ -59,7 +49,7 @@ KEPT_BYTES: Final = 4 * 1024 * 1024
 
 async def items(
     store: Store, key: SessionKey, *, blobs: bool = True, dead_letters: bool = False
-) -> AsyncGenerator[Item, None]:
+) -> AsyncGenerator[bundle.Item, None]:
     """Yield a session as of now; it must exist. The blobs that it references come first.
 
     Args:
@@ -78,22 +68,22 @@ async def items(
     _require_whole(key, documents)
     letters = await dead_letters_of(store, key) if dead_letters else []
     _require_readable(key, letters)
-    yield BundleHeader(key, 2 if letters else 1)
+    yield bundle.BundleHeader(key, 2 if letters else 1)
     for letter in letters:
         yield letter
     reached = await _reached(store, key, documents, head) if blobs else {}
     for name in sorted(reached):
         data = reached.pop(name) or await store.get_blob(key.tenant, name)
         if data is not None:
-            yield BundleBlob(name, data)
+            yield bundle.BundleBlob(name, data)
     async with contextlib.aclosing(content(store, key, head)) as records:
         async for record in records:
             yield record
     for name, document in sorted(documents.found.items()):
-        yield BundleDocument(name, document)
+        yield bundle.BundleDocument(name, document)
     if documents.manifest is not None:
         yield documents.manifest
-    yield BundleFooter()
+    yield bundle.BundleFooter()
 
 
 async def dead_letters_of(store: Store, key: SessionKey) -> list[DeadLetter]:
@@ -106,7 +96,7 @@ async def content(store: Store, key: SessionKey, head: int) -> AsyncGenerator[Re
     """Yield the log up to record *head*, without the store's own records and fields."""
     async with contextlib.aclosing(settled_records(store, key, head)) as log:
         async for record in log:
-            if (neutral := neutral_record(record)) is not None:
+            if (neutral := bundle.neutral_record(record)) is not None:
                 yield neutral
 
 
@@ -184,7 +174,7 @@ class Digest:
     """Hash of a session, equal in every store. Blobs count by the names that records have."""
 
     def __init__(self) -> None:
-        self._writer = BundleWriter()
+        self._writer = bundle.BundleWriter()
         self._hash = hashlib.sha256()
 
     @property
@@ -192,11 +182,13 @@ class Digest:
         """The hash so far."""
         return self._hash.hexdigest()
 
-    async def through(self, source: AsyncGenerator[Item, None]) -> AsyncGenerator[Item, None]:
+    async def through(
+        self, source: AsyncGenerator[bundle.Item, None]
+    ) -> AsyncGenerator[bundle.Item, None]:
         """Yield items unchanged, and add them to the hash."""
         async with contextlib.aclosing(source):
             async for item in source:
-                if not isinstance(item, BundleBlob | BundleFooter):
+                if not isinstance(item, bundle.BundleBlob | bundle.BundleFooter):
                     self._hash.update(self._writer.line(item))
                 yield item
 
@@ -240,7 +232,7 @@ OnEpoch: TypeAlias = Callable[[int], Awaitable[None]]
 async def land(
     store: Store,
     key: SessionKey,
-    items: AsyncGenerator[Item, None],
+    items: AsyncGenerator[bundle.Item, None],
     *,
     on_epoch: OnEpoch | None = None,
 ) -> WrittenSession:
@@ -271,7 +263,7 @@ async def land(
 async def go_on(
     store: Store,
     grant: HeldLease,
-    items: AsyncGenerator[Item, None],
+    items: AsyncGenerator[bundle.Item, None],
     *,
     on_epoch: OnEpoch | None = None,
 ) -> WrittenSession:
@@ -321,7 +313,7 @@ class _SessionWrite:
         self._taken_ops: set[str] = set()
         """Op ids of inbox items that are in the log."""
 
-    async def of(self, items: AsyncGenerator[Item, None]) -> WrittenSession:
+    async def of(self, items: AsyncGenerator[bundle.Item, None]) -> WrittenSession:
         async with aclosing(items) as source:
             async for item in source:
                 await self.add(item)
@@ -353,9 +345,9 @@ class _SessionWrite:
             )
         await self._begin(grant)
 
-    async def add(self, item: Item) -> None:
+    async def add(self, item: bundle.Item) -> None:
         match item:
-            case BundleBlob(name, data):
+            case bundle.BundleBlob(name, data):
                 self._blobs[name] = data
                 self._size += len(data)
                 self._count += 1
@@ -363,7 +355,7 @@ class _SessionWrite:
                 self._letters.append(item)
             case Record():
                 await self._record(item)
-            case BundleDocument(name, document):
+            case bundle.BundleDocument(name, document):
                 self._documents[name] = document.data
                 self._bytes += len(document.data)
             case Manifest():
@@ -405,7 +397,7 @@ class _SessionWrite:
     async def _skip(self, seq: int) -> None:
         first = not self._records and not self._present_head
         while self._next < seq:
-            self._append(Entry(GAP, b"null"))
+            self._append(Entry(bundle.GAP, b"null"))
             if len(self._entries) >= BATCH_RECORDS:
                 await self._flush()
         await self._flush()
@@ -523,11 +515,11 @@ async def write_bundle(store: Store, key: SessionKey, path: Path) -> int:
     return await write_items(path, items(store, key, dead_letters=True))
 
 
-async def write_items(path: Path, items: AsyncGenerator[Item, None]) -> int:
+async def write_items(path: Path, items: AsyncGenerator[bundle.Item, None]) -> int:
     """Write a bundle's items into a new file, and return the file's size in bytes."""
     new = await anyio.to_thread.run_sync(NewFile, path)
     try:
-        writer = BundleWriter()
+        writer = bundle.BundleWriter()
         async with aclosing(items) as source:
             async for item in source:
                 if new.add(writer.line(item)) >= PART:
@@ -579,13 +571,13 @@ async def bundle_key(path: Path) -> SessionKey:
 
 async def _look(path: Path) -> tuple[SessionKey, bool]:
     """Return a bundle's key, and whether it holds dead letters."""
-    reader = Reader(str(path))
+    reader = bundle.Reader(str(path))
     key: SessionKey | None = None
     has_letters = False
     async with await anyio.open_file(path, "rb") as file:
         while line := await file.readline():
             item = reader.item(line)
-            if isinstance(item, BundleHeader):
+            if isinstance(item, bundle.BundleHeader):
                 key = item.key
             has_letters = has_letters or isinstance(item, DeadLetter)
     if key is None or not reader.ended:
@@ -596,11 +588,11 @@ async def _look(path: Path) -> tuple[SessionKey, bool]:
     return key, has_letters
 
 
-async def _items(path: Path, *, renamed: bool) -> AsyncGenerator[Item, None]:
-    reader = Reader(str(path))
+async def _items(path: Path, *, renamed: bool) -> AsyncGenerator[bundle.Item, None]:
+    reader = bundle.Reader(str(path))
     async with await anyio.open_file(path, "rb") as file:
         while line := await file.readline():
             item = reader.item(line)
             # Documents contain the session's key: under another id they are rebuilt from the log.
-            if not (renamed and isinstance(item, (BundleDocument, Manifest))):
+            if not (renamed and isinstance(item, (bundle.BundleDocument, Manifest))):
                 yield item

@@ -22,14 +22,7 @@ from perdure.records.json import encode
 from perdure.records.keys import SessionKey
 from perdure.records.records import MISSING, Record
 from perdure.store import DeadLetter, Document, Documents, Store, past_damage
-from perdure.transfer.bundle import (
-    BundleBlob,
-    BundleDocument,
-    BundleFooter,
-    BundleHeader,
-    Item,
-    neutral_record,
-)
+from perdure.transfer import bundle
 from perdure.transfer.bundle_files import dead_letters_of, write_items
 
 ONE_BY_ONE: Final = 1000
@@ -186,29 +179,29 @@ class _Salvaging:
         except CorruptRecordError:
             return None
 
-    async def items(self) -> AsyncGenerator[Item, None]:
+    async def items(self) -> AsyncGenerator[bundle.Item, None]:
         """Yield the bundle's items; call `look` first."""
-        yield BundleHeader(self._key, 2 if self._letters else 1)
+        yield bundle.BundleHeader(self._key, 2 if self._letters else 1)
         for letter in self._letters:
             yield letter
         for name in self._blobs:
             data = await self._blob(name)
             if data is not None:
-                yield BundleBlob(name, data)
+                yield bundle.BundleBlob(name, data)
         async with aclosing(self._records()) as records:
             async for record in records:
                 yield record
         manifest = self._documents.manifest
         if manifest is not None:
             for name, document in sorted(self._documents.found.items()):
-                yield BundleDocument(name, document)
+                yield bundle.BundleDocument(name, document)
             listed = {
                 name: entry
                 for name, entry in manifest.documents.items()
                 if name in self._documents.found
             }
             yield msgspec.structs.replace(manifest, documents=listed)
-        yield BundleFooter()
+        yield bundle.BundleFooter()
 
     async def _records(self) -> AsyncGenerator[Record, None]:
         """Yield the log in complete groups, with one ``missing`` record per lost run."""
@@ -223,7 +216,7 @@ class _Salvaging:
                     before = Record(first, 0, MISSING, encode(entry), end=True)
                     before = before if first <= entry.last else None
                     continue
-                record = neutral_record(entry)
+                record = bundle.neutral_record(entry)
                 if record is None:
                     continue
                 self.report.records += 1

@@ -27,16 +27,7 @@ from perdure.agent import Agent, AgentConfig, AgentFactory
 from perdure.agent.events import Segment, TurnEnded
 from perdure.agent.llm import ScriptedModel, call
 from perdure.agent.llm.scripted import ScriptedReply
-from perdure.cli.demo.run import (
-    Ack,
-    Ask,
-    CountingStore,
-    ServerReady,
-    ServerStopped,
-    StreamedText,
-    digest,
-    encode_line,
-)
+from perdure.cli.demo import run
 from perdure.records.messages import Message
 from perdure.store import SessionInfo
 
@@ -102,7 +93,9 @@ PATIENCE = 60.0
 class Server:
     """The agents, and the connections to them."""
 
-    def __init__(self, sessions: perdure.SessionManager, store: CountingStore, tenant: str) -> None:
+    def __init__(
+        self, sessions: perdure.SessionManager, store: run.CountingStore, tenant: str
+    ) -> None:
         self._sessions = sessions
         self._store = store
         self._tenant = tenant
@@ -165,21 +158,23 @@ class Server:
             async with stream:
                 while True:
                     line = await lines.receive_until(b"\n", LINE)
-                    await self._answer(stream, msgspec.json.decode(line, type=Ask))
+                    await self._answer(stream, msgspec.json.decode(line, type=run.Ask))
         except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError):
             return
 
-    async def _answer(self, stream: SocketStream, ask: Ask) -> None:
+    async def _answer(self, stream: SocketStream, ask: run.Ask) -> None:
         agent = await self._agent(ask.agent)
         text = ""
         async for event in agent.stream(ask.text):
             if isinstance(event, Segment) and event.text:
                 text += event.text
-                await stream.send(encode_line(StreamedText(event.text)))
+                await stream.send(run.encode_line(run.StreamedText(event.text)))
             elif isinstance(event, TurnEnded):
                 turn = _last_turn(agent.session.context())
-                ack = Ack(ask.agent, ask.turn, ask.text, digest(turn), text, self._store.written)
-                await stream.send(encode_line(ack))
+                ack = run.Ack(
+                    ask.agent, ask.turn, ask.text, run.digest(turn), text, self._store.written
+                )
+                await stream.send(run.encode_line(ack))
 
 
 def _last_turn(messages: list[Message]) -> list[Message]:
@@ -189,14 +184,14 @@ def _last_turn(messages: list[Message]) -> list[Message]:
 
 def report_to_parent(value: msgspec.Struct) -> None:
     """Write a value to stdout, for the parent."""
-    sys.stdout.buffer.write(encode_line(value))
+    sys.stdout.buffer.write(run.encode_line(value))
     sys.stdout.buffer.flush()
 
 
 async def main(tenant: str) -> None:
     """Serve until SIGTERM."""
     logging.basicConfig()
-    store = CountingStore(perdure.store_for())
+    store = run.CountingStore(perdure.store_for())
     async with (
         perdure.connect(store, autosave=Autosave.server(), lease=LEASE) as sessions,
         Server(sessions, store, tenant) as server,
@@ -205,13 +200,13 @@ async def main(tenant: str) -> None:
             times = await server.restore()
             listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0)
             async with listener:
-                report_to_parent(ServerReady(listener.extra(SocketAttribute.local_port), times))  # noqa: S610  # no SQL
+                report_to_parent(run.ServerReady(listener.extra(SocketAttribute.local_port), times))  # noqa: S610  # no SQL
                 await listener.serve(server.serve)
         finally:
             # Leaving the manager's block would do the same; this way the report can be
             # shown. It lets the turns under way come to their end, and saves.
             report = await sessions.aclose()
-            report_to_parent(ServerStopped(msgspec.to_builtins(report), store.written))
+            report_to_parent(run.ServerStopped(msgspec.to_builtins(report), store.written))
 
 
 if __name__ == "__main__":
