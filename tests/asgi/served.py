@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -30,18 +31,26 @@ class Event(msgspec.Struct):
 class Served:
     """A process that serves, and a client of it."""
 
-    def __init__(self, *command: str, store: str, port: int | None = None, **env: str) -> None:
+    def __init__(
+        self,
+        *command: str,
+        store: str,
+        port: int | None = None,
+        log: Path | None = None,
+        **env: str,
+    ) -> None:
         self.port = port or free_port()
         words = [sys.executable, "-m", *(word.format(port=self.port) for word in command)]
         path = os.pathsep.join([str(ROOT / "src"), str(ROOT), str(ROOT / "examples")])
         settings = {**os.environ, "PERDURE_URL": store, "PYTHONPATH": path, **env}
-        self.process = subprocess.Popen(words, env=settings, stderr=subprocess.PIPE, text=True)
+        with contextlib.nullcontext(subprocess.PIPE) if log is None else log.open("w") as stderr:
+            self.process = subprocess.Popen(words, env=settings, stderr=stderr, text=True)
         until_up(self.port, self.process)
         self.url = f"http://127.0.0.1:{self.port}"
         self.client = httpx.Client(base_url=self.url, timeout=60)
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> str:
-        """End it by a signal; return its stderr."""
+        """End it by a signal; return its stderr, unless that goes to a file."""
         self.process.send_signal(how)
         return self.process.communicate(timeout=60)[1]
 

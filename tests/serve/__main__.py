@@ -14,19 +14,17 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import anyio
 import httpx
 
-from tests.asgi.served import Event, Served, contents, preview
+from tests.asgi.served import Served
+from tests.serve.clients import Client
 from tests.servers.postgres import Postgres
 
 SERVE = "perdure serve tests.serve.agents:slow --port {port} --grace 1".split()
-QUESTION = "a b c d e f g h i j"
-ANSWER = "0 1 2 3 4 5 6 7 8 9"
 
 
 class Fleet:
@@ -52,73 +50,19 @@ class Fleet:
         self.servers[place] = Served(*SERVE, store=self.store, port=server.port)
         self.restarts += 1
 
+    def url(self) -> str:
+        """Return where a request goes, which is any of them."""
+        return random.choice(self.servers).url
+
     def close(self) -> None:
         for server in self.servers:
             server.close()
 
 
-class Client:
-    """One agent's client: asks, and continues over every disconnect until the turn has ended."""
-
-    def __init__(self, fleet: Fleet, agent: str, tally: dict[str, int]) -> None:
-        self.fleet, self.agent, self.tally = fleet, agent, tally
-        self.turns: list[list[Event]] = []
-
-    async def ask(self, http: httpx.AsyncClient) -> None:
-        """Ask once, until the answer's last event has come."""
-        events: list[Event] = []
-        self.turns.append(events)
-        key = str(len(self.turns))
-        while not (events and events[-1].name == "end"):
-            server = random.choice(self.fleet.servers)
-            try:
-                await self._read(http, f"{server.url}/agents/{self.agent}/messages", key, events)
-            except httpx.HTTPError:
-                self.tally["disconnects"] += 1
-                await anyio.sleep(0.2)
-
-    async def _read(self, http: httpx.AsyncClient, url: str, key: str, events: list[Event]) -> None:
-        headers = {"idempotency-key": key, "accept": "text/event-stream"}
-        seen = [event.id for event in events if event.id]
-        if seen:
-            headers["last-event-id"] = seen[-1]
-        async with http.stream("POST", url, json={"text": QUESTION}, headers=headers) as answer:
-            if answer.status_code == 503:
-                self.tally["refused"] += 1
-                await anyio.sleep(float(answer.headers["retry-after"]) / 4)
-                return
-            assert answer.status_code == 200, await answer.aread()
-            fields: dict[str, str] = {}
-            async for line in answer.aiter_lines():
-                name, _, value = line.partition(": ")
-                if line:
-                    fields[name] = value
-                    continue
-                if "event" in fields:
-                    data = json.loads(fields["data"])
-                    events.append(Event(fields["event"], fields.get("id", ""), data))
-                fields = {}
-
-    def faults(self) -> Iterator[str]:
-        """Yield what is wrong with what the client got."""
-        for events in self.turns:
-            stored = [int(event.id) for event in events if event.id and event.name != "text"]
-            if stored != sorted(set(stored)):
-                yield "doubled"
-            if preview(events) != ANSWER or contents(events)[-1] != ANSWER:
-                yield "incomplete"
-
-    async def stored_faults(self, http: httpx.AsyncClient) -> list[str]:
-        url = f"{self.fleet.servers[0].url}/agents/{self.agent}/messages"
-        shown = (await http.get(url, params={"limit": 200})).json()["messages"]
-        texts = [message["content"] for message in shown if "interrupted" not in message]
-        return [] if texts == [QUESTION, ANSWER] * len(self.turns) else ["store differs"]
-
-
 async def run(store: str, *, agents: int, replicas: int, minutes: float) -> dict[str, Any]:
     fleet = await anyio.to_thread.run_sync(Fleet, store, replicas)
     tally = {"disconnects": 0, "refused": 0, "kills": 0}
-    clients = [Client(fleet, f"agent-{number}", tally) for number in range(agents)]
+    clients = [Client(fleet.url, f"agent-{number}", tally) for number in range(agents)]
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     began = time.monotonic()
     try:
