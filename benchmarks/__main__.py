@@ -24,6 +24,7 @@ from benchmarks import (
     save,
     scale,
     stores,
+    tune,
 )
 from benchmarks.figures import Report
 
@@ -68,6 +69,8 @@ def _run(given: argparse.Namespace) -> Report:
         return replay.run(replay.Options(given.events, given.few, given.folder))
     if given.benchmark == "observe":
         return observe.run(observe.Options(given.sessions, given.turns, given.rounds))
+    if given.benchmark == "tune":
+        return tune.run(tune.Options(given.sessions, given.warm_up, given.seconds, given.folder))
     if given.benchmark == "scale":
         sizes = (given.records, given.sessions, given.rounds)
         return scale.run(scale.Options(*sizes, given.backend, given.folder))
@@ -154,6 +157,11 @@ def _add_long_sessions(kinds: Any, parents: list[argparse.ArgumentParser]) -> No
     observing.add_argument("--sessions", type=_count, default=10_000, help="that a scrape is of")
     observing.add_argument("--turns", type=_count, default=400, help="in a block")
     observing.add_argument("--rounds", type=_count, default=41)
+
+    tuning = kinds.add_parser("tune", parents=parents, help=tune.__doc__)
+    tuning.add_argument("--sessions", type=_count, default=tune.Options().sessions)
+    tuning.add_argument("--warm-up", type=float, default=tune.Options().warm_up)
+    tuning.add_argument("--seconds", type=float, default=tune.Options().seconds)
 
     scaling = kinds.add_parser("scale", parents=parents, help=scale.__doc__)
     scaling.add_argument("--records", type=_count, default=1_000_000, help="of the long log")

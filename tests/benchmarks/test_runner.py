@@ -211,3 +211,10 @@ def test_opens_and_closes_on_a_server_are_counted(tmp_path: Path, name: str) -> 
     }
     # Not a matter of time: what is sent is counted.
     assert all(row.met for row in rows), rows
+
+
+def test_what_tuning_predicts_is_compared_with_a_run(tmp_path: Path) -> None:
+    sizes = ("--sessions", "4", "--warm-up", "1", "--seconds", "5")
+    figures = figures_of(tmp_path, "tune", *sizes, "--folder", str(tmp_path))
+    assert names_of("tune") <= set(figures)
+    assert len(figures) == 7

@@ -16,6 +16,7 @@ from perdure.tuning import (
     advise,
     chart,
     made_up,
+    replay,
     workload_of,
 )
 
@@ -88,10 +89,10 @@ def test_whoever_accepts_a_loss_is_not_told_to_save_each_change() -> None:
 
 
 def test_a_budget_keeps_saves_few() -> None:
-    wanted = Requirements(sessions=100, price=5.0, budget=60.0)
+    wanted = Requirements(sessions=100, price=5.0, budget=100.0)
     advice = advise(WORKLOAD, FAST, wanted)
     assert advice.best is not None
-    assert advice.best.price <= 60.0
+    assert advice.best.price <= 100.0
     assert "a month" in advice.options[0].against[0]
 
 
@@ -104,6 +105,17 @@ def test_on_an_idle_store_the_default_is_kept() -> None:
     assert not bounded.idle
     assert bounded.best is not None
     assert bounded.best.cost.autosave.max_delay < 5.0
+
+
+def test_a_debounce_is_taken_to_be_as_short_as_the_engine_makes_it() -> None:
+    def lost(sessions: int) -> float:
+        advice = advise(WORKLOAD, FAST, Requirements(sessions=sessions))
+        (default,) = [one for one in advice.options if one.cost.autosave == Autosave()]
+        return default.cost.lost
+
+    assert lost(10) == replay(WORKLOAD, Autosave(), save_time=0.001, shrink=0.05).lost
+    assert lost(10) < lost(100) < lost(20_000)
+    assert lost(20_000) == replay(WORKLOAD, Autosave(), save_time=0.001).lost
 
 
 def test_few_changes_are_told() -> None:

@@ -40,7 +40,10 @@ async def live(r: Rig, t: Tracked, session: tuple[WorkloadChange, ...]) -> None:
 
 @pytest.mark.parametrize("backend", _virtual.BACKENDS)
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_a_replay_is_what_the_engine_does(backend: str, setting: tuple[float, float]) -> None:
+@pytest.mark.parametrize("shrink", [1.0, 0.2])
+def test_a_replay_is_what_the_engine_does(
+    backend: str, setting: tuple[float, float], shrink: float
+) -> None:
     """The same saves, and each record durable at the same time, to two slots of the wheel."""
     autosave = Autosave(debounce=setting[0], max_delay=setting[1])
     workload = made_up(sessions=4, seconds=400, seed=7)
@@ -48,6 +51,7 @@ def test_a_replay_is_what_the_engine_does(backend: str, setting: tuple[float, fl
 
     async def run() -> list[float]:
         async with rig(store, autosave=autosave) as r:
+            r.saver._core.schedule.shrink = shrink
             tracked = [r.track(str(n)) for n in range(len(workload.sessions))]
             async with anyio.create_task_group() as group:
                 for t, session in zip(tracked, workload.sessions, strict=True):
@@ -60,9 +64,11 @@ def test_a_replay_is_what_the_engine_does(backend: str, setting: tuple[float, fl
             ]
 
     ages = _virtual.run(backend, run)
-    said = replay(workload, autosave, save_time=0.01)
+    said = replay(workload, autosave, save_time=0.01, shrink=shrink)
     writes = sum(map(len, store.writes.values()))
     assert said.saves * workload.seconds == pytest.approx(writes)
+    ends = sum(change.ends_turn for session in workload.sessions for change in session)
+    assert said.timed * workload.seconds == pytest.approx(writes - ends, abs=3)
     assert said.worst == pytest.approx(max(ages), abs=2 * SLOT)
     assert said.lost * workload.seconds == pytest.approx(sum(ages), abs=2 * SLOT * len(ages))
 

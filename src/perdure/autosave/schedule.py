@@ -157,6 +157,13 @@ DRAIN_BACKOFF_CAP: Final = 1.0
 NO_TIMERS_DEADLINE: Final = 30.0
 """The deadline of sessions without timers, relative to their first change."""
 
+BUSY: Final = 0.5
+"""The share of its time from which a store counts as busy."""
+
+SHRINK: Final = 0.85
+RESTORE: Final = 1.3
+"""By what the debounce is multiplied at a look at the store that finds it idle, or not."""
+
 LEAST_SHRINK: Final = 0.05
 """The debounce shrinks no further than to this share, nor below ``debounce_min``."""
 
@@ -353,13 +360,14 @@ class Schedule:
     def control(self, utilization: float) -> None:
         """Adapt the debounce to the store's load; called every few seconds.
 
-        An idle store shortens it, which costs nothing; a busy one restores it, but never above
-        the configured value, so that the bounds hold.
+        An idle store shortens it, which costs nothing: one that is less than half busy, with
+        nothing due at this moment. A busy one restores it, but never above the configured value,
+        so that the bounds hold.
         """
-        if utilization < 0.5 and not len(self.ready):
-            self.shrink = max(LEAST_SHRINK, self.shrink * 0.85)
+        if utilization < BUSY and not len(self.ready):
+            self.shrink = max(LEAST_SHRINK, self.shrink * SHRINK)
         else:
-            self.shrink = min(1.0, self.shrink * 1.3)
+            self.shrink = min(1.0, self.shrink * RESTORE)
 
 
 def deadline(t: Tracked) -> float:

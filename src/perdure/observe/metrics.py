@@ -30,6 +30,16 @@ Observer = Callable[[Figure, str, float], object]
 
 
 @final
+class Count:
+    """What a counter has counted."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value: float = 0
+
+
+@final
 class Distribution:
     """What a histogram has counted."""
 
@@ -70,22 +80,28 @@ class Metrics:
     """Of what `render` returns."""
 
     def __init__(self, *sessions: SessionManager) -> None:
-        self._counts: dict[tuple[Figure, str], float] = {}
+        self._counts: dict[tuple[Figure, str], Count] = {}
         self._distributions: dict[tuple[Figure, str], Distribution] = {}
         self._observer: Observer | None = None
         self._sessions: list[SessionManager] = []
         self._latest: list[Health] = []
         self._off: list[Callable[[], None]] = []
         for outcome in ("ok", "failed", "in_doubt", "refused"):
-            self._counts[names.SAVES, outcome] = 0
+            self._counts[names.SAVES, outcome] = Count()
         for change in ("acquired", "released", "lost"):
-            self._counts[names.LEASE_CHANGES, change] = 0
+            self._counts[names.LEASE_CHANGES, change] = Count()
         for outcome in ("ok", "failed"):
-            self._counts[names.FOLDS, outcome] = 0
+            self._counts[names.FOLDS, outcome] = Count()
         for figure in (names.SAVED_RECORDS, names.SAVED_BYTES, names.POSTS, names.STALLS):
-            self._counts[figure, ""] = 0
+            self._counts[figure, ""] = Count()
         for figure in (names.SAVE_DURATION, names.SAVE_WINDOW, names.LOOP_LAG):
             self._distributions[figure, ""] = Distribution()
+        # Each save needs these: a look-up by a figure costs more than the counting.
+        self._ok = self._counts[names.SAVES, "ok"]
+        self._records = self._counts[names.SAVED_RECORDS, ""]
+        self._bytes = self._counts[names.SAVED_BYTES, ""]
+        self._durations = self._distributions[names.SAVE_DURATION, ""]
+        self._windows = self._distributions[names.SAVE_WINDOW, ""]
         for manager in sessions:
             self.add(manager)
 
@@ -122,7 +138,7 @@ class Metrics:
     # What is counted as it happens
 
     def _count(self, figure: Figure, label: str = "", by: float = 1) -> None:
-        self._counts[figure, label] += by
+        self._counts[figure, label].value += by
 
     def _measure(self, figure: Figure, value: float, label: str = "") -> None:
         known = self._distributions.get((figure, label))
@@ -133,12 +149,14 @@ class Metrics:
             self._observer(figure, label, value)
 
     def _saved(self, event: Saved) -> None:
-        counts = self._counts
-        counts[names.SAVES, "ok"] += 1
-        counts[names.SAVED_RECORDS, ""] += event.records
-        counts[names.SAVED_BYTES, ""] += event.written
-        self._measure(names.SAVE_DURATION, event.took)
-        self._measure(names.SAVE_WINDOW, event.window)
+        self._ok.value += 1
+        self._records.value += event.records
+        self._bytes.value += event.written
+        self._durations.add(event.took)
+        self._windows.add(event.window)
+        if self._observer is not None:
+            self._observer(names.SAVE_DURATION, "", event.took)
+            self._observer(names.SAVE_WINDOW, "", event.window)
 
     def _save_failed(self, event: SaveFailed) -> None:
         self._count(names.SAVES, "in_doubt" if event.in_doubt else "failed")
@@ -169,7 +187,7 @@ class Metrics:
     def _samples(self) -> Iterator[Sample]:
         """Return all figures as they are now."""
         for (figure, label), count in self._counts.items():
-            yield Sample(figure, label, count)
+            yield Sample(figure, label, count.value)
         for (figure, label), distribution in self._distributions.items():
             yield Sample(figure, label, distribution)
         yield Sample(names.BUILD, perdure.__version__, 1)

@@ -166,7 +166,7 @@ class Hooks:
                 else:
                     log.exception("a hook failed", extra={"event": event})
             else:
-                if inspect.isawaitable(result):
+                if result is not None and inspect.isawaitable(result):
                     self._follow(event, result)
 
     def _follow(self, event: str, result: Awaitable[None]) -> None:

@@ -5,19 +5,22 @@ nothing, so that what limits them is how many the store can take, how long a sto
 and what they are billed. (Where a save interrupts the work, as with checkpoints of batch
 jobs, the interval of Young, 1974, and Daly, 2006, balances the two; here it does not.)
 Given the most that a crash may cost, the best setting within it is the one that asks the least
-of the store. On a store that is idle under every setting the choice does not matter: the engine
-shortens the debounce there by itself, and the default is kept. A chart shows the trade-off.
+of the store. Where the store has room, the engine shortens the debounce by itself, and so does the
+replay. On a store that is idle under every setting the choice does not matter: the default is kept.
+A chart shows the trade-off.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
 from perdure.autosave.options import Autosave
+from perdure.autosave.schedule import BUSY, LEAST_SHRINK, RESTORE, SHRINK, SLOT
 from perdure.tuning.workload import SettingCost, Workload, replay
 
 # What a store has shown, as values. Pure
@@ -75,6 +78,13 @@ ROOM: Final = 0.6
 """The share of what a store can take that its saves may use; beyond it, delays grow fast."""
 IDLE: Final = 0.01
 """The share of what a store can take up to which it counts as idle."""
+SHRINKS: Final = tuple(sorted(SHRINK ** (n / 4) for n in range(73)))
+"""Shares of a debounce to which the engine shrinks it, from nearly that of an idle store on."""
+MOST_TIMED: Final = -math.log1p(math.log(SHRINK) / math.log(RESTORE / SHRINK)) / SLOT
+"""Saves in a second, begun by timers, at which a debounce stays as it is.
+
+The engine looks in some slot of its wheel: so many find something due that both steps balance.
+"""
 MONTH: Final = 730 * 3600.0
 """Seconds."""
 FEW: Final = 200
@@ -128,10 +138,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
 def advise(workload: Workload, measured: StoreMeasurement, needs: Requirements) -> Advice:
     """Replay a workload with each setting, and weigh what comes out."""
-    tried = [
-        _option(replay(workload, option, save_time=measured.save_time), measured, needs)
-        for option in _settings(measured, needs)
-    ]
+    tried = [_tried(workload, option, measured, needs) for option in _settings(measured, needs)]
     fitting = [option for option in tried if not option.against] if workload.changes else []
     wanted = _safest if needs.max_loss is None else _thriftiest
     best = min(fitting, key=wanted, default=None)
@@ -168,6 +175,24 @@ def _down(seconds: float) -> float:
         return 0.0
     digits = 1 - math.floor(math.log10(seconds))
     return float(f"{math.floor(seconds * 10.0**digits + 1e-9) / 10.0**digits:.12g}")
+
+
+def _tried(
+    workload: Workload, autosave: Autosave, measured: StoreMeasurement, needs: Requirements
+) -> Option:
+    """Return what a setting does once the engine has fitted its debounce to the store's load."""
+    options: dict[float, Option] = {}
+
+    def is_idle(shrink: float) -> bool:
+        """Return whether the engine lets the debounce be so short."""
+        cost = replay(workload, autosave, save_time=measured.save_time, shrink=shrink)
+        options[shrink] = option = _option(cost, measured, needs)
+        return option.load < BUSY and cost.timed * needs.sessions <= MOST_TIMED
+
+    if is_idle(LEAST_SHRINK) or autosave.debounce == 0:  # most often
+        return options[LEAST_SHRINK]
+    at = bisect_left(SHRINKS, True, key=is_idle)  # the first that is
+    return options[SHRINKS[min(at, len(SHRINKS) - 1)]]
 
 
 def _option(cost: SettingCost, measured: StoreMeasurement, needs: Requirements) -> Option:

@@ -117,6 +117,8 @@ class SettingCost(msgspec.Struct, frozen=True, kw_only=True):
     autosave: Autosave
     saves: float
     """Saves in a second."""
+    timed: float
+    """Those of them that a timer began, and not the end of a turn."""
     bytes: float
     """Bytes in a second."""
     exposed: float
@@ -129,16 +131,19 @@ class SettingCost(msgspec.Struct, frozen=True, kw_only=True):
     """The most seconds for which a record was unsaved."""
 
 
-def replay(workload: Workload, autosave: Autosave, *, save_time: float = 0.0) -> SettingCost:
+def replay(
+    workload: Workload, autosave: Autosave, *, save_time: float = 0.0, shrink: float = 1.0
+) -> SettingCost:
     """Return what a setting does with a workload.
 
     Args:
         workload: What came when.
         autosave: The setting.
         save_time: Seconds that a save takes.
+        shrink: The share of its debounce that is used, because the store has room.
 
     """
-    runs = [_Run(session, autosave, save_time) for session in workload.sessions]
+    runs = [_Run(session, autosave, save_time, shrink) for session in workload.sessions]
     for run in runs:
         run.to_the_end()
     ages = sorted(age for run in runs for age in run.ages)
@@ -146,6 +151,7 @@ def replay(workload: Workload, autosave: Autosave, *, save_time: float = 0.0) ->
     return SettingCost(
         autosave=autosave,
         saves=sum(run.saves for run in runs) / seconds,
+        timed=sum(run.timed for run in runs) / seconds,
         bytes=sum(change.size for session in workload.sessions for change in session) / seconds,
         exposed=min(sum(run.exposed for run in runs) / seconds, 1.0),
         lost=sum(ages) / seconds,
@@ -159,7 +165,11 @@ class _Run:
     """One session, from its first change to its last save."""
 
     def __init__(
-        self, changes: Sequence[WorkloadChange], autosave: Autosave, save_time: float
+        self,
+        changes: Sequence[WorkloadChange],
+        autosave: Autosave,
+        save_time: float,
+        shrink: float,
     ) -> None:
         self._changes = changes
         self._save_time = save_time
@@ -167,11 +177,12 @@ class _Run:
         self._core = Core(
             autosave=autosave, engine=_ENGINE, capabilities=capabilities, chance=lambda: 0.0
         )
+        self._core.schedule.shrink = shrink
         self._t: Tracked = self._core.track(SessionKey("a"), epoch=1, head=0, now=0.0)
         self._flight: Save | None = None
         self._lands_at = float("inf")
         self._dirty_since: float | None = None
-        self.saves = 0
+        self.saves = self.timed = 0
         self.exposed = 0.0
         self.ages: list[float] = []
 
@@ -198,18 +209,19 @@ class _Run:
                 self._land(self._flight, now)
             else:
                 self._core.schedule.advance(now, 1024)
-            self._begin(now)
+            self.timed += self._begin(now)
 
     def _next_at(self) -> float:
         return min(self._core.schedule.next_at(0.0), self._lands_at)
 
-    def _begin(self, now: float) -> None:
-        """Send what is due; of one session there is one save at a time."""
+    def _begin(self, now: float) -> int:
+        """Send what is due, and return how many saves that are; there is one at a time."""
         saves, _ = self._core.capture(now)
         if saves:
             (self._flight,) = saves
             self._lands_at = now + self._save_time
-            self.saves += 1
+        self.saves += len(saves)
+        return len(saves)
 
     def _land(self, save: Save, now: float) -> None:
         self._flight, self._lands_at = None, float("inf")
