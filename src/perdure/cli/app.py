@@ -22,6 +22,7 @@ from perdure.cli.output import fail, print_line
 from perdure.cli.serve import inspect, serve
 from perdure.cli.sessions import copy, forget, fork, ls, prune, rename, show
 from perdure.cli.transfer import backup, export, import_, migrate, restore_backup
+from perdure.cli.types import types
 from perdure.errors import ConfigError, InvalidArgumentError, PerdureError
 
 FAILED = 1
@@ -29,7 +30,7 @@ INTERRUPTED = 130
 """The exit status that shells report for a command ended by Ctrl-C."""
 
 COMMANDS: tuple[Callable[..., int | Awaitable[int]], ...] = (
-    *(demo, chat, serve, ls, show, inspect, check, rebuild, inbox),
+    *(demo, chat, serve, ls, show, inspect, check, rebuild, inbox, types),
     *(checkpoints, diff, rollback, replay),
     *(fork, copy, rename, forget, prune),
     *(export, import_, migrate, backup, restore_backup, archive, config, tune, doctor),

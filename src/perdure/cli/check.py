@@ -495,7 +495,7 @@ async def _seen(
             raise no_session(key, store)
         return await _audit_all(store, [key]), []
     blobs: list[Garbage] = []
-    tenants, keys = await _listed(store, where.tenant)
+    tenants, keys = await listed_sessions(store, where.tenant)
     audits = await _audit_all(store, keys)
     for tenant in tenants:
         theirs = [key for key in keys if key.tenant == tenant]
@@ -533,7 +533,7 @@ def _print_blobs(garbage: Garbage) -> None:
         )
 
 
-async def _listed(store: Store, tenant: str) -> tuple[list[str], list[SessionKey]]:
+async def listed_sessions(store: Store, tenant: str) -> tuple[list[str], list[SessionKey]]:
     """Return the tenants and their sessions; if the listing is damaged, those that are readable."""
     try:
         tenants = [tenant] if tenant else await store.tenants()
