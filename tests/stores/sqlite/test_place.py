@@ -300,3 +300,28 @@ def test_an_open_that_is_cancelled_leaves_nothing_open(steps: int, tmp_path: Pat
         await again.aclose()
 
     asyncio.run(main())
+
+
+def page_size(path: Path) -> int:
+    con = sqlite3.connect(path)
+    ((size,),) = con.execute("PRAGMA page_size")
+    con.close()
+    return int(size)
+
+
+async def test_a_database_keeps_the_pages_that_it_was_made_with(path: Path) -> None:
+    await (await used(path)).aclose()
+    assert page_size(path) == 2048
+    con = sqlite3.connect(path, isolation_level=None)
+    for step in ("PRAGMA journal_mode = DELETE", "PRAGMA page_size = 4096", "VACUUM"):
+        con.execute(step).fetchall()
+    con.close()
+
+    store = SqliteStore(path)
+    await store.open()
+    grant = await take(store)
+    await append_ok(store, grant, grant.head + 1, *group("b"))
+    assert (await read(store))[-1].payload == group("b")[0].payload
+    await store.scrub()
+    await store.aclose()
+    assert page_size(path) == 4096

@@ -35,7 +35,11 @@ OLDEST = (3, 32)
 """The first SQLite that accepts as many values in a statement as a save of many sessions has."""
 
 _FULL = 2
-_CHECKPOINT_PAGES = 4000
+_CHECKPOINT_BYTES = 16 * 1024 * 1024
+"""What a write-ahead log takes before it is copied to the database."""
+
+PAGE_BYTES = 2048
+"""A commit writes every page that it changes, and most of them only in a few places."""
 
 
 def connect(
@@ -81,7 +85,8 @@ def connect(
         con.execute(Q["make_save"])
         con.execute(Q["do_save"])
         pragma(con, "secure_delete = ON")
-        pragma(con, f"wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+        ((page_bytes,),) = con.execute("PRAGMA page_size")
+        pragma(con, f"wal_autocheckpoint = {_CHECKPOINT_BYTES // page_bytes}")
         if sys.platform == "darwin":  # pragma: no cover  # macOS only
             pragma(con, "fullfsync = ON")
             pragma(con, "checkpoint_fullfsync = ON")
@@ -127,7 +132,7 @@ def create(path: str) -> None:
     """Turn an empty file into a database of the newest format."""
     con = connect(path, timeout=1.0)
     try:
-        pragma(con, "page_size = 4096")
+        pragma(con, f"page_size = {PAGE_BYTES}")
         pragma(con, f"application_id = {APPLICATION}")
         make_durable(con, path)
         pragma(con, "wal_checkpoint(TRUNCATE)")
