@@ -18,9 +18,9 @@ from perdure import Limits, Shutdown, connect
 from perdure.errors import TooLargeError
 from perdure.memory import working_memory
 from perdure.memory.index import MEMORY, blob_names, fold_memory
+from perdure.session.internals import kill
 from perdure.session.manager import SessionManager
 from perdure.session.session import Session
-from perdure.session.shutdown import kill
 from perdure.stores.memory import MemoryBacking, MemoryStore
 
 LIMIT = 5500

@@ -15,9 +15,9 @@ from perdure import Autosave, Limits, SessionError, SessionKey, Shutdown, connec
 from perdure.errors import ConfigError, CorruptRecordError, StoreUnavailableError, TooLargeError
 from perdure.memory.index import MEMORY, blob_names
 from perdure.memory.working_memory import CACHE_BYTES, SessionValues
+from perdure.session.internals import kill
 from perdure.session.manager import SessionManager
 from perdure.session.runtime import MemoryEvicted
-from perdure.session.shutdown import kill
 from perdure.store import Store
 from perdure.stores.memory import MemoryBacking, MemoryStore
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from perdure.errors import SessionAlreadyActiveError, StoreUnavailableError
+from perdure.errors import SessionAlreadyActiveError, SessionClosedError, StoreUnavailableError
 from perdure.lease import named
 from perdure.lineage.store import followed
 from perdure.memory.context import CONTEXT_KINDS, RetractionPayload
@@ -459,3 +459,26 @@ def log_of(
 ) -> AsyncGenerator[LogChunk, None]:
     """Read a part of a session's log, without its lease."""
     return sessions._store.read_log(key, after=after, before=before, reverse=reverse)
+
+
+async def kill(manager: SessionManager) -> None:
+    """Kill a manager, but leave the process alive; what it had not saved is lost.
+
+    Saves that are with the store are cancelled: as in a real crash, they may have arrived.
+    Callers that wait for a save, or use a session of the manager afterwards, get an error.
+    """
+    connected = manager._connected
+    if connected is None or connected.closing.report is not None:
+        return
+    runtime, closing = connected.runtime, connected.closing
+    connected.signals.uninstall()
+    runtime.draining = True
+    closing.begun = True
+    await runtime.host.aclose()
+    for session in runtime.sessions.values():
+        message = f"session {session.key} ended with its manager's crash: open it again"
+        session._close_with(SessionClosedError(message, key=str(session.key)))
+    # Its host has ended: this only counts what is unsaved, and ends every wait.
+    closing.report = await runtime.saver.aclose(deadline=0, hard_grace=0)
+    closing.done.set()
+    await runtime.store.aclose()

@@ -51,8 +51,6 @@ from perdure.session.runtime import Runtime
 if TYPE_CHECKING:
     import asyncio
 
-    from perdure.session.manager import SessionManager
-
 
 log: logging.Logger = logging.getLogger("perdure")
 
@@ -457,29 +455,6 @@ def _body() -> tuple[object, Callable[[], object]]:
     if task is None:
         return object(), bool
     return task, lambda: task.cancel("SIGTERM")
-
-
-async def kill(manager: SessionManager) -> None:
-    """Kill a manager, but leave the process alive; what it had not saved is lost.
-
-    Saves that are with the store are cancelled: as in a real crash, they may have arrived.
-    Callers that wait for a save, or use a session of the manager afterwards, get an error.
-    """
-    connected = manager._connected
-    if connected is None or connected.closing.report is not None:
-        return
-    runtime, closing = connected.runtime, connected.closing
-    connected.signals.uninstall()
-    runtime.draining = True
-    closing.begun = True
-    await runtime.host.aclose()
-    for session in runtime.sessions.values():
-        message = f"session {session.key} ended with its manager's crash: open it again"
-        session._close_with(SessionClosedError(message, key=str(session.key)))
-    # Its host has ended: this only counts what is unsaved, and ends every wait.
-    closing.report = await runtime.saver.aclose(deadline=0, hard_grace=0)
-    closing.done.set()
-    await runtime.store.aclose()
 
 
 NAMED: Final = 5

@@ -11,11 +11,10 @@ import anyio
 from perdure.autosave.options import Autosave, EngineOptions, Shutdown
 from perdure.errors import InvalidArgumentError, SessionClosedError
 from perdure.lease import LeaseOptions
-from perdure.session.internals import tracked_of
+from perdure.session.internals import kill, tracked_of
 from perdure.session.manager import SessionManager
 from perdure.session.options import Limits
 from perdure.session.session import Session
-from perdure.session.shutdown import kill
 from perdure.store import Store
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import Faults, SwitchedStore
