@@ -41,6 +41,8 @@ __all__ = ["Options", "fill", "full_tail", "run"]
 TURN = 4
 """Messages of one turn."""
 PAGE = 50
+HOW = {"load": "load without the context", "view": "load with the context", "open": "open"}
+"""How the last messages are read, by the name of the figure."""
 WAYS = ("closed", "killed")
 MEASURES = {"seconds": quartile, "context_seconds": quartile, "bytes": median, "peak_bytes": median}
 
@@ -180,8 +182,9 @@ def measure(folder: Path, places: dict[str, Path]) -> dict[str, dict[str, Any]]:
 async def _beside(folder: Path, options: Options) -> dict[str, float]:
     """Return CPU seconds to get the last messages of a stored chat; empty without their SDK.
 
-    All are on SQLite and of one process that is connected already: perdure's `load` and `open`,
-    each with a page of history, and `get_items` of OpenAI Agents' SQLiteSession.
+    All are on SQLite and of one process that is connected already: perdure's `load` without the
+    working context, as a view with it, and `open`, each with a page of history; and `get_items`
+    of OpenAI Agents' SQLiteSession, which has nothing but the items.
     """
     if find_spec("agents") is None:
         return {}
@@ -197,15 +200,19 @@ async def _beside(folder: Path, options: Options) -> dict[str, float]:
                 session.append(*turn.messages)
                 await session.save()
             await session.aclose()
-        taken: dict[str, list[float]] = {"openai": [], "load": [], "open": []}
+        taken: dict[str, list[float]] = {"openai": [], "load": [], "view": [], "open": []}
         for _ in range(3 * options.rounds):
             start = process_time()
             await theirs.get_items(limit=PAGE)
             theirs_end = process_time()
-            view = await sessions.load("ada")
+            view = await sessions.load("ada", context=False)
             assert view is not None
             await view.history(limit=PAGE)
             loaded = process_time()
+            view = await sessions.load("ada")
+            assert view is not None
+            await view.history(limit=PAGE)
+            viewed = process_time()
             session = await sessions.open("ada")
             await session.history(limit=PAGE)
             opened = process_time()
@@ -213,7 +220,8 @@ async def _beside(folder: Path, options: Options) -> dict[str, float]:
             for name, seconds in (
                 ("openai", theirs_end - start),
                 ("load", loaded - theirs_end),
-                ("open", opened - loaded),
+                ("view", viewed - loaded),
+                ("open", opened - viewed),
             ):
                 taken[name].append(seconds)
     theirs.close()
@@ -251,8 +259,8 @@ def _report(
             for way in WAYS
         ),
     ]
-    for name in ("load", "open") if beside else ():
-        meaning = f"CPU to {name} and get the last {PAGE} messages, over OpenAI's SQLiteSession"
+    for name, how in HOW.items() if beside else ():
+        meaning = f"CPU to {how} and get the last {PAGE} messages, over OpenAI's SQLiteSession"
         rows.append(Row(f"restore.{name}_over_openai", beside[name] / beside["openai"], meaning))
     details = {**options._asdict(), "folder": None, "beside": beside, "taken": found, "last": last}
     return Report(rows, details)

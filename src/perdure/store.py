@@ -39,6 +39,7 @@ from perdure.records.manifest import (
     Manifest,
     Origin,
     Outcome,
+    RestoreData,
     SessionInfo,
     Status,
 )
@@ -72,6 +73,7 @@ __all__ = [
     "Outcome",
     "PendingItem",
     "Record",
+    "RestoreData",
     "SessionInfo",
     "Status",
     "Store",
@@ -81,6 +83,7 @@ __all__ = [
     "SupportsLocalPath",
     "SupportsReadOnly",
     "SupportsRebuild",
+    "SupportsRestore",
     "SupportsSpill",
     "capability",
     "open_read_only",
@@ -380,6 +383,19 @@ class SupportsBeginAppend(Protocol):
         """Start to append, and have the event loop call ``done`` with the outcome.
 
         False if that is not possible now: nothing was done, and ``append_many`` has to do it.
+        """
+        ...
+
+
+class SupportsRestore(Protocol):
+    """A store that reads all that a restore needs at once."""
+
+    async def read_for_restore(
+        self, key: SessionKey, names: Collection[str] | None = None
+    ) -> RestoreData:
+        """Read documents, as ``read_documents`` does, and with them the log after them.
+
+        The log need not be read if it is long, damaged, or if a document is.
         """
         ...
 

@@ -221,6 +221,31 @@ async def test_history_pages_backwards_over_saved_and_unsaved(again: Connect) ->
     assert pages == [["7", "8", "9", "unsaved"], ["3", "4", "5", "6"], ["0", "1", "2"]]
 
 
+async def test_a_view_without_the_context_has_all_else(again: Connect) -> None:
+    async with again() as sessions, sessions.open("a") as session:
+        async with session.turn():
+            session.append(Message.user("folded"))
+        session.state.set("mood", "calm")
+        await session.aclose()
+    async with again() as sessions, sessions.open("a", tags=["new"]) as session:
+        session.append(Message.user("not folded"))
+        await session.memory.keys()
+        session.memory.set("fact", 1)
+        await session.save()
+        whole, view = await sessions.load("a"), await sessions.load("a", context=False)
+        assert whole is not None
+        assert view is not None
+        assert view.restore_report.source == "left_out"
+        assert view.seq == whole.seq
+        assert await view.history() == await whole.history()
+        assert view.info == whole.info
+        assert await view.memory.get("fact") == 1
+        assert await view.state.get("mood") == "calm"
+        with pytest.raises(SessionError, match="context=False"):
+            view.context()
+        assert await sessions.load("nobody", context=False) is None
+
+
 async def test_what_cannot_be_stored_is_refused_at_append_and_changes_nothing(
     again: Connect,
 ) -> None:

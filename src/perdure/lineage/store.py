@@ -42,9 +42,11 @@ from perdure.store import (
     HeldLease,
     LogChunk,
     Outcome,
+    RestoreData,
     Status,
     Store,
     SupportsBeginAppend,
+    SupportsRestore,
     capability,
     first_record,
 )
@@ -179,11 +181,12 @@ class Lineage(DelegatingStore):
     def __init__(self, store: Store) -> None:
         super().__init__(store)
         self._direct = capability(store, SupportsBeginAppend)
+        self._restoring = capability(store, SupportsRestore)
         self._held: dict[SessionKey, _HeldSession] = {}
         self._plain: dict[SessionKey, int] = {}  # held without a base, under this epoch
         self._begun: dict[SessionKey, tuple[int, int]] = {}  # epoch, and its first record
-        # Documents as they were read with the origin, each for the restore that follows.
-        self._opening: dict[SessionKey, Documents] = {}
+        # What was read with the origin, each for the restore that follows.
+        self._opening: dict[SessionKey, RestoreData] = {}
 
     async def aclose(self) -> None:
         self._held.clear()
@@ -240,6 +243,9 @@ class Lineage(DelegatingStore):
     # The log.
 
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
+        if self._opening:
+            for batch in batches:
+                self._opening.pop(batch.key, None)
         lowered = [self._to_local_batch(batch) for batch in batches] if self._held else batches
         outcomes = await self.inner.append_many(lowered)
         for place, (batch, outcome) in enumerate(zip(batches, outcomes, strict=False)):
@@ -385,9 +391,29 @@ class Lineage(DelegatingStore):
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
         """Read documents: the session's own, else those that it began with."""
-        have = self._opening.pop(key, None)
-        if have is None or names is None or frozenset(names) != _RESTORED:
-            have = await self.inner.read_documents(key, names)
+        have = await self.inner.read_documents(key, names)
+        return await self._with_inherited(key, names, have)
+
+    async def read_for_restore(
+        self, key: SessionKey, names: Collection[str] | None = None
+    ) -> RestoreData:
+        """Read documents as above, and if the inner store can, the log after them."""
+        data = self._opening.pop(key, None)
+        if data is None or names is None or frozenset(names) != _RESTORED:
+            data = await self._read_inner(key, names)
+        have = await self._with_inherited(key, names, data.documents)
+        if have is data.documents and (have.manifest is None or have.manifest.base is None):
+            return data
+        return RestoreData(have, may_have_items=data.may_have_items)
+
+    async def _read_inner(self, key: SessionKey, names: Collection[str] | None) -> RestoreData:
+        if self._restoring is not None:
+            return await self._restoring.read_for_restore(key, names)
+        return RestoreData(await self.inner.read_documents(key, names))
+
+    async def _with_inherited(
+        self, key: SessionKey, names: Collection[str] | None, have: Documents
+    ) -> Documents:
         if have.manifest is not None:
             if have.manifest.epoch > self._epoch_of(key):
                 self.forget(key)  # another process has it, and maybe another generation
@@ -500,9 +526,9 @@ class Lineage(DelegatingStore):
         return msgspec.structs.replace(grant, head=grant.head + session.base.at)
 
     async def _hold(self, key: SessionKey, epoch: int) -> _HeldSession | None:
-        have = await self.inner.read_documents(key, _RESTORED)
+        data = self._opening[key] = await self._read_inner(key, _RESTORED)
+        have = data.documents
         base = await self._origin_of(key, have)
-        self._opening[key] = have
         if base is None:
             return None
         session = _HeldSession(epoch, base)

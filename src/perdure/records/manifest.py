@@ -181,6 +181,18 @@ class Documents(msgspec.Struct, frozen=True):
     """Why records may be missing from the log's end; empty without such a sign."""
 
 
+class RestoreData(msgspec.Struct, frozen=True):
+    """The result of ``read_for_restore``: all of one moment."""
+
+    documents: Documents
+    after: int = 0
+    """The record that ``records`` come after."""
+    records: tuple[Record, ...] | None = None
+    """The log after the documents, up to its end; None if it has to be read."""
+    may_have_items: bool = True
+    """Whether something may be waiting in the inbox."""
+
+
 class HeldLease(msgspec.Struct, frozen=True):
     """The right to write one session."""
 

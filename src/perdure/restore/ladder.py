@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from typing import Protocol
 
 import msgspec
 
@@ -48,7 +49,7 @@ from perdure.records.records import (
     Record,
 )
 from perdure.restore.report import RestoreReport, RestoreStep, Source, lost_step
-from perdure.store import Documents, Store
+from perdure.store import Documents, LogChunk, RestoreData, Store, SupportsRestore
 
 VERSION = 1
 """The version of session.json and memory.json that this release writes."""
@@ -183,6 +184,8 @@ class RestoredSession(msgspec.Struct, kw_only=True):
 
     key: SessionKey
     context: WorkingContext
+    """Empty if it was not asked for."""
+    has_context: bool = True
     documents: Documents
     info: SessionDocument | None
     """session.json as folded; later changes are in ``tail``."""
@@ -198,6 +201,8 @@ class RestoredSession(msgspec.Struct, kw_only=True):
     tail_bytes: int = 0
     """Bytes of all records since the last fold."""
     tail_records: int = 0
+    may_have_items: bool = True
+    """Whether something may be waiting in the inbox."""
     report: RestoreReport
 
     @property
@@ -206,8 +211,17 @@ class RestoredSession(msgspec.Struct, kw_only=True):
         return self.documents.manifest
 
 
+class RestoringStore(Store, SupportsRestore, Protocol):
+    """A store that reads what a restore needs: `Lineage`, over any store."""
+
+
 async def restore(
-    store: Store, key: SessionKey, *, context_bytes: int, strict: bool = False
+    store: RestoringStore,
+    key: SessionKey,
+    *,
+    context_bytes: int,
+    strict: bool = False,
+    with_context: bool = True,
 ) -> RestoredSession:
     """Restore a session.
 
@@ -216,6 +230,7 @@ async def restore(
         key: The session.
         context_bytes: How much of the working context to keep.
         strict: Raise for any unusable document, instead of rebuilding it.
+        with_context: Whether to restore the working context.
 
     Raises:
         CorruptRecordError: The log is damaged before its tail; or, if strict, a document is.
@@ -223,8 +238,9 @@ async def restore(
         ConfigError: It is encrypted, and the store was opened without its key.
 
     """
-    names = None if strict else {SNAPSHOT, SESSION}
-    documents = await store.read_documents(key, names)
+    names = None if strict else {SNAPSHOT, SESSION} if with_context else {SESSION}
+    data = await store.read_for_restore(key, names)
+    documents = data.documents
     require_plain(documents.manifest, key)
     snapshot = _snapshot(documents, key)
     problem = snapshot if isinstance(snapshot, str) else None
@@ -235,12 +251,14 @@ async def restore(
     context, since = _cached(snapshot, context_bytes)
     info, counted = _described(documents)
     folded = 0 if documents.manifest is None else documents.manifest.as_of_seq
+    since = since if with_context else folded
     # A killed fold may have written these two and not the documents that load later.
     after = min(since, counted, folded)
     restored = _as_folded(key, context, documents, info)
+    restored.has_context, restored.may_have_items = with_context, data.may_have_items
     records = 0
     settled, content = True, False
-    async with contextlib.aclosing(store.read_log(key, after=after)) as log:
+    async with contextlib.aclosing(_log_after(store, key, data, after)) as log:
         async for chunk in log:
             settled = settled and chunk.settled
             for record in chunk.records:
@@ -248,10 +266,24 @@ async def restore(
             records += len(chunk.records)
             content = content or any(document.kind != EPOCH for document in chunk.records)
     restored.head = max(restored.head, folded)
+    if not with_context:
+        restored.context.seq = restored.head
     restored.report = _report(
         restored, documents, steps, since, records, settled=settled, content=content
     )
     return restored
+
+
+async def _log_after(
+    store: Store, key: SessionKey, data: RestoreData, after: int
+) -> AsyncGenerator[LogChunk, None]:
+    """Read the log after a record, unless it was read already."""
+    if data.records is not None and data.after == after:
+        yield LogChunk(data.records)
+        return
+    async with contextlib.aclosing(store.read_log(key, after=after)) as log:
+        async for chunk in log:
+            yield chunk
 
 
 def require_plain(manifest: Manifest | None, key: SessionKey) -> None:
@@ -322,7 +354,7 @@ def _take_in(
 ) -> None:
     seq, kind = record.seq, record.kind
     restored.head = seq
-    if seq > since:
+    if seq > since and restored.has_context:
         restored.context.feed(seq, kind, record.payload)
     if seq > counted:
         _count(restored, record)
@@ -361,6 +393,9 @@ def _report(
     if since == 0 and not content:
         source = "fresh"
         steps.append(RestoreStep("fresh", "no records"))
+    elif not restored.has_context:
+        source = "left_out"
+        steps.append(RestoreStep("left out", "the working context"))
     elif since == 0:
         source = "rebuild"
         steps.append(RestoreStep("rebuilt", f"the context from {records} records"))

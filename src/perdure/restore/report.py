@@ -19,9 +19,9 @@ from perdure.records.messages import Message
 from perdure.records.records import EPOCH, Record
 from perdure.store import Documents
 
-Source = Literal["fresh", "snapshot", "catch_up", "rebuild"]
+Source = Literal["fresh", "snapshot", "catch_up", "rebuild", "left_out"]
 """Where the working context came from: nothing, since the session is new; the snapshot as it is;
-the snapshot and the log after it; the log alone."""
+the snapshot and the log after it; the log alone. Left out: it was not asked for."""
 
 
 class RestoreStep(msgspec.Struct, frozen=True):

@@ -21,6 +21,7 @@ from perdure.autosave.events import Event
 from perdure.autosave.options import Autosave, EngineOptions, Shutdown
 from perdure.autosave.reports import NAMED, Health
 from perdure.lease import LeaseOptions, renew_heartbeat
+from perdure.lineage.store import Lineage
 from perdure.records.types import Registry
 from perdure.session.delete import (
     ForgetReport,
@@ -39,7 +40,7 @@ from perdure.session.prune import Pruner, PruneReport
 from perdure.session.retention import Retention
 from perdure.session.runtime import Clock, EventName, Hooks, Runtime, catch_up
 from perdure.session.shutdown import ExitHandler, ManagerShutdown, SignalWatch
-from perdure.store import HeartbeatRequests, Store
+from perdure.store import HeartbeatRequests
 
 log: logging.Logger = logging.getLogger("perdure")
 
@@ -226,7 +227,7 @@ def _log_heartbeat_failure(error: BaseException, *, again: bool) -> None:
 
 
 async def connected(
-    store: Store,
+    store: Lineage,
     *,
     registry: Registry,
     autosave: Autosave | None,

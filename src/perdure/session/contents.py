@@ -14,7 +14,13 @@ from typing import Any, Protocol
 import msgspec
 
 from perdure.checkpoints.chain import CheckpointChain, LogDigest
-from perdure.errors import InvalidArgumentError, NotStorableError, StoreError, TooLargeError
+from perdure.errors import (
+    InvalidArgumentError,
+    NotStorableError,
+    SessionError,
+    StoreError,
+    TooLargeError,
+)
 from perdure.lineage.store import followed
 from perdure.memory.context import CONTEXT_KINDS, RetractionPayload, WorkingContext
 from perdure.memory.documents import (
@@ -208,6 +214,7 @@ class Contents:
         "context",
         "damaged",
         "digest",
+        "has_context",
         "info_document",
         "key",
         "messages",
@@ -233,6 +240,7 @@ class Contents:
         self.damaged: frozenset[str] = _NONE
         """Documents that were rebuilt when they were loaded; the next fold writes them."""
         self.context: WorkingContext = restored.context
+        self.has_context: bool = restored.has_context
         self.turns: int = restored.turns
         self.turn_ids: dict[str, int] = restored.turn_ids
         """The numbers of turns that ended, by the ids that their callers gave them."""
@@ -532,7 +540,15 @@ class Contents:
         return await context_at(self._store, self.key, seq, self.context.limit)
 
     def decoded(self) -> list[Message]:
-        """Return the working context's messages."""
+        """Return the working context's messages.
+
+        Raises:
+            SessionError: The session was loaded without.
+
+        """
+        if not self.has_context:
+            message = f"session {self.key} was loaded with context=False: load it without that"
+            raise SessionError(message, key=str(self.key))
         return [decode_message(payload, self._registry) for payload in self.context.messages()]
 
 

@@ -37,7 +37,7 @@ from perdure.errors import (
     UnsavedChangesError,
 )
 from perdure.lease import OnHeld, acquire_lease
-from perdure.lineage.store import Lineage, followed
+from perdure.lineage.store import Lineage
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Origin
@@ -579,7 +579,7 @@ class ExclusiveAccess:
     def __init__(self, runtime: Runtime, lifecycle: SessionLifecycle) -> None:
         self.runtime: Runtime = runtime
         self.lifecycle: SessionLifecycle = lifecycle
-        self.store: Lineage = followed(runtime.store)
+        self.store: Lineage = runtime.store
 
     def exclusive(self, key: SessionKey) -> AbstractAsyncContextManager[None]:
         """Keep others of this process from opening or closing a session meanwhile."""

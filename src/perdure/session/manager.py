@@ -230,14 +230,16 @@ class SessionManager:
         *,
         session: str = DEFAULT_SESSION,
         tenant: str = "",
+        context: bool = True,
     ) -> SessionView | None:
         """Read a session without a lease, as of now; None if there is none.
 
-        Of a session that is open here, it shows what is durable.
+        Of a session that is open here, it shows what is durable. With ``context=False`` it has no
+        working context, and costs the same however large that is: to show history.
         """
         self._check()
-        key = SessionKey(id, session, tenant)
-        restored = await restore(self._store, key, context_bytes=self._limits.context_bytes)
+        key, limit = SessionKey(id, session, tenant), self._limits.context_bytes
+        restored = await restore(self._store, key, context_bytes=limit, with_context=context)
         return SessionView(self._store, self.registry, restored) if restored.head else None
 
     async def post(

@@ -195,7 +195,7 @@ class Opener:
         )
         session: Session | None = None
         try:
-            session = await self._restore(grant, wanted)
+            session, may_have_items = await self._restore(grant, wanted)
             _require_owner(session, wanted)
             await session._load_memory()
             await self._replay(session)
@@ -207,7 +207,8 @@ class Opener:
         took = anyio.current_time() - began
         opened = SessionOpened(str(key), grant.epoch, session.restore_report, took)
         runtime.hooks.emit("opened", opened)
-        await self._inbox.begin(session)
+        if may_have_items:
+            await self._inbox.begin(session)
 
     async def _give_up(self, grant: HeldLease, session: Session | None) -> None:
         """Leave a session as it was found: what was not replayed is still in its spill file."""
@@ -281,7 +282,8 @@ class Opener:
         remaining = spill.missing_records(spilled, records)
         return "other records follow in the log" if remaining is None else remaining
 
-    async def _restore(self, grant: HeldLease, wanted: OpenRequest) -> Session:
+    async def _restore(self, grant: HeldLease, wanted: OpenRequest) -> tuple[Session, bool]:
+        """Return the session, and whether something may be waiting in its inbox."""
         if wanted.new and not grant.created:  # another process was faster
             raise _exists(grant.key)
         runtime = self._runtime
@@ -300,7 +302,8 @@ class Opener:
         tracked = runtime.saver.track(
             grant.key, epoch=grant.epoch, head=grant.head, autosave=wanted.autosave
         )
-        return Session(runtime, self._lifecycle, restored, tracked)
+        session = Session(runtime, self._lifecycle, restored, tracked)
+        return session, restored.may_have_items
 
 
 def _exists(key: SessionKey) -> SessionError:

@@ -31,6 +31,7 @@ from perdure.restore.snapshot_store import WorkingContextSnapshotStore
 from perdure.session.session import SessionView
 
 if TYPE_CHECKING:
+    from perdure.lineage.store import Lineage
     from perdure.providers.context_fit import Format
     from perdure.records.keys import SessionKey
     from perdure.records.types import Registry
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 
 async def plan_of(
-    store: Store,
+    store: Lineage,
     registry: Registry,
     key: SessionKey,
     *,
@@ -156,7 +157,7 @@ def _replacing(session: Session, plan: RestorePlan) -> Entry:
 class _Noting:
     """A session's memory as the bootstrapper needs it; what it would write is noted."""
 
-    def __init__(self, store: Store, registry: Registry, view: SessionView) -> None:
+    def __init__(self, store: Lineage, registry: Registry, view: SessionView) -> None:
         self._store = store
         self._registry = registry
         self._view = view

@@ -41,7 +41,6 @@ from perdure._lib.tasks import each, was_cancelled
 from perdure.autosave.reports import ShutdownReport, Unsaved
 from perdure.autosave.tracked import State, Tracked
 from perdure.errors import SessionClosedError, UnsupportedVersionError
-from perdure.lineage.store import followed
 from perdure.records.keys import SessionKey
 from perdure.session import spill as spilling
 from perdure.session.base import SessionBase
@@ -188,7 +187,7 @@ class ManagerShutdown:
                 base=base,
                 entries=entries,
                 owner=self.runtime.store.owner,
-                begun=followed(self.runtime.store).begun_at(key, epoch),
+                begun=self.runtime.store.begun_at(key, epoch),
             )
         except Exception as error:  # the others' are to be kept all the same
             log.exception("spill failed", extra={"session": str(key)}, exc_info=error)

@@ -444,13 +444,15 @@ class SessionManager:
         )
 
     def load(
-        self, id: str, *, session: str = DEFAULT_SESSION, tenant: str = ""
+        self, id: str, *, session: str = DEFAULT_SESSION, tenant: str = "", context: bool = True
     ) -> SessionView | None:
         """Read a session without a lease, as of now; None if there is none.
 
         As `perdure.SessionManager.load`.
         """
-        view = self._loop.call(lambda: self._inner.load(id, session=session, tenant=tenant))
+        view = self._loop.call(
+            lambda: self._inner.load(id, session=session, tenant=tenant, context=context)
+        )
         return None if view is None else SessionView(self._loop, view)
 
     def scope(

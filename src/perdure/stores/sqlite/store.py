@@ -33,6 +33,7 @@ from perdure.store import (
     LogChunk,
     Outcome,
     PendingItem,
+    RestoreData,
     SessionInfo,
     Status,
     past_damage,
@@ -42,6 +43,7 @@ from perdure.stores.sqlite import (
     documents as content,
     inbox,
     leases,
+    restore,
 )
 from perdure.stores.sqlite.connections import PART_BYTES, RowPage, read_page
 from perdure.stores.sqlite.database import resolve
@@ -53,7 +55,6 @@ from perdure.stores.sqlite.engine import (
 )
 from perdure.stores.sqlite.errors import map_errors
 from perdure.stores.sqlite.log import DELETED, find
-from perdure.stores.sqlite.prefetch import Prefetched, prefetch
 
 if TYPE_CHECKING:
     import sqlite3
@@ -102,10 +103,6 @@ class SqliteStore:
         self._timeout = timeout
         self._last_request = 0
         self._opened: OpenDatabase | None = None
-        self._granted: set[SessionKey] = set()
-        """Sessions that were acquired, each until its documents are read."""
-        self._prefetched: dict[SessionKey, Prefetched] = {}
-        """What was read with the documents, for the reads that follow."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -158,8 +155,6 @@ class SqliteStore:
     async def aclose(self) -> None:
         """Close the connections; leases that were not released look like those of a dead owner."""
         opened, self._opened = self._opened, None
-        self._granted.clear()
-        self._prefetched.clear()
         if opened is None or opened.pid != os.getpid():
             return
         await opened.aclose()
@@ -209,13 +204,10 @@ class SqliteStore:
         seq = end - 1 if reverse else after
         page: RowPage | None = None
         max_bytes = _FIRST_BYTES if reverse and limit is None else PART_BYTES
-        known: RowPage | None = None
         if past_damage.get() and not reverse:
             seq, max_bytes = after + 1, 1  # row by row, so that a damaged one hides no others
-        elif not reverse:
-            known = self._known_tail(key, after)
         while remaining > 0:
-            page = known or await self._database.read(
+            page = await self._database.read(
                 read_page,
                 key,
                 page,
@@ -224,7 +216,6 @@ class SqliteStore:
                 max_bytes=max_bytes,
                 limit=remaining,
             )
-            known = None
             if page is None:
                 return
             records = [record for record in page.records if after < record.seq < end][:remaining]
@@ -234,19 +225,6 @@ class SqliteStore:
             max_bytes = min(max_bytes * 4, PART_BYTES) if reverse else max_bytes
             if not page.more or not (page.at > after if reverse else page.at < end):
                 return
-
-    def _known_tail(self, key: SessionKey, after: int) -> RowPage | None:
-        """Return the log's tail if it was read with the documents; once."""
-        prefetched = self._prefetched.get(key)
-        if prefetched is None or prefetched.after != after:
-            return None
-        tail, prefetched.tail = prefetched.tail, None
-        held = self._database.engine.tails.get(key)
-        is_current = held is not None and (held.epoch, held.head) == (
-            prefetched.epoch,
-            prefetched.head,
-        )
-        return tail if is_current else None
 
     async def head(self, key: SessionKey) -> int:
         row = await self._database.read(find, key)
@@ -268,13 +246,13 @@ class SqliteStore:
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
-        if key not in self._granted:
-            return await self._database.read(content.read, key, names)
-        self._granted.discard(key)
-        documents, prefetched = await self._database.read(prefetch, key, names)
-        if prefetched is not None:
-            self._prefetched[key] = prefetched
-        return documents
+        return await self._database.read(content.read, key, names)
+
+    async def read_for_restore(
+        self, key: SessionKey, names: Collection[str] | None = None
+    ) -> RestoreData:
+        """Read documents, the log after them, and whether the inbox is empty, in one snapshot."""
+        return await self._database.read(restore.read, key, names)
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
@@ -321,16 +299,12 @@ class SqliteStore:
             return grant
 
         try:
-            grant = await self._database.write("write", acquire)
+            return await self._database.write("write", acquire)
         except BaseException:
             is_awaited.clear()
             raise
-        self._granted.add(key)
-        return grant
 
     async def release(self, key: SessionKey, epoch: int) -> None:
-        self._granted.discard(key)
-        self._prefetched.pop(key, None)
         engine = self._database.engine
 
         def release(con: sqlite3.Connection) -> None:
@@ -369,13 +343,6 @@ class SqliteStore:
         return new
 
     async def receive(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
-        prefetched = self._prefetched.pop(key, None)
-        if (
-            prefetched is not None
-            and prefetched.epoch == epoch
-            and not prefetched.has_pending_items
-        ):
-            return []  # the holder is notified of what was posted since
         return await self._database.read(inbox.receive, key, epoch, limit)
 
     async def ack(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
@@ -416,8 +383,6 @@ class SqliteStore:
         return await self._database.read(content.tenants)
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
-        self._granted.discard(key)
-        self._prefetched.pop(key, None)
         engine = self._database.engine
 
         def delete(con: sqlite3.Connection) -> None:

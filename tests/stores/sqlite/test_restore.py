@@ -1,0 +1,119 @@
+"""What a restore needs is read in one snapshot, and used only as long as it holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import perdure
+from perdure import Message
+from perdure.errors import CorruptRecordError
+from perdure.lineage.store import followed
+from perdure.restore.ladder import restore
+from perdure.store import Documents, PendingItem, RestoreData
+from perdure.stores.sqlite import SqliteStore
+from perdure.testing.conformance._kit import KEY, append_ok, group, manifest_of, read
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> SqliteStore:
+    store = SqliteStore(tmp_path / "kept" / "x.db")
+    await store.open()
+    return store
+
+
+def count_reads(store: SqliteStore) -> list[object]:
+    """Note each read of the database from now on."""
+    reads = store._database.reads
+    calls: list[object] = []
+    start = reads.start
+
+    def counted(function: object, *args: object, **options: object) -> object:
+        calls.append(function)
+        return start(function, *args, **options)  # type: ignore[arg-type]
+
+    reads.start = counted  # type: ignore[method-assign, assignment]
+    return calls
+
+
+async def test_opening_a_session_again_takes_two_reads_and_a_page_of_history_one(
+    tmp_path: Path,
+) -> None:
+    quiet = perdure.Shutdown(signals=False)
+    async with perdure.connect(f"sqlite:///{tmp_path}/a.db", shutdown=quiet) as sessions:
+        async with sessions.open("ada") as session:
+            session.append(Message.user("a"))
+            await session.aclose()
+        inner = followed(sessions._store).inner
+        assert isinstance(inner, SqliteStore)
+        calls = count_reads(inner)
+        async with sessions.open("ada") as session:
+            assert len(calls) == 2  # its holder, then all the rest after the lease was acquired
+            await session.history(limit=1)
+            assert len(calls) == 3
+
+
+async def test_a_load_is_one_read(tmp_path: Path) -> None:
+    quiet = perdure.Shutdown(signals=False)
+    async with perdure.connect(f"sqlite:///{tmp_path}/a.db", shutdown=quiet) as sessions:
+        async with sessions.open("ada") as session:
+            session.append(Message.user("a"))
+            await session.aclose()
+        inner = followed(sessions._store).inner
+        assert isinstance(inner, SqliteStore)
+        calls = count_reads(inner)
+        assert await sessions.load("ada")
+        assert await sessions.load("ada", context=False)
+        assert len(calls) == 2
+
+
+async def test_documents_come_with_the_log_after_them(store: SqliteStore) -> None:
+    assert await store.read_for_restore(KEY) == RestoreData(Documents(), may_have_items=False)
+    grant = await store.acquire(KEY, after=0)
+    await append_ok(store, grant, 2, *group("a", "b"))
+    await store.write_documents(KEY, {"x": b"{}"}, manifest_of(grant, 2, {"x": b"{}"}))
+    data = await store.read_for_restore(KEY)
+    assert data.documents == await store.read_documents(KEY)
+    assert (data.after, data.may_have_items) == (2, False)
+    assert data.records == tuple(await read(store, KEY, after=2))
+    await store.enqueue(KEY, [PendingItem("a", "message", b"{}", 1.0)])
+    assert (await store.read_for_restore(KEY)).may_have_items
+    await store.delete(KEY, grant.epoch)
+    assert (await store.read_for_restore(KEY)).records == ()
+    await store.aclose()
+
+
+async def test_a_log_that_is_damaged_or_lacks_a_document_is_left_to_who_needs_it(
+    store: SqliteStore,
+) -> None:
+    grant = await store.acquire(KEY, after=0)
+    await append_ok(store, grant, 2, *group("a"))
+    await store.write_documents(KEY, {"x": b"{}"}, manifest_of(grant, 2, {"x": b"{}"}))
+    with store._database.engine.transaction() as con:
+        con.execute("UPDATE document SET data = x'00'")
+    data = await store.read_for_restore(KEY)
+    assert (data.documents.damaged, data.records) == (("x",), None)
+    with store._database.engine.transaction() as con:
+        con.execute("DELETE FROM manifest")
+        con.execute("DELETE FROM document")
+        con.execute("UPDATE log SET data = x'00' WHERE first = 2")
+    data = await store.read_for_restore(KEY)
+    assert (data.documents, data.records) == (Documents(), None)
+    with pytest.raises(CorruptRecordError):
+        await read(store, KEY)
+    await store.aclose()
+
+
+async def test_what_was_read_with_the_lease_is_not_used_after_an_append(
+    store: SqliteStore,
+) -> None:
+    lineage = followed(store)
+    grant = await lineage.acquire(KEY, after=0)
+    await append_ok(lineage, grant, 2, *group("a"))
+    await lineage.release(KEY, grant.epoch)
+    grant = await lineage.acquire(KEY, after=grant.epoch)
+    await append_ok(lineage, grant, 4, *group("b"))
+    restored = await restore(lineage, KEY, context_bytes=1000)
+    assert restored.head == 4
+    await lineage.aclose()
