@@ -703,3 +703,22 @@ async def test_a_thread_is_a_session_that_is_listed_and_deleted(sessions: Sessio
 def test_a_killed_run_loses_nothing_that_was_said(tmp_path: Path) -> None:
     """Many more: ``python -m tests.adapters.kills langgraph``."""
     kills.run("langgraph", str(tmp_path / "store"), kills=3)
+
+
+async def test_a_value_that_is_called_old_and_is_not_stored_is_stored(
+    sessions: SessionManager,
+) -> None:
+    saver = PerdureSaver(sessions)
+    config: Any = {"configurable": {"thread_id": "ada", "checkpoint_ns": ""}}
+    values = {"text": "low tide", "list": [{"at": "noon"}], "none": None}
+    checkpoint = empty_checkpoint()
+    checkpoint["channel_values"] = values
+    checkpoint["channel_versions"] = dict.fromkeys(values, 3)
+    first = await saver.aput(config, checkpoint, {}, {})  # as of a checkpoint made by hand
+    second = {**empty_checkpoint(), "channel_versions": {"text": 4, "list": 3, "none": 3}}
+    second["channel_values"] = {**values, "text": "high tide"}
+    await saver.aput(first, second, {}, {"text": 4})
+    for at, wanted in ((first, values), (config, {**values, "text": "high tide"})):
+        found = await PerdureSaver(sessions).aget(at)
+        assert found is not None
+        assert found["channel_values"] == wanted

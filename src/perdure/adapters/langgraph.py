@@ -28,6 +28,7 @@ from perdure.adapters.thread_log import (
     PutChange,
     TaskWrites,
     ThreadIndex,
+    Value,
     WritesChange,
 )
 from perdure.adapters.thread_values import DataSerializer, ValueCodec, require_data_only
@@ -527,17 +528,20 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
             delta=tuple(metadata.get("counters_since_delta_snapshot") or ()),
             opaque="" if opaque is None else opaque.name,
         )
-        encoded = {
-            name: self._reader.codec.encode(values[name], (*where, name), known)
-            for name in new_versions
-            if name in values
-        }
+
+        def encode_value(name: str) -> Value | None:
+            if name not in values:
+                return None
+            return self._reader.codec.encode(values[name], (*where, name), known)
+
+        encoded = {name: encode_value(name) for name in new_versions}
         return PutChange(
             put,
-            encoded,
+            {name: value for name, value in encoded.items() if value is not None},
             frozenset(new_versions) - frozenset(values),
             opaque,
             is_input=metadata.get("source") == "input",
+            encode=encode_value,
         )
 
 

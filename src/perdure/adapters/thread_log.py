@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 from binascii import b2a_base64
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple, final
 
 import msgspec
@@ -462,10 +462,13 @@ class PutChange(NamedTuple):
     opaque: Value | None
     is_input: bool = False
     """Whether a run begins with it."""
+    encode: Callable[[str], Value | None] = lambda _channel: None
+    """Returns the value of a channel that is not new; for one of which no value is stored."""
 
     def records(self, index: ThreadIndex) -> list[ThreadRecord]:
         """Return what to append to a thread."""
         put, ns = self.put, self.put.ns
+        new = dict(self.values)
         parent = None if put.parent is None else index.mark(ns, put.parent)
         before = {} if parent is None else parent.channels
         channels = {name: value.name for name, value in self.values.items()}
@@ -475,10 +478,13 @@ class PutChange(NamedTuple):
                     kept = before.get(name)
                 else:
                     kept = index.values_of.get((ns, name, version))
+                value = self.encode(name) if kept is None else None
+                if value is not None:
+                    new[name], kept = value, value.name
                 if kept is not None:
                     channels[name] = kept
         values = dict[str, Leaf | Items]()
-        for name, value in self.values.items():
+        for name, value in new.items():
             base = before.get(name)
             base = base if base in index.items else index.newest_list.get((ns, name))
             _add(values, value.missing(index, base))
