@@ -11,6 +11,8 @@ from typing import Any
 from benchmarks import (
     adapters,
     adapters_adk,
+    adapters_openai,
+    adapters_pydantic,
     checkpoints,
     imports,
     large,
@@ -54,7 +56,12 @@ def _run(given: argparse.Namespace) -> Report:
     if given.benchmark == "adapters":
         found = adapters.run(adapters.Options(given.turns, given.folder))
         adk = adapters_adk.run(adapters_adk.Options(given.turns, folder=given.folder))
-        return Report([*found.rows, *adk.rows], {**found.details, "adk": adk.details})
+        few, fewer = min(given.turns, 200), min(given.turns, 100)
+        openai = adapters_openai.run(adapters_openai.Options(few, few, folder=given.folder))
+        pydantic = adapters_pydantic.run(adapters_pydantic.Options(fewer, folder=given.folder))
+        others = {"adk": adk, "openai": openai, "pydantic_ai": pydantic}
+        rows = [row for each in (found, *others.values()) for row in each.rows]
+        return Report(rows, found.details | {name: each.details for name, each in others.items()})
     if given.benchmark == "live":
         stream = live.Options(given.sessions, given.seconds, given.rate, given.backend)
         return live.run(stream._replace(closed=given.closed, folder=given.folder))

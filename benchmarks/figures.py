@@ -18,6 +18,7 @@ TARGETS = {
     "adapters.langgraph.disk": 0.005,
     "adapters.langgraph.disk_delta": 1.5,
     "adapters.langgraph.time": 0.2,
+    "adapters.pydantic_ai.overhead": 1.3,
     "save.over_limit": 1.3,
     "save.growth": 1.1,
     "save.p99_with_folds_over_without": 1.3,
@@ -76,6 +77,8 @@ TARGETS = {
 
 AT_LEAST = {
     "adapters.adk.turns": 10.0,
+    "adapters.openai.turns": 1.2,
+    "adapters.openai.turns_many": 3.0,
     "stores.file.of_limit": 0.6,
     "stores.sqlite.of_limit": 0.6,
     "stores.postgres.of_limit": 0.6,

@@ -46,7 +46,7 @@ from pydantic_ai.usage import RunUsage
 import perdure
 from perdure import Limits, NotStorableError, SessionManager
 from perdure.adapters import PerdureConversationStore
-from perdure.testing import MemoryBacking, MemoryStore
+from perdure.testing import FaultyStore, MemoryBacking, MemoryStore
 from tests.adapters import kills
 
 GUARD = 60
@@ -362,6 +362,18 @@ async def test_a_write_is_checked_as_the_sdk_says(sessions: SessionManager) -> N
     with pytest.raises(LookupError):
         await store.read_entry("unknown")
     assert await store.read_entry(first.id) == first
+
+
+async def test_a_save_reads_nothing_of_a_conversation_that_is_held_here() -> None:
+    faulty = FaultyStore(MemoryStore(), nth=10**6)
+    async with perdure.connect(faulty) as sessions:
+        store, conversation = PerdureConversationStore(sessions), Conversation(conversation_id="a")
+        await store.save(conversation)
+        before = faulty.calls["read_documents"]
+        for number in range(3):
+            conversation.messages.append(asked(f"{number}"))
+            await store.save(conversation)
+        assert faulty.calls["read_documents"] == before
 
 
 async def test_a_head_may_move_to_another_conversation_s_entry(sessions: SessionManager) -> None:

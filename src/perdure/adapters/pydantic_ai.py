@@ -18,7 +18,8 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self, cast, final
+from weakref import WeakKeyDictionary
 
 import pydantic
 
@@ -151,6 +152,8 @@ class PerdureConversationStore(Adapter, sdk.ConversationStore):
         self._on_held: OnHeld = on_held
         self._wait = wait
         self._conversation_of: OrderedDict[str, str] = OrderedDict()
+        self._records: WeakKeyDictionary[Session, tuple[int, str]] = WeakKeyDictionary()
+        """Of sessions that are held here: a version, and the record's JSON as of it."""
 
     @classmethod
     def from_url(cls, url: str | os.PathLike[str] | None = None, **options: Any) -> Self:
@@ -298,7 +301,7 @@ class PerdureConversationStore(Adapter, sdk.ConversationStore):
         )
 
     async def _record(self, source: Session | SessionView) -> sdk.ConversationRecord | None:
-        text = await source.state.get(RECORD)
+        text = await self._record_text(source)
         if text is None:
             return None
         try:
@@ -316,6 +319,17 @@ class PerdureConversationStore(Adapter, sdk.ConversationStore):
             record = dataclasses.replace(record, conversation_id=source.key.agent)
         self._remember(source.key, [record.head_id, *record.branches])
         return record
+
+    async def _record_text(self, source: Session | SessionView) -> str | None:
+        if not isinstance(source, Session):
+            return cast("str | None", await source.state.get(RECORD))
+        known, version = self._records.get(source), source.version
+        if known is not None and known[0] == version:  # only its holder changes a session
+            return known[1]
+        text: str | None = await source.state.get(RECORD)
+        if text is not None and version == source.version:
+            self._records[source] = version, text
+        return text
 
     def _remember(self, key: SessionKey, entries: Iterable[str | None]) -> None:
         known = self._conversation_of
@@ -425,6 +439,7 @@ class PerdureConversationStore(Adapter, sdk.ConversationStore):
             begin_turn(session, *entries, at=time.time())
         else:
             accept(session, entries)
+        self._records[session] = session.version, change.text
         return True
 
     async def _rewind(self, session: Session, change: _Change) -> tuple[int, list[Entry]]:
@@ -469,7 +484,8 @@ class _Change:
         self._messages = tuple(
             each for at, entry in enumerate(new_entries) for each in _encoded(entry, at)
         )
-        self._state = state_entry(RECORD, _json(record))
+        self.text: str = _json(record)
+        self._state = state_entry(RECORD, self.text)
 
     def entries(self, *, scope: str | None = None) -> tuple[Entry, ...]:
         """Return the group to append, to a session whose conversation has that scope."""

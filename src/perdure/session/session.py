@@ -146,7 +146,7 @@ class Session(SessionBase, Rendered):
     It belongs to the event loop that opened it.
     """
 
-    __slots__ = ("_checkpoints", "_lifecycle")
+    __slots__ = ("__weakref__", "_checkpoints", "_lifecycle")  # adapters know more of a session
 
     def __init__(
         self,
