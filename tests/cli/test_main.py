@@ -90,6 +90,56 @@ def test_a_call_that_does_not_fit_says_what_would(
     assert said in command(*tokens).err
 
 
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [
+        (["rollback", "ada", "99"], "`perdure checkpoints ada` list the existing ones"),
+        (["replay", "ada", "--report", "no/a.html"], "make it first"),
+        (["import", "notes.txt"], "; name what `perdure export` wrote"),
+        (["ls", "--owner", "nobody"], "no fitting sessions in "),
+        (["ls", "--after", "zz"], "no more sessions in "),
+        (["ls", "--scopes"], "no scopes in "),
+        (["doctor", "--grace", "-1"], 'Invalid value "-1.0" for --grace. Must be >= 0'),
+        (["inspect", "--host", "no host"], "choose another --host or --port"),
+    ],
+)
+def test_an_error_says_how_to_mend_it(
+    tokens: list[str],
+    said: str,
+    command: Command,
+    store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("buy herring")
+    ran = command(*tokens, "--store", str(store))
+    assert said in ran.err + ran.out
+    assert (ran.status == 0) == (tokens[0] == "ls")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [
+        (["config", "check"], "name another file, or none if nothing is declared"),
+        (["serve", "perdure.agent:EchoModel", "--tokens", "none"], "name a file of tokens"),
+        (["migrate", "{store}", "{store}"], "is the source, too: name another TARGET"),
+    ],
+)
+def test_a_command_without_a_store_says_how_to_mend_it(
+    tokens: list[str],
+    said: str,
+    command: Command,
+    store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = command(*(token.format(store=store) for token in tokens))
+    assert ran.status == 2
+    assert said in ran.err
+
+
 def test_a_folder_that_is_missing_is_named_without_a_traceback(
     command: Command, store: Path, tmp_path: Path
 ) -> None:

@@ -273,7 +273,7 @@ async def test_what_the_source_deleted_is_deleted_in_the_target_too() -> None:
     await opened(source, target)
     done = await migrate(source, target)
     assert (done.deleted, list(done.failed)) == (1, ["p"])
-    assert "it was opened there since" in done.failed["p"]
+    assert "it was written there since" in done.failed["p"]
     assert [info.key.agent for info in await target.sessions()] == ["own", "p"]
 
 

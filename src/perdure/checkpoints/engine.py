@@ -139,7 +139,8 @@ class CheckpointReader:
             fate = "was pruned" if chain.had(id) else "was never made"
             raise CheckpointNotFoundError(
                 f"session {self._reading.key} has no checkpoint {id}: it {fate}; "
-                "checkpoints.states() lists the existing ones",
+                f"checkpoints.states() and `perdure checkpoints {self._reading.key.agent}` list "
+                "the existing ones",
                 key=str(self._reading.key),
                 checkpoint=id,
             )

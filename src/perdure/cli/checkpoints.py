@@ -14,7 +14,7 @@ from perdure.checkpoints.events import replay_files
 from perdure.checkpoints.replay import ReplayReport, TimelineRow, page, shown
 from perdure.checkpoints.verify import Verification
 from perdure.cli.access import existing, load_view, managed
-from perdure.cli.output import SessionOption, clip, print_json, print_table, say
+from perdure.cli.output import SessionOption, clip, print_json, print_table, require_free, say
 from perdure.errors import CheckpointNotFoundError, ConfigError
 from perdure.records.checkpoints import CapturedState, Checkpoint
 from perdure.session.manager import SessionManager
@@ -291,11 +291,10 @@ class _Sink(Protocol):
 def _sink_for(report: Path | None) -> _Sink:
     if report is None:
         return _Nowhere()
-    if report.suffix == ".json":
-        return _Json(report)
-    if report.suffix in {".html", ".htm"}:
-        return _Page(report)
-    raise ConfigError(f"--report {report}: the name ends in .html or .json", report=str(report))
+    if report.suffix not in {".json", ".html", ".htm"}:
+        raise ConfigError(f"--report {report}: the name ends in .html or .json", report=str(report))
+    require_free(report)
+    return _Json(report) if report.suffix == ".json" else _Page(report)
 
 
 class _Nowhere:

@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import anyio
 import msgspec
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
 import perdure
 from perdure import Message, tuning
@@ -203,8 +203,8 @@ NAMED_BY = ("PERDURE_URL", "PERDURE_HOME")
 
 async def doctor(
     *,
-    grace: float | None = None,
-    deadline: float | None = None,
+    grace: Annotated[float | None, Parameter(validator=validators.Number(gte=0))] = None,
+    deadline: Annotated[float | None, Parameter(validator=validators.Number(gt=0))] = None,
     where: StoreOption = StoreOption(),  # noqa: B008  # frozen
 ) -> int:
     """Check the store, this machine and the settings, and say what to fix.

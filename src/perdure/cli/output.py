@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from perdure._lib.logs import visible, visible_json
+from perdure.errors import ConfigError
 from perdure.records.keys import DEFAULT_SESSION, SessionKey
 
 KIB = 1024
@@ -90,6 +92,16 @@ def fail(message: str) -> None:
 def note(message: str) -> None:
     """Print a note on stderr."""
     print(f"perdure: {visible(message)}", file=sys.stderr, flush=True)
+
+
+def require_free(out: Path) -> None:
+    """Raise unless a file or a folder can be made at a path."""
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ConfigError(f"{out} is there already: choose a new one, or remove it", out=str(out))
+    if not out.absolute().parent.is_dir():
+        raise ConfigError(
+            f"{out}: there is no folder {out.absolute().parent}: make it first", out=str(out)
+        )
 
 
 def print_json(value: Any) -> None:

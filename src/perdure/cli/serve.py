@@ -87,7 +87,13 @@ def serve(
 def _tokens(file: Path | None) -> tuple[Token, ...] | None:
     from perdure.serve.access import read_tokens
 
-    text = os.environ.get(VARIABLE) if file is None else file.read_text(encoding="utf-8")
+    try:
+        text = os.environ.get(VARIABLE) if file is None else file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"--tokens {file}: {error.strerror}: name a file of tokens that can be read",
+            option="tokens",
+        ) from error
     return None if text is None else read_tokens(text)
 
 
@@ -156,7 +162,8 @@ def _listening(host: str, port: int) -> socket.socket:
     except OSError as error:
         sock.close()
         raise ConfigError(
-            f"cannot listen at {host} port {port}: {error.strerror}; choose another --port",
+            f"cannot listen at {host} port {port}: {error.strerror}; "
+            "choose another --host or --port",
             option="port",
             value=port,
         ) from error

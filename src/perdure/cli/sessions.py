@@ -113,8 +113,10 @@ async def _ls(
         location = store.location
     if where.json:
         print_json({"location": location, "sessions": [_listed(info) for info in sessions]})
-    elif not sessions:
-        say(f"no {'more ' * (after is not None)}sessions in {location}")
+    elif not sessions and limit:
+        fitting = "fitting " * any(filters[name] for name in filters if filters[name] != SCOPES)
+        what = "scopes" if filters["prefix"] == SCOPES else "sessions"
+        say(f"no {'more ' * (after is not None)}{fitting}{what} in {location}")
     else:
         now = time.time()
         columns = ("agent", "session", "turns", "records", "active", "title")

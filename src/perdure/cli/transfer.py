@@ -29,6 +29,7 @@ from perdure.cli.output import (
     note,
     print_json,
     progress_bar,
+    require_free,
     say,
     size,
     write_json,
@@ -226,6 +227,8 @@ async def migrate(
     """
     tenants = None if tenant is None else [tenant]
     async with _opened_pair(source, target, live=True) as (source_store, target_store):
+        if source_store.location == target_store.location:
+            raise ConfigError(f"{target} is the source, too: name another TARGET", option="target")
         await require_key(target_store)
         done = await _with_bar(
             "copying", partial(move, source_store, target_store, tenants=tenants, wait=wait)
@@ -307,7 +310,7 @@ async def _export(
     if layout != "full" and out is None:
         raise ConfigError(f"--layout {layout} does not go to the standard output: give --out")
     if out is not None:
-        _check_free(out)
+        require_free(out)
     store, key = existing(where.store), where.key(id)
     await open_read_only(store)
     try:
@@ -370,7 +373,7 @@ async def _export_bundle(store: Store, key: SessionKey, out: Path, where: Sessio
 async def _salvage(id: str, *, out: Path | None, where: SessionOption) -> int:
     if out is None:
         raise ConfigError("--salvage does not go to the standard output: give --out")
-    _check_free(out)
+    require_free(out)
     key = where.key(id)
     store = existing(where.store)
     await open_read_only(store)
@@ -411,19 +414,10 @@ def _print_salvage(salvage: Salvage, out: Path) -> None:
     )
 
 
-def _check_free(out: Path) -> None:
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ConfigError(f"{out} is there already: choose a new one, or remove it", out=str(out))
-    if not out.absolute().parent.is_dir():
-        raise ConfigError(
-            f"{out}: there is no folder {out.absolute().parent}: make it first", out=str(out)
-        )
-
-
 def _publish(out: Path, data: bytes) -> None:
     with Folder.root(str(out.absolute().parent)) as folder:
         if not folder.publish(out.name, data):
-            _check_free(out)
+            require_free(out)
 
 
 def _pretty(state: FullAgentState) -> bytes:
@@ -543,7 +537,8 @@ async def _read_file(path: anyio.Path) -> MigratedState:
         return read_state(await path.read_bytes(), where=str(path))
     except CorruptRecordError as error:
         raise CorruptRecordError(
-            f"{path} is no export that can be read: {error}", path=str(path)
+            f"{path} is no export that can be read: {error}; name what `perdure export` wrote",
+            path=str(path),
         ) from error
 
 

@@ -51,7 +51,8 @@ def declared_at(path: str | os.PathLike[str]) -> Declared:
     data = _bytes(file)
     if data is None:
         raise ConfigError(
-            f"there is no {file}: leave the path out if nothing is declared", path=str(file)
+            f"there is no {file}: name another file, or none if nothing is declared",
+            path=str(file),
         )
     return _declared(file, data)
 

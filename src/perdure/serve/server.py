@@ -41,11 +41,19 @@ def load_source(path: str) -> Source:
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):  # the module itself lacks something
             raise
-        raise ConfigError(f"invalid agent {path!r}: there is no module {module!r}") from None
+        raise ConfigError(
+            f"invalid agent {path!r}: there is no module {module!r}: run this "
+            "where it can be imported, or set PYTHONPATH",
+            option="agent",
+        ) from None
     for part in name.split("."):
         source = getattr(source, part, None)
         if source is None:
-            raise ConfigError(f"invalid agent {path!r}: there is no {part!r} there", option="agent")
+            raise ConfigError(
+                f"invalid agent {path!r}: there is no {part!r} there: name an AgentConfig, or a "
+                "function that returns one",
+                option="agent",
+            )
     if not (isinstance(source, AgentConfig) or callable(source)):
         raise ConfigError(
             f"invalid agent {path!r}: {name} is an AgentConfig, or a function that takes an "

@@ -635,7 +635,7 @@ class _Mover:
         if not await self._is_untouched(key, copy.epoch):
             raise StoreError(
                 f"{self._source.location} has deleted {key}, and {self.target.location} has it: "
-                f"it was opened there since, or never came from here; {_way_out(key)}",
+                f"it was written there since, or never came from here; {_way_out(key)}",
                 key=str(key),
             )
         lineage = followed(self.target)

@@ -497,7 +497,7 @@ def _require_newest(con: sqlite3.Connection, path: str) -> None:
     if version < len(MIGRATIONS):
         raise UnsupportedVersionError(
             f"{path} has format {version}, and this release reads {len(MIGRATIONS)}: open it once "
-            "for writing, which migrates it",
+            "for writing, which migrates it, as `perdure doctor` does",
             path=path,
             format=version,
         )
