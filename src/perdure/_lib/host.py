@@ -94,6 +94,8 @@ class Host:
         self.on_teardown = on_teardown
         self.on_exit: Callable[[Exit], object] = self.interrupt
         self._interrupt: Callable[[Exit, Callable[[], bool]], bool]
+        self.running: bool = False
+        """Whether tasks can be spawned."""
         self._group: TaskGroup | None = None
         self._context: contextvars.Context | None = None
         self._started = anyio.Event()
@@ -114,11 +116,6 @@ class Host:
     def torn_down(self) -> bool:
         """Whether the loop ends, or has ended, under the host."""
         return self._torn_down
-
-    @property
-    def running(self) -> bool:
-        """Whether tasks can be spawned."""
-        return self._group is not None
 
     async def start(self) -> None:
         """Start the host's own task."""
@@ -222,7 +219,7 @@ class Host:
                 log.critical("background tasks failed", exc_info=error)
                 raise
         finally:
-            self._group = None
+            self._use(None)
             self._started.set()
             self._ended.set()
             self._fail_unstarted()
@@ -238,7 +235,7 @@ class Host:
             async with anyio.create_task_group() as group:
                 self._context = self._context or contextvars.copy_context()
                 self._in_task = _task_finder()
-                self._group = group
+                self._use(group)
                 self._started.set()
                 try:
                     try:
@@ -251,8 +248,12 @@ class Host:
                         self._torn_down = True
                         await self._serve_in_group()
                 finally:
-                    self._group = None
+                    self._use(None)
                 group.cancel_scope.cancel()
+
+    def _use(self, group: TaskGroup | None) -> None:
+        self._group = group
+        self.running = group is not None
 
     async def _serve(self) -> None:
         """Start the tasks that callbacks ask for, and the teardown at the end of the loop."""

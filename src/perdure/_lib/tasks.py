@@ -54,22 +54,27 @@ _MOST = 1000
 """Futures that are looked at."""
 
 
+def task_finder() -> Callable[[], object]:
+    """Return a function that returns the running task of this event loop."""
+    if on_trio():
+        from trio import lowlevel
+
+        current_task: Callable[[], object] = lowlevel.current_task
+        return current_task
+    import asyncio
+
+    return asyncio.current_task
+
+
 @final
 class CurrentTask:
-    """The task that creates this object."""
+    """A task of this event loop, by default the one that creates this object."""
 
     __slots__ = ("_nurseried", "task")
 
-    def __init__(self) -> None:
+    def __init__(self, task: Any = None) -> None:
         self._nurseried = on_trio()
-        if self._nurseried:
-            from trio import lowlevel
-
-            self.task: Any = lowlevel.current_task()
-            return
-        import asyncio
-
-        self.task = asyncio.current_task()
+        self.task: Any = task_finder()() if task is None else task
 
     def waits_for(self, other: CurrentTask, stuck: Collection[CurrentTask] = ()) -> bool:
         """Return whether it cannot continue before another has ended, or was cancelled.

@@ -551,16 +551,17 @@ class Core:
         else:
             # Here and not at the next append, which would have to fetch the old number.
             t.idle_since, t.last_at = t.last_at, 0.0
-        self.registry.events.append(
-            Saved(
-                key=t.key,
-                durable=sent,
-                records=records,
-                written=written,
-                took=took,
-                window=now - since,
+        if self.registry.reports_saves:
+            self.registry.events.append(
+                Saved(
+                    key=t.key,
+                    durable=sent,
+                    records=records,
+                    written=written,
+                    took=took,
+                    window=now - since,
+                )
             )
-        )
         return t.take_waiters(sent) if t.waiters else []
 
     def _failed(self, t: Tracked, sent: int, now: float, *, in_doubt: bool) -> None:

@@ -376,6 +376,10 @@ class Autosaver:
             raise SessionError(message, key=t.key)
         return self._core.discard(t)
 
+    def report_saves(self, *, wanted: bool) -> None:
+        """Have an event for each save, or none: nobody may listen, and there are very many."""
+        self._registry.reports_saves = wanted
+
     def warn(self, reasons: tuple[str, ...]) -> None:
         """Note what is wrong with the store's settings; an empty tuple once they are right."""
         new = [reason for reason in reasons if reason not in self._registry.warnings]
@@ -533,7 +537,8 @@ class Autosaver:
         for save in saves:
             if save.t.holds:
                 self._jobs.freed(save.t)
-        self._reporter.deliver()
+        if self._registry.events:
+            self._reporter.deliver()
         if self._room is not None:
             self._make_room()
         if not self._host.running:

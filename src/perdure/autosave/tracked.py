@@ -423,6 +423,8 @@ def require_outside(t: Tracked | None, what: str) -> None:
             was started there.
 
     """
+    if not task_scope.stays.get():
+        return  # nearly always
     if task_scope.is_within_any(Tracked) if t is None else task_scope.is_within(t):
         name = "a session" if t is None else f"session {t.key}"
         message = (
@@ -478,6 +480,8 @@ class SessionRegistry:
         self.sealed: bool = False
         # Events that were not reported yet.
         self.events: list[Event] = []
+        # Whether each save is an event, which is for others to hear.
+        self.reports_saves: bool = True
 
     @property
     def blocking(self) -> bool:

@@ -24,7 +24,7 @@ import anyio
 import msgspec
 
 from perdure._lib.loop import loop_timer
-from perdure._lib.tasks import CurrentTask
+from perdure._lib.tasks import CurrentTask, task_finder
 from perdure.autosave.tracked import require_outside
 from perdure.errors import InvalidArgumentError, SessionError
 from perdure.memory.context import RetractionPayload, WorkingContext
@@ -204,6 +204,7 @@ class TurnQueue:
     """First come, first served; refuses a turn inside a turn instead of waiting for ever."""
 
     __slots__ = (
+        "_find_task",
         "_free",
         "_holder",
         "_since",
@@ -216,7 +217,9 @@ class TurnQueue:
     def __init__(self) -> None:
         # Released once for each turn that waits; there is one only while turns wait.
         self._free: anyio.Semaphore | None = None
-        self._holder: CurrentTask | None = None
+        self._find_task = task_finder()
+        # The task of the running turn.
+        self._holder: object | None = None
         self._waiting: dict[CurrentTask, None] = {}
         self._used: bool | anyio.Event = False
         self._since = anyio.current_time()
@@ -233,7 +236,7 @@ class TurnQueue:
     @property
     def is_own(self) -> bool:
         """Whether the running turn is this task's own."""
-        return self._holder is not None and self._holder.task is CurrentTask().task
+        return self._holder is not None and self._holder is self._find_task()
 
     def use(self) -> None:
         """Note that a turn has begun."""
@@ -252,15 +255,15 @@ class TurnQueue:
 
     async def enter(self, key: SessionKey) -> None:
         """Wait for the earlier turns, and begin one."""
-        me, holder = CurrentTask(), self._holder
-        if holder is not None and holder.task is me.task:
+        task, holder = self._find_task(), self._holder
+        if holder is not None and holder is task:
             message = (
                 f"session {key}: this task already is in a turn; end it before beginning another"
             )
             raise SessionError(message, key=str(key))
         if holder is not None or self._free is not None:
-            await self._wait(str(key), me)
-        self._holder = me
+            await self._wait(str(key), CurrentTask(task))
+        self._holder = task
 
     async def _wait(self, session: str, me: CurrentTask) -> None:
         """Wait for the earlier turns, unless the running one waits for this task."""
@@ -278,7 +281,7 @@ class TurnQueue:
             if (
                 checks == CHECKS_BEFORE_WARNING
                 and self._holder
-                and self._holder.seems_to_wait_for(me)
+                and CurrentTask(self._holder).seems_to_wait_for(me)
             ):
                 log.warning(
                     "session %s: a turn has been waiting for the running one, which seems to wait "
@@ -303,7 +306,8 @@ class TurnQueue:
         self.require_no_wait(session, me)
 
     def _waits_for(self, task: CurrentTask) -> bool:
-        return self._holder is not None and self._holder.waits_for(task, self._waiting)
+        holder = self._holder
+        return holder is not None and CurrentTask(holder).waits_for(task, self._waiting)
 
     def require_no_wait(self, session: str, task: CurrentTask) -> None:
         """Refuse to wait for a turn that waits for this very task.
@@ -597,7 +601,8 @@ class SessionBase(_Hot):
         With ``is_saved`` the caller saves at once, and only contributors have to be asked.
         """
         self._accept((*closing, Entry(TURN, encode(turned))))
-        note_turn(self._behind.turn_ids, turned)
+        if turned.given:
+            note_turn(self._behind.turn_ids, turned)
         self._may_be_cut = turned.phase != "end"
         if not is_saved or self._tracked.before_capture is not None:
             self._runtime.saver.turn_ended(self._tracked)

@@ -270,6 +270,7 @@ async def connected(
         seed=None if clock is None else 0,  # a test is to run the same way each time
         on_event=emit,
     )
+    saver.report_saves(wanted=False)  # until there is a hook
     runtime = Runtime(
         store=store,
         host=host,

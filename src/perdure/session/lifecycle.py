@@ -192,7 +192,9 @@ class SessionLifecycle:
         self._heed_hooks(session)
 
     def heed_hooks(self) -> None:
-        """Run the hooks that there are by now before saves of the sessions that are open."""
+        """Run the hooks that there are by now before saves, and after each."""
+        if self._runtime.hooks.has("saved"):
+            self._runtime.saver.report_saves(wanted=True)
         for session in self._runtime.sessions.values():
             self._heed_hooks(session)
 
@@ -234,14 +236,14 @@ class SessionLifecycle:
         limits = self._runtime.limits
         if session._tail_bytes < LEAST_TAIL and session._tail_records < limits.fold_records:
             return  # nearly always: the rest costs more than this
-        due = fold_due(
+        due = partial(
+            fold_due,
             tail_bytes=session._tail_bytes,
             tail_records=session._tail_records,
             rewrite_bytes=session._rewrite_bytes,
             limits=limits,
-            phase=phase_of(session.key),
         )
-        if due and not self._runtime.saver.crowded:
+        if due() and due(phase=phase_of(session.key)) and not self._runtime.saver.crowded:
             self.fold_soon(session)
 
     def fold_soon(self, session: SessionBase) -> None:
