@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from anyio import to_thread
 
 pytest.importorskip("google.adk")
 pytest.importorskip("sqlalchemy.ext.asyncio")
@@ -26,6 +27,7 @@ from perdure.adapters import PerdureSessionService
 from perdure.adapters.google_adk_import import source_of
 from perdure.adapters.imports import SdkImport, import_sessions
 from perdure.errors import ConfigError
+from tests.adapters.import_kills import killed_imports
 from tests.servers.postgres import database
 
 
@@ -177,6 +179,20 @@ async def test_an_import_that_was_killed_goes_on(
 
     assert (await imported(path, sessions)).continued == 1
     assert await all_of(target) == await all_of(own)
+
+
+@only_database
+@pytest.mark.deep
+async def test_an_import_that_is_killed_anywhere_ends_as_one_that_was_not(
+    tmp_path: Path, own: Any
+) -> None:
+    await filled(own)
+    await add(own, "ada", "long", *(event(number, n=number) for number in range(20, 500)))
+    path, store = tmp_path / "adk.db", tmp_path / "killed"
+    kills = await to_thread.run_sync(lambda: killed_imports("adk", path, store, step=70))
+    assert kills > 2
+    async with perdure.connect(store) as sessions:
+        assert await all_of(PerdureSessionService(sessions)) == await all_of(own)
 
 
 @only_database

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
+from anyio import to_thread
 
 pytest.importorskip("langgraph.checkpoint.sqlite.aio")
 
@@ -33,6 +34,7 @@ from perdure.adapters import PerdureSaver
 from perdure.adapters.imports import SdkImport, import_sessions
 from perdure.adapters.langgraph_import import source_of
 from perdure.errors import ConfigError, FormatError
+from tests.adapters.import_kills import killed_imports
 from tests.servers.postgres import database
 
 
@@ -223,6 +225,17 @@ async def test_an_import_that_was_killed_goes_on(tmp_path: Path, sessions: Sessi
         done = await imported(path, sessions)
         assert (done.continued, done.failed) == (1, {})
         await require_equal(own, PerdureSaver(sessions, types=[Plan]))
+
+
+@pytest.mark.deep
+async def test_an_import_that_is_killed_anywhere_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    path, store = tmp_path / "threads.db", tmp_path / "killed"
+    async with own_saver(path) as own:
+        await filled(own)
+        kills = await to_thread.run_sync(lambda: killed_imports("langgraph", path, store, step=15))
+        assert kills > 2
+        async with perdure.connect(store) as sessions:
+            await require_equal(own, PerdureSaver(sessions, types=[Plan]))
 
 
 async def test_a_thread_that_went_on_here_is_left_alone(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from agents import SQLiteSession
 from agents.extensions.memory import AdvancedSQLiteSession
+from anyio import to_thread
 
 import perdure
 from perdure import SessionManager
@@ -19,6 +20,7 @@ from perdure.adapters import PerdureSession
 from perdure.adapters.imports import SdkImport, import_sessions
 from perdure.adapters.openai_agents_import import source_of
 from perdure.errors import ConfigError, StoreUnavailableError
+from tests.adapters.import_kills import killed_imports
 from tests.servers.postgres import database
 
 
@@ -139,6 +141,18 @@ async def test_an_import_is_repeated_and_doubles_nothing(
     assert await PerdureSession("ada", sessions).get_items() == [
         item for number in range(3) for item in turn(number)
     ]
+
+
+@pytest.mark.deep
+async def test_an_import_that_is_killed_anywhere_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    path, store = tmp_path / "conversations.db", tmp_path / "killed"
+    await written(path, dict.fromkeys("abcdef", 6))
+    kills = await to_thread.run_sync(lambda: killed_imports("openai-agents", path, store, step=30))
+    assert kills > 2
+    async with perdure.connect(store) as sessions:
+        items = [item for number in range(6) for item in turn(number)]
+        for name in "abcdef":
+            assert await PerdureSession(name, sessions).get_items() == items
 
 
 async def test_a_session_that_went_on_here_is_left_alone(
