@@ -123,7 +123,7 @@ async def test_sessions_read_back_as_the_sdk_has_them(
 
     done = await imported(path, sessions)
 
-    assert (done.imported, done.added, done.failed, done.left_alone) == (3, 8, {}, ())
+    assert (done.imported, done.added, done.failed, done.left_alone) == (3, 8, {}, [])
     assert done.there == 1  # without any event
     assert await all_of(PerdureSessionService(sessions)) == await all_of(own)
     state = await PerdureSessionService(sessions).get_user_state(app_name="the/app", user_id="ada")
@@ -153,7 +153,7 @@ async def test_an_import_is_repeated_and_doubles_nothing(
     await filled(own)
     await imported(path, sessions)
     again = await imported(path, sessions)
-    assert (again.there, again.added, again.left_alone) == (4, 0, ())
+    assert (again.there, again.added, again.left_alone) == (4, 0, [])
 
     delta = {"app:fleet": 3, "user:boat": None}
     await add(own, "ada", "two", event(3, color="blue", **delta), event(4))
@@ -161,7 +161,7 @@ async def test_an_import_is_repeated_and_doubles_nothing(
     more = await imported(path, sessions)
 
     assert (more.imported, more.continued, more.there, more.added) == (1, 1, 3, 3)
-    assert more.left_alone == ()
+    assert more.left_alone == []
     assert await all_of(PerdureSessionService(sessions)) == await all_of(own)
 
 
@@ -213,12 +213,25 @@ async def test_what_is_in_use_here_is_left_alone(
 
     assert list(done.failed) == ["the%2Fapp/ada/one"]
     assert "its events are not how the source's begin" in done.failed["the%2Fapp/ada/one"]
-    assert done.left_alone == ("user:the%2Fapp/ada", "app:the%2Fapp")
+    assert done.left_alone == ["user:the%2Fapp/ada", "app:the%2Fapp"]
     after = await target.get_session(app_name="the/app", user_id="ada", session_id="one")
     assert after is not None
     assert as_data(after) == as_data(before)
     bob = await target.get_user_state(app_name="the/app", user_id="bob")
     assert bob["boat"] == "Bob's"
+
+
+@only_database
+async def test_a_session_that_cannot_be_imported_holds_up_no_other(
+    tmp_path: Path, sessions: SessionManager, own: Any
+) -> None:
+    await filled(own)
+    await add(own, "a\nb", "one", event(0, **{"user:boat": "Sula"}))
+
+    done = await imported(tmp_path / "adk.db", sessions)
+
+    assert list(done.failed) == ["the%2Fapp/a\nb/one"]
+    assert (done.imported, done.there) == (3, 1)
 
 
 @only_database

@@ -18,6 +18,7 @@ from perdure.adapters.imports import (
     PAGE,
     Moved,
     ReadRows,
+    SdkImport,
     engine_rows,
     not_equal,
     read_only_engine,
@@ -27,6 +28,7 @@ from perdure.adapters.imports import (
     sqlite_path,
     sqlite_rows,
 )
+from perdure.errors import PerdureError
 
 if TYPE_CHECKING:
     from google.adk.sessions.base_session_service import BaseSessionService
@@ -110,6 +112,7 @@ class AdkSource:
         self._user: _SharedState | None = None
         self._app: _SharedState | None = None
         self._left_alone: list[str] = []
+        self._failed: dict[str, str] = {}
 
     async def names(self) -> AsyncIterator[AdkName]:
         """Return the sessions' names, those of a user one after another."""
@@ -137,10 +140,11 @@ class AdkSource:
             user.moved += 1
         return Moved(known, added)
 
-    async def finish(self, sessions: SessionManager, tenant: str) -> tuple[str, ...]:
-        """Take over the state of the last app and user, and return what is in use here."""
+    async def finish(self, sessions: SessionManager, tenant: str, done: SdkImport) -> None:
+        """Take over the state of the last app and user, and say what is in use here."""
         await self._share(sessions, tenant, None, None)
-        return tuple(self._left_alone)
+        done.left_alone += self._left_alone
+        done.failed |= self._failed
 
     def _scopes(self, name: AdkName) -> tuple[_SharedState, _SharedState]:
         """Return what is known of the state of a session's app and user."""
@@ -161,10 +165,13 @@ class AdkSource:
         user: _SharedState | None,
     ) -> None:
         """Take over the state of an app and of a user all of whose sessions were imported."""
-        if self._user is not None and self._user is not user:
-            self._left_alone += await self._user.take_over(sessions, tenant)
-        if self._app is not None and self._app is not app:
-            self._left_alone += await self._app.take_over(sessions, tenant)
+        for state, following in ((self._user, user), (self._app, app)):
+            if state is not None and state is not following and state.moved:
+                try:
+                    if not await state.take_over(sessions, tenant):
+                        self._left_alone.append(state.scope)
+                except PerdureError as error:  # of none of the sessions
+                    self._failed[state.scope] = str(error)
         self._app, self._user = app, user
 
 
@@ -180,8 +187,8 @@ class _SharedState:
         self.values: dict[str, Any] = {}
         self._prefix = prefix
 
-    async def take_over(self, sessions: SessionManager, tenant: str) -> list[str]:
-        """Store it, unless it is in use here; return its name if it then differs."""
+    async def take_over(self, sessions: SessionManager, tenant: str) -> bool:
+        """Store it, unless it is in use here; return whether it is here as the source has it."""
         scope = sessions.scope(self.scope, tenant=tenant, owner=self.owner)
         before = await scope.values()
         changed = {
@@ -191,11 +198,11 @@ class _SharedState:
         }
         gone = before.keys() - self.values.keys()
         if not changed and not gone:
-            return []
+            return True
         if before and await self._count(sessions, tenant) > self.moved:
-            return [self.scope]
+            return False
         await scope.update(changed, delete=gone)
-        return []
+        return True
 
     async def _count(self, sessions: SessionManager, tenant: str) -> int:
         """Return how many sessions share it here."""

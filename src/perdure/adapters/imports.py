@@ -67,10 +67,10 @@ class SdkImport(msgspec.Struct, kw_only=True):
     """Sessions that are here with all that the source has; those without any content, too."""
     added: int = 0
     """Items, events or checkpoints that were added."""
-    left_alone: tuple[str, ...] = ()
+    left_alone: list[str] = []
     """State that sessions share, and that differs because it is in use here."""
     failed: dict[str, str] = {}
-    """Why a session was not imported, by its name."""
+    """Why a session, or state that sessions share, was not imported, by its name."""
 
 
 class Source(Protocol):
@@ -87,8 +87,8 @@ class Source(Protocol):
         """Add what the store lacks of a session, and compare what is there with the source."""
         ...
 
-    async def finish(self, sessions: SessionManager, tenant: str) -> tuple[str, ...]:
-        """Move what sessions share; return what differs and was left alone."""
+    async def finish(self, sessions: SessionManager, tenant: str, done: SdkImport) -> None:
+        """Move what sessions share, and say what was left alone."""
         ...
 
 
@@ -127,7 +127,7 @@ async def import_sessions(
             done.there += not moved.added
         count += 1
         progress(count, max(source.total, count))
-    done.left_alone = await source.finish(sessions, tenant)
+    await source.finish(sessions, tenant, done)
     return done
 
 

@@ -22,6 +22,7 @@ from perdure.adapters.imports import (
     PAGE,
     Moved,
     ReadRows,
+    SdkImport,
     diverged,
     not_equal,
     postgres_url,
@@ -247,9 +248,8 @@ class LangGraphSource:
                     raise not_equal(name, f"checkpoint {place[1]}")
         return Moved(len(places) - added, added)
 
-    async def finish(self, sessions: SessionManager, tenant: str) -> tuple[str, ...]:
+    async def finish(self, sessions: SessionManager, tenant: str, done: SdkImport) -> None:
         """Nothing is shared."""
-        return ()
 
     async def _read(self, thread: str, place: tuple[str, str]) -> _Stored:
         with reading(f"thread {thread}: checkpoint {place[1]}"):

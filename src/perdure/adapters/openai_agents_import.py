@@ -16,6 +16,7 @@ from perdure.adapters.imports import (
     PAGE,
     Moved,
     ReadRows,
+    SdkImport,
     diverged,
     engine_rows,
     not_equal,
@@ -123,9 +124,8 @@ class OpenAISource:
             raise not_equal(name, "an item")
         return Moved(len(known), len(wanted) - len(known))
 
-    async def finish(self, sessions: SessionManager, tenant: str) -> tuple[str, ...]:
+    async def finish(self, sessions: SessionManager, tenant: str, done: SdkImport) -> None:
         """Nothing is shared."""
-        return ()
 
 
 def _texts(items: Sequence[Any]) -> list[str]:
