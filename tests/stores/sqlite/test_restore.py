@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -23,18 +25,17 @@ async def store(tmp_path: Path) -> SqliteStore:
     return store
 
 
-def count_reads(store: SqliteStore) -> list[object]:
-    """Note each read of the database from now on."""
-    reads = store._database.reads
-    calls: list[object] = []
-    start = reads.start
+def count_reads(store: SqliteStore) -> list[None]:
+    """Note each snapshot of the database from now on."""
+    readers, counts = store._database.readers, list[None]()
+    snapshot = readers.snapshot
 
-    def counted(function: object, *args: object, **options: object) -> object:
-        calls.append(function)
-        return start(function, *args, **options)  # type: ignore[arg-type]
+    def counted() -> AbstractContextManager[sqlite3.Connection]:
+        counts.append(None)
+        return snapshot()
 
-    reads.start = counted  # type: ignore[method-assign, assignment]
-    return calls
+    readers.snapshot = counted  # type: ignore[method-assign, assignment]
+    return counts
 
 
 async def test_opening_a_session_again_takes_two_reads_and_a_page_of_history_one(
