@@ -11,6 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from perdure import Limits, Message, Session, Shutdown, connect
 from perdure.records.keys import SessionKey
+from perdure.session.base import MOST_EPOCHS
 from perdure.store import LogChunk
 from perdure.stores.memory import MemoryBacking, MemoryStore
 
@@ -145,3 +146,14 @@ async def test_what_came_during_a_fold_is_folded_at_the_close() -> None:
         view = await sessions.load("a")
         assert view is not None
         assert view.restore_report.source == "snapshot"
+
+
+async def test_opening_a_session_very_often_without_a_change_does_not_slow_it_down() -> None:
+    backing = MemoryBacking()
+    for round in range(3 * MOST_EPOCHS):
+        async with connect(MemoryStore(backing=backing), shutdown=QUIET) as sessions:
+            session = await sessions.open("ada")
+            if not round:
+                session.append(Message.user("a"))
+            assert session.restore_report.records_read <= MOST_EPOCHS
+            assert len(session.context()) == 1

@@ -6,6 +6,8 @@ choice of ids can make two sessions one.
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from perdure.errors import InvalidArgumentError
@@ -17,6 +19,8 @@ DEFAULT_SESSION = "default"
 
 KEYRING = "perdure:keyring"
 """The agent id of the sessions that hold an encrypted store's keys, one for each tenant."""
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 SCOPES = "perdure:scope"
 """The agent id of the sessions that are scopes; the session's id is the scope's."""
@@ -91,7 +95,7 @@ def _check(what: str, value: str) -> None:
 
 
 def _require_printable(what: str, value: str) -> None:
-    if any(ord(char) < 32 or ord(char) == 127 for char in value):
+    if _CONTROL.search(value):
         raise InvalidArgumentError(
             f"{what} {value!r} holds a control character: remove it", option=what, value=value
         )

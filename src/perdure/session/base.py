@@ -55,6 +55,9 @@ log: logging.Logger = logging.getLogger("perdure")
 
 CHECK_INTERVAL: Final = 0.5
 """Seconds between two checks of a waiting turn for a wait for itself."""
+MOST_EPOCHS: Final = 16
+"""How often a session is opened without a fold, at most: each open adds a record, to be read by
+the next ones, and on files a log file."""
 CHECKS_BEFORE_WARNING: Final = 10
 """Checks after which a warning says that it seems so, though the wait may end."""
 
@@ -362,6 +365,7 @@ class SessionBase(_Hot):
     __slots__ = (
         "_behind",
         "_contributors",
+        "_folded_epoch",
         "_folding",
         "_may_be_cut",
         "_noted",
@@ -386,7 +390,9 @@ class SessionBase(_Hot):
         """Made when the first one is attached."""
         self._pins: int = 0
         self._folding: bool = False
-        self._rewrite_bytes: int = _size(restored.manifest)
+        manifest = restored.manifest
+        self._rewrite_bytes: int = _size(manifest)
+        self._folded_epoch: int = 0 if manifest is None else manifest.epoch
         self._hold(restored)
         tracked.on_captured = self._catch_up
 
@@ -607,6 +613,12 @@ class SessionBase(_Hot):
         if not is_saved or self._tracked.before_capture is not None:
             self._runtime.saver.turn_ended(self._tracked)
 
+    @property
+    def _has_tail(self) -> bool:
+        """Whether a fold shortens the next restore: of records, or of many epochs without any."""
+        epochs = self._tracked.epoch - self._folded_epoch
+        return self._tail_records > 0 or (self._folded_epoch > 0 and epochs >= MOST_EPOCHS)
+
     def _durable_tail(self) -> tuple[int, int]:
         """Return the size and the record count of what no fold has of the durable log."""
         tracked = self._tracked
@@ -628,6 +640,7 @@ class SessionBase(_Hot):
         self._tail_bytes = max(self._tail_bytes - size, 0)
         self._tail_records = max(self._tail_records - records, 0)
         self._rewrite_bytes = _size(manifest)
+        self._folded_epoch = manifest.epoch
 
 
 def entry_of(item: Message | EncodedRecord | Any, registry: Registry) -> Entry:

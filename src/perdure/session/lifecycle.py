@@ -452,7 +452,7 @@ class SessionLifecycle:
             rewrite_bytes=session._rewrite_bytes,
         )
         try:
-            if session._tail_records and not hurried:
+            if session._has_tail and not hurried:
                 await self._fold_alone(_Fold(self, session), urgent=True)
             await self.release(session)
         finally:

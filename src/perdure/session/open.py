@@ -68,7 +68,8 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
             message = f"invalid on_held={self.on_held!r}: choose {choices}"
             raise InvalidArgumentError(message, option="on_held", value=self.on_held)
         check_said(owner=self.owner, tags=self.tags)
-        require_options(autosave=self.autosave)
+        if self.autosave is not INHERIT:
+            require_options(autosave=self.autosave)
 
 
 @final

@@ -269,7 +269,7 @@ class ManagerShutdown:
                 session._close_with(SessionClosedError(message, key=str(session.key)))
 
     async def _fold(self, session: SessionBase) -> None:
-        if session._tail_records:
+        if session._has_tail:
             await self._lifecycle.fold(session)
 
 

@@ -472,10 +472,11 @@ async def test_a_fold_of_less_than_the_epoch_has_before_it_keeps_nobody_out(
 async def test_an_acquire_that_nobody_waits_for_lets_go(
     store, disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    loop = anyio.lowlevel.current_token()
     with anyio.CancelScope() as scope:
 
         def cancel() -> None:
-            anyio.from_thread.run_sync(scope.cancel)
+            anyio.from_thread.run_sync(scope.cancel, token=loop)
             # The caller is gone before the thread is: it must find that out itself.
             while not claims[0].abandoned:
                 pass

@@ -91,8 +91,8 @@ class Home:
         self.owners: Owners = owners
         self.files: OpenFiles = OpenFiles(min(_MAX_OPEN, open_files_limit() // 4))
         self.appends: Threads = Threads(PARALLELISM, name="perdure append")
-        self._heartbeats = anyio.CapacityLimiter(1)
-        self._others = anyio.CapacityLimiter(PARALLELISM)
+        self._heartbeats: Threads = Threads(1, name="perdure heartbeat")
+        self._others: Threads = Threads(PARALLELISM, name="perdure file")
         self._pid = os.getpid()
 
     @property
@@ -118,19 +118,19 @@ class Home:
         return await self._run_limited(self._heartbeats, "write", self.owners.heartbeat)
 
     async def _run_limited(
-        self, limiter: anyio.CapacityLimiter, doing: str, function: Callable[[*Ts], T], *args: *Ts
+        self, threads: Threads, doing: str, function: Callable[[*Ts], T], *args: *Ts
     ) -> T:
         with store_errors(doing, self.root.path):
-            return await anyio.to_thread.run_sync(
-                function, *args, abandon_on_cancel=True, limiter=limiter
-            )
+            return await threads.run(function, *args)
 
     async def aclose(self) -> None:
         """Close every file. None may be in use."""
         self.appends.close()
         self.owners.wake_waiter()
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self._close_files)
+            await self._others.run(self._close_files)
+        self._others.close()
+        self._heartbeats.close()
 
     def _close_files(self) -> None:
         self.files.close_all()
