@@ -7,11 +7,16 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 
-from perdure import Message
+import perdure
+from perdure import Message, Shutdown
 from perdure.inspector import conversation, pages
+from perdure.records.keys import SessionKey
+from perdure.stores.delegate import DelegatingStore
+from perdure.stores.memory import MemoryStore
 from tests.inspector.conftest import PNG, client, connected, fill
 
 SESSION_PAGES = [
@@ -349,3 +354,30 @@ async def test_a_conversation_of_pydantic_ai_is_shown_with_its_source() -> None:
         assert {item["source"] for item in page["items"]} == {"pydantic-ai"}
         for path in ("/session?agent=ada&view=timeline", "/states?agent=ada"):
             assert (await http.get(path)).status_code == 200
+
+
+class SlowLook(DelegatingStore):
+    """A store that looks for what waits only when it may."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore())
+        self.go = anyio.Event()
+
+    async def sessions_with_pending_items(self, *, dead_letters: bool = False) -> list[SessionKey]:
+        await self.go.wait()
+        return await self.inner.sessions_with_pending_items(dead_letters=dead_letters)
+
+
+async def test_a_page_does_not_wait_for_a_long_look_at_all_sessions() -> None:
+    store = SlowLook()
+    async with perdure.connect(store, shutdown=Shutdown(signals=False)) as sessions:
+        await sessions.post("bob", Message.user("x"))
+        async with client(sessions) as inspector:
+            first = await get(inspector, "/inbox")
+            assert (first["looking"], first["waiting"], first["at"]) == (True, [], None)
+            assert "All sessions are being looked at" in (await inspector.get("/inbox")).text
+            store.go.set()
+            await anyio.wait_all_tasks_blocked()
+            after = await get(inspector, "/inbox")
+            assert [key["agent"] for key in after["waiting"]] == ["bob"]
+            assert not after["looking"]

@@ -117,6 +117,7 @@ class _Inspector:
         self._manager = sessions
         self._allow_changes = allow_changes
         self._live: Live | None = None
+        self._scan: pages.InboxScan | None = None
         self._changes: Changes | None = None
         self._templates = _templates()
 
@@ -238,7 +239,10 @@ class _Inspector:
         return await pages.delivery_page(self._manager(), query.key())
 
     async def _inbox(self, query: Query) -> pages.InboxPage:
-        return await pages.inbox_page(self._manager())
+        sessions = self._manager()
+        if self._scan is None or self._scan.sessions is not sessions:
+            self._scan = pages.InboxScan(sessions)
+        return await self._scan.page()
 
     async def _position(self, query: Query) -> int:
         return await pages.position(self._manager(), query.key())

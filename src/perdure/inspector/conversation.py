@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from perdure.errors import FormatError
+from perdure.inspector.graphs import GraphStep, step_of
 from perdure.memory.documents import TurnPayload, time_of
 from perdure.providers.issued import stamp_of
 from perdure.records.json import decode
@@ -116,12 +117,42 @@ def shown_record(record: Record, registry: Registry) -> ShownItem:
             return shown_item(HistoryItem(record.seq, record.kind, message))
         except FormatError:
             pass
+    step = shown_step(record)
+    if step is not None:
+        return step
     shown = raw_record(record)
     text = _turn_text(record) if record.kind == TURN else ""
     if text:
         part = ShownPart(kind="text", text=text, number=0, size=len(text))
         return msgspec.structs.replace(shown, parts=(part,))
     return shown
+
+
+def shown_step(record: Record, *, only_messages: bool = False) -> ShownItem | None:
+    """Return a record of LangGraph's as a page shows it; None for any other.
+
+    Args:
+        record: The record.
+        only_messages: None also for a step that has said nothing, and for what it wrote before.
+
+    """
+    step = step_of(record)
+    if step is None or (only_messages and not (step.role and step.is_checkpoint)):
+        return None
+    return ShownItem(
+        seq=record.seq,
+        kind="checkpoint" if step.is_checkpoint else "writes",
+        role=step.role,
+        at=step.at,
+        source="langgraph",
+        parts=tuple(map(_cut, _step_parts(step))),
+        in_context=True,
+    )
+
+
+def _step_parts(step: GraphStep) -> Iterator[ShownPart]:
+    for number, (kind, name, value) in enumerate(step.parts):
+        yield ShownPart(kind=kind, name=name, text=_json(value), number=number)
 
 
 def raw_record(record: Record) -> ShownItem:
@@ -134,6 +165,9 @@ def whole_parts(record: Record, registry: Registry, *, raw: bool = False) -> lis
     """Return a record's parts with their whole texts."""
     if record.kind in MESSAGE_KINDS and not raw:
         return list(parts_of(decode_message(record.payload, registry)))
+    step = None if raw else step_of(record)
+    if step is not None:
+        return list(_step_parts(step))
     return [ShownPart(kind="json", text=_payload(record), number=0)]
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, cast, final
 
 import anyio
 import msgspec
@@ -23,6 +24,7 @@ from perdure.records.records import MESSAGE_KINDS, Record
 from perdure.restore.report import RestorePlan, RestoreReport
 from perdure.session.contents import HistoryItem
 from perdure.session.internals import (
+    in_managers_background,
     registry_of,
     session_open_here,
     store_below,
@@ -36,6 +38,8 @@ from perdure.store import DeadLetter, LeaseState, PendingItem, SessionInfo, Stor
 PAGE: Final = 50
 """Items of a conversation on a page."""
 MOST: Final = 200
+PATIENCE: Final = 0.2
+"""Seconds that a page waits for a look at all sessions."""
 LISTED: Final = 100
 """Sessions on a page."""
 BUDGET: Final = 0.15
@@ -228,11 +232,15 @@ async def conversation_page(
             conversation.shown_item(item, context)
             for item in await loaded.history(before=before, limit=limit)
         ]
+    if items:
         first = items[0].seq if len(items) == limit else 1
-        last = items[-1].seq if items else before - 1
+        last = items[-1].seq
     else:
         records = await _records(loaded, before, limit)
-        if view == "raw":
+        if view == "compact":  # a graph's thread has steps, and no messages of its own
+            steps = (conversation.shown_step(record, only_messages=True) for record in records)
+            items = [step for step in steps if step is not None]
+        elif view == "raw":
             items = [conversation.raw_record(record) for record in records]
         else:
             rows = conversation.timeline(records, registry_of(loaded), context)
@@ -555,21 +563,63 @@ class InboxPage(msgspec.Struct, frozen=True, kw_only=True):
     """The sessions of a store for which something waits."""
 
     location: str
-    waiting: Sequence[SessionKey]
-    dead: Sequence[SessionKey]
+    waiting: Sequence[SessionKey] = ()
+    dead: Sequence[SessionKey] = ()
+    at: float | None = None
+    """When the store was looked at; None: not yet."""
+    looking: bool = False
+    """Whether a newer look has not come to its end."""
 
 
-async def inbox_page(sessions: SessionManager) -> InboxPage:
+@final
+class InboxScan:
+    """Looks at all sessions of a store, one at a time; a page does not wait for its end.
+
+    Args:
+        sessions: The manager, whose tasks the looks belong to.
+
+    """
+
+    def __init__(self, sessions: SessionManager) -> None:
+        self.sessions: SessionManager = sessions
+        self._latest = InboxPage(location=store_below(sessions).location)
+        self._error: Exception | None = None
+        self._running: anyio.Event | None = None
+
+    async def page(self) -> InboxPage:
+        """Look, and return what was seen; after `PATIENCE` what the look before has seen."""
+        if self._running is None:
+            self._running = anyio.Event()
+            in_managers_background(self.sessions, self._look)
+        with anyio.move_on_after(PATIENCE) as waited:
+            await self._running.wait()
+        if waited.cancelled_caught:
+            return msgspec.structs.replace(self._latest, looking=True)
+        if self._error is not None:
+            raise self._error
+        return self._latest
+
+    async def _look(self) -> None:
+        running = self._running
+        self._error = None
+        try:
+            self._latest = await _inbox_page(self.sessions)
+        except Exception as error:  # noqa: BLE001  # raised to whoever waits
+            self._error = error
+        finally:
+            self._running = None
+            if running is not None:
+                running.set()
+
+
+async def _inbox_page(sessions: SessionManager) -> InboxPage:
     """Return the sessions for which a post waits, or that have dead letters, of all tenants."""
     store: Store = store_below(sessions)
-    dead = (
-        await store.sessions_with_pending_items(dead_letters=True)
-        if store.capabilities.dead_letters
-        else []
-    )
-    return InboxPage(
-        location=store.location, waiting=await store.sessions_with_pending_items(), dead=dead
-    )
+    dead: Sequence[SessionKey] = ()
+    if store.capabilities.dead_letters:
+        dead = await store.sessions_with_pending_items(dead_letters=True)
+    waiting = await store.sessions_with_pending_items()
+    return InboxPage(location=store.location, waiting=waiting, dead=dead, at=time.time())
 
 
 async def position(sessions: SessionManager, key: SessionKey) -> int:

@@ -26,6 +26,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.posts import UNREADABLE, decode_dead_letter, encode_dead_letter, oldest_first
 from perdure.store import DeadLetter, InboxLimit, PendingItem
 from perdure.stores.file.layout import (
+    dead_letters_generation,
     dead_letters_name,
     inbox_generation,
     inbox_name,
@@ -222,6 +223,8 @@ def drop_dead_letters(root: Folder, key: SessionKey, op_ids: Collection[str]) ->
 def session_with_dead_letters(folder: Folder) -> SessionKey | None:
     """Return the key of a folder's session if it has dead letters."""
     with skip_unreadable(), contextlib.suppress(FormatError):  # one bad session hides no other
+        if not any(map(dead_letters_generation, folder.names())):  # most have none
+            return None
         lease = read_lease(folder, newest_epoch(folder))
         if lease is not None and not lease.deleted:
             with folder.enter(dead_letters_name(lease.since)) as dead:
