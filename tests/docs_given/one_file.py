@@ -8,11 +8,11 @@ from perdure import Message, connect
 async def after():
     from examples.own_backend import OneFileStore
 
-    OneFileStore.settle = settle
+    OneFileStore.settle = ack
     store = OneFileStore(Path("one.json"))
     async with connect(store) as sessions:
         await sessions.post("ada", Message.user("Hello"))
         assert len(await store.sessions_with_pending_items()) == 1
         async with sessions.open("ada") as session:
             assert [message.text for message in session.context()] == ["Hello"]
-    assert await store.sessions_with_pending_items() == []  # by now the post is settled
+    assert await store.sessions_with_pending_items() == []  # by now it is acknowledged
