@@ -248,7 +248,7 @@ class PydanticAI:
             assert texts == [f"{at}" for at in range(len(texts))]
             assert len(texts) in (acknowledged, acknowledged + 2)
             self.messages = len(texts)
-            for record in await store.list_conversations():
+            for record in (await store.list_conversations())[:NEWEST]:
                 if record.conversation_id != "a":
                     number = int(record.conversation_id.removeprefix("fork "))
                     forked = await texts_of(store, record.conversation_id)

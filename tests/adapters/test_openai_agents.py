@@ -33,9 +33,17 @@ from agents.testing import ScriptedModel, assistant_message, function_call
 from hypothesis import given, strategies as st
 
 import perdure
-from perdure import LeaseHeldError, Limits, Message, NotStorableError, SessionManager
+from perdure import (
+    LeaseHeldError,
+    LeaseLostError,
+    Limits,
+    Message,
+    NotStorableError,
+    SessionManager,
+)
 from perdure.adapters import PerdureSession
 from perdure.memory.context import WorkingContext
+from perdure.records.keys import SessionKey
 from perdure.records.messages import encode_message
 from perdure.records.records import Entry
 from perdure.session.internals import accept
@@ -268,10 +276,10 @@ def test_it_does_what_the_sdk_s_session_does(
 async def test_each_item_is_popped_by_one_of_many(tmp_path: Path, context_bytes: int) -> None:
     async with perdure.connect(tmp_path, limits=Limits(context_bytes=context_bytes)) as sessions:
         session, other = (PerdureSession("a", sessions) for _ in range(2))
-        items = [user(f"item {number}") for number in range(60)]
+        items = [user(f"item {number}") for number in range(190)]
         await session.add_items(items)
         popped = await asyncio.gather(
-            *((session, other)[number % 2].pop_item() for number in range(70))
+            *((session, other)[number % 2].pop_item() for number in range(200))
         )
         assert sorted(texts(filter(None, popped))) == sorted(texts(items))
         assert popped.count(None) == 10
@@ -358,6 +366,29 @@ async def test_a_process_that_asks_is_given_the_session(tmp_path: Path) -> None:
         for number in range(6):
             await (first, second)[number % 2].add_items([user(str(number))])
         assert await first.get_items() == [user(str(number)) for number in range(6)]
+
+
+async def test_a_run_that_was_overtaken_is_refused_until_it_reads_again() -> None:
+    backing = MemoryBacking()
+    one, other = MemoryStore(backing=backing), MemoryStore(backing=backing)
+    async with perdure.connect(one) as mine:
+        session, key = PerdureSession("a", mine), SessionKey("a")
+        await session.add_items([user("one")])
+        await other.open()
+        holder = await other.holder(key)
+        assert holder is not None
+        taken = await other.acquire(key, after=holder.epoch)
+        for text in ("two", "three"):  # while the takeover is not known here, and when it is
+            with pytest.raises(LeaseLostError, match=f"taken over by .*{other.owner}"):
+                await session.add_items([user(text)])
+        for lost in mine.lost:
+            await lost.discard_unsaved()
+        await other.release(key, taken.epoch)
+        with pytest.raises(LeaseLostError, match=f"taken over by .*{other.owner}"):
+            await session.add_items([user("four")])
+        assert await session.get_items() == [user("one")]
+        await session.add_items([user("five")])
+        assert await session.get_items() == [user("one"), user("five")]
 
 
 async def test_a_session_is_a_tenant_s_own(sessions: SessionManager) -> None:

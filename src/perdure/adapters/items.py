@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Coroutine, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar, final
 
 import anyio
 import msgspec
 
 from perdure.errors import (
     InvalidArgumentError,
+    LeaseLostError,
     UnsupportedVersionError,
     WrongLoopError,
 )
@@ -24,6 +25,7 @@ from perdure.records.messages import Message, decode_message
 from perdure.session.internals import (
     loop_of,
     messages_before_log,
+    other_holder,
     session_open_here,
     working_context,
 )
@@ -193,6 +195,24 @@ class AdapterManager:
         if session is not None:
             return session
         return await sessions.load(key.agent, session=key.session, tenant=key.tenant)
+
+    async def save(self, session: Session) -> None:
+        """Make a session durable.
+
+        Raises:
+            LeaseLostError: Another process has taken it over: the error names it.
+
+        """
+        try:
+            await session.save()
+        except LeaseLostError as error:
+            await self.refuse(session, error)
+
+    async def refuse(self, session: Session, cause: LeaseLostError) -> NoReturn:
+        """Raise a LeaseLostError that names the process that has taken a session over."""
+        other = await other_holder(await self.manager(), session.key)
+        message = f"session {session.key} was taken over by {other or 'another process'}: {cause}"
+        raise LeaseLostError(message, **{**cause.facts, "key": str(session.key)}) from cause
 
     async def aclose(self) -> None:
         """Close the manager if it is its own.

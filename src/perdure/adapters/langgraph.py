@@ -204,7 +204,7 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         """Make a thread durable, and give it back to other processes now."""
         session = self._threads.open_here(self._threads.thread(thread_id))
         if session is not None:
-            await session.save()
+            await self._connection.save(session)
             await release_unused(session)
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> Self:
@@ -342,9 +342,9 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         try:
             if has_room(session):
                 release_put(thread, (place.ns, id_))
-            await self._threads.save(thread, session)
+            await self._connection.save(session)
             while session.durable_version < thread.released:
-                await self._threads.save(thread, session)
+                await self._connection.save(session)
         finally:
             thread.writing -= 1
 

@@ -33,6 +33,7 @@ from perdure.adapters.versions import warn_untested
 from perdure.errors import (
     FormatError,
     InvalidArgumentError,
+    LeaseLostError,
     NotStorableError,
     SessionClosedError,
     TooLargeError,
@@ -46,6 +47,7 @@ from perdure.session.internals import (
     accept,
     begin_turn,
     let_go,
+    refusal_of,
     release_unused,
     replace_tail,
     running_turn,
@@ -143,6 +145,8 @@ class PerdureSession(Adapter):
         self._lock = anyio.Lock()
         self._is_entered = False
         self._pinned: Session | None = None
+        self._current: Session | None = None
+        """What was read or written last, if it was held here then."""
         self._texts: dict[bytes, bytes] = {}
         """By the payloads of messages, the JSON of their items."""
 
@@ -219,6 +223,7 @@ class PerdureSession(Adapter):
         if limit is None and self.session_settings is not None:
             limit = self.session_settings.limit
         source = None if limit == 0 else await self._peek()
+        self._current = source if isinstance(source, Session) else None
         if source is None:
             return []
         # A negative one is none, as in the SDK's own session.
@@ -233,6 +238,7 @@ class PerdureSession(Adapter):
             NotStorableError: An item is not JSON; nothing was added.
             TooLargeError: An item is larger than the limit for a record; nothing was added.
             LeaseHeldError: Another process writes the session.
+            LeaseLostError: Another process has taken it over since it was read; it is named.
 
         """
         entries = self._encoded(items)
@@ -363,14 +369,26 @@ class PerdureSession(Adapter):
     async def _write(self) -> AsyncGenerator[Session, None]:
         """Hold the session for a change, which is durable at the end of the block."""
         sessions = await self._connection.manager()
+        await self._require_current()
         async with self._opening(sessions) as session:
             if self._is_entered and self._pinned is not session:
                 self._pinned = await self._opening(sessions)  # one pin more, for after this block
             if self._title is not None and session.info.metadata.title is None:
                 session.describe(title=self._title)
+            self._current = session
             yield session
             if self.durable:
-                await session.save()
+                await self._connection.save(session)
+
+    async def _require_current(self) -> None:
+        """Refuse a write of a run that has read the session before another process took it over.
+
+        One that asked for the session, and was given it, is no such process.
+        """
+        lost = None if self._current is None else refusal_of(self._current)
+        is_overtaken = isinstance(lost, LeaseLostError) and "unsaved" in lost.facts
+        if self._current is not None and isinstance(lost, LeaseLostError) and is_overtaken:
+            await self._connection.refuse(self._current, lost)
 
     def _opening(self, sessions: SessionManager) -> SessionOpening:
         return sessions.open(

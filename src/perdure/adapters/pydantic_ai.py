@@ -207,6 +207,7 @@ class PerdureConversationStore(Adapter, sdk.ConversationStore):
             NotStorableError: A message is not JSON; nothing was stored.
             TooLargeError: A message is larger than the limit for a record; nothing was stored.
             LeaseHeldError: Another process keeps holding the session.
+            LeaseLostError: Another process has taken it over meanwhile; the error names it.
 
         """
         key = self._key(record.conversation_id)
@@ -413,7 +414,7 @@ class PerdureConversationStore(Adapter, sdk.ConversationStore):
                 except LeaseLostError:  # handed over before anything was appended: ask for it back
                     continue
                 version = session.version
-                await session.save()
+                await self._connection.save(session)
                 return version
 
     async def _apply(self, change: _Change, session: Session) -> bool:

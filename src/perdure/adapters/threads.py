@@ -221,7 +221,7 @@ class ThreadSessions:
             before = session.version
             accept(session, entries_of(records))
             thread.epochs.add(session.epoch)
-            await self.save(thread, session)
+            await self._connection.save(session)
             await self._catch_up(thread, session)
             thread.seen = thread.index.upto
         sessions = await self._connection.manager()
@@ -365,22 +365,6 @@ class ThreadSessions:
                 if info.key == self.key(info.key.agent):
                     yield info.key.agent
 
-    async def save(self, thread: Thread, session: Session) -> None:
-        """Make a thread durable.
-
-        Raises:
-            LeaseLostError: Another process has taken it over: the error names it.
-
-        """
-        try:
-            await session.save()
-        except LeaseLostError as error:
-            now = await store_of_manager(await self._connection.manager()).holder(thread.key)
-            holder = Holder() if now is None else Holder(now.owner, now.host, now.pid)
-            message = f"thread {thread.key} was taken over by {holder}: {error}"
-            facts = {"key": str(thread.key), "owner": holder.owner}
-            raise LeaseLostError(message, **facts) from error
-
     async def save_checkpoint(
         self, thread: Thread, session: Session, version: int, at: tuple[str, str]
     ) -> None:
@@ -388,7 +372,7 @@ class ThreadSessions:
         with anyio.CancelScope() as scope:
             thread.waiting[at] = scope, version
             try:
-                await self.save(thread, session)
+                await self._connection.save(session)
             finally:
                 if thread.waiting.get(at) == (scope, version):
                     del thread.waiting[at]
