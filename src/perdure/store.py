@@ -78,6 +78,7 @@ __all__ = [
     "Status",
     "Store",
     "SupportsBeginAppend",
+    "SupportsConnections",
     "SupportsFolders",
     "SupportsIntegrityCheck",
     "SupportsLocalPath",
@@ -449,6 +450,14 @@ class SupportsRebuild(Protocol):
 
     async def rebuild_directory(self) -> int:
         """Rebuild it, and return how many sessions it lists."""
+        ...
+
+
+class SupportsConnections(Protocol):
+    """A store that keeps connections to a server."""
+
+    def connection_counts(self) -> tuple[int, int]:
+        """Return how many connections are idle, and how many are in use; called by any thread."""
         ...
 
 

@@ -20,6 +20,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import perdure
 from perdure import Message, Shutdown
 from perdure.agent import Agent, ScriptedModel, call
+from perdure.memory.compaction import CompactionPolicy
 from perdure.observe import Telemetry
 from tests.observe.test_metrics import read
 
@@ -111,6 +112,52 @@ async def test_an_agent_s_turns_and_tools_are_spans_within_each_other() -> None:
     assert [one.name for one in inner] == ["execute_tool look"] * 2
     assert {one.parent.span_id for one in inner} == {outer.context.span_id}
     assert outer.attributes["gen_ai.conversation.id"] == "ada"
+
+
+async def test_a_compaction_is_a_span_within_its_turn() -> None:
+    collected = Collected()
+    policy = CompactionPolicy(max_tokens=60, count_tokens=lambda message: len(message.text))
+    model = ScriptedModel(lambda messages: "It is " + "deep " * 10)
+    async with perdure.connect("memory:", shutdown=QUIET) as sessions:
+        async with anyio.create_task_group() as group:
+            agent = Agent.create("ada", model=model, compaction=policy, sessions=sessions)
+            async with agent as running:
+                group.start_soon(collected.telemetry.follow, running)
+                await anyio.wait_all_tasks_blocked()
+                for _ in range(4):
+                    await running.ask("How deep is it?")
+    spans = collected.spans.get_finished_spans()
+    turns = {one.context.span_id for one in spans if one.name == "invoke_agent ada"}
+    memory = [one for one in spans if one.name == "upsert_memory ada"]
+    assert memory
+    assert all(one.parent.span_id in turns for one in memory)
+    assert memory[0].attributes["gen_ai.operation.name"] == "upsert_memory"
+    assert memory[0].attributes["gen_ai.conversation.id"] == "ada"
+    assert memory[0].attributes["perdure.turns"] > 0
+
+
+@pytest.mark.parametrize("kind", ["postgres", "redis"])
+async def test_connections_to_a_server_are_counted(kind: str, tmp_path: Path) -> None:
+    collected = Collected()
+    if kind == "postgres":
+        from tests.servers import postgres
+
+        url = f"{postgres.shared().url}?schema={postgres.schema_of(tmp_path)}"
+    else:
+        from tests.servers import valkey
+
+        url = f"{valkey.shared().url}?prefix={tmp_path.name}"
+    store = collected.telemetry.observed(perdure.store_for(url))
+    assert states(collected) == {"idle": 0, "used": 0}
+    async with perdure.connect(store, shutdown=QUIET) as sessions:
+        async with sessions.open("ada") as session, session.turn():
+            session.append(Message.user("x"))
+        assert states(collected)["idle"] >= 1
+
+
+def states(collected: Collected) -> dict[str, float]:
+    points = collected.figures()["db.client.connection.count"]
+    return {one.attributes["db.client.connection.state"]: one.value for one in points}
 
 
 def test_the_exporter_for_prometheus_gives_the_same_names() -> None:

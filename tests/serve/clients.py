@@ -27,6 +27,8 @@ class Client:
     def __init__(self, url: Callable[[], str], agent: str, tally: dict[str, int]) -> None:
         self.url, self.agent, self.tally = url, agent, tally
         self.turns: list[list[Event]] = []
+        self.ended: int = 0
+        """Turns whose last event has come."""
 
     async def ask(self, http: httpx.AsyncClient, *, hang_up: bool = False) -> None:
         """Ask once, until the answer's last event has come.
@@ -48,6 +50,7 @@ class Client:
             if events and events[-1].name in {"error", "interrupted"}:
                 await anyio.sleep(0.2)
             hang_up = hang_up and not events
+        self.ended += 1
 
     async def _read(
         self, http: httpx.AsyncClient, key: str, events: list[Event], *, hang_up: bool

@@ -116,6 +116,8 @@ TOOL: Final = "gen_ai.tool.name"
 ERROR: Final = "error.type"
 DB_SYSTEM: Final = "db.system.name"
 DB_OPERATION: Final = "db.operation.name"
+DB_POOL: Final = "db.client.connection.pool.name"
+DB_STATE: Final = "db.client.connection.state"
 
 INVOKE_AGENT = Figure(
     "gen_ai.invoke_agent.duration", "histogram", "How long an agent's turns took.", "s"
@@ -125,4 +127,7 @@ EXECUTE_TOOL = Figure(
 )
 DB_DURATION = Figure(
     "db.client.operation.duration", "histogram", "How long the store's operations took.", "s"
+)
+DB_CONNECTIONS = Figure(
+    "db.client.connection.count", "gauge", "Connections to the store, idle and used."
 )

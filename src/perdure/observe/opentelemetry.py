@@ -13,12 +13,14 @@ from perdure._lib.lazy import import_extra
 from perdure.observe import names
 from perdure.observe.metrics import Distribution, Metrics
 from perdure.observe.names import FIGURES, SECONDS, Figure
+from perdure.store import SupportsConnections, capability
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation
     from opentelemetry.trace import Tracer, TracerProvider
 
     from perdure.agent import Agent
+    from perdure.agent.events import CompactionCompleted, CompactionFailed
     from perdure.autosave.events import Saved
     from perdure.session.manager import SessionManager
     from perdure.session.runtime import SessionOpened
@@ -113,18 +115,39 @@ class Telemetry:
     def observed(self, store: Store) -> Store:
         """Return a store that measures its operations: ``db.client.operation.duration``.
 
+        Of PostgreSQL and Redis also ``db.client.connection.count``.
+
         Connect with it: ``perdure.connect(telemetry.observed(perdure.store_for(url)))``. Leave it
         out where the driver itself is instrumented. It costs SQLite its fastest way to save.
         """
+        pooled = capability(store, SupportsConnections)
+        if pooled is not None:
+            figure = names.DB_CONNECTIONS
+            read = [partial(self._read_connections, pooled, store.location)]
+            self._meter.create_observable_up_down_counter(
+                figure.name, read, unit="{connection}", description=figure.help
+            )
         return cast("Store", _ObservedStore(store, self._histograms[names.DB_DURATION].record))
+
+    def _read_connections(
+        self, store: SupportsConnections, pool: str, _: CallbackOptions
+    ) -> Iterable[Observation]:
+        counts = zip(("idle", "used"), store.connection_counts(), strict=True)
+        return [
+            self._observation(count, {names.DB_POOL: pool, names.DB_STATE: state})
+            for state, count in counts
+        ]
 
     async def follow(self, agent: Agent) -> None:
         """Measure an agent's turns and tools until it stops: start it next to the agent.
 
         The spans are named after OpenTelemetry's conventions: ``invoke_agent`` and, in it,
-        ``execute_tool``.
+        ``execute_tool``, and ``upsert_memory`` for a compaction.
         """
         from perdure.agent.events import (
+            CompactionCompleted,
+            CompactionFailed,
+            CompactionStarted,
             ToolFinished,
             ToolStarted,
             TurnEnded,
@@ -142,6 +165,10 @@ class Telemetry:
                     spans.begin_tool(event.call.id, event.call.name)
                 elif isinstance(event, ToolFinished):
                     spans.end_tool(event.call.id, event.call.name, event.result.error)
+                elif isinstance(event, CompactionStarted):
+                    spans.begin_memory()
+                elif isinstance(event, CompactionCompleted | CompactionFailed):
+                    spans.end_memory(event)
                 elif isinstance(event, TurnEnded | TurnInterrupted | TurnFailed):
                     spans.end(None if isinstance(event, TurnEnded) else type(event).__name__)
 
@@ -201,6 +228,7 @@ class _AgentSpans:
         self._tracer = tracer
         self._histograms = histograms
         self._turn: Any = None
+        self._memory: Any = None
         self._began = 0.0
         self._tools: dict[str, tuple[Any, float]] = {}
 
@@ -212,16 +240,34 @@ class _AgentSpans:
     def end(self, error: str | None) -> None:
         if self._turn is None:
             return
+        self.end_memory(None)
         for id_ in list(self._tools):
             self.end_tool(id_, "", error)
         self._finish(self._turn, self._began, names.INVOKE_AGENT, "invoke_agent", error)
         self._turn = None
 
+    def begin_memory(self) -> None:
+        self._memory = self._tracer.start_span(
+            f"upsert_memory {self._name}",
+            context=self._in_turn(),
+            attributes=self._attributes("upsert_memory"),
+        )
+
+    def end_memory(self, event: CompactionCompleted | CompactionFailed | None) -> None:
+        span, self._memory = self._memory, None
+        if span is not None:
+            error = getattr(event, "error", None)
+            self._note_error(span, type(error).__qualname__ if error is not None else None)
+            span.set_attribute("perdure.turns", getattr(event, "turns", 0))
+            span.end()
+
+    def _in_turn(self) -> Any:
+        return self._trace.set_span_in_context(self._turn) if self._turn else None
+
     def begin_tool(self, id: str, tool: str) -> None:
-        parent = self._trace.set_span_in_context(self._turn) if self._turn else None
         attributes = {**self._attributes("execute_tool"), names.TOOL: tool}
         span = self._tracer.start_span(
-            f"execute_tool {tool}", context=parent, attributes=attributes
+            f"execute_tool {tool}", context=self._in_turn(), attributes=attributes
         )
         self._tools[id] = (span, time.perf_counter())
 
@@ -251,11 +297,15 @@ class _AgentSpans:
         attributes = {names.OPERATION: operation, **more}
         if error is not None:
             attributes[names.ERROR] = error
-            span.set_attribute(names.ERROR, error)
-            span.set_status(self._trace.StatusCode.ERROR)
+        self._note_error(span, error)
         took = time.perf_counter() - began
         self._histograms[figure].record(took, attributes)
         span.end()
+
+    def _note_error(self, span: Any, error: str | None) -> None:
+        if error is not None:
+            span.set_attribute(names.ERROR, error)
+            span.set_status(self._trace.StatusCode.ERROR)
 
 
 class _ObservedStore:

@@ -328,6 +328,11 @@ class Connections:
                 return
         connection.close()
 
+    def counts(self) -> tuple[int, int]:
+        """Return how many are idle, and how many are in use."""
+        with self._lock:
+            return len(self._idle), len(self._used)
+
     def cut(self, *, everything: bool = False) -> None:
         """Shut down the connections whose reply is late."""
         now = time.monotonic()

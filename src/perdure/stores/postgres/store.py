@@ -149,6 +149,9 @@ class PostgresStore:
         if calls is not None and calls.is_in_this_process:
             await calls.close(self._owner)
 
+    def connection_counts(self) -> tuple[int, int]:
+        return (0, 0) if self._opened is None else self._opened.connections.counts()
+
     @property
     def _calls(self) -> Calls:
         calls = self._opened

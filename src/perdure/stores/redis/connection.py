@@ -121,6 +121,8 @@ class RedisLink:
         """standalone or cluster; empty if INFO is forbidden."""
         self._host: Host | None = None
         self._pid = 0
+        self._idle: list[BaseConnection] = []
+        self._all: set[BaseConnection] = set()
 
     async def open(self) -> None:
         """Start the host task, and check that the server answers.
@@ -134,8 +136,8 @@ class RedisLink:
         # The driver's import takes a second: not on the event loop.
         self._driver, self._new_connection = await anyio.to_thread.run_sync(self._load)
         self._room = anyio.Semaphore(MAX_CONNECTIONS, fast_acquire=True)
-        self._idle: list[BaseConnection] = []
-        self._all: set[BaseConnection] = set()
+        self._idle = []
+        self._all = set()
         self._pid = os.getpid()
         self._calls = 0
         self._closing = anyio.Event()
@@ -277,6 +279,11 @@ class RedisLink:
         return replies
 
     # connections
+
+    def counts(self) -> tuple[int, int]:
+        """Return how many are idle, and how many are in use."""
+        idle = len(self._idle)
+        return idle, len(self._all) - idle
 
     async def _check_out(self) -> BaseConnection:
         self.require_open()

@@ -110,6 +110,9 @@ class RedisStore:
     def __repr__(self) -> str:
         return f"RedisStore({self.location!r})"
 
+    def connection_counts(self) -> tuple[int, int]:
+        return self._link.counts()
+
     @property
     def capabilities(self) -> Capabilities:
         """The store's capabilities; durability is known once it is open."""
