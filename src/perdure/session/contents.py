@@ -69,7 +69,7 @@ from perdure.session.point_in_time import context_at
 from perdure.store import Store
 
 _NONE: frozenset[str] = frozenset()
-_MARGIN = 4
+_MARGIN = 16
 """Records that a page of history reads beyond those that it takes on average."""
 MOST_FOLDS = 100
 """How many folds a read may meet in a row."""

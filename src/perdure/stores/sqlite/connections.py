@@ -258,7 +258,7 @@ class Readers:
     def _reader(self) -> _Reader:
         with self._lock:
             reader = self._idle.pop() if self._idle else None
-        if reader is not None and reader.files not in (None, _files_of(self._path)):
+        if reader is not None and self._was_changed(reader):
             reader.con.close()
             reader = None
         if reader is None:
@@ -266,8 +266,11 @@ class Readers:
             reader = open_reader(self._path, self._timeout)
         return reader
 
+    def _was_changed(self, reader: _Reader) -> bool:
+        return reader.files is not None and reader.files != _files_of(self._path)
+
     def _require_unchanged(self, reader: _Reader) -> None:
-        if reader.files not in (None, _files_of(self._path)):
+        if self._was_changed(reader):
             raise StoreUnavailableError(
                 f"{self._path} was changed while it was read without locks: read again; while "
                 "another process writes to it, read it where its -shm file can be opened",
