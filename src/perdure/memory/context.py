@@ -97,9 +97,10 @@ class WorkingContext:
     """
 
     __slots__ = (
-        "_kept",
+        "_messages",
         "_replaced_at",
         "_retracted",
+        "_snapshot",
         "cut",
         "epoch_id",
         "last_compaction_ts",
@@ -126,11 +127,21 @@ class WorkingContext:
         self.epoch_id: int = 0
         self.last_compaction_ts: float | None = None
         self.system_prompt_sha256: str | None = None
-        self._kept: list[Kept] = []
+        self._messages: list[Kept] = []
+        # Where the messages are until they are needed.
+        self._snapshot: Snapshot | None = None
         # The last record that replaced the messages, as far as is known.
         self._replaced_at: int = 0
         # Since then, in order: how far each retraction went back, and its own record.
         self._retracted: list[tuple[int, int]] = []
+
+    @property
+    def _kept(self) -> list[Kept]:
+        snapshot = self._snapshot
+        if snapshot is not None:
+            self._snapshot = None
+            self._take_out(snapshot)
+        return self._messages
 
     def feed(self, seq: int, kind: str, payload: bytes) -> None:
         """Apply the next record of the log."""
@@ -283,23 +294,35 @@ class WorkingContext:
     def of_snapshot(cls, snapshot: Snapshot, limit: int) -> WorkingContext:
         """Return the context that a valid snapshot holds."""
         context = cls(limit)
-        seqs = snapshot.message_seqs or [snapshot.seq] * len(snapshot.messages)
-        retained = [(seq, bytes(raw)) for seq, raw in zip(seqs, snapshot.messages, strict=True)]
-        if snapshot.pinned:
-            context.system = (*retained.pop(0), True)
-        if snapshot.atoms:
-            context._regroup(retained, snapshot.atoms)
-        else:  # written by another program: the roles define the atoms
-            for seq, message in retained:
-                context._add(seq, message)
         context.cut = snapshot.cut
         context.rebuilt_at = context._replaced_at = min(snapshot.rebuilt_at, snapshot.seq)
-        context._trim()
         context.seq = snapshot.seq
         context.epoch_id = snapshot.epoch_id
         context.last_compaction_ts = snapshot.last_compaction_ts
         context.system_prompt_sha256 = snapshot.system_prompt_sha256
+        sizes = [memoryview(raw).nbytes for raw in snapshot.messages]
+        counts = {len(sizes), sum(snapshot.atoms), len(snapshot.message_seqs)}
+        is_regular = len(counts) == 1 and min(snapshot.atoms, default=0) > 0
+        if is_regular and not snapshot.pinned and sum(sizes) <= limit:
+            context._snapshot = snapshot
+            context.size = sum(sizes)
+        else:
+            context._take_out(snapshot)
+            context._trim()
         return context
+
+    def _take_out(self, snapshot: Snapshot) -> None:
+        """Copy the messages of a snapshot; of a long one that takes a good part of a restore."""
+        self.size = 0
+        seqs = snapshot.message_seqs or [snapshot.seq] * len(snapshot.messages)
+        retained = [(seq, bytes(raw)) for seq, raw in zip(seqs, snapshot.messages, strict=True)]
+        if snapshot.pinned:
+            self.system = (*retained.pop(0), True)
+        if snapshot.atoms:
+            self._regroup(retained, snapshot.atoms)
+        else:  # written by another program: the roles define the atoms
+            for seq, message in retained:
+                self._add(seq, message)
 
     def _add(self, seq: int, message: bytes) -> None:
         """Add a message; its role decides whether it begins an atom."""
