@@ -605,7 +605,8 @@ class Timer:
         self._writer.launch(now)
         self._report_idle(now)
         self._control(now)
-        self._reporter.deliver()
+        if self._core.registry.events:
+            self._reporter.deliver()
         return more
 
     def _report_idle(self, now: float) -> None:

@@ -15,6 +15,24 @@ def test_a_statement_gets_a_row_of_marks_for_each_session() -> None:
     assert at_once("save", 3).count("(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)") == 3
 
 
+async def test_commits_of_any_size_save_each_session_once(tmp_path: Path) -> None:
+    """They share the statements of a few sizes, whose other rows are empty."""
+    store = SqliteStore(tmp_path / "kept" / "x.db")
+    await store.open()
+    keys = [SessionKey(f"agent-{n:03d}") for n in range(33)]
+    grants = [await take(store, key) for key in keys]
+    heads = [grant.head for grant in grants]
+    for count in (1, 5, 7, 9, 33):
+        batches = [
+            Batch(keys[n], grants[n].epoch, heads[n] + 1, group(f"{count}")) for n in range(count)
+        ]
+        assert {outcome.status for outcome in await store.append_many(batches)} == {Status.OK}
+        heads[:count] = [head + 1 for head in heads[:count]]
+    assert [await store.head(key) for key in keys] == heads
+    assert (heads[0], heads[32]) == (grants[0].head + 5, grants[32].head + 1)
+    await store.aclose()
+
+
 async def test_a_commit_of_many_sessions_with_one_that_moved_keeps_the_others(
     tmp_path: Path,
 ) -> None:

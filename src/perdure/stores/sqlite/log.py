@@ -24,7 +24,7 @@ from perdure.records.keys import SessionKey, salvage_cure
 from perdure.records.records import EPOCH, Entry, Position, Record
 from perdure.records.refusals import lease_lost, new_entries, refusal_of
 from perdure.store import Batch, Outcome, Status
-from perdure.stores.sqlite.sql import MAX_ROWS, Q, at_once
+from perdure.stores.sqlite.sql import MAX_ROWS, ROWS_AT_ONCE, Q, at_once
 
 if TYPE_CHECKING:
     import sqlite3
@@ -233,6 +233,9 @@ def plan_write(tail: LogTail, batch: Batch) -> PlannedWrite | None:
     return PlannedWrite(tail, head, crc, total(tail.base, head, crc), data)
 
 
+_NO_ROW = (None,) * 10
+
+
 def save_all(con: sqlite3.Connection, plans: Sequence[PlannedWrite], now: float) -> None:
     """Append all of them, or none; up to `MAX_ROWS` as one statement.
 
@@ -245,7 +248,9 @@ def save_all(con: sqlite3.Connection, plans: Sequence[PlannedWrite], now: float)
         rows: list[object] = []
         for tail, head, crc, sum_, data in part:
             rows += (tail.id, tail.epoch, tail.head, tail.crc, tail.sum, head, crc, sum_, now, data)
-        con.execute(at_once("save", len(part)), rows)
+        count = next(count for count in ROWS_AT_ONCE if count >= len(part))
+        rows += _NO_ROW * (count - len(part))
+        con.execute(at_once("save", count), rows)
 
 
 def append_one(

@@ -22,8 +22,8 @@ WHERE id = :id
 UPDATE session SET created_at = :now WHERE id = :id
 
 -- A save is a row of this view: its session's head is moved, and the records go behind it, only
--- where the log still ends as its holder knows. Both are temporary, which is to say the writing
--- connection's own, and so no part of the database's format.
+-- where the log still ends as its holder knows. A row without an id is nothing. View and trigger are
+-- temporary, which is to say the writing connection's own, and so no part of the database's format.
 
 -- name: make_save
 CREATE TEMP VIEW save AS
@@ -31,7 +31,7 @@ SELECT 0 AS id, 0 AS epoch, 0 AS was, 0 AS seed, 0 AS had, 0 AS head, 0 AS crc, 
        0.0 AS now, x'' AS data
 
 -- name: do_save
-CREATE TEMP TRIGGER do_save INSTEAD OF INSERT ON save
+CREATE TEMP TRIGGER do_save INSTEAD OF INSERT ON save WHEN NEW.id IS NOT NULL
 BEGIN
     UPDATE session SET head = NEW.head, crc = NEW.crc, sum = NEW.sum, updated_at = NEW.now
     WHERE id = NEW.id AND epoch = NEW.epoch AND head = NEW.was AND sum = NEW.had;
