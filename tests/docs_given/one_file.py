@@ -8,7 +8,7 @@ from perdure import Message, connect
 async def after():
     from examples.own_backend import OneFileStore
 
-    OneFileStore.settle = ack
+    OneFileStore.ack = ack
     store = OneFileStore(Path("one.json"))
     async with connect(store) as sessions:
         await sessions.post("ada", Message.user("Hello"))

@@ -148,7 +148,7 @@ class OwnerState:
         self.handovers: dict[SessionKey, None] = {}
         self.mail: dict[SessionKey, None] = {}
         self.notified: anyio.Event | None = None
-        """Set when a request arrives; None unless a task waits in `MemoryStore.news`."""
+        """Set when a request arrives; None unless a task waits for one."""
 
     def __getstate__(self) -> tuple[None, dict[str, object]]:
         """Leave out the waiting task: a copy of the backing is what another process would find."""
