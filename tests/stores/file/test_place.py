@@ -329,17 +329,17 @@ async def test_an_open_that_nobody_waits_for_leaves_nothing_open(
 
     store = FileStore(tmp_path / "store", owner="me")
     began, go_on, entered = threading.Event(), threading.Event(), threading.Event()
-    enter = home._open_as_owner
+    enter = home._open
 
-    def slow(*args):
+    def slow(*args, **options):
         began.set()
         go_on.wait(60)
         try:
-            return enter(*args)
+            return enter(*args, **options)
         finally:
             entered.set()
 
-    monkeypatch.setattr(home, "_open_as_owner", slow)
+    monkeypatch.setattr(home, "_open", slow)
     task = asyncio.create_task(store.open())
     await anyio.to_thread.run_sync(began.wait)
     task.cancel()
@@ -347,7 +347,7 @@ async def test_an_open_that_nobody_waits_for_leaves_nothing_open(
         await task
     go_on.set()
     await anyio.to_thread.run_sync(entered.wait)
-    monkeypatch.setattr(home, "_open_as_owner", enter)
+    monkeypatch.setattr(home, "_open", enter)
     with anyio.fail_after(30):
         while True:
             try:

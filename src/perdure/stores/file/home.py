@@ -155,7 +155,7 @@ async def open_home(
     handed_over: list[tuple[Folder, Owners]] = []
 
     def open_in_thread() -> tuple[Folder, Owners]:
-        opened = _open_as_reader(path, owner) if read_only else _open_as_owner(path, parents, owner)
+        opened = _open(path, owner, parents=parents, read_only=read_only)
         handed_over.append(opened)
         if is_cancelled:
             _discard(handed_over)
@@ -178,19 +178,10 @@ def _discard(handed_over: list[tuple[Folder, Owners]]) -> None:
         root.close()
 
 
-def _open_as_owner(path: str, parents: bool, owner: str) -> tuple[Folder, Owners]:  # noqa: FBT001  # from a thread
-    root = open_root(path, parents=parents)
+def _open(path: str, owner: str, *, parents: bool, read_only: bool) -> tuple[Folder, Owners]:
+    root = open_root(path, parents=parents, make=not read_only)
     try:
-        return root, Owners(root, owner, local=is_local(path))
-    except BaseException:
-        root.close()
-        raise
-
-
-def _open_as_reader(path: str, owner: str) -> tuple[Folder, Owners]:
-    root = open_root(path, make=False)
-    try:
-        return root, Owners(root, owner, local=is_local(path), read_only=True)
+        return root, Owners(root, owner, local=is_local(path), read_only=read_only)
     except BaseException:
         root.close()
         raise

@@ -299,7 +299,7 @@ class _Encryption(TransformProvider):
         inner = with_hidden(manifest, hidden, tenant)
         await keyring.write(store, document, inner)
         # is_current, since it was written just now
-        return keyring.SessionKeyEntry(data_key, True, inner, document[0], chained, below)
+        return keyring.SessionKeyEntry(data_key, True, chained, below, inner, document[0])
 
     def _hidden(
         self, entry: keyring.SessionKeyEntry | None, tenant: DataKey | None

@@ -397,18 +397,12 @@ _PAUSE = 0.02
 """Seconds between two attempts to read a key that another process creates."""
 
 
-class SessionKeyEntry(msgspec.Struct, frozen=True):
-    """A data key as found in the inner store."""
+class SessionKeyEntry(UnwrappedKey, frozen=True):
+    """A data key as found in the inner store; current only if a manifest names it."""
 
-    key: bytes
-    is_current: bool
-    """Whether the newest master key wraps it, and a manifest names it."""
     manifest: Manifest | None
     name: str
-    chained: int
-    """The first record with a link hash, 0 for none."""
-    below: int
-    """The record before which a trim removed all."""
+    """The document that holds it."""
 
 
 def is_key(name: str) -> bool:
@@ -439,7 +433,7 @@ async def find(store: Store, key: SessionKey, masters: MasterKeys) -> SessionKey
     for name, document in read.found.items():
         data_key = masters.unwrap(document.data, associated_data(key), f"session {key}")
         return SessionKeyEntry(
-            data_key.key, data_key.is_current, manifest, name, data_key.chained, data_key.below
+            data_key.key, data_key.is_current, data_key.chained, data_key.below, manifest, name
         )
     if read.manifest is None or not set(names).intersection(read.manifest.documents):
         return await find(store, key, masters)  # wrapped again or deleted in between
@@ -467,7 +461,7 @@ async def _find_without_manifest(
         else:
             # Not current: no manifest names it.
             entries.append(
-                SessionKeyEntry(data_key.key, False, None, name, data_key.chained, data_key.below)
+                SessionKeyEntry(data_key.key, False, data_key.chained, data_key.below, None, name)
             )
     if failure is not None and not entries:
         raise failure
