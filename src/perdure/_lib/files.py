@@ -24,6 +24,7 @@ from typing import Any, Self, final
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 
 from perdure._lib.ids import random_id
 from perdure._lib.logs import LogOnce
@@ -509,7 +510,9 @@ class NewFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._parts: list[bytes] = []
-        self._waiting = self._size = 0
+        self._waiting = 0
+        self.size: int = 0
+        """Bytes that were written."""
         self._folder = Folder.root(str(path.absolute().parent))
         self._temporary = f".{random_id()}.part"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -521,11 +524,16 @@ class NewFile:
         self._waiting += len(data)
         return self._waiting
 
+    async def take(self, data: bytes) -> None:
+        """Buffer bytes; write them in a thread once they are many."""
+        if self.add(data) >= PART:
+            await anyio.to_thread.run_sync(self.write)
+
     def write(self) -> None:
         """Write the buffered bytes."""
         data, self._parts = b"".join(self._parts), []
         self._waiting = 0
-        self._size += write_all(self._fd, data)
+        self.size += write_all(self._fd, data)
 
     def publish(self) -> int:
         """Make it durable, and give it its name; return its size in bytes.
@@ -542,13 +550,29 @@ class NewFile:
                 path=str(self._path),
             )
         self._folder.sync()
-        return self._size
+        return self.size
 
     def close(self) -> None:
         """Close it; discard it unless it was published."""
         os.close(self._fd)
         self._folder.remove(self._temporary)
         self._folder.close()
+
+
+PART = 1024 * 1024
+"""Bytes of a new file that are buffered."""
+
+
+@contextlib.asynccontextmanager
+async def new_file(path: Path) -> AsyncIterator[NewFile]:
+    """Write a new file, which is published when the block ends well; blocking parts in threads."""
+    new = await anyio.to_thread.run_sync(NewFile, path)
+    try:
+        yield new
+        await anyio.to_thread.run_sync(new.publish)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(new.close)
 
 
 # Folders that only their user may write to

@@ -98,8 +98,11 @@ async def claimed(
     except StoreError:
         return result
     extra = {**result.extra, REFERENCE: msgspec.Raw(encode(reference))}
-    shown = f"{reference.preview}\n[… {reference.bytes} bytes in all; this is how it begins]"
-    return _with(result, shown, extra)
+    return _with(
+        result,
+        f"{reference.preview}\n[… {reference.bytes} bytes in all; this is how it begins]",
+        extra,
+    )
 
 
 async def resolved(session: Session | SessionView, messages: Sequence[Message]) -> list[Message]:

@@ -490,8 +490,11 @@ async def processed(result: ToolResult, call: ToolCall, context: AgentContext) -
             result = require(changed, ToolResult, process, "tool_result_processors")
             result = replace(result, call_id=call.id)  # whatever it made, this call is answered
     except Exception as error:  # noqa: BLE001  # as if the tool itself had failed
-        reason = f"the result could not be processed: {type(error).__name__}: {error}"
-        return ToolResult(call.id, call.name, error=reason)
+        return ToolResult(
+            call.id,
+            call.name,
+            error=f"the result could not be processed: {type(error).__name__}: {error}",
+        )
     return result
 
 

@@ -345,8 +345,13 @@ class DecompressedFile:
     def _check_ratio(self) -> None:
         ratio = self._limits.ratio
         if self._unpacked > max(LOOKED_AT, self._packed * ratio):
-            what = f"{self._packed} bytes become more than"
-            raise too_large(self._description, what, self._unpacked, "ratio", ratio)
+            raise too_large(
+                self._description,
+                f"{self._packed} bytes become more than",
+                self._unpacked,
+                "ratio",
+                ratio,
+            )
 
     def _packed_pieces(self, file: BinaryIO) -> Iterator[bytes]:
         while data := file.read(PIECE):

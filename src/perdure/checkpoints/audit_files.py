@@ -27,7 +27,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from perdure._lib.files import NewFile
+from perdure._lib.files import new_file
 from perdure.checkpoints.chain import CheckpointChain, canonical, sealed
 from perdure.checkpoints.journal import Journal, JournalReader, LogWalk
 from perdure.checkpoints.replay import Replay, ReplayItem, ReplayReport, TimelineRow, event_of
@@ -400,8 +400,6 @@ _OURS: Final = (_DIGEST, PRUNED)
 # Export of a session into such a pair, and import from one
 
 
-PART: Final = 1024 * 1024
-"""Bytes written to the disk at a time."""
 SOME: Final = 2000
 """Events appended at a time."""
 
@@ -423,25 +421,15 @@ async def save_pair(reading: JournalReader, folder: Path) -> list[str]:
     seal, cut = EventSigner(), await reading.cut()
     await _write(folder / EVENTS_FILE, _event_lines(reading, digests, seal))
     summary = AuditSummary(seal.count, seal.hash, cut=bool(cut))
-    await _write(folder / SUMMARY_FILE, _one(msgspec.json.encode(summary) + b"\n"))
+    async with new_file(folder / SUMMARY_FILE) as file:
+        await file.take(msgspec.json.encode(summary) + b"\n")
     return [CHECKPOINTS_FILE, EVENTS_FILE, SUMMARY_FILE]
 
 
 async def _write(path: Path, lines: AsyncGenerator[bytes, None]) -> None:
-    new = await anyio.to_thread.run_sync(NewFile, path)
-    try:
-        async with aclosing(lines):
-            async for line in lines:
-                if new.add(line) >= PART:
-                    await anyio.to_thread.run_sync(new.write)
-        await anyio.to_thread.run_sync(new.publish)
-    finally:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(new.close)
-
-
-async def _one(line: bytes) -> AsyncGenerator[bytes, None]:
-    yield line
+    async with new_file(path) as file, aclosing(lines):
+        async for line in lines:
+            await file.take(line)
 
 
 async def _checkpoint_lines(
@@ -577,8 +565,9 @@ class _AuditPairReader:
             if ahead.snapshot_id == which:
                 return
         if event.kind == SNAPSHOT_CREATED and not event.detail.get(PRUNED):
-            missing = f"checkpoint {which} is not in {CHECKPOINTS_FILE}: its event came alone"
-            self._findings.append(missing)
+            self._findings.append(
+                f"checkpoint {which} is not in {CHECKPOINTS_FILE}: its event came alone"
+            )
         self._journal.accept((self._entry(event, 1, (_DIGEST,)),))
 
     async def _peek(self) -> SavedSnapshot | None:

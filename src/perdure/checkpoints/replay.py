@@ -167,8 +167,10 @@ class Replay:
         now, before = item.timestamp, self._clock
         if before is not None:
             if now < before or (self._gapless and now == before):
-                what = f"time {now} comes after {before}: something was put in, doubled or moved"
-                self.problem(what, item.place)
+                self.problem(
+                    f"time {now} comes after {before}: something was put in, doubled or moved",
+                    item.place,
+                )
             elif self._gapless and now > before + 1:
                 lost = f"{before + 1}" if now == before + 2 else f"{before + 1} to {now - 1}"
                 self.problem(f"nothing is there for time {lost}: it is missing", item.place)

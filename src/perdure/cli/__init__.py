@@ -24,7 +24,6 @@ def main(tokens: Sequence[str] | None = None) -> int:
         name = (error.name or "").partition(".")[0]
         if name not in NEEDED:
             raise
-        message = f"perdure: {name} is not installed: pip install 'perdure[cli]'"
-        print(message, file=sys.stderr)
+        print(f"perdure: {name} is not installed: pip install 'perdure[cli]'", file=sys.stderr)
         return USAGE
     return run(sys.argv[1:] if tokens is None else list(tokens))

@@ -59,8 +59,12 @@ def run(tokens: Sequence[str]) -> int:
     try:
         status = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        message = f"{_usage_problem(error, tokens)}; see perdure {_command(tokens)}--help"
-        return _report_error(error, message, USAGE, tokens)
+        return _report_error(
+            error,
+            f"{_usage_problem(error, tokens)}; see perdure {_command(tokens)}--help",
+            USAGE,
+            tokens,
+        )
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # the reader of stdout has closed it, as `| head` does

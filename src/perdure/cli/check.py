@@ -93,8 +93,12 @@ def _interrupted(folder: Path) -> Iterator[CheckFinding]:
     leases = sorted(epoch for epoch in map(lease_epoch, names) if epoch)
     if coming:
         cure = "nothing to do: the next fold replaces it"
-        detail = f"a fold that did not end left {', '.join(coming)}"
-        yield CheckFinding(what="leftover", detail=detail, cure=cure, problem=False)
+        yield CheckFinding(
+            what="leftover",
+            detail=f"a fold that did not end left {', '.join(coming)}",
+            cure=cure,
+            problem=False,
+        )
     if len(leases) > 1:
         older = ", ".join(f"lease-{epoch}.json" for epoch in leases[:-1])
         cure = "nothing to do: the next holder removes it"
@@ -106,9 +110,12 @@ def _quarantined(folder: Path) -> Iterator[CheckFinding]:
     if not names:
         return
     total = sum((folder / name).lstat().st_size for name in names)
-    detail = f"{len(names)} files ({size(total)}) in {folder}, kept as evidence of damage"
-    cure = "inspect them, and remove the folder when you no longer need it"
-    yield CheckFinding(what="leftover", detail=detail, cure=cure, problem=False)
+    yield CheckFinding(
+        what="leftover",
+        detail=f"{len(names)} files ({size(total)}) in {folder}, kept as evidence of damage",
+        cure="inspect them, and remove the folder when you no longer need it",
+        problem=False,
+    )
 
 
 def _names(folder: Path) -> list[str]:
@@ -291,9 +298,11 @@ def _lease_notes(holder: LeaseState | None) -> Iterator[CheckFinding]:
         return
     if holder.alive is False:
         detail = f"process {holder.pid} on {holder.host} ended without releasing epoch"
-        cure = "nothing to do: the next open takes it over"
         yield CheckFinding(
-            what="lease", detail=f"{detail} {holder.epoch}", cure=cure, problem=False
+            what="lease",
+            detail=f"{detail} {holder.epoch}",
+            cure="nothing to do: the next open takes it over",
+            problem=False,
         )
     else:
         detail = f"process {holder.pid} on {holder.host} holds it, epoch {holder.epoch}"
@@ -763,10 +772,7 @@ async def rebuild(
                 key.agent, session=key.session, tenant=key.tenant
             )
         answer["rebuilt"] = list(report.rebuilt)
-    if where.json:
-        print_json(answer)
-    else:
-        _print_rebuilt(key, answer, dry_run=dry_run)
+    where.show(answer, lambda: _print_rebuilt(key, answer, dry_run=dry_run))
     return 0
 
 

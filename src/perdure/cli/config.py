@@ -118,10 +118,7 @@ async def _apply(
             report = await apply_to_store(
                 sessions, declaration, make, id=id, tenant=tenant, dry_run=dry_run
             )
-    if where.json:
-        print_json(report)
-    else:
-        _print(report)
+    where.show(report, lambda: _print(report))
     return 1 if report.held or report.damaged else 0
 
 
@@ -292,10 +289,7 @@ async def _restore(
                 done = await archives.read(source, force=force, progress=progress)
             else:
                 done = await archives.restore(name, force=force, progress=progress)
-    if where.json:
-        print_json(done)
-    else:
-        _say_restored(done, archives.home, source)
+    where.show(done, lambda: _say_restored(done, archives.home, source))
     return 0
 
 

@@ -68,8 +68,12 @@ def of_settings(environment: Mapping[str, str]) -> Diagnosis:
     strange = sorted(name for name in environment if name.startswith(PRESET) and name not in known)
     if strange:
         names = ", ".join(strange)
-        cure = f"choose among {', '.join(sorted(known))}"
-        return Diagnosis("settings", "warning", f"{names}: perdure does not read this", cure)
+        return Diagnosis(
+            "settings",
+            "warning",
+            f"{names}: perdure does not read this",
+            f"choose among {', '.join(sorted(known))}",
+        )
     verdict = "autosave off" if autosave is None else str(autosave)
     return Diagnosis("settings", "ok", f"{verdict}, where connect() gets no autosave=…")
 
@@ -102,9 +106,12 @@ def of_syncs(by: str, *, folders: bool) -> Diagnosis:
     """Judge what this platform makes files durable by."""
     if folders:
         return Diagnosis("syncs", "ok", f"files by {by}, and their folders too")
-    verdict = f"files by {by}; folders cannot be synced here"
-    cure = "a new session's first save may not outlast a power cut; a crash it does"
-    return Diagnosis("syncs", "warning", verdict, cure)
+    return Diagnosis(
+        "syncs",
+        "warning",
+        f"files by {by}; folders cannot be synced here",
+        "a new session's first save may not outlast a power cut; a crash it does",
+    )
 
 
 def of_mode(path: str, mode: int, *, mine: bool) -> Diagnosis:
@@ -127,28 +134,37 @@ def of_network(kind: str | None) -> Diagnosis:
     """Judge the file system that a store is on."""
     if kind is None:
         return Diagnosis("file system", "ok", "local")
-    cure = "keep the store on a local disk, or use a server store"
-    verdict = f"{kind} is a network file system, where locks and syncs may not hold"
-    return Diagnosis("file system", "warning", verdict, cure)
+    return Diagnosis(
+        "file system",
+        "warning",
+        f"{kind} is a network file system, where locks and syncs may not hold",
+        "keep the store on a local disk, or use a server store",
+    )
 
 
 def of_locks(locks_work: bool | None) -> Diagnosis:  # noqa: FBT001  # the result of try_lock
     """Judge whether files can be locked, which shows whether a process is alive."""
     if locks_work:
         return Diagnosis("locks", "ok", "files can be locked")
-    cure = "keep the store on a file system with locks for fast takeovers"
-    verdict = (
-        "files cannot be locked here: a process that died is noticed only after LeaseOptions(ttl=…)"
+    return Diagnosis(
+        "locks",
+        "warning",
+        "files cannot be locked here: a process that died is noticed only after "
+        "LeaseOptions(ttl=…)",
+        "keep the store on a file system with locks for fast takeovers",
     )
-    return Diagnosis("locks", "warning", verdict, cure)
 
 
 def of_space(free: int, total: int, files: int | None) -> Diagnosis:
     """Judge the room on the disk: bytes that are free, of how many, and files that fit."""
     verdict = f"{size(free)} of {size(total)} free"
     if files == 0:
-        cure = "remove files: this disk has no inodes left"
-        return Diagnosis("space", "problem", f"{verdict}, but room for no further file", cure)
+        return Diagnosis(
+            "space",
+            "problem",
+            f"{verdict}, but room for no further file",
+            "remove files: this disk has no inodes left",
+        )
     if free < FULL:
         return Diagnosis("space", "problem", verdict, "make room: saves are about to fail")
     if free < SCARCE:
@@ -250,8 +266,11 @@ def _grace() -> float | None:
 def _versions() -> Diagnosis:
     python = ".".join(map(str, sys.version_info[:3]))
     packages = ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
-    versions = f"perdure {perdure.__version__}, Python {python} on {sys.platform}, {packages}"
-    return Diagnosis("versions", "ok", versions)
+    return Diagnosis(
+        "versions",
+        "ok",
+        f"perdure {perdure.__version__}, Python {python} on {sys.platform}, {packages}",
+    )
 
 
 def _version(name: str) -> str:
@@ -339,8 +358,12 @@ async def _round_trip(store: Store, sessions: SessionManager) -> Diagnosis:
     await sessions.delete(PROBE)
     if is_whole:
         return Diagnosis("probe", "ok", f"saved, read back and removed, in {took:.1f} ms")
-    text = "what was saved was not what could be read"
-    return Diagnosis("probe", "problem", text, "do not trust this disk or mount")
+    return Diagnosis(
+        "probe",
+        "problem",
+        "what was saved was not what could be read",
+        "do not trust this disk or mount",
+    )
 
 
 async def _write_and_read(store: Store, session: Session) -> bool:
@@ -451,10 +474,10 @@ async def tune(
     advice = tuning.advise(workload, measured, needs)
     if plot is not None:
         await anyio.Path(plot).write_text(tuning.chart(advice, needs.sessions), "utf-8")
-    if where.json:
-        print_json(_facts(location, workload, measured, advice))
-    else:
-        _print(location, workload, measured, advice, needs)
+    where.show(
+        _facts(location, workload, measured, advice),
+        lambda: _print(location, workload, measured, advice, needs),
+    )
     return 0 if advice.best else 1
 
 

@@ -57,10 +57,7 @@ async def inbox(
         act = sessions.retry_dead_letters if retry else sessions.drop_dead_letters
         count = await act(id, keys or None, session=key.session, tenant=key.tenant)
     done = "retried" if retry else "dropped"
-    if where.json:
-        print_json({done: count})
-    else:
-        say(f"{done} {count} items of {key}")
+    where.show({done: count}, f"{done} {count} items of {key}")
     return 0
 
 

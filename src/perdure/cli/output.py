@@ -196,6 +196,15 @@ class Answer:
     debug: bool = False
     """Show the traceback of an error."""
 
+    def show(self, value: Any, text: str | Callable[[], object]) -> None:
+        """Print a value with --json; else a line of text, or what a function prints."""
+        if self.json:
+            print_json(value)
+        elif isinstance(text, str):
+            say(text)
+        else:
+            text()
+
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)

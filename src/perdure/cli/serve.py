@@ -65,7 +65,11 @@ def serve(
         import_extra(package, used_by="perdure serve", name=package, extra="serve")
     from perdure.serve.access import LOOPBACK, Access
     from perdure.serve.api import AgentServer
-    from perdure.serve.server import load_source, require_tokens, serve as serve_until_stopped
+    from perdure.serve.server import (
+        load_source,
+        require_tokens,
+        serve as serve_until_stopped,
+    )
 
     names = ("*",) if host in {"0.0.0.0", "::"} else (*LOOPBACK, host)  # noqa: S104  # a comparison
     access = Access(_tokens(tokens), hosts=allow_host or names)

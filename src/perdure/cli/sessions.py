@@ -233,11 +233,8 @@ async def _show_plan(id: str, *, target: str | None, where: SessionOption) -> No
         )
         if warning := await incomplete(store, key):
             note(warning)
-    if where.json:
-        shown = {name: getattr(plan, name) for name in _PLANNED}
-        print_json({"agent": key.agent, "session": key.session, "tenant": key.tenant, **shown})
-    else:
-        say(str(plan))
+    shown = {name: getattr(plan, name) for name in _PLANNED}
+    where.show({**msgspec.structs.asdict(key), **shown}, str(plan))
 
 
 async def _show(id: str, *, log: bool, limit: int | None, where: SessionOption) -> None:
@@ -510,11 +507,9 @@ async def rename(
 
 
 def _report(done: Fork, where: SessionOption, text: str) -> int:
-    if where.json:
-        parent = {"agent": done.parent.agent, "session": done.parent.session}
-        print_json({**msgspec.structs.asdict(done.key), "parent": parent, "at": done.at})
-    else:
-        say(f"{done.key} {text}")
+    parent = {"agent": done.parent.agent, "session": done.parent.session}
+    value = {**msgspec.structs.asdict(done.key), "parent": parent, "at": done.at}
+    where.show(value, f"{done.key} {text}")
     return 0
 
 

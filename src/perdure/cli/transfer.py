@@ -1,10 +1,12 @@
 """Sessions out of stores and into them: as backups, into other stores, and as files.
 
-``perdure backup``, ``restore-backup``, ``migrate``, ``export`` and ``import``.
+``perdure backup``, ``restore-backup``, ``migrate``, ``export`` and ``import``, which also takes the
+sessions of another SDK's own database.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -19,10 +21,10 @@ from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
 import perdure
 from perdure._lib.files import Folder
+from perdure.adapters.imports import SDKS, SdkImport, import_sessions
 from perdure.checkpoints.audit_files import check_pair, has_pair
 from perdure.cli.access import existing, is_there, managed, no_session, require_key
 from perdure.cli.check import incomplete
-from perdure.cli.imports import import_sdk, sdk_of
 from perdure.cli.output import (
     Answer,
     SessionOption,
@@ -37,6 +39,7 @@ from perdure.cli.output import (
 from perdure.errors import (
     ConfigError,
     CorruptRecordError,
+    MissingExtraError,
     SessionNotFoundError,
     StoreUnavailableError,
 )
@@ -44,7 +47,7 @@ from perdure.formats import MigratedState, read_folder, read_state, write_folder
 from perdure.formats.migrations import Finding
 from perdure.formats.records import StateMemories, log_in
 from perdure.formats.state import FullAgentState
-from perdure.records.keys import SessionKey
+from perdure.records.keys import DEFAULT_SESSION, SessionKey
 from perdure.session.export import (
     Imported,
     export_memories,
@@ -99,11 +102,11 @@ async def backup(
         report = (
             await _with_bar("verifying", partial(verify_backup, target_store)) if verify else None
         )
-    if answer.json:
-        facts = {"verified": report, **msgspec.to_builtins(done)}
-        print_json({"source": source_store.location, "target": target_store.location, **facts})
-    else:
-        _print_backup(done, report, target_store.location)
+    places = {"source": source_store.location, "target": target_store.location}
+    answer.show(
+        {**places, "verified": report, **msgspec.to_builtins(done)},
+        lambda: _print_backup(done, report, target_store.location),
+    )
     return 1 if done.failed or (report is not None and report.problems) else 0
 
 
@@ -129,11 +132,10 @@ async def restore_backup(
     """
     async with _opened_pair(target, source) as (backup_store, store):
         done = await _with_bar("restoring", partial(read_back, backup_store, store, wait=wait))
-    if answer.json:
-        facts = msgspec.to_builtins(done)
-        print_json({"source": backup_store.location, "target": store.location, **facts})
-    else:
-        _print_restored(done, store.location)
+    places = {"source": backup_store.location, "target": store.location}
+    answer.show(
+        {**places, **msgspec.to_builtins(done)}, lambda: _print_restored(done, store.location)
+    )
     return 1 if done.failed else 0
 
 
@@ -233,11 +235,11 @@ async def migrate(
         done = await _with_bar(
             "copying", partial(move, source_store, target_store, tenants=tenants, wait=wait)
         )
-    if answer.json:
-        facts = msgspec.to_builtins(done)
-        print_json({"source": source_store.location, "target": target_store.location, **facts})
-    else:
-        _print_migrated(done, target_store.location)
+    places = {"source": source_store.location, "target": target_store.location}
+    answer.show(
+        {**places, **msgspec.to_builtins(done)},
+        lambda: _print_migrated(done, target_store.location),
+    )
     return 1 if done.failed else 0
 
 
@@ -333,11 +335,8 @@ async def _export(
         await anyio.to_thread.run_sync(_publish, out, _pretty(state) + b"\n")
         names = [out.name]
     answer = {"agent": key.agent, "session": key.session, "out": str(out), "files": names}
-    if where.json:
-        answer["incomplete"] = warning
-        print_json(answer)
-    else:
-        say(f"{key}: {len(state.context.core.history)} messages written to {out}")
+    answer["incomplete"] = warning
+    where.show(answer, f"{key}: {len(state.context.core.history)} messages written to {out}")
     return 0
 
 
@@ -363,10 +362,7 @@ async def _export_bundle(store: Store, key: SessionKey, out: Path, where: Sessio
     written = await write_bundle(store, key, out)
     answer = {"agent": key.agent, "session": key.session, "out": str(out), "bytes": written}
     answer["incomplete"] = await _warn_of_cut(store, key)
-    if where.json:
-        print_json(answer)
-    else:
-        say(f"{key}: {size(written)} written to {out}")
+    where.show(answer, f"{key}: {size(written)} written to {out}")
     return 0
 
 
@@ -386,10 +382,8 @@ async def _salvage(id: str, *, out: Path | None, where: SessionOption) -> int:
             raise no_session(key, store) from None
     finally:
         await store.aclose()
-    if where.json:
-        print_json({"out": str(out), "whole": salvaged.is_whole, **msgspec.to_builtins(salvaged)})
-    else:
-        _print_salvage(salvaged, out)
+    facts = {"out": str(out), "whole": salvaged.is_whole, **msgspec.to_builtins(salvaged)}
+    where.show(facts, lambda: _print_salvage(salvaged, out))
     return 0
 
 
@@ -513,10 +507,10 @@ async def _import_bundle(path: Path, *, id: str | None, where: SessionOption) ->
         imported = await read_bundle(store, path, key=named)
     finally:
         await store.aclose()
-    if where.json:
-        print_json({"location": store.location, **msgspec.to_builtins(imported)})
-    else:
-        say(f"{imported.key}: {imported.records} records written into {store.location}")
+    where.show(
+        {"location": store.location, **msgspec.to_builtins(imported)},
+        f"{imported.key}: {imported.records} records written into {store.location}",
+    )
     return 0
 
 
@@ -551,3 +545,63 @@ def _answer(done: Imported, location: str, findings: list[Any]) -> dict[str, Any
         "records": done.version,
         "findings": findings,
     }
+
+
+# ``perdure import SDK URL``: all sessions of another SDK's own database
+
+
+def sdk_of(path: Path, url: str | None, *, id: str | None, where: SessionOption) -> str | None:
+    """Return which SDK's database is to be imported; None for a file or a folder.
+
+    Raises:
+        ConfigError: What was given does not go together.
+
+    """
+    name = str(path)
+    if url is None:
+        if name in SDKS and not path.exists():
+            raise ConfigError(f"which database? perdure import {name} URL", option="URL")
+        return None
+    if name not in SDKS:
+        raise ConfigError(
+            f"{name} is no SDK that can be imported: choose {', '.join(SDKS)}", option="SDK"
+        )
+    if id is not None or where.session != DEFAULT_SESSION:
+        raise ConfigError(f"import {name} keeps the ids: leave out --id and --session")
+    return name
+
+
+async def import_sdk(sdk: str, url: str, where: SessionOption) -> int:
+    """Import the sessions of an SDK's database."""
+    try:
+        module: Any = importlib.import_module(SDKS[sdk])
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            f"import {sdk} needs the SDK: pip install 'perdure[{_extra(sdk)}]'", extra=_extra(sdk)
+        ) from error
+    store = perdure.store_for(where.store)
+    columns = MofNCompleteColumn(), TimeRemainingColumn()
+    async with module.source_of(url) as source, managed(store, write=True) as sessions:
+        with progress_bar("importing", *columns) as update:
+            done = await import_sessions(source, sessions, tenant=where.tenant, progress=update)
+    if where.json:
+        print_json({"sdk": sdk, "target": store.location, **msgspec.to_builtins(done)})
+    else:
+        _print(done, store.location)
+    return 1 if done.failed else 0
+
+
+def _extra(sdk: str) -> str:
+    return "google-adk" if sdk == "adk" else sdk
+
+
+def _print(done: SdkImport, target: str) -> None:
+    for name, reason in done.failed.items():
+        say(f"{name}: NOT IMPORTED: {reason}")
+    for name in done.left_alone:
+        say(f"{name}: is in use in {target}, and was left as it is there")
+    say(
+        f"{done.imported + done.continued} of {done.sessions} sessions imported into {target} and "
+        f"verified, {done.continued} of them after what was there; {done.there} were there "
+        f"already: {done.added} items"
+    )

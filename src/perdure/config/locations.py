@@ -98,8 +98,9 @@ class SessionPlace:
 
 
 def _saved(value: Any, owner: str) -> StoredValues:
-    place = f"the state {DOCUMENT!r} of {owner}"
-    return saved_in(None if value is None else msgspec.json.encode(value), place)
+    return saved_in(
+        None if value is None else msgspec.json.encode(value), f"the state {DOCUMENT!r} of {owner}"
+    )
 
 
 @final

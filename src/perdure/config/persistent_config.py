@@ -134,8 +134,12 @@ class _Setting:
         """Take note of why it was not kept."""
         self.error = error
         if not self.is_awaited:
-            message = "config.%s was set and could not be kept"
-            log.error(message, self.key, exc_info=error, extra={"key": self.key})
+            log.error(
+                "config.%s was set and could not be kept",
+                self.key,
+                exc_info=error,
+                extra={"key": self.key},
+            )
 
 
 @final

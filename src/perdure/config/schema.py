@@ -118,8 +118,7 @@ def persist_paths_in(node: YamlNode, problems: Problems) -> tuple[str, ...]:
     for item in node.value:
         path = _path(item, problems)
         if path is not None and path in paths:
-            problem = f"{shown(path)} stands in line {paths[path].line} already: keep one"
-            problems.add(item, problem)
+            problems.add(item, f"{shown(path)} stands in line {paths[path].line} already: keep one")
         elif path is not None:
             paths[path] = item
     return tuple(paths)
@@ -162,8 +161,9 @@ def store_in(node: YamlNode, problems: Problems) -> StorePlace | None:
             problems.add(node, "store says nothing: give a URL, or url_env: NAME_OF_A_VARIABLE")
         return None if name is None else StorePlace(url_env=name)
     if not isinstance(node.value, str) or not node.value.strip():
-        problem = f"store is {kind_of(node)}: give a path or a URL, such as file:./sessions"
-        problems.add(node, problem)
+        problems.add(
+            node, f"store is {kind_of(node)}: give a path or a URL, such as file:./sessions"
+        )
         return None
     if _has_password(node.value):
         problems.add(node, "store holds a password: write url_env: NAME, and set that variable")
@@ -234,8 +234,10 @@ def retention_in(node: YamlNode, problems: Problems) -> Retention | None:
     fields = _fields(node, problems, "retention", tuple(_RETENTION))
     settings = _typed(fields, "retention", _RETENTION, problems)
     if settings.get("expire_days") == 0:
-        problem = "0 would forget every session: leave expire_days out to forget none"
-        problems.add(fields["expire_days"], problem)
+        problems.add(
+            fields["expire_days"],
+            "0 would forget every session: leave expire_days out to forget none",
+        )
     return _made(node, problems, lambda: Retention(**settings), None) if settings else None
 
 
@@ -278,8 +280,7 @@ def _typed(
         if fits:
             settings[name] = wanted(node.value)
         else:
-            problem = f"{parent}: {name} is {kind_of(node)}: it must be {words[wanted]}"
-            problems.add(node, problem)
+            problems.add(node, f"{parent}: {name} is {kind_of(node)}: it must be {words[wanted]}")
     return settings
 
 
@@ -288,8 +289,7 @@ def _variable(fields: Mapping[str, YamlNode], name: str, problems: Problems) -> 
     if node is None:
         return None
     if not isinstance(node.value, str) or not _VARIABLE.fullmatch(node.value):
-        problem = f"{name} names no environment variable: give a name such as PERDURE_KEY"
-        problems.add(node, problem)
+        problems.add(node, f"{name} names no environment variable: give a name such as PERDURE_KEY")
         return None
     return node.value
 
@@ -387,8 +387,9 @@ def _check_version(root: YamlNode, version: YamlNode | None, problems: Problems)
     elif type(version.value) is not int:
         problems.add(version, f"version is {kind_of(version)}: write version: {FORMAT}")
     elif version.value != FORMAT:
-        problem = f"version {version.value} is unknown: this release reads version {FORMAT}"
-        problems.add(version, problem)
+        problems.add(
+            version, f"version {version.value} is unknown: this release reads version {FORMAT}"
+        )
 
 
 def _config(node: YamlNode, problems: Problems, warnings: Problems) -> dict[str, ConfigKey]:
@@ -428,8 +429,7 @@ def _key(name: YamlNode, node: YamlNode, problems: Problems) -> ConfigKey:
     if node.value is None:
         return ConfigKey(name=name.value)
     if not node.is_mapping:
-        problem = f"{parent} is {kind_of(node)}: give a mapping, such as {{init: …}}"
-        problems.add(node, problem)
+        problems.add(node, f"{parent} is {kind_of(node)}: give a mapping, such as {{init: …}}")
         return ConfigKey(name=name.value)
     fields: dict[str, Any] = {}
     for key, value in node.pairs:
@@ -446,8 +446,7 @@ def _fits(field: str, node: YamlNode, parent: str, problems: Problems) -> bool:
         problems.add(node, f"{parent}: description is {kind_of(node)}: give text")
     elif field == "on_new_session" and value not in ("preserve", "regenerate"):
         actual = shown(value) if isinstance(value, str) else kind_of(node)
-        message = f"{parent}: on_new_session is {actual}: choose preserve or regenerate"
-        problems.add(node, message)
+        problems.add(node, f"{parent}: on_new_session is {actual}: choose preserve or regenerate")
     elif field == "init" and isinstance(value, tuple):
         cure = "give text, a number, true, false or null, and set the rest in setup()"
         problems.add(node, f"{parent}: init is {kind_of(node)}: {cure}")
@@ -504,15 +503,6 @@ class StoredValues(msgspec.Struct, frozen=True, omit_defaults=True):
         return None if raw is None else decode(bytes(raw))
 
 
-class _StoredValuesFile(msgspec.Struct, omit_defaults=False):
-    """A `StoredValues` as it is written: with its version."""
-
-    version: int
-    values: dict[str, msgspec.Raw]
-    orphans: dict[str, msgspec.Raw]
-    session: str | None
-
-
 def saved_in(data: bytes | None, place: str) -> StoredValues:
     """Return what stored bytes hold; nothing for none.
 
@@ -545,9 +535,8 @@ class _Head(msgspec.Struct):
 
 
 def written(saved: StoredValues) -> Any:
-    """Return what is to be written, as JSON values."""
-    file = _StoredValuesFile(FORMAT, saved.values, saved.orphans, saved.session)
-    return decode(msgspec.json.encode(file))
+    """Return what is to be written, as JSON values: all of its fields, with its version."""
+    return decode(msgspec.json.encode({**msgspec.structs.asdict(saved), "version": FORMAT}))
 
 
 def shared(config: Mapping[str, ConfigKey]) -> dict[str, ConfigKey]:

@@ -146,8 +146,12 @@ class FolderFiles:
             evidence = f"it could not be copied ({refused}), and is where it was"
         else:
             evidence = f"a copy is {self._folder.path}/{QUARANTINE}/{copy}"
-        message = "the stored state %s is damaged, and was left out: %s"
-        log.warning(message, path, evidence, extra={"path": path})
+        log.warning(
+            "the stored state %s is damaged, and was left out: %s",
+            path,
+            evidence,
+            extra={"path": path},
+        )
         self.findings.append(Finding("quarantined", path, f"{error}; {evidence}"))
 
     def plugins(self) -> dict[str, bytes]:

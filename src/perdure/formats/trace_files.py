@@ -17,7 +17,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from perdure._lib.files import Folder, NewFile
+from perdure._lib.files import Folder, NewFile, new_file
 from perdure.errors import CorruptRecordError, FormatError
 from perdure.formats.migrations import Finding
 from perdure.formats.records import StateMemories
@@ -151,8 +151,6 @@ TRACES: Final = "raw_traces.jsonl"
 COMPACTED_MANIFEST: Final = "compacted_memory_manifest.json"
 
 _COMPACTED: Final = msgspec.json.encode({"schema_version": 3, "last_reset_ts": None}) + b"\n"
-PART: Final = 1024 * 1024
-"""Bytes that go to the disk at a time."""
 
 
 class Memories(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,8 +206,8 @@ async def _write_documents(folder: Path, memories: Memories) -> list[str]:
     documents[SNAPSHOT] = memories.snapshot
     written = [name for name, data in documents.items() if data]
     for name in written:
-        async with _Filling(folder / name) as file:
-            await file.add(documents[name])
+        async with new_file(folder / name) as file:
+            await file.take(documents[name])
     return written
 
 
@@ -231,7 +229,7 @@ class _Archiving:
         for planned in self._planned:
             if self._ahead is not None and self._ahead.seq <= planned.upto:
                 await self._segment(planned, lines)
-        async with _Filling(self._folder / TRACES) as file:
+        async with new_file(self._folder / TRACES) as file:
             await self._run(file, lines, None)
         if self._planned:
             await self._say(self._done)
@@ -242,7 +240,7 @@ class _Archiving:
         self, planned: PlannedSegment, lines: AsyncGenerator[TraceLine, None]
     ) -> None:
         first, name = self._ahead, planned.segment.file_name
-        async with _Filling(self._folder / ARCHIVE / name) as file:
+        async with new_file(self._folder / ARCHIVE / name) as file:
             last, count = await self._run(file, lines, planned.upto)
         assert first is not None
         assert last is not None
@@ -250,12 +248,12 @@ class _Archiving:
         self._names.append(f"{ARCHIVE}/{name}")
 
     async def _run(
-        self, file: _Filling, lines: AsyncGenerator[TraceLine, None], upto: int | None
+        self, file: NewFile, lines: AsyncGenerator[TraceLine, None], upto: int | None
     ) -> tuple[TraceLine | None, int]:
         """Write lines up to a record; return the last one, and how many they are."""
         last, count = None, 0
         while (line := self._ahead) is not None and (upto is None or line.seq <= upto):
-            await file.add(line.data)
+            await file.take(line.data)
             last, count = line, count + 1
             self._ahead = await anext(lines, None)
         return last, count
@@ -269,35 +267,6 @@ def _publish_manifest(path: Path, data: bytes) -> None:
         folder.make(ARCHIVE).close()
         folder.replace(ARCHIVE_MANIFEST, data)
         folder.sync()
-
-
-@final
-class _Filling:
-    """A new file that is published when its block ends well."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: NewFile | None = None
-
-    async def __aenter__(self) -> _Filling:
-        self._file = await anyio.to_thread.run_sync(NewFile, self._path)
-        return self
-
-    async def add(self, data: bytes) -> None:
-        """Take in a line, or all of it."""
-        assert self._file is not None
-        if self._file.add(data) >= PART:
-            await anyio.to_thread.run_sync(self._file.write)
-
-    async def __aexit__(self, kind: object, error: object, traceback: object) -> None:
-        file = self._file
-        assert file is not None
-        try:
-            if kind is None:
-                await anyio.to_thread.run_sync(file.publish)
-        finally:
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(file.close)
 
 
 # Raw traces and long-term memory out of files, perdure's or others'. Blocking, line by line

@@ -386,8 +386,9 @@ def _sent_system(system: Any, by: Issuer) -> Message:
 
 def _sent_parts(content: replies.Entry, path: str) -> list[Block]:
     if "parts" not in content:
-        cure = "give {'role': 'user', 'parts': [{'text': …}]}"
-        raise replies.misfit(FORMAT, f"{path}.parts", "is missing", cure)
+        raise replies.misfit(
+            FORMAT, f"{path}.parts", "is missing", "give {'role': 'user', 'parts': [{'text': …}]}"
+        )
     given = content["parts"]
     if isinstance(given, list):
         given = [{"text": part} if isinstance(part, str) else part for part in given]
@@ -399,8 +400,12 @@ def _sent_calls(parts: list[Block], path: str, index: int) -> tuple[ToolCall, ..
     for at, part in enumerate(parts):
         call = part.get("functionCall")
         if call is not None:
-            place = f"{path}.parts[{at}].functionCall"
-            replies.text_in(FORMAT, call if isinstance(call, dict) else {}, "name", place)
+            replies.text_in(
+                FORMAT,
+                call if isinstance(call, dict) else {},
+                "name",
+                f"{path}.parts[{at}].functionCall",
+            )
     return _parsed_calls(parts, f"history_{index}")
 
 

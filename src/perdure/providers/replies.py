@@ -236,16 +236,24 @@ def entries_of(history: object, format: str) -> PlainHistory:
             system = history.get(name) if system is None else system
         history = [entries_found] if isinstance(entries_found, str) else entries_found
     if isinstance(history, (str, bytes)) or not isinstance(history, Iterable):
-        is_a = f"is a {type(history).__name__}"
-        raise misfit(format, "history", is_a, "give the list of messages that a request has")
+        raise misfit(
+            format,
+            "history",
+            f"is a {type(history).__name__}",
+            "give the list of messages that a request has",
+        )
     entries = [_entry(entry, format, f"history[{at}]") for at, entry in enumerate(history)]
     return PlainHistory(entries, None if system is None else _plain(system, format, "system"))
 
 
 def _entry(value: object, format: str, path: str) -> Any:
     if isinstance(value, Message):
-        cure = "append what is a Message already with session.append(*messages)"
-        raise misfit(format, path, "is a Message of perdure's", cure)
+        raise misfit(
+            format,
+            path,
+            "is a Message of perdure's",
+            "append what is a Message already with session.append(*messages)",
+        )
     plain = _plain(value, format, path)
     if isinstance(plain, dict):
         return plain
@@ -269,8 +277,12 @@ def _plain(value: object, format: str, path: str) -> Any:
         return {clean(name): _plain(item, format, f"{path}.{name}") for name, item in value.items()}
     if isinstance(value, Iterable):
         return [_plain(item, format, f"{path}[{at}]") for at, item in enumerate(value)]
-    is_a = f"is a {type(value).__name__}, which is no JSON"
-    raise misfit(format, path, is_a, "give text, numbers, lists and dicts, or the SDK's objects")
+    raise misfit(
+        format,
+        path,
+        f"is a {type(value).__name__}, which is no JSON",
+        "give text, numbers, lists and dicts, or the SDK's objects",
+    )
 
 
 def _leaf(value: object) -> object:
@@ -338,8 +350,9 @@ def objects_in(format: str, owner: Mapping[str, Any], name: str, path: str) -> l
             is_a = f"is a {type(item).__name__}"
             raise misfit(format, f"{path}.{name}[{at}]", is_a, "give an object, as the API has it")
         if not isinstance(item.get("type", ""), str):
-            reason = f"is {item['type']!r}"
-            raise misfit(format, f"{path}.{name}[{at}].type", reason, "give the type as text")
+            raise misfit(
+                format, f"{path}.{name}[{at}].type", f"is {item['type']!r}", "give the type as text"
+            )
     return objects
 
 
@@ -356,8 +369,12 @@ def require_apart(format: str, extra: Extra, path: str) -> None:
     """Refuse an extra field of a call that could not be distinguished from its own fields."""
     for name in extra:
         if name in CALL_FIELDS:
-            cure = "leave it out, or write it where the provider has it"
-            raise misfit(format, f"{path}.{name}", "stands beside the function", cure)
+            raise misfit(
+                format,
+                f"{path}.{name}",
+                "stands beside the function",
+                "leave it out, or write it where the provider has it",
+            )
 
 
 def written_call(call_id: str, name: str, text: Any, extra: Extra | None = None) -> ToolCall:

@@ -148,8 +148,9 @@ class Access:
                 found = token
         if found is None or scheme.lower() != "bearer":
             challenge = {"www-authenticate": 'Bearer realm="perdure"'}
-            detail = "send `Authorization: Bearer TOKEN`"
-            raise Problem(401, "Unauthorized", detail, headers=challenge)
+            raise Problem(
+                401, "Unauthorized", "send `Authorization: Bearer TOKEN`", headers=challenge
+            )
         return found
 
 

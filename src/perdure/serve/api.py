@@ -30,7 +30,12 @@ from perdure.asgi.app import AppSessions
 from perdure.asgi.feed import Channel, message_fields
 from perdure.asgi.responses import ASGIApp, Problem, Receive, Scope, Send, problem_of, send_problem
 from perdure.asgi.runs import Run, RunOutcome
-from perdure.errors import LeaseLostError, PerdureError, SessionClosedError, SessionError
+from perdure.errors import (
+    LeaseLostError,
+    PerdureError,
+    SessionClosedError,
+    SessionError,
+)
 from perdure.observe import Metrics
 from perdure.records.keys import SessionKey
 from perdure.records.messages import Message
@@ -430,8 +435,7 @@ class AgentServer:
         async for piece in request.stream():
             body += piece
             if len(body) > self._max_body:
-                detail = f"the body is larger than {self._max_body} bytes"
-                raise Problem(413, "Too large", detail)
+                raise Problem(413, "Too large", f"the body is larger than {self._max_body} bytes")
         try:
             return msgspec.json.decode(bytes(body), type=Posted)
         except msgspec.DecodeError as error:

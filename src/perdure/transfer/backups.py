@@ -24,6 +24,7 @@ from typing import Final, final
 import anyio
 import msgspec
 
+from perdure._lib.tasks import each
 from perdure.errors import (
     ConfigError,
     CorruptRecordError,
@@ -32,7 +33,7 @@ from perdure.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from perdure.lease import LeaseOptions, OwnerWatch, acquire_lease, while_beating
+from perdure.lease import LeaseOptions, OwnerWatch, while_beating
 from perdure.records.chunks import named_in
 from perdure.records.json import decode, encode
 from perdure.records.keys import BACKUP_JOURNAL, SessionKey
@@ -41,7 +42,7 @@ from perdure.records.records import EPOCH, Entry, Record
 from perdure.session.options import require_no_backup
 from perdure.store import Batch, DeadLetter, Documents, HeldLease, PendingItem, Status, Store
 from perdure.transfer import migration
-from perdure.transfer.bundle_files import ALL, dead_letters_of
+from perdure.transfer.bundle_files import ALL, dead_letters_of, leased
 
 FORMAT: Final = 1
 KEPT, BLOBS, ANEW, POINT = "kept", "blobs", "anew", "point"
@@ -262,8 +263,8 @@ def _resumed(end: SessionEnd, behind: list[bytes]) -> SessionEnd:
 @final
 class _Run:
     def __init__(self, source: Store, target: Store, wait: float) -> None:
-        self._source = source
-        self._target = target
+        self.source: Store = source
+        self.target: Store = target
         self._wait = wait
         self.report = Backup()
         self.watches = {target.owner: OwnerWatch(LeaseOptions(), anyio.current_time)}
@@ -278,29 +279,25 @@ class _Run:
 
     async def all(self, progress: Callable[[migration.MigrationProgress], None] | None) -> None:
         """Back up every session, then follow deletions."""
-        await require_backup(self._target, make=True)
-        if not await self._target.head(JOURNAL):
+        await require_backup(self.target, make=True)
+        if not await self.target.head(JOURNAL):
             await self._note(MADE, {"format": FORMAT})
-        tenants = await self._source.tenants()
-        keys = [key for tenant in tenants for key in await migration.keys_of(self._source, tenant)]
+        tenants = await self.source.tenants()
+        keys = [key for tenant in tenants for key in await migration.keys_of(self.source, tenant)]
         self.report.sessions = len(keys)
-        self._waiting = set(await self._source.sessions_with_pending_items())
-        self._with_letters = set(await migration.with_dead_letters(self._source))
+        self._waiting = set(await self.source.sessions_with_pending_items())
+        self._with_letters = set(await migration.with_dead_letters(self.source))
         keys += sorted((self._waiting | self._with_letters).difference(keys))
-        limiter = anyio.CapacityLimiter(migration.AT_ONCE)
         done = 0
 
         async def bring(key: SessionKey) -> None:
             nonlocal done
-            async with limiter:
-                await self._bring(key)
+            await self._bring(key)
             done += 1
             if progress is not None:
                 progress(migration.MigrationProgress(done, len(keys), key))
 
-        async with anyio.create_task_group() as group:
-            for key in keys:
-                group.start_soon(bring, key)
+        await each(keys, bring, at_once=migration.AT_ONCE)
         await self.follow_deletions(keys)
 
     async def _bring(self, key: SessionKey) -> None:
@@ -318,7 +315,7 @@ class _Run:
             await anyio.sleep(migration.PAUSE)
 
     async def _save(self, key: SessionKey) -> None:
-        holder = await self._source.holder(key)
+        holder = await self.source.holder(key)
         if holder is not None and holder.deleted and key not in self._waiting:
             return  # since it was listed
         end = await self._end(key)
@@ -327,26 +324,22 @@ class _Run:
         posts, letters, damaged = await self._posted(key, epoch)
         if damaged:
             self.report.failed[str(key)] = damaged
-        manifest = (await self._source.read_documents(key, ())).manifest
-        head = await self._source.head(key)
+        manifest = (await self.source.read_documents(key, ())).manifest
+        head = await self.source.head(key)
         if end.is_clean and end.point is not None:
             was = end.point
             now = (head, epoch, _plain(manifest), posts, letters)
             if (was.head, was.epoch, was.manifest, was.posts, was.letters) == now:
                 self.report.there += 1
                 return
-        documents = await self._source.read_documents(key)
+        documents = await self.source.read_documents(key)
         if documents.damaged:
             documents = Documents()  # a restore rebuilds them from the log
-        head = await self._source.head(key)
+        head = await self.source.head(key)
         goes_on = await self._goes_on(key, end, documents.manifest)
-        grant = await self._lease(key)
-        try:
+        async with self._lease(key) as grant:
             writing = _SessionBackup(self, grant, end if goes_on else None, anew=not goes_on)
             await writing.bring(head, epoch, documents, posts, letters)
-        finally:
-            with anyio.CancelScope(shield=True):
-                await self._target.release(key, grant.epoch)
         if not goes_on:
             self._erased.add(key.tenant)
         self.report.written += 1
@@ -354,10 +347,10 @@ class _Run:
     async def _end(self, key: SessionKey) -> SessionEnd:
         """Find how far the backup reaches; delete a damaged one, to be written again in full."""
         try:
-            return await end_of(self._target, key)
+            return await end_of(self.target, key)
         except CorruptRecordError:
-            grant = await self._lease(key)
-            await self._target.delete(key, grant.epoch)
+            async with self._lease(key) as grant:
+                await self.target.delete(key, grant.epoch)
             self._erased.add(key.tenant)
             return SessionEnd()
 
@@ -366,17 +359,17 @@ class _Run:
     ) -> tuple[list[PendingItem], list[DeadLetter], str]:
         """Return a session's pending items, its dead letters, and a message on damaged ones."""
         has_letters = key in self._with_letters
-        before = await dead_letters_of(self._source, key) if has_letters else []
+        before = await dead_letters_of(self.source, key) if has_letters else []
         waiting: list[PendingItem] = []
         if key in self._waiting:
             try:
-                waiting = await self._source.receive(key, epoch, limit=ALL)
+                waiting = await self.source.receive(key, epoch, limit=ALL)
             except LeaseLostError as error:
                 raise StoreUnavailableError(
                     f"{key} was opened while it was read: try again", key=str(key)
                 ) from error
         # Read again: an item may have moved from the inbox to the dead letters in between.
-        after = await dead_letters_of(self._source, key) if has_letters or waiting else []
+        after = await dead_letters_of(self.source, key) if has_letters or waiting else []
         by_op_id = {letter.item.op_id: letter for letter in [*before, *after]}
         for item in waiting:
             by_op_id.pop(item.op_id, None)
@@ -415,7 +408,7 @@ class _Run:
         return last is not None and last.seq == at and _mark(_kept(last)) == mark
 
     async def _record(self, key: SessionKey, *, after: int) -> Record | None:
-        log = self._source.read_log(key, after=after, limit=1)
+        log = self.source.read_log(key, after=after, limit=1)
         async with contextlib.aclosing(log) as chunks:
             async for chunk in chunks:
                 for record in chunk.records:
@@ -427,7 +420,7 @@ class _Run:
     async def put_blobs(self, tenant: str, names: set[str]) -> list[str]:
         """Copy blobs, each after those that it references; return the names that exist."""
         if tenant not in self._known:
-            self._known[tenant] = set(await self._target.blob_names(tenant))
+            self._known[tenant] = set(await self.target.blob_names(tenant))
         known = self._known[tenant]
         stack = [(name, False) for name in sorted(names)]
         looked: set[str] = set()
@@ -436,11 +429,11 @@ class _Run:
             if name in known or (name in looked and not is_ready):
                 continue
             looked.add(name)
-            data = await self._source.get_blob(tenant, name)
+            data = await self.source.get_blob(tenant, name)
             if data is None:
                 continue
             if is_ready:
-                await self._target.put_blobs(tenant, {name: data})
+                await self.target.put_blobs(tenant, {name: data})
                 known.add(name)
                 self.report.blobs += 1
                 self.report.bytes += len(data)
@@ -454,22 +447,22 @@ class _Run:
         from perdure.transfer.backup_view import BackupView
         from perdure.transfer.bundle_files import names_of
 
-        view = await BackupView.of(self._target)
+        view = await BackupView.of(self.target)
         named: set[str] = set()
         for key in [other for other in view.keys if other.tenant == tenant]:
             documents = await view.read_documents(key)
             named |= await names_of(view, key, documents, await view.head(key))
-        unreferenced = set(await self._target.blob_names(tenant)) - named
+        unreferenced = set(await self.target.blob_names(tenant)) - named
         if unreferenced:
-            await self._target.remove_blobs(tenant, unreferenced)
+            await self.target.remove_blobs(tenant, unreferenced)
 
     # erasure
 
     async def follow_deletions(self, present: Sequence[SessionKey] = ()) -> None:
         """Remove what the source has deleted; it still has those in *present*."""
         known = {JOURNAL, *present}
-        for tenant in await self._target.tenants():
-            for key in await migration.keys_of(self._target, tenant):
+        for tenant in await self.target.tenants():
+            for key in await migration.keys_of(self.target, tenant):
                 if key in known:
                     continue
                 try:
@@ -480,41 +473,23 @@ class _Run:
             await self._collect(tenant)
 
     async def _follow_deletion(self, key: SessionKey) -> None:
-        holder = await self._source.holder(key)
-        copy = await self._target.holder(key)
+        holder = await self.source.holder(key)
+        copy = await self.target.holder(key)
         if holder is None or not holder.deleted or copy is None or copy.deleted:
             return  # never one of this source's, or removed already
         await self._note(FORGOTTEN, key)  # first: after a crash here, the next run deletes it
-        grant = await self._lease(key)
-        await self._target.delete(key, grant.epoch)
+        async with self._lease(key) as grant:
+            await self.target.delete(key, grant.epoch)
         self._erased.add(key.tenant)
         self.report.forgotten += 1
         self.removed.append(key)
 
-    async def _lease(self, key: SessionKey) -> HeldLease:
-        watch = self.watches[self._target.owner]
-        me = self._target.owner
-        return await acquire_lease(
-            self._target, key, me=me, watch=watch, on_held="steal", wait=self._wait
-        )
+    def _lease(self, key: SessionKey) -> contextlib.AbstractAsyncContextManager[HeldLease]:
+        return leased(self.target, key, watches=self.watches, wait=self._wait)
 
     async def _note(self, kind: str, what: object) -> None:
-        grant = await self._lease(JOURNAL)
-        try:
-            await append(self._target, grant, grant.head + 1, [Entry(kind, encode(what))])
-        finally:
-            with anyio.CancelScope(shield=True):
-                await self._target.release(JOURNAL, grant.epoch)
-
-    @property
-    def source(self) -> Store:
-        """The store that is backed up."""
-        return self._source
-
-    @property
-    def target(self) -> Store:
-        """The store that holds the backup."""
-        return self._target
+        async with self._lease(JOURNAL) as grant:
+            await append(self.target, grant, grant.head + 1, [Entry(kind, encode(what))])
 
 
 async def append(target: Store, grant: HeldLease, first: int, entries: list[Entry]) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Final, TypeAlias, final
 
@@ -17,7 +17,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from perdure._lib.files import NewFile
+from perdure._lib.files import new_file
 from perdure.checkpoints.chain import CHAIN_KINDS, CheckpointChain
 from perdure.errors import (
     ConfigError,
@@ -26,7 +26,7 @@ from perdure.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from perdure.lease import while_beating
+from perdure.lease import OnHeld, OwnerWatch, acquire_lease, while_beating
 from perdure.lineage.store import followed
 from perdure.memory.documents import InboxTakenPayload
 from perdure.records.checkpoints import CHECKPOINTS
@@ -488,6 +488,25 @@ class _SessionWrite:
         )
 
 
+@asynccontextmanager
+async def leased(
+    target: Store,
+    key: SessionKey,
+    *,
+    watches: Mapping[str, OwnerWatch],
+    on_held: OnHeld = "steal",
+    wait: float,
+) -> AsyncGenerator[HeldLease, None]:
+    """Hold a session's lease in a store that is written to."""
+    me = target.owner
+    grant = await acquire_lease(target, key, me=me, watch=watches[me], on_held=on_held, wait=wait)
+    try:
+        yield grant
+    finally:
+        with anyio.CancelScope(shield=True):
+            await target.release(key, grant.epoch)
+
+
 MARK: Final = b'{"perdure_bundle":'
 PART: Final = 1024 * 1024
 """Bytes written to disk at a time."""
@@ -517,17 +536,11 @@ async def write_bundle(store: Store, key: SessionKey, path: Path) -> int:
 
 async def write_items(path: Path, items: AsyncGenerator[bundle.Item, None]) -> int:
     """Write a bundle's items into a new file, and return the file's size in bytes."""
-    new = await anyio.to_thread.run_sync(NewFile, path)
-    try:
-        writer = bundle.BundleWriter()
-        async with aclosing(items) as source:
-            async for item in source:
-                if new.add(writer.line(item)) >= PART:
-                    await anyio.to_thread.run_sync(new.write)
-        return await anyio.to_thread.run_sync(new.publish)
-    finally:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(new.close)
+    writer = bundle.BundleWriter()
+    async with new_file(path) as file, aclosing(items):
+        async for item in items:
+            await file.take(writer.line(item))
+    return file.size
 
 
 async def read_bundle(store: Store, path: Path, *, key: SessionKey | None = None) -> WrittenSession:

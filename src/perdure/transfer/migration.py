@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Final, final
 
 import anyio
 import msgspec
 
+from perdure._lib.tasks import each
 from perdure.errors import (
     ConfigError,
     LeaseHeldError,
@@ -29,7 +31,7 @@ from perdure.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from perdure.lease import LeaseOptions, OnHeld, OwnerWatch, acquire_lease, while_beating
+from perdure.lease import LeaseOptions, OnHeld, OwnerWatch, while_beating
 from perdure.lineage.store import followed
 from perdure.memory.documents import InboxTakenPayload
 from perdure.records.json import decode
@@ -145,23 +147,19 @@ async def _move_all(
     mover.target_letters = wanted(await with_dead_letters(mover.target))
     keys += sorted((mover.waiting | mover.with_letters).difference(keys))
 
-    async def move(key: SessionKey, limiter: anyio.CapacityLimiter) -> None:
+    async def move(key: SessionKey) -> None:
         nonlocal done
-        async with limiter:
-            try:
-                await mover.move(key)
-            except PerdureError as error:
-                report.failed[str(key)] = str(error)
+        try:
+            await mover.move(key)
+        except PerdureError as error:
+            report.failed[str(key)] = str(error)
         done += 1
         if progress is not None:
             progress(MigrationProgress(done, len(keys), key))
 
     mover.parents = await _parents(source, keys)
     for wave in _waves(mover.parents, keys):
-        limiter = anyio.CapacityLimiter(AT_ONCE)
-        async with anyio.create_task_group() as group:
-            for key in wave:
-                group.start_soon(move, key, limiter)
+        await each(wave, move, at_once=AT_ONCE)
     await mover.follow_deletions(keys, tenants)
     await mover.tidy()
 
@@ -765,21 +763,10 @@ class _Mover:
         if known is not None:
             await self._acknowledge(key, grant.epoch, known, lives)
 
-    @contextlib.asynccontextmanager
-    async def _lease(self, key: SessionKey) -> AsyncGenerator[HeldLease, None]:
-        grant = await acquire_lease(
-            self.target,
-            key,
-            me=self.target.owner,
-            watch=self.watches[self.target.owner],
-            on_held=self._on_held,
-            wait=self._wait,
+    def _lease(self, key: SessionKey) -> AbstractAsyncContextManager[HeldLease]:
+        return bundle_files.leased(
+            self.target, key, watches=self.watches, on_held=self._on_held, wait=self._wait
         )
-        try:
-            yield grant
-        finally:
-            with anyio.CancelScope(shield=True):
-                await self.target.release(key, grant.epoch)
 
 
 def _way_out(key: SessionKey) -> str:

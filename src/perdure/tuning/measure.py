@@ -229,8 +229,9 @@ def made_up(*, sessions: int = 50, seconds: float = 900.0, seed: int = 0) -> Wor
     """
     chance = random.Random(seed)
     sessions_changes = [_session(chance, seconds) for _ in range(sessions)]
-    source = f"{sessions} made-up agents with tools, {seconds / 60:g} minutes each"
-    return workload_of(sessions_changes, source)
+    return workload_of(
+        sessions_changes, f"{sessions} made-up agents with tools, {seconds / 60:g} minutes each"
+    )
 
 
 def _session(chance: random.Random, seconds: float) -> list[WorkloadChange]:

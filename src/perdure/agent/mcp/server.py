@@ -20,6 +20,7 @@ import anyio
 import anyio.to_thread
 
 from perdure._lib.host import Host
+from perdure._lib.tasks import each
 from perdure.agent.mcp.connection import (
     Address,
     Command,
@@ -351,22 +352,12 @@ async def start_servers(given: Sequence[McpServer | str], context: AgentContext)
 
     """
     servers = [McpServer.of(tool) for tool in given]
-    if not servers:
-        return
-    errors: list[Exception] = []
 
     async def start(server: McpServer) -> None:
-        try:
-            await server.start()
-            context.at_stop.append(server.aclose)
-        except Exception as error:  # noqa: BLE001  # raised below, outside of the group
-            errors.append(error)
+        await server.start()
+        context.at_stop.append(server.aclose)
 
-    async with anyio.create_task_group() as group:
-        for server in servers:
-            group.start_soon(start, server)
-    if errors:
-        raise errors[0]
+    await each(servers, start, at_once=len(servers))
     for server in servers:
         tools = server.tools()
         clashing = {tool.name for tool in context.toolbox} & {tool.name for tool in tools}

@@ -18,7 +18,7 @@ from rich.text import Text
 import perdure
 from perdure._lib.ids import random_id
 from perdure.cli.demo.run import STORE, DemoPlan, DemoRun, Report
-from perdure.cli.output import Answer, print_json, print_table, say, stderr
+from perdure.cli.output import Answer, print_table, say, stderr
 from perdure.errors import ConfigError
 from perdure.stores.memory import MemoryStore
 
@@ -68,10 +68,7 @@ async def demo(
     with Live(screen, console=stderr(), transient=answer.json, refresh_per_second=8):
         report = await screen.course.run()
     report.store = shown or plan.store
-    if answer.json:
-        print_json(report)
-    else:
-        _print(report)
+    answer.show(report, lambda: _print(report))
     return 0 if report.ok else 1
 
 

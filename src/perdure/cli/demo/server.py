@@ -90,7 +90,7 @@ PATIENCE = 60.0
 """Seconds to wait for the leases of a server that was killed."""
 
 
-class Server:
+class DemoServer:
     """The agents, and the connections to them."""
 
     def __init__(
@@ -194,7 +194,7 @@ async def main(tenant: str) -> None:
     store = run.CountingStore(perdure.store_for())
     async with (
         perdure.connect(store, autosave=Autosave.server(), lease=LEASE) as sessions,
-        Server(sessions, store, tenant) as server,
+        DemoServer(sessions, store, tenant) as server,
     ):
         try:
             times = await server.restore()

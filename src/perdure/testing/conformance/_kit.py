@@ -48,6 +48,11 @@ class Suite(ABC):
         """One open store, for the tests that need no second."""
         return await open_store("one")
 
+    @pytest.fixture
+    async def other(self, open_store: OpenStore, store: Store) -> Store:
+        """Another owner's store at the same place."""
+        return await open_store("other")
+
 
 async def take(store: Store, key: SessionKey = KEY) -> HeldLease:
     """Acquire a session, even if another owner holds it."""

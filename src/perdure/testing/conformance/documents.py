@@ -65,8 +65,7 @@ class DocumentConformance(Suite):
         # The position is the store's own.
         assert msgspec.structs.replace(got.manifest, position=manifest.position) == manifest
 
-    async def test_documents_outlive_their_store(self, open_store: OpenStore) -> None:
-        store = await open_store("one")
+    async def test_documents_outlive_their_store(self, store: Store, open_store: OpenStore) -> None:
         grant = await take(store)
         documents = {"session.json": b"{}"}
         await store.write_documents(KEY, documents, manifest_of(grant, 1, documents))
@@ -194,8 +193,7 @@ class BlobConformance(Suite):
     async def test_an_unknown_blob_is_none(self, store: Store) -> None:
         assert await store.get_blob("", _NAME) is None
 
-    async def test_blobs_come_back(self, open_store: OpenStore) -> None:
-        store = await open_store("one")
+    async def test_blobs_come_back(self, store: Store, open_store: OpenStore) -> None:
         blobs = {name_of(data): data for data in (_DATA, b"", bytes(range(256)) * 999)}
         await store.put_blobs("", blobs)
         await store.put_blobs("", {_NAME: _DATA})
@@ -444,8 +442,7 @@ class DirectoryConformance(Suite):
         await store.read_documents(KEY)
         assert await store.sessions() == []
 
-    async def test_what_is_deleted_is_gone(self, open_store: OpenStore) -> None:
-        store, other = await open_store("one"), await open_store("other")
+    async def test_what_is_deleted_is_gone(self, store: Store, other: Store) -> None:
         kept_key = SessionKey("agent", "kept")
         for key in (KEY, kept_key):
             grant = await take(store, key)
@@ -469,8 +466,7 @@ class DirectoryConformance(Suite):
             await store.write_documents(KEY, {}, manifest_of(grant, 1, {}))
         assert await read(store) == []
 
-    async def test_epochs_never_start_again(self, open_store: OpenStore) -> None:
-        store = await open_store("one")
+    async def test_epochs_never_start_again(self, store: Store, open_store: OpenStore) -> None:
         old = await take(store)
         await append_ok(store, old, 2, *group("first life"))
         await store.delete(KEY, old.epoch)
@@ -488,8 +484,7 @@ class DirectoryConformance(Suite):
         assert holder is not None
         assert not holder.deleted
 
-    async def test_only_the_holder_deletes(self, open_store: OpenStore) -> None:
-        store, other = await open_store("one"), await open_store("other")
+    async def test_only_the_holder_deletes(self, store: Store, other: Store) -> None:
         old = await take(store)
         await take(other)
         with pytest.raises(LeaseLostError):

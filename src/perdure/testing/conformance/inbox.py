@@ -41,9 +41,8 @@ class InboxConformance(Suite):
     """What is posted is kept in order until its holder has settled it."""
 
     async def test_what_is_posted_comes_to_the_holder_as_it_was(
-        self, open_store: OpenStore
+        self, store: Store, other: Store
     ) -> None:
-        store, other = await open_store("one"), await open_store("other")
         items = [
             PendingItem("op-1", MESSAGE, '{"text":"Grüße \\u0000 \\" 😀"}'.encode(), 1.5),
             PendingItem("x/../y\n", "app:rating", b'{"stars":5,"deep":[[[]],{}]}', 2.0),
@@ -52,8 +51,7 @@ class InboxConformance(Suite):
         grant = await take(store)
         assert await store.receive(KEY, grant.epoch) == items
 
-    async def test_items_come_in_the_order_of_their_posts(self, open_store: OpenStore) -> None:
-        store, other = await open_store("one"), await open_store("other")
+    async def test_items_come_in_the_order_of_their_posts(self, store: Store, other: Store) -> None:
         grant = await take(store)
         for place in range(MANY):
             poster = other if place % 2 else store
@@ -69,8 +67,9 @@ class InboxConformance(Suite):
         assert await waiting(store, grant.epoch) == ["a"]
         assert await waiting(store, grant.epoch) == ["a"]
 
-    async def test_an_op_id_that_waits_is_not_posted_again(self, open_store: OpenStore) -> None:
-        store, other = await open_store("one"), await open_store("other")
+    async def test_an_op_id_that_waits_is_not_posted_again(
+        self, store: Store, other: Store
+    ) -> None:
         grant = await take(store)
         first = posted("a", "b")
         assert await store.enqueue(KEY, first) == 2
@@ -176,8 +175,9 @@ class InboxConformance(Suite):
         grant = await take(store)
         assert await store.receive(KEY, grant.epoch) == large
 
-    async def test_only_the_newest_holder_takes_and_settles(self, open_store: OpenStore) -> None:
-        store, other = await open_store("one"), await open_store("other")
+    async def test_only_the_newest_holder_takes_and_settles(
+        self, store: Store, other: Store
+    ) -> None:
         old = await take(store)
         await store.enqueue(KEY, posted("a"))
         new = await take(other)
@@ -188,9 +188,8 @@ class InboxConformance(Suite):
         assert await waiting(other, new.epoch) == ["a"]
 
     async def test_what_waits_can_be_read_before_anybody_has_opened_the_session(
-        self, open_store: OpenStore
+        self, store: Store, other: Store
     ) -> None:
-        store, other = await open_store("one"), await open_store("other")
         assert await other.receive(KEY, 0) == []
         items = posted("a", "b")
         await store.enqueue(KEY, items)
@@ -206,9 +205,8 @@ class InboxConformance(Suite):
         assert await other.receive(KEY, removed.epoch) == items
 
     async def test_posts_outlast_whoever_posted_and_whoever_held(
-        self, open_store: OpenStore
+        self, store: Store, other: Store, open_store: OpenStore
     ) -> None:
-        store, other = await open_store("one"), await open_store("other")
         grant = await take(store)
         await other.enqueue(KEY, posted("a"))
         await store.release(KEY, grant.epoch)
@@ -231,10 +229,9 @@ class InboxConformance(Suite):
         assert await waiting(store, grant.epoch) == ["a"]
 
     async def test_what_waits_is_listed_whether_its_session_exists_or_not(
-        self, open_store: OpenStore
+        self, store: Store, other: Store
     ) -> None:
         """S4-G3: a post to a session that was never opened is not overlooked."""
-        store, other = await open_store("one"), await open_store("other")
         long = SessionKey("x" * 200, "y" * 200, "z" * 200)
         keys = [KEY, SessionKey(KEY.agent, "second"), OTHER, long]
         assert await store.sessions_with_pending_items() == []
@@ -252,8 +249,7 @@ class InboxConformance(Suite):
         await store.enqueue(KEY, posted("b"))
         assert await store.sessions_with_pending_items() == [KEY]
 
-    async def test_an_inbox_ends_with_its_session(self, open_store: OpenStore) -> None:
-        store, other = await open_store("one"), await open_store("other")
+    async def test_an_inbox_ends_with_its_session(self, store: Store, other: Store) -> None:
         grant = await take(store)
         await store.enqueue(KEY, posted("a"))
         await store.enqueue(OTHER, posted("kept"))
@@ -266,8 +262,7 @@ class InboxConformance(Suite):
 
     # who hears of it
 
-    async def test_the_holder_hears_of_a_post(self, open_store: OpenStore) -> None:
-        store, other = await open_store("one"), await open_store("other")
+    async def test_the_holder_hears_of_a_post(self, store: Store, other: Store) -> None:
         for key in (KEY, OTHER):
             await take(store, key)
             await other.enqueue(key, posted("a"))
@@ -278,9 +273,8 @@ class InboxConformance(Suite):
         assert (await store.heartbeat()).mail == ()
 
     async def test_a_post_under_way_at_a_takeover_is_heard_of_or_taken(
-        self, open_store: OpenStore
+        self, store: Store, other: Store
     ) -> None:
-        store, other = await open_store("one"), await open_store("other")
         heard = items = False
         await take(store)
         async with anyio.create_task_group() as tasks:
@@ -290,9 +284,8 @@ class InboxConformance(Suite):
         heard = KEY in (await store.heartbeat()).mail
         assert heard or items
 
-    async def test_news_come_early_or_not_at_all(self, open_store: OpenStore) -> None:
+    async def test_news_come_early_or_not_at_all(self, store: Store, other: Store) -> None:
         """A notified store wakes up; every other one sleeps until its timeout."""
-        store, other = await open_store("one"), await open_store("other")
         await take(store)
         await store.wait_for_notification(0.01)
         assert (await store.heartbeat()).mail == ()
@@ -301,8 +294,7 @@ class InboxConformance(Suite):
             await store.wait_for_notification(0.5)
         assert KEY in (await store.heartbeat()).mail
 
-    async def test_news_wake_whoever_waits(self, open_store: OpenStore) -> None:
-        store, other = await open_store("one"), await open_store("other")
+    async def test_news_wake_whoever_waits(self, store: Store, other: Store) -> None:
         await take(store)
         heard: list[SessionKey] = []
 
@@ -320,8 +312,7 @@ class InboxConformance(Suite):
                 await other.request_handover(KEY, holder)
         assert heard == [KEY]
 
-    async def test_a_cancelled_post_is_whole_or_not_there(self, open_store: OpenStore) -> None:
-        store, other = await open_store("one"), await open_store("other")
+    async def test_a_cancelled_post_is_whole_or_not_there(self, store: Store, other: Store) -> None:
         grant = await take(store)
         for place in range(6):
             names = [f"{place}-{part}" for part in "abc"]
@@ -355,9 +346,8 @@ class DeadLetterConformance(Suite):
         assert store.capabilities.dead_letters is True
 
     async def test_a_rejected_item_leaves_the_inbox_and_is_kept_whole(
-        self, open_store: OpenStore
+        self, store: Store, other: Store
     ) -> None:
-        store, other = await open_store("one"), await open_store("other")
         odd = PendingItem("x/../y\n", "app:rating", '{"a":"Grüße \\u0000 😀"}'.encode(), 2.0)
         await other.enqueue(KEY, [*posted("a"), odd, *posted("b")])
         grant = await take(store)
@@ -401,8 +391,9 @@ class DeadLetterConformance(Suite):
         assert await waiting(store, grant.epoch) == ["a"]
         assert await dead(store) == ["a"]
 
-    async def test_dropped_ones_are_gone_and_the_others_stay(self, open_store: OpenStore) -> None:
-        store, other = await open_store("one"), await open_store("other")
+    async def test_dropped_ones_are_gone_and_the_others_stay(
+        self, store: Store, other: Store
+    ) -> None:
         grant = await take(store)
         await store.reject(
             KEY, grant.epoch, [letter(dead_letter) for dead_letter in posted("a", "b", "c")]
@@ -413,8 +404,7 @@ class DeadLetterConformance(Suite):
         assert await other.drop_dead_letters(OTHER, ["a"]) == 0
         assert sorted(await dead(store)) == ["a", "c"]
 
-    async def test_only_the_newest_holder_rejects(self, open_store: OpenStore) -> None:
-        store, other = await open_store("one"), await open_store("other")
+    async def test_only_the_newest_holder_rejects(self, store: Store, other: Store) -> None:
         old = await take(store)
         await store.enqueue(KEY, posted("a"))
         new = await take(other)
@@ -423,8 +413,9 @@ class DeadLetterConformance(Suite):
         assert await waiting(other, new.epoch) == ["a"]
         assert await dead(other) == []
 
-    async def test_they_outlast_whoever_set_them_aside(self, open_store: OpenStore) -> None:
-        store = await open_store("one")
+    async def test_they_outlast_whoever_set_them_aside(
+        self, store: Store, open_store: OpenStore
+    ) -> None:
         grant = await take(store)
         await store.reject(KEY, grant.epoch, [letter(dead_letter) for dead_letter in posted("a")])
         await store.release(KEY, grant.epoch)
@@ -433,8 +424,7 @@ class DeadLetterConformance(Suite):
         await take(other)
         assert await dead(other) == ["a"]
 
-    async def test_sessions_that_have_them_are_listed(self, open_store: OpenStore) -> None:
-        store, other = await open_store("one"), await open_store("other")
+    async def test_sessions_that_have_them_are_listed(self, store: Store, other: Store) -> None:
         assert await store.sessions_with_pending_items(dead_letters=True) == []
         for key in (KEY, OTHER):
             grant = await take(store, key)
@@ -451,8 +441,7 @@ class DeadLetterConformance(Suite):
         await other.drop_dead_letters(KEY, ["a"])
         assert await other.sessions_with_pending_items(dead_letters=True) == [OTHER]
 
-    async def test_they_end_with_their_session(self, open_store: OpenStore) -> None:
-        store, other = await open_store("one"), await open_store("other")
+    async def test_they_end_with_their_session(self, store: Store, other: Store) -> None:
         for key in (KEY, OTHER):
             grant = await take(store, key)
             await store.reject(

@@ -34,8 +34,7 @@ class LeaseConformance(Suite):
     async def test_a_session_that_nobody_ever_had_has_no_holder(self, store: Store) -> None:
         assert await store.holder(KEY) is None
 
-    async def test_the_holder_is_known_to_everybody(self, open_store: OpenStore) -> None:
-        store, other = await open_store("one"), await open_store("other")
+    async def test_the_holder_is_known_to_everybody(self, store: Store, other: Store) -> None:
         await take(store)
         own_state, theirs = await store.holder(KEY), await other.holder(KEY)
         assert own_state is not None
@@ -45,8 +44,7 @@ class LeaseConformance(Suite):
         assert not theirs.deleted
         assert theirs.alive is not False
 
-    async def test_an_epoch_is_given_once(self, open_store: OpenStore) -> None:
-        store, other = await open_store("one"), await open_store("other")
+    async def test_an_epoch_is_given_once(self, store: Store, other: Store) -> None:
         await take(store)
         for late in (store, other):
             with pytest.raises(LeaseHeldError):
@@ -82,8 +80,7 @@ class LeaseConformance(Suite):
         assert (await append(store, first, 3, *group("old"))).status is Status.CONFLICT
         await append_ok(store, second, 3, *group("new"))
 
-    async def test_a_release_is_seen(self, open_store: OpenStore) -> None:
-        store, other = await open_store("one"), await open_store("other")
+    async def test_a_release_is_seen(self, store: Store, other: Store) -> None:
         grant = await take(store)
         await append_ok(store, grant, 2, *group("a"))
         await store.release(KEY, grant.epoch)
@@ -97,8 +94,7 @@ class LeaseConformance(Suite):
         assert holder is not None
         assert not holder.released
 
-    async def test_releasing_an_old_epoch_has_no_effect(self, open_store: OpenStore) -> None:
-        store, other = await open_store("one"), await open_store("other")
+    async def test_releasing_an_old_epoch_has_no_effect(self, store: Store, other: Store) -> None:
         old = await take(store)
         new = await take(other)
         await store.release(KEY, old.epoch)
@@ -109,9 +105,8 @@ class LeaseConformance(Suite):
         await append_ok(other, new, new.head + 1, *group("a"))
 
     async def test_a_heartbeat_moves_the_beat_of_all_its_sessions(
-        self, open_store: OpenStore
+        self, store: Store, other: Store
     ) -> None:
-        store, other = await open_store("one"), await open_store("other")
         keys = [KEY, SessionKey("second")]
         for key in keys:
             await take(store, key)
@@ -123,8 +118,7 @@ class LeaseConformance(Suite):
             assert new is not None
             assert 0 != new.beat != old.beat
 
-    async def test_a_heartbeat_tells_of_those_of_others(self, open_store: OpenStore) -> None:
-        store, other = await open_store("one"), await open_store("other")
+    async def test_a_heartbeat_tells_of_those_of_others(self, store: Store, other: Store) -> None:
         await take(store)
         requests: list[Mapping[str, int]] = []
         for _ in range(9):  # a store that looks at others by a request of its own does not always
@@ -137,8 +131,9 @@ class LeaseConformance(Suite):
                 await store.heartbeat()
         assert len({*map(str, requests)}) == len(requests)  # each time another counter
 
-    async def test_an_owner_that_begins_anew_has_a_new_beat(self, open_store: OpenStore) -> None:
-        store, other = await open_store("one"), await open_store("other")
+    async def test_an_owner_that_begins_anew_has_a_new_beat(
+        self, store: Store, other: Store, open_store: OpenStore
+    ) -> None:
         owner = store.owner
         await take(store)
         before = await other.holder(KEY)
@@ -152,8 +147,7 @@ class LeaseConformance(Suite):
         if before.owner == after.owner and after.alive is not False:
             assert 0 != after.beat != before.beat
 
-    async def test_a_handover_is_asked_for_at_the_holder(self, open_store: OpenStore) -> None:
-        store, other = await open_store("one"), await open_store("other")
+    async def test_a_handover_is_asked_for_at_the_holder(self, store: Store, other: Store) -> None:
         keys = [KEY, SessionKey("CON", "a/b", "Tenant ..")]
         for key in keys:
             await take(store, key)
@@ -165,8 +159,7 @@ class LeaseConformance(Suite):
         assert sorted((await store.heartbeat()).handovers) == sorted(keys)
         assert _wanted(await store.heartbeat()) == HeartbeatRequests()
 
-    async def test_a_closed_owner_does_not_look_alive(self, open_store: OpenStore) -> None:
-        store, other = await open_store("one"), await open_store("other")
+    async def test_a_closed_owner_does_not_look_alive(self, store: Store, other: Store) -> None:
         await take(store)
         await store.aclose()
         holder = await other.holder(KEY)
@@ -175,8 +168,7 @@ class LeaseConformance(Suite):
         assert not holder.released
         assert (await other.acquire(KEY, after=holder.epoch)).epoch == 2
 
-    async def test_sessions_are_held_one_by_one(self, open_store: OpenStore) -> None:
-        store, other = await open_store("one"), await open_store("other")
+    async def test_sessions_are_held_one_by_one(self, store: Store, other: Store) -> None:
         own_lease = await take(store, SessionKey("agent", "mine"))
         theirs = await take(other, SessionKey("agent", "theirs"))
         await append_ok(store, own_lease, 2, *group("a"))
@@ -184,8 +176,7 @@ class LeaseConformance(Suite):
 
     # what an engine makes of it
 
-    async def test_a_holder_is_asked_and_hands_over(self, open_store: OpenStore) -> None:
-        store, other = await open_store("one"), await open_store("other")
+    async def test_a_holder_is_asked_and_hands_over(self, store: Store, other: Store) -> None:
         grant = await take(store)
         head = await append_ok(store, grant, 2, *group("a"))
         lease: list[HeldLease] = []
@@ -208,8 +199,7 @@ class LeaseConformance(Suite):
         assert "open" in str(outcome.error)  # the cure
         assert texts(await read(other)) == ["a", "b"]
 
-    async def test_a_session_that_is_held_is_refused(self, open_store: OpenStore) -> None:
-        store, other = await open_store("one"), await open_store("other")
+    async def test_a_session_that_is_held_is_refused(self, store: Store, other: Store) -> None:
         grant = await take(store)
         with pytest.raises(LeaseHeldError, match="on_held"):
             await _acquire_lease(other, "raise")
@@ -217,8 +207,7 @@ class LeaseConformance(Suite):
         await store.release(KEY, grant.epoch)
         assert (await _acquire_lease(other, "raise")).epoch == grant.epoch + 1
 
-    async def test_a_holder_that_beats_is_not_robbed(self, open_store: OpenStore) -> None:
-        store, other = await open_store("one"), await open_store("other")
+    async def test_a_holder_that_beats_is_not_robbed(self, store: Store, other: Store) -> None:
         grant = await take(store)
         beats = 0
 
@@ -236,8 +225,9 @@ class LeaseConformance(Suite):
             tasks.cancel_scope.cancel()
         await append_ok(store, grant, 2, *group("a"))
 
-    async def test_a_holder_that_hangs_is_replaced_and_told(self, open_store: OpenStore) -> None:
-        store, other = await open_store("one"), await open_store("other")
+    async def test_a_holder_that_hangs_is_replaced_and_told(
+        self, store: Store, other: Store
+    ) -> None:
         grant = await take(store)
         head = await append_ok(store, grant, 2, *group("a"))
         stolen = await _acquire_lease(other, "steal", ttl=0.3)  # without heartbeats

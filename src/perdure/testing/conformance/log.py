@@ -195,8 +195,7 @@ class LogConformance(Suite):
         assert [record.seq for record in records] == list(range(1, 9))
         assert [record.epoch for record in records] == [1, 1, 2, 2, 3, 3, 4, 4]
 
-    async def test_the_log_outlives_its_store(self, open_store: OpenStore) -> None:
-        store = await open_store("one")
+    async def test_the_log_outlives_its_store(self, store: Store, open_store: OpenStore) -> None:
         grant = await take(store)
         await append_ok(store, grant, 2, *group("a", "b", "c"))
         await store.aclose()
@@ -228,8 +227,7 @@ class LogConformance(Suite):
 class TrimConformance(Suite):
     """More may be kept than was asked for, never less; what is kept has no gap."""
 
-    async def test_what_is_kept_is_whole(self, open_store: OpenStore) -> None:
-        store, other = await open_store("one"), await open_store("other")
+    async def test_what_is_kept_is_whole(self, store: Store, other: Store) -> None:
         before = await several_epochs(store)
         for below in (1, 2, 7, 8, len(before) // 2, len(before)):
             assert await store.trim(KEY, 6, below) >= 0
@@ -242,8 +240,7 @@ class TrimConformance(Suite):
                 assert await read(witness, after=remaining[-1].seq - 1) == remaining[-1:]
                 assert await read(witness, before=below) == [r for r in remaining if r.seq < below]
 
-    async def test_the_log_goes_on_behind_a_trim(self, open_store: OpenStore) -> None:
-        store, other = await open_store("one"), await open_store("other")
+    async def test_the_log_goes_on_behind_a_trim(self, store: Store, other: Store) -> None:
         head = len(await several_epochs(store))
         await store.trim(KEY, 6, head)
         await append_ok(store, await take(store), head + 2, *group("after", "it"))
@@ -263,8 +260,9 @@ class TrimConformance(Suite):
         assert outcome.status is Status.PERMANENT
         assert tuple(entries(await read(store)))[-1:] == group("new")
 
-    async def test_trimming_beyond_the_head_keeps_the_head(self, open_store: OpenStore) -> None:
-        store = await open_store("one")
+    async def test_trimming_beyond_the_head_keeps_the_head(
+        self, store: Store, open_store: OpenStore
+    ) -> None:
         grant = await take(store)
         await append_ok(store, grant, 2, *group("a", "b"))
         await store.trim(KEY, grant.epoch, 99)
@@ -275,8 +273,7 @@ class TrimConformance(Suite):
         assert tuple(entries(await read(other)))[-1:] == group("c")
         assert (await take(other)).head == 5
 
-    async def test_only_the_holder_trims(self, open_store: OpenStore) -> None:
-        store, other = await open_store("one"), await open_store("other")
+    async def test_only_the_holder_trims(self, store: Store, other: Store) -> None:
         old = await take(store)
         await append_ok(store, old, 2, *group("kept"))
         await take(other)
