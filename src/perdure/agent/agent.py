@@ -381,8 +381,7 @@ class Agent:
     @property
     def persist_paths(self) -> tuple[str, ...]:
         """The folders in its home that persistence.yaml names, from the agent's start on."""
-        declarations = self.context.declared.found
-        return () if declarations is None else declarations.declaration.persist_paths
+        return self.context.declared.persist_paths
 
     @property
     def archives(self) -> Archives:

@@ -171,7 +171,13 @@ async def make(planned: PlannedCall, context: AgentContext) -> ToolResult | None
         _leave(planned, context)
         raise
     try:
-        stored = await _as_kept(result, planned, context)
+        # As the processors make it, a large one with its blob.
+        stored = await claimed(
+            await processed(result, call, context),
+            context.session,
+            max_inline_bytes=context.config.max_inline_bytes,
+            unstorable="raise" if planned.tool is None else planned.tool.unstorable,
+        )
     except anyio.get_cancelled_exc_class():
         _keep(result, how, planned, context)  # it is complete: only its looks are not
         raise
@@ -223,16 +229,6 @@ async def _run(planned: PlannedCall, context: AgentContext) -> tuple[str, ToolRe
     if not is_certain(result):
         return "unknown", result
     return "done" if result.error is None else "failed", result
-
-
-async def _as_kept(result: ToolResult, planned: PlannedCall, context: AgentContext) -> ToolResult:
-    """Return a result as the processors make it, a large one with its blob."""
-    return await claimed(
-        await processed(result, planned.call, context),
-        context.session,
-        max_inline_bytes=context.config.max_inline_bytes,
-        unstorable="raise" if planned.tool is None else planned.tool.unstorable,
-    )
 
 
 def _keep(result: ToolResult, how: str, planned: PlannedCall, context: AgentContext) -> bool:

@@ -60,6 +60,11 @@ class AgentDeclared:
         self._config: PersistentConfig | None = None
 
     @property
+    def persist_paths(self) -> tuple[str, ...]:
+        """The folders in its home that persistence.yaml names; none before the bootstrap."""
+        return () if self.found is None else self.found.declaration.persist_paths
+
+    @property
     def config(self) -> PersistentConfig:
         """The values that it declares.
 

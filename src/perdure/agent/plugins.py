@@ -23,7 +23,6 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from perdure.agent.context import Features
 from perdure.agent.llm.model import ToolSpec
 from perdure.agent.tools import Permissions, Tool
 from perdure.archive.archives import Archives
@@ -373,17 +372,16 @@ class AgentPlugins:
         if features.persistent_instructions:
             self.instructions = PersistentInstructions(_instructions_path(config, session))
         self._session = session
-        self._parts = self._kept(features, StoredConfig(_settings_of(config)))
+        parts: tuple[Contributor | None, ...] = (
+            self.tools,
+            StoredConfig(_settings_of(config)),
+            self.permissions if features.permissions else None,
+            None if isinstance(self.memory, SessionMemoryStorage) else FlushedMemory(self.memory),
+            self.notes,
+            self.instructions,
+        )
+        self._parts = [part for part in parts if part is not None]
         self._attached: list[Attachment] = []
-
-    def _kept(self, features: Features, config: StoredConfig) -> tuple[Contributor, ...]:
-        parts: list[Contributor] = [self.tools, config]
-        if features.permissions:
-            parts.append(self.permissions)
-        if not isinstance(self.memory, SessionMemoryStorage):
-            parts.append(FlushedMemory(self.memory))
-        parts += [part for part in (self.notes, self.instructions) if part is not None]
-        return tuple(parts)
 
     async def attach(self, *, restore: bool = True) -> None:
         """Restore the parts, and have them saved from now on; once.
@@ -433,33 +431,27 @@ def _instructions_path(config: AgentConfig, session: Session) -> str:
 
 def archives_of(context: AgentContext) -> Archives:
     """Return the archives of an agent's home, with the paths that persistence.yaml names."""
-    declarations = context.declared.found
-    paths = () if declarations is None else declarations.declaration.persist_paths
+    paths = context.declared.persist_paths
     return Archives(context.session, context.config.home, paths=paths)
 
 
 def _wanted(context: AgentContext) -> Archives | None:
     """Return the archives of an agent whose home is kept, None for one whose home is not."""
-    wanted, declarations = context.config.archive, context.declared.found
-    if declarations is None or wanted is False:
+    wanted, declared = context.config.archive, context.declared
+    if declared.found is None or wanted is False:
         return None  # not started, or told not to
     archives = archives_of(context)
-    declared = bool(declarations.declaration.persist_paths) and archives.home is not None
-    return archives if wanted or declared else None
+    names_paths = bool(declared.persist_paths) and archives.home is not None
+    return archives if wanted or names_paths else None
 
 
 async def bring_home(context: AgentContext) -> None:
     """Bring back the newest archive at a start, unless the home is it already, or newer."""
-    archives, declarations = _wanted(context), context.declared.found
-    facts = {"agent": context.agent_id}
+    archives, facts = _wanted(context), {"agent": context.agent_id}
     if archives is not None:
         done = await archives.resume()
         log.info("home resumed", extra={**facts, "changed": done.changed, "kept": done.kept})
-    elif (
-        context.config.archive is None
-        and declarations is not None
-        and declarations.declaration.persist_paths
-    ):
+    elif context.config.archive is None and context.declared.persist_paths:
         log.warning("persist_paths not kept: give AgentConfig(home=...)", extra=facts)
 
 

@@ -15,6 +15,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from typing import (
     TYPE_CHECKING,
@@ -395,14 +396,12 @@ def _described(docstring: str) -> dict[str, str]:
 # Tools, hooks and processors: an agent waits for them, so they must not wait for the agent
 
 
+@dataclass(eq=False, slots=True)
 class _Wait:
     """One call of such code; what it leaves running when it returns may wait for the agent."""
 
-    __slots__ = ("context", "over")
-
-    def __init__(self, context: AgentContext) -> None:
-        self.context = context
-        self.over = False
+    context: AgentContext
+    over: bool = False
 
 
 _wait: ContextVar[_Wait | None] = ContextVar("perdure_wait", default=None)

@@ -507,7 +507,8 @@ class Content:
                 f"{self._description}: {error}; nothing was changed", where=self._description
             ) from None
         for entry in entries:
-            if selection.fate(entry.path) not in _fates(entry):
+            fate = selection.fate(entry.path)
+            if fate != "taken" and not (fate == "entered" and isinstance(entry, FolderEntry)):
                 raise CorruptRecordError(
                     f"{self._description}: {entry.path[:200]!a} is refused: the archive's own "
                     "paths leave it out; nothing was changed",
@@ -548,10 +549,6 @@ class Content:
         self._tar.exactly(-entry.size % BLOCK)
         stage.end()
         yield 1, 0
-
-
-def _fates(entry: Entry) -> tuple[str, ...]:
-    return ("taken", "entered") if isinstance(entry, FolderEntry) else ("taken",)
 
 
 # An archive as a file of its own: a tar that other tools read, with its manifest first

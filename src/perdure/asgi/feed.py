@@ -129,9 +129,6 @@ class Feed:
         self.draining = True
         self.wake_all()
 
-    def _is_draining(self) -> bool:
-        return self.draining
-
     def wake_all(self) -> None:
         """Have all readers look."""
         for channel in tuple(self._channels.values()):
@@ -184,7 +181,7 @@ class Feed:
                 manager drains.
 
         """
-        until = until or self._is_draining
+        until = until or (lambda: self.draining)
         with self.channel(key) as channel:
             read = visible = cursor.seq
             while True:

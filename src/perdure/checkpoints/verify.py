@@ -56,7 +56,12 @@ async def verified(reading: JournalReader) -> Verification:
             for record in chunk.records:
                 runs.feed(record)
                 written.apply(record.kind, record.payload)
-    problems += _differing(chain, written) + runs.problems
+    problems += [
+        ChainProblem(checkpoint.id, "the log's record of it is another one than the document's")
+        for checkpoint in written.by_id.values()
+        if chain.by_id.get(checkpoint.id) != checkpoint
+    ]
+    problems += runs.problems
     for checkpoint in chain.by_id.values():
         if isinstance(checkpoint.state, ExplicitState):
             problems += await state_problems(reading, checkpoint)
@@ -131,12 +136,3 @@ def _since(checkpoint: Checkpoint) -> int:
 def _changed(checkpoint: Checkpoint) -> ChainProblem:
     first, last = _since(checkpoint) + 1, checkpoint.event_seq
     return ChainProblem(checkpoint.id, f"a record from {first} to {last} was changed or is missing")
-
-
-def _differing(chain: CheckpointChain, written: CheckpointChain) -> list[ChainProblem]:
-    """Return the checkpoints that the document knows otherwise than the log."""
-    return [
-        ChainProblem(checkpoint.id, "the log's record of it is another one than the document's")
-        for checkpoint in written.by_id.values()
-        if chain.by_id.get(checkpoint.id) != checkpoint
-    ]

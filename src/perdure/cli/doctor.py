@@ -467,7 +467,12 @@ async def tune(
         if imagine:
             workload = made_up()
         elif workload.changes < FEW:
-            raise SessionError(_too_few(store.location, workload), path=store.location)
+            raise SessionError(
+                f"there is nothing to measure in {store.location}: its sessions have changed "
+                f"{workload.changes} times, and it takes {FEW} to tell how they do: let agents "
+                "work in it, or add --imagine for made-up ones",
+                path=store.location,
+            )
         with stderr().status("measuring the store"):
             measured = await tuning.measure(store, size=workload.size, seconds=seconds)
         location = store.location
@@ -479,14 +484,6 @@ async def tune(
         lambda: _print(location, workload, measured, advice, needs),
     )
     return 0 if advice.best else 1
-
-
-def _too_few(location: str, workload: tuning.Workload) -> str:
-    return (
-        f"there is nothing to measure in {location}: its sessions have changed {workload.changes} "
-        f"times, and it takes {FEW} to tell how they do: let agents work in it, or add --imagine "
-        "for made-up ones"
-    )
 
 
 def _facts(

@@ -474,10 +474,8 @@ def _facts(turn: TurnTrace) -> Iterable[Fact]:
             continue
         for sentence in _SENTENCE.split(message.text):
             line = " ".join(sentence.split())
-            category = _category_of(line)
+            category = next(
+                (name for name, words in _CATEGORIES.items() if words.search(line)), None
+            )
             if category is not None and not line.endswith("?"):
                 yield Fact(line, category)
-
-
-def _category_of(sentence: str) -> str | None:
-    return next((name for name, words in _CATEGORIES.items() if words.search(sentence)), None)

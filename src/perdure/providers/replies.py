@@ -203,15 +203,12 @@ _INSTRUCTIONS: Final = {
 """The names of the instructions in a request."""
 
 
-class PlainHistory:
+class PlainHistory(msgspec.Struct):
     """A history as plain values."""
 
-    __slots__ = ("entries", "system")
-
-    def __init__(self, entries: list[Any], system: Any) -> None:
-        self.entries: list[Any] = entries
-        self.system: Any = system
-        """The instructions, where they came beside the conversation; None for none."""
+    entries: list[Any]
+    system: Any
+    """The instructions, where they came beside the conversation; None for none."""
 
 
 def entries_of(history: object, format: str) -> PlainHistory:

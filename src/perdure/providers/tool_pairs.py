@@ -97,7 +97,7 @@ def paired(messages: Sequence[Message], policy: Dangling = "interrupted") -> Pai
             closed += len(missing)
             made_up = map(interrupted_result, missing)
             exchanges.append(Exchange(block.head, (*block.results, *made_up)))
-        elif block.is_empty():
+        elif not block.results and _is_empty(block.head):
             empty += 1
         else:
             exchanges.append(Exchange(block.head, tuple(block.results)))
@@ -164,10 +164,6 @@ class _Block:
         calls = tuple(call for call in self.head.tool_calls if all(call is not m for m in missing))
         head = msgspec.structs.replace(self.head, tool_calls=calls)
         return [] if _is_empty(head) else [Exchange(head, tuple(self.results))]
-
-    def is_empty(self) -> bool:
-        """Say whether it says nothing at all."""
-        return not self.results and _is_empty(self.head)
 
 
 class _Blocks:

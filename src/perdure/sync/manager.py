@@ -82,11 +82,6 @@ def save_at_exit(manager: SessionManager) -> None:
         _watch([manager])
 
 
-def forget_at_exit(manager: SessionManager) -> None:
-    """A manager was closed."""
-    _open.discard(manager)
-
-
 def _watch(managers: list[SessionManager]) -> None:
     # Never a daemon: the process must wait for it.
     threading.Thread(target=_when_they_end, args=(managers,), name=THREAD, daemon=False).start()
@@ -574,7 +569,7 @@ class SessionManager:
             self._hooks.finish(_PATIENCE)
             self._loop.join(_PATIENCE)
         self._signals.uninstall()
-        forget_at_exit(self)
+        _open.discard(self)
         if self._exit is not None:
             error, self._exit = self._exit, None
             raise error

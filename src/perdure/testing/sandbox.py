@@ -27,7 +27,9 @@ def assert_saved(*sessions: Session) -> None:
         AssertionError: Some records are not; it names the session, their number, and the reason.
 
     """
-    unsaved = [_unsaved(session) for session in sessions if not _is_saved(session)]
+    unsaved = [
+        _unsaved(session) for session in sessions if session.durable_version != session.version
+    ]
     if unsaved:
         raise AssertionError("; ".join(unsaved))
 
@@ -50,10 +52,6 @@ async def wait_saved(*sessions: Session, timeout: float = 5.0) -> None:
         for session in sessions:
             await session.wait_durable()
     assert_saved(*sessions)
-
-
-def _is_saved(session: Session) -> bool:
-    return session.durable_version == session.version
 
 
 def _unsaved(session: Session) -> str:

@@ -201,21 +201,19 @@ async def require_backup(target: Store, *, make: bool = False) -> None:
         )
 
 
-@final
-class SessionEnd:
+class SessionEnd(msgspec.Struct):
     """How far the backup of a session reaches."""
 
-    def __init__(self) -> None:
-        self.point: RunPoint | None = None
-        self.at = 0
-        """The point's sequence number in the backup's log."""
-        self.is_clean = False
-        """Whether no entry follows the point."""
-        self.begin = 0
-        self.first = 0
-        self.last: BackupLine | None = None
-        """The newest record after the point."""
-        self.sum = ""
+    point: RunPoint | None = None
+    at: int = 0
+    """The point's sequence number in the backup's log."""
+    is_clean: bool = False
+    """Whether no entry follows the point."""
+    begin: int = 0
+    first: int = 0
+    last: BackupLine | None = None
+    """The newest record after the point."""
+    sum: str = ""
 
 
 def hashed(before: str, payload: bytes) -> str:

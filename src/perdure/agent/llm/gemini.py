@@ -152,7 +152,14 @@ class GeminiModel:
     def _request(self, messages: Sequence[Any], tools: Sequence[ToolSpec]) -> dict[str, Any]:
         config: dict[str, Any] = {"automatic_function_calling": {"disable": True}, **self._options}
         if tools:
-            declared = [_declaration(tool) for tool in tools]
+            declared = [
+                {
+                    "name": tool.name,
+                    "description": tool.description,
+                    "parameters_json_schema": tool.parameters,
+                }
+                for tool in tools
+            ]
             config["tools"] = [*config.get("tools", ()), {"function_declarations": declared}]
         if not all(isinstance(message, Message) for message in messages):
             return {"contents": list(messages), "config": config}
@@ -181,14 +188,6 @@ def _require_asyncio() -> None:
             f"base_url='{OFFICIAL}/v1beta/openai/', api_key=…)",
             option="model",
         )
-
-
-def _declaration(tool: ToolSpec) -> dict[str, Any]:
-    return {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters_json_schema": tool.parameters,
-    }
 
 
 def _usage(usage: Mapping[str, Any] | None) -> Usage | None:

@@ -191,7 +191,8 @@ async def events_of(
     try:
         async with opening as response:
             begun = True
-            if _is_framed(response):
+            # In frames that only its client reads, as those of Bedrock.
+            if "amazon.eventstream" in str(response.headers.get("content-type", "")):
                 async with await response.parse() as stream:
                     async for event in stream:
                         yield event.model_dump(mode="json", exclude_unset=True, warnings=False)
@@ -206,11 +207,6 @@ async def events_of(
         if failure is None:
             raise
         raise failure from error
-
-
-def _is_framed(response: Any) -> bool:
-    """Say whether an answer comes in frames that only its client reads, as those of Bedrock do."""
-    return "amazon.eventstream" in str(response.headers.get("content-type", ""))
 
 
 def require_alone(**others: Any) -> None:
