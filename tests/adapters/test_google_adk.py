@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import copy
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
@@ -929,58 +928,3 @@ async def test_processes_that_share_a_session_lose_nothing(tmp_path: Path) -> No
         mine = [text for text in texts(session) if text.startswith(name)]
         assert mine == [f"{name} {number}" for number in range(12)]
         assert session.state[name] == session.state[f"user:{name}"] == 11
-
-
-PAUSED = """
-import asyncio, sys
-import perdure
-from google.adk.errors import StaleSessionError
-from google.adk.events.event import Event
-from perdure.adapters import PerdureSessionService
-
-HERE = {"app_name": "harbor", "user_id": "ada", "session_id": "s"}
-
-async def main():
-    lease = perdure.LeaseOptions(heartbeat=0.1, ttl=1)
-    async with perdure.connect(sys.argv[1], lease=lease) as sessions:
-        service = PerdureSessionService(sessions)
-        session = await service.create_session(**HERE)
-        await service.append_event(session, Event(author="a"))
-        print("ready", flush=True)
-        sys.stdin.readline()  # it is paused here, and overtaken
-        try:
-            await service.append_event(session, Event(author="a"))
-        except StaleSessionError as error:
-            print(error, flush=True)
-        print(sessions.health().status, flush=True)
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.deep
-async def test_a_process_that_was_paused_and_overtaken_is_told_by_whom(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/a.db"
-    command = [sys.executable, "-c", PAUSED, url]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stdin=pipe, text=True) as paused:
-        assert paused.stdout is not None
-        assert paused.stdin is not None
-        assert paused.stdout.readline() == "ready\n"
-        os.kill(paused.pid, signal.SIGSTOP)
-        lease = LeaseOptions(heartbeat=0.1, ttl=1)
-        async with perdure.connect(url, lease=lease) as sessions:
-            service = PerdureSessionService(sessions, wait=GUARD)
-            session = await service.get_session(**HERE)
-            assert session is not None
-            await service.append_event(session, said("taken over"))
-            os.kill(paused.pid, signal.SIGCONT)
-            paused.stdin.write("\n")
-            paused.stdin.flush()
-            lines = await anyio.to_thread.run_sync(paused.stdout.readlines)
-            assert f"continued by process {os.getpid()} on" in lines[0]
-            assert len(session.events) == 2
-            found = await service.get_session(**HERE)
-            assert found is not None
-            assert exact(found.events) == exact(session.events)
-    assert lines[1] == "ok\n"

@@ -595,6 +595,23 @@ def counter(saver: Any, steps: int) -> Any:
     return graph.compile(checkpointer=saver)
 
 
+async def test_two_runs_of_a_thread_at_the_same_time_lose_nothing(
+    sessions: SessionManager,
+) -> None:
+    """Each is a branch of the history, as with LangGraph's own savers."""
+    graph = chat(State, PerdureSaver(sessions))
+    await graph.ainvoke({"messages": [HumanMessage("0", id="h0")], "count": 0}, CONFIG)
+    results = await asyncio.gather(
+        *(
+            graph.ainvoke({"messages": [HumanMessage(text, id=f"h{text}")], "count": 0}, CONFIG)
+            for text in "12"
+        )
+    )
+    again = chat(State, PerdureSaver(sessions))
+    history = [state.values.get("messages") async for state in again.aget_state_history(CONFIG)]
+    assert all(result["messages"] in history for result in results)
+
+
 async def test_a_run_that_was_overtaken_is_refused_and_told_by_whom() -> None:
     backing = MemoryBacking()
     one, other = MemoryStore(backing=backing), MemoryStore(backing=backing)

@@ -30,7 +30,7 @@ from agents import (
 )
 from agents.memory import OpenAIResponsesCompactionSession, Session, SessionSettings
 from agents.testing import ScriptedModel, assistant_message, function_call
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 import perdure
 from perdure import (
@@ -233,43 +233,70 @@ STEPS = st.lists(
 )
 
 
-@given(steps=STEPS, context_bytes=st.sampled_from([1500, 512 * 1024]), durable=st.booleans())
+EXAMPLES: dict[str, Any] = {
+    "steps": STEPS,
+    "context_bytes": st.sampled_from([1500, 512 * 1024]),
+    "durable": st.booleans(),
+}
+
+
+@given(**EXAMPLES)
 def test_it_does_what_the_sdk_s_session_does(
     steps: list[tuple[str, Any]], context_bytes: int, *, durable: bool
 ) -> None:
     """With a small context, what is older is read from the log."""
+    twin = SQLiteSession("a")
+    asyncio.run(do_both(steps, context_bytes, twin, durable=durable))
+    twin.close()
+
+
+@settings(max_examples=10)
+@given(**EXAMPLES)
+def test_it_does_what_the_sdk_s_session_on_sqlalchemy_does(
+    steps: list[tuple[str, Any]], context_bytes: int, *, durable: bool
+) -> None:
+    for module in ("sqlalchemy", "aiosqlite"):
+        pytest.importorskip(module)
+    from agents.extensions.memory import SQLAlchemySession
 
     async def main() -> None:
-        backing = MemoryBacking()
-        twin = SQLiteSession("a")
-
-        def connected() -> SessionManager:
-            store, limits = MemoryStore(backing=backing), Limits(context_bytes=context_bytes)
-            return perdure.connect(store, limits=limits, autosave=None)
-
-        sessions = await connected()
-        session = PerdureSession("a", sessions, durable=durable)
-        for what, value in [*steps, ("get", None), ("reopen", None), ("get", None)]:
-            if what == "add":
-                await session.add_items(value)
-                await twin.add_items(value)
-            elif what == "get":
-                items = await session.get_items(value)
-                assert texts(items) == texts(limited(await twin.get_items(), value))
-            elif what == "pop":
-                assert texts([await session.pop_item()]) == texts([await twin.pop_item()])
-            elif what == "clear":
-                await session.clear_session()
-                await twin.clear_session()
-            else:
-                if what == "reopen":
-                    await sessions.aclose()
-                    sessions = await connected()
-                session = PerdureSession("a", sessions, durable=durable)
-        await sessions.aclose()
-        twin.close()
+        twin = SQLAlchemySession.from_url("a", url="sqlite+aiosqlite://", create_tables=True)
+        await do_both(steps, context_bytes, twin, durable=durable)
+        await twin.engine.dispose()
 
     asyncio.run(main())
+
+
+async def do_both(
+    steps: list[tuple[str, Any]], context_bytes: int, twin: Session, *, durable: bool
+) -> None:
+    """Do the same with a session of the SDK's, and compare all that is returned."""
+    backing = MemoryBacking()
+
+    def connected() -> SessionManager:
+        store, limits = MemoryStore(backing=backing), Limits(context_bytes=context_bytes)
+        return perdure.connect(store, limits=limits, autosave=None)
+
+    sessions = await connected()
+    session = PerdureSession("a", sessions, durable=durable)
+    for what, value in [*steps, ("get", None), ("reopen", None), ("get", None)]:
+        if what == "add":
+            await session.add_items(value)
+            await twin.add_items(value)
+        elif what == "get":
+            items = await session.get_items(value)
+            assert texts(items) == texts(limited(await twin.get_items(), value))
+        elif what == "pop":
+            assert texts([await session.pop_item()]) == texts([await twin.pop_item()])
+        elif what == "clear":
+            await session.clear_session()
+            await twin.clear_session()
+        else:
+            if what == "reopen":
+                await sessions.aclose()
+                sessions = await connected()
+            session = PerdureSession("a", sessions, durable=durable)
+    await sessions.aclose()
 
 
 @pytest.mark.parametrize("context_bytes", [600, 512 * 1024])

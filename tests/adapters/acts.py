@@ -1,0 +1,103 @@
+"""What a worker does with a session on every adapter: write a text, and read all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+from perdure.session.manager import SessionManager
+
+GUARD = 60
+
+
+class Acts(NamedTuple):
+    """A worker's calls; a text is stored once ``write`` has returned."""
+
+    write: Callable[[str], Awaitable[Any]]
+    read: Callable[[], Awaitable[list[str]]]
+
+
+def openai_agents(sessions: SessionManager, name: str = "a") -> Acts:
+    from perdure.adapters import PerdureSession
+
+    session = PerdureSession(name, sessions, wait=GUARD)
+
+    async def read() -> list[str]:
+        return [item["content"] for item in await session.get_items()]
+
+    return Acts(lambda text: session.add_items([{"role": "user", "content": text}]), read)
+
+
+def pydantic_ai(sessions: SessionManager, name: str = "a") -> Acts:
+    from pydantic_ai.conversation import Conversation
+    from pydantic_ai.messages import ModelRequest, UserPromptPart
+
+    from perdure.adapters import PerdureConversationStore
+
+    store = PerdureConversationStore(sessions, wait=GUARD)
+    mine: list[Conversation] = []
+
+    async def write(text: str) -> None:
+        if not mine:
+            mine.append(await store.load(name) or Conversation(conversation_id=name))
+        mine[0].messages.append(ModelRequest(parts=[UserPromptPart(text)]))
+        await store.save(mine[0])
+
+    async def read() -> list[str]:
+        conversation = await store.load(name)
+        messages: list[Any] = conversation.messages if conversation else []
+        return [message.parts[0].content for message in messages]
+
+    return Acts(write, read)
+
+
+def langgraph(sessions: SessionManager, name: str = "a") -> Acts:
+    base = pytest.importorskip("langgraph.checkpoint.base")
+    from perdure.adapters import PerdureSaver
+
+    saver = PerdureSaver(sessions, wait=GUARD)
+    config: Any = {"configurable": {"thread_id": name, "checkpoint_ns": ""}}
+    texts: list[str] = []
+
+    async def write(text: str) -> None:
+        if not texts:
+            texts.extend(await read())
+        texts.append(text)
+        checkpoint = base.empty_checkpoint()
+        checkpoint["channel_values"], versions = {"texts": texts}, {"texts": len(texts)}
+        checkpoint["channel_versions"] = versions
+        await saver.aput(config, checkpoint, {"source": "loop", "step": len(texts)}, versions)
+
+    async def read() -> list[str]:
+        newest = await saver.aget_tuple(config)
+        return list(newest.checkpoint["channel_values"]["texts"]) if newest else []
+
+    return Acts(write, read)
+
+
+def google_adk(sessions: SessionManager, name: str = "a") -> Acts:
+    pytest.importorskip("google.adk.sessions")
+    from google.adk.events.event import Event
+
+    from perdure.adapters import PerdureSessionService
+
+    service = PerdureSessionService(sessions, wait=GUARD)
+    about: Any = {"app_name": "harbor", "user_id": "ada", "session_id": name}
+    mine: list[Any] = []
+
+    async def write(text: str) -> None:
+        if not mine:
+            stored = await service.get_session(**about)
+            mine.append(stored or await service.create_session(**about))
+        await service.append_event(mine[0], Event(author=text))
+
+    async def read() -> list[str]:
+        stored = await service.get_session(**about)
+        return [event.author for event in stored.events] if stored else []
+
+    return Acts(write, read)
+
+
+ADAPTERS = (openai_agents, pydantic_ai, langgraph, google_adk)
