@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib
 import os
@@ -189,6 +190,37 @@ def test_the_architecture_names_every_package_and_no_other() -> None:
     there |= {f"{path.parent.name}/" for path in (SRC / "perdure").glob("*/__init__.py")}
     assert there - named == set(), "docs/architecture.md does not say what these are for"
     assert named - there == set(), "docs/architecture.md speaks of what is not there"
+
+
+@pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md"])
+def test_the_layers_of_a_page_are_those_that_are_enforced(page: str) -> None:
+    contracts = pyproject()["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract["id"] == "layers")
+    enforced = [set(re.findall(r"\w+", layer)) for layer in layers]
+    drawn = re.search(
+        r"(?:^    .*(?:cli \||__main__).*\n)(?:    .*\n)*", text(ROOT / page), re.MULTILINE
+    )
+    assert drawn is not None
+    rows = re.split(r"→|\n(?!\s*→)", drawn[0].replace("(the port)", "").strip())
+    assert [set(re.findall(r"\w+", row)) for row in rows] == enforced
+
+
+def test_what_a_package_s_docstring_names_is_there() -> None:
+    missing = {}
+    for path in sorted((SRC / "perdure").rglob("__init__.py")):
+        first, *_ = (ast.get_docstring(ast.parse(text(path))) or "").partition("\n\n    ")
+        named = set(re.findall(r"(?<!`)`([a-z_]+)`(?!`)", first))
+        around = [path.parent, SRC / "perdure"]
+        places = {one.stem for folder in around for one in folder.iterdir()}
+        gone = named - places - names_in(path)
+        if gone:
+            missing[str(path.relative_to(SRC))] = gone
+    assert missing == {}
+
+
+def names_in(path: Path) -> set[str]:
+    """Return what a package exports, and itself."""
+    return {"perdure", *re.findall(r"\b[a-z_]+\b", text(path).partition("__future__")[2])}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)

@@ -56,7 +56,7 @@ _HOMES = {
     "perdure.session.export": ("export_state", "import_state"),
     "perdure.session.manager": ("SessionManager",),
     "perdure.session.options": ("Limits",),
-    "perdure.session.prune": ("Retention",),
+    "perdure.session.retention": ("Retention",),
     "perdure.session.session": ("Session", "SessionView"),
     "perdure.session.base": ("Turn",),
     "perdure.errors": (

@@ -1,8 +1,7 @@
 """The files of an agent's home folder, archived with its session and brought back.
 
-`checking`, `entries`, `listing` and `selecting` decide, and are pure; `scanning`, `staging` and
-`swapping` work on the disk, and block; `saving`, `restoring` and `exporting` join them to a
-store, off the event loop.
+`archives` is what users hold. `limits` decides, and is pure; `tar` and `atomic_swap` work on the
+disk, and block; `save`, `restore` and `blobs` join them to a store, off the event loop.
 """
 
 from __future__ import annotations

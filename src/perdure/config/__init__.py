@@ -1,6 +1,6 @@
 """Declared configuration of an agent: persistence.yaml, and the values that it declares.
 
-`schema`, `template`, `values` and `yaml_reader` decide, and are pure. PyYAML is imported only when
+`schema` and `yaml_reader` decide, and are pure. PyYAML is imported only when
 there is a file to read. `persistent_config` stores the values, in a session or in a folder.
 """
 

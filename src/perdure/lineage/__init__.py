@@ -1,1 +1,5 @@
-"""The stations between the engine and a store: one log for forks and pruned sessions."""
+"""One log for forks and pruned sessions, around any store.
+
+`store` numbers a fork's records behind its parent's and reads both as one log; `history` is what
+was moved out of a log.
+"""

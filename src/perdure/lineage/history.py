@@ -1,4 +1,4 @@
-"""Content-addressed storage for history that was moved out of a log, and rebased documents.
+"""Content-addressed storage for history that was moved out of a log: a parent's, or a pruned one.
 
 Blobs are written before the record that names them, and read when a caller reads that far back.
 """

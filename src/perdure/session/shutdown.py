@@ -1,5 +1,6 @@
 """Stopping managers: by a call, by SIGTERM, and at the exit of a process that closed none.
 
+`perdure._lib.signals` receives SIGTERM, and `connected` has it drain this manager.
 `ManagerShutdown` drains, closes the intake, flushes, folds, releases the leases and reports,
 always within a deadline; `kill` ends a manager as a crash does, for tests.
 
