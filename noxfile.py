@@ -18,6 +18,9 @@ nox.options.sessions = ["check"]
 
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 PYTHON = sys.executable
+INSTALLED = {**os.environ, "PERDURE_TEST_INSTALLED": "1"}
+SDKS = ["langgraph", "openai-agents", "google-adk", "pydantic-ai"]
+"""The extras of the adapters."""
 CHECKS = [
     [PYTHON, "-m", "ruff", "format", "--check", "."],
     [PYTHON, "-m", "ruff", "check", "."],
@@ -63,16 +66,37 @@ def api(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the tests against the built wheel, on each Python that is there."""
     session.install(".[test]")
-    session.run("pytest", *session.posargs, env={**os.environ, "PERDURE_TEST_INSTALLED": "1"})
+    session.run("pytest", *session.posargs, env=INSTALLED)
 
 
 @nox.session(python=PYTHONS[0])
 def adapters(session: nox.Session) -> None:
     """Hold the adapters to what their SDKs ask of them, on several stores, and to kills."""
     session.install(".[test-adapters]")
-    session.run("pytest", *(session.posargs or ["-q", "tests/adapters"]))
-    for sdk in ("langgraph", "openai-agents", "pydantic-ai", "google-adk"):
+    session.run("pytest", *(session.posargs or ["-q", "tests/adapters"]), env=INSTALLED)
+    for sdk in SDKS:
         session.run("python", "-m", "tests.adapters.kills", sdk, "--kills", "30")
+
+
+@nox.session(python=PYTHONS[0])
+def lowest_adapters(session: nox.Session) -> None:
+    """Run the adapters' tests with the lowest versions of the SDKs that pyproject.toml allows."""
+    session.install(".[test-adapters]", *lowest_versions(*SDKS))
+    given = session.posargs or ["-q", "-m", "not deep", "tests/adapters"]
+    session.run("pytest", *given, env=INSTALLED)
+
+
+@nox.session(python=PYTHONS[0])
+@nox.parametrize("extra", SDKS)
+def extras(session: nox.Session, extra: str) -> None:
+    """Run the program of an SDK's page where nothing but its extra is installed."""
+    page = Path("docs", f"{extra}.md").read_text(encoding="utf-8")
+    program = re.search(r"```python\n(import asyncio\n.*?)```", page, re.DOTALL)
+    assert program is not None
+    session.install(f".[{extra}]")
+    with session.chdir(session.create_tmp()):
+        Path("program.py").write_text(program[1], encoding="utf-8")
+        session.run("python", "program.py")
 
 
 @nox.session(python=PYTHONS[0])
@@ -91,15 +115,16 @@ def lowest(session: nox.Session) -> None:
     session.run(
         "pytest",
         *(session.posargs or ["-q", "tests/test_security.py", "tests/stores/wrapped"]),
-        env={**os.environ, "PERDURE_TEST_INSTALLED": "1"},
+        env=INSTALLED,
     )
 
 
-def lowest_versions() -> list[str]:
-    """Return what each requirement of the project allows at least, pinned."""
+def lowest_versions(*names: str) -> list[str]:
+    """Return what each requirement of the project, or of some extras, allows at least, pinned."""
     project = nox.project.load_toml("pyproject.toml")["project"]
     extras = project["optional-dependencies"]
-    given = [*project["dependencies"], *(one for extra in extras.values() for one in extra)]
+    given = [] if names else [*project["dependencies"]]
+    given += [one for name in names or extras for one in extras[name]]
     bounds = (re.match(r"([\w.-]+)(?:\[\w+\])?>=([\w.]+)", one) for one in given)
     return sorted({f"{bound[1]}=={bound[2]}" for bound in bounds if bound is not None})
 
