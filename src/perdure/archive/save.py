@@ -12,6 +12,7 @@ from typing import Final, final
 
 import msgspec
 
+from perdure import errors
 from perdure._lib.files import Folder, LinkFoundError
 from perdure.archive.blobs import BATCH_BYTES, batches, entries_of, hop, put, require_blobs
 from perdure.archive.limits import (
@@ -30,7 +31,6 @@ from perdure.archive.limits import (
     pages_of,
     too_large,
 )
-from perdure.errors import ConfigError, FormatError, NotStorableError
 from perdure.records.keys import SessionKey
 from perdure.store import Store
 
@@ -83,7 +83,7 @@ class _Scan:
     def __init__(self, home: Folder, selection: Selection, limits: ArchiveLimits) -> None:
         self._selection = selection
         self._limit = limits.file_bytes
-        self._checker = Checker(home.path, limits, refusal=NotStorableError)
+        self._checker = Checker(home.path, limits, refusal=errors.NotStorableError)
         status = home.stat(".")
         self._device = None if status is None else status.st_dev
 
@@ -118,7 +118,7 @@ class _Scan:
 
     def _require_no_link(self, path: str, status: os.stat_result) -> None:
         if stat.S_ISLNK(status.st_mode) and self._selection.leads_through(path):
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"persist_paths: {path!r} is a symbolic link, and may lead out of the home folder: "
                 "name the folder itself",
                 option="persist_paths",
@@ -161,7 +161,7 @@ def _opened(folder: Folder, name: str, path: str) -> int | None:
     except (FileNotFoundError, LinkFoundError):
         return None
     except PermissionError as error:
-        raise NotStorableError(
+        raise errors.NotStorableError(
             f"{folder.path}/{name} cannot be read: {error.strerror}; chmod u+r it", path=path
         ) from error
     if stat.S_ISREG(os.fstat(fd).st_mode):
@@ -321,7 +321,7 @@ async def _named_by(
         async with aclosing(entries_of(store, key, before, limits)) as entries:
             async for entry in entries:
                 names.update(blobs_of(entry))
-    except FormatError:
+    except errors.FormatError:
         return set()  # damaged: whatever is there is put again
     return names
 

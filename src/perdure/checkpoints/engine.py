@@ -17,6 +17,7 @@ from typing import Any, final
 import anyio
 import msgspec
 
+from perdure import errors
 from perdure.checkpoints.chain import (
     CheckpointChain,
     let_go,
@@ -28,12 +29,6 @@ from perdure.checkpoints.events import read_events
 from perdure.checkpoints.journal import Journal, JournalReader, LogWalk, RollbackEntries
 from perdure.checkpoints.states import CheckpointStates, encoded, read_bytes, read_state
 from perdure.checkpoints.verify import Verification, state_problems, verified
-from perdure.errors import (
-    CheckpointNotFoundError,
-    CorruptRecordError,
-    InvalidArgumentError,
-    SessionError,
-)
 from perdure.records.checkpoints import (
     GROUP,
     SNAPSHOT_CREATED,
@@ -137,7 +132,7 @@ class CheckpointReader:
         checkpoint = chain.by_id.get(id)
         if checkpoint is None:
             fate = "was pruned" if chain.had(id) else "was never made"
-            raise CheckpointNotFoundError(
+            raise errors.CheckpointNotFoundError(
                 f"session {self._reading.key} has no checkpoint {id}: it {fate}; "
                 f"checkpoints.states() and `perdure checkpoints {self._reading.key.agent}` list "
                 "the existing ones",
@@ -157,7 +152,7 @@ class CheckpointReader:
         bad += await state_problems(self._reading, checkpoint)
         if bad:
             what = "; ".join(problem.what for problem in bad)
-            raise CorruptRecordError(
+            raise errors.CorruptRecordError(
                 f"checkpoint {id} of session {self._reading.key} cannot be rolled back to: {what}; "
                 "nothing was changed",
                 key=str(self._reading.key),
@@ -213,7 +208,7 @@ class CheckpointEngine(CheckpointReader):
 
         """
         if not isinstance(label, str):
-            raise InvalidArgumentError(
+            raise errors.InvalidArgumentError(
                 f"a checkpoint's label must be text, not {label!r}", option="label"
             )
         if state is None:
@@ -375,7 +370,7 @@ class CheckpointEngine(CheckpointReader):
                 for seq, entry in enumerate(rollback.entries, journal.version + 1):
                     digest.feed(seq, entry.kind, entry.payload)
                 return rollback.entries, chain, CapturedState(digest.since, digest.value)
-        raise SessionError(
+        raise errors.SessionError(
             f"session {journal.key} is being appended to all the time: roll back in a turn, or "
             "when nothing else runs",
             key=str(journal.key),

@@ -24,15 +24,8 @@ from typing import Final, final
 import anyio
 import msgspec
 
+from perdure import errors
 from perdure._lib.tasks import each
-from perdure.errors import (
-    ConfigError,
-    CorruptRecordError,
-    LeaseLostError,
-    PerdureError,
-    StoreError,
-    StoreUnavailableError,
-)
 from perdure.lease import LeaseOptions, OwnerWatch, while_beating
 from perdure.records.chunks import named_in
 from perdure.records.json import decode, encode
@@ -169,7 +162,7 @@ async def follow_deletions(source: Store, target: Store, *, wait: float = 10.0) 
     await while_beating((target,), run.follow_deletions, watches=run.watches)
     if run.report.failed:
         name, reason = next(iter(run.report.failed.items()))
-        raise StoreError(
+        raise errors.StoreError(
             f"{name} is still in the backup in {target.location}: {reason}",
             key=name,
             count=len(run.report.failed),
@@ -181,7 +174,7 @@ def _require_as_secret(source: Store, target: Store) -> None:
     from perdure.stores.wrapped.encrypted import EncryptedStore
 
     if isinstance(source, EncryptedStore) and not isinstance(target, EncryptedStore):
-        raise ConfigError(
+        raise errors.ConfigError(
             f"{source.location} is encrypted, and its backup in {target.location} would not be: "
             "put encrypted+ before the backup's URL",
             option="target",
@@ -195,7 +188,7 @@ async def require_backup(target: Store, *, make: bool = False) -> None:
     tenants = [name for name in await target.tenants() if await migration.keys_of(target, name)]
     if tenants or not make:
         what = "has sessions of its own" if tenants else "holds nothing"
-        raise ConfigError(
+        raise errors.ConfigError(
             f"{target.location} is no backup: it {what}; name the place of a backup",
             option="target",
         )
@@ -302,10 +295,10 @@ class _Run:
         for remaining in reversed(range(migration.TRIES)):
             try:
                 await self._save(key)
-            except StoreUnavailableError as error:  # it changed while it was read
+            except errors.StoreUnavailableError as error:  # it changed while it was read
                 if not remaining:
                     self.report.failed[str(key)] = str(error)
-            except PerdureError as error:
+            except errors.PerdureError as error:
                 self.report.failed[str(key)] = str(error)
                 return
             else:
@@ -346,7 +339,7 @@ class _Run:
         """Find how far the backup reaches; delete a damaged one, to be written again in full."""
         try:
             return await end_of(self.target, key)
-        except CorruptRecordError:
+        except errors.CorruptRecordError:
             async with self._lease(key) as grant:
                 await self.target.delete(key, grant.epoch)
             self._erased.add(key.tenant)
@@ -362,8 +355,8 @@ class _Run:
         if key in self._waiting:
             try:
                 waiting = await self.source.receive(key, epoch, limit=ALL)
-            except LeaseLostError as error:
-                raise StoreUnavailableError(
+            except errors.LeaseLostError as error:
+                raise errors.StoreUnavailableError(
                     f"{key} was opened while it was read: try again", key=str(key)
                 ) from error
         # Read again: an item may have moved from the inbox to the dead letters in between.
@@ -465,7 +458,7 @@ class _Run:
                     continue
                 try:
                     await self._follow_deletion(key)
-                except PerdureError as error:
+                except errors.PerdureError as error:
                     self.report.failed[str(key)] = str(error)
         for tenant in self._erased:
             await self._collect(tenant)
@@ -500,7 +493,7 @@ async def append(target: Store, grant: HeldLease, first: int, entries: list[Entr
     batch = Batch(grant.key, grant.epoch, first, tuple(entries))
     outcome = (await target.append_many([batch]))[0]
     if outcome.status is not Status.OK:
-        raise StoreError(
+        raise errors.StoreError(
             f"{target.location} did not take what belongs to {grant.key}: {outcome.error}",
             key=str(grant.key),
         ) from outcome.error
@@ -567,20 +560,20 @@ class _SessionBackup:
         async with contextlib.aclosing(log) as chunks:
             async for chunk in chunks:
                 if not chunk.settled:
-                    raise StoreUnavailableError(
+                    raise errors.StoreUnavailableError(
                         f"session {self._key} is just being taken over: try again",
                         key=str(self._key),
                     )
                 for record in chunk.records:
                     if at and record.seq != at + 1:
-                        raise StoreUnavailableError(
+                        raise errors.StoreUnavailableError(
                             f"session {self._key} was pruned while it was read: try again",
                             key=str(self._key),
                         )
                     at = record.seq
                     yield record
         if at < head:
-            raise StoreUnavailableError(
+            raise errors.StoreUnavailableError(
                 f"session {self._key} ended at {at} while it was read: try again",
                 key=str(self._key),
             )

@@ -21,16 +21,8 @@ from typing import Final, final
 import anyio
 import msgspec
 
+from perdure import errors
 from perdure._lib.tasks import each
-from perdure.errors import (
-    ConfigError,
-    LeaseHeldError,
-    LeaseLostError,
-    NotStorableError,
-    PerdureError,
-    StoreError,
-    StoreUnavailableError,
-)
 from perdure.lease import LeaseOptions, OnHeld, OwnerWatch, while_beating
 from perdure.lineage.store import followed
 from perdure.memory.documents import InboxTakenPayload
@@ -151,7 +143,7 @@ async def _move_all(
         nonlocal done
         try:
             await mover.move(key)
-        except PerdureError as error:
+        except errors.PerdureError as error:
             report.failed[str(key)] = str(error)
         done += 1
         if progress is not None:
@@ -189,7 +181,7 @@ async def _parents(store: Store, keys: list[SessionKey]) -> dict[SessionKey, Ses
     lineage = followed(store)
     parents: dict[SessionKey, SessionKey | None] = {}
     for key in keys:
-        with contextlib.suppress(PerdureError):  # `move` reports it
+        with contextlib.suppress(errors.PerdureError):  # `move` reports it
             base = await lineage.base_of(key)
             parents[key] = None if base is None else base.parent
     return parents
@@ -229,7 +221,7 @@ class _Compared(msgspec.Struct, frozen=True):
     """Op ids of inbox items that are in the source's log."""
 
 
-class _ChangedError(StoreUnavailableError):
+class _ChangedError(errors.StoreUnavailableError):
     """A session changed while it was read: the next attempt reads it completely."""
 
 
@@ -310,7 +302,7 @@ class _Mover:
         for remaining in reversed(range(TRIES)):
             try:
                 await self._catch_up(key)
-            except (LeaseHeldError, ConfigError, StoreUnavailableError):
+            except (errors.LeaseHeldError, errors.ConfigError, errors.StoreUnavailableError):
                 # It changed on either side: a write of a killed run may arrive after its end.
                 if not remaining:
                     raise
@@ -377,7 +369,7 @@ class _Mover:
         if before is None or now is None or now.epoch != before.epoch:
             raise _ChangedError(f"{key} was deleted while it was read: try again", key=str(key))
         self._require_beginning(key, compared)
-        raise StoreError(
+        raise errors.StoreError(
             f"{self.target.location} has a session {key} with other history than what was "
             f"left of it in {self._source.location} after pruning: {_way_out(key)}",
             key=str(key),
@@ -398,7 +390,7 @@ class _Mover:
                 f"history of {key} was pruned or moved while it was read: try again", key=str(key)
             )
         if await bundle_files.digest_of(self.target, key) != digest.value:
-            raise StoreError(
+            raise errors.StoreError(
                 f"session {key} is not the same in {self.target.location} after it was "
                 "written: another program writes there, or the store is not sound",
                 key=str(key),
@@ -460,7 +452,7 @@ class _Mover:
         """Raise unless the target's records may come from an earlier run."""
         if not compared.differs:
             return
-        raise StoreError(
+        raise errors.StoreError(
             f"{self.target.location} has another session {key}: its record {compared.differs} is "
             f"not in {self._source.location}, or another one there; {_way_out(key)}",
             key=str(key),
@@ -566,7 +558,7 @@ class _Mover:
             known = {*compared.op_ids, *(item.op_id for item in await self._posted(key))}
             own = [item for item in waiting if item.op_id not in known]
             if any(item.kind == FORK for item in own):
-                raise StoreError(
+                raise errors.StoreError(
                     f"{key} was forked in {self.target.location}: {_way_out(key)}", key=str(key)
                 )
             if own:  # posted in the target: copied back after the session is
@@ -589,7 +581,7 @@ class _Mover:
         ]
         if own:
             tenant = f" --tenant {key.tenant}" if key.tenant else ""
-            raise StoreError(
+            raise errors.StoreError(
                 f"{self.target.location} has {len(own)} dead letters of {key}, which would be "
                 f"lost if it were deleted or written again there: `perdure inbox {key.agent} "
                 f"--session {key.session}{tenant} --store TARGET --retry --all` lets them wait "
@@ -603,7 +595,7 @@ class _Mover:
         for fork in [fork for fork, parent in self.parents.items() if parent == key]:
             compared = await self._compare(fork)
             if compared.differs and not await self._is_untouched(fork, compared.epoch):
-                raise StoreError(
+                raise errors.StoreError(
                     f"{fork}, which is a fork of {key}, was written in {self.target.location}, so "
                     f"{key} cannot be written again there: {_way_out(fork)}",
                     key=str(key),
@@ -623,7 +615,7 @@ class _Mover:
                     continue
                 try:
                     await self._follow_deletion(key)
-                except PerdureError as error:
+                except errors.PerdureError as error:
                     self.report.failed[str(key)] = str(error)
 
     async def _follow_deletion(self, key: SessionKey) -> None:
@@ -631,7 +623,7 @@ class _Mover:
         if original is None or not original.deleted or copy is None or copy.deleted:
             return  # never one of the source's, or gone from both
         if not await self._is_untouched(key, copy.epoch):
-            raise StoreError(
+            raise errors.StoreError(
                 f"{self._source.location} has deleted {key}, and {self.target.location} has it: "
                 f"it was written there since, or never came from here; {_way_out(key)}",
                 key=str(key),
@@ -640,7 +632,7 @@ class _Mover:
         for fork in await keys_of(self.target, key.tenant):
             base = await lineage.base_of(fork)
             if base is not None and base.parent == key:
-                raise StoreError(
+                raise errors.StoreError(
                     f"{key} was deleted, and {fork} still depends on it: migrate again",
                     key=str(key),
                     fork=str(fork),
@@ -664,7 +656,7 @@ class _Mover:
             epoch = 0 if holder is None else holder.epoch
             try:
                 return await self._source.receive(key, epoch, limit=bundle_files.ALL)
-            except LeaseLostError:  # a program has just opened it
+            except errors.LeaseLostError:  # a program has just opened it
                 if not remaining:
                     raise
             await anyio.sleep(PAUSE)
@@ -679,7 +671,7 @@ class _Mover:
         """
         posted = await self._posted(key)
         refused = {
-            item.op_id: NotStorableError(item.damage, key=str(key))
+            item.op_id: errors.NotStorableError(item.damage, key=str(key))
             for item in posted
             if item.damage
         }
@@ -688,7 +680,7 @@ class _Mover:
             refused |= await self._passed_on(key, posted[at : at + POSTS])
         if refused:
             first = next(iter(refused.values()))
-            raise NotStorableError(
+            raise errors.NotStorableError(
                 f"{len(refused)} of its posts cannot be stored there: {first}",
                 key=str(key),
                 count=len(refused),
@@ -696,11 +688,11 @@ class _Mover:
 
     async def _passed_on(
         self, key: SessionKey, waiting: Sequence[PendingItem]
-    ) -> dict[str, NotStorableError]:
+    ) -> dict[str, errors.NotStorableError]:
         """Post items to the target; return the errors of refused ones by op id."""
         try:
             new = await self.target.enqueue(key, waiting)
-        except NotStorableError as error:
+        except errors.NotStorableError as error:
             if len(waiting) == 1:
                 return {waiting[0].op_id: error}
         else:
@@ -737,7 +729,7 @@ class _Mover:
         if new:
             await self._set_aside(key, new)
         if len(readable) < len(ours):
-            raise NotStorableError(
+            raise errors.NotStorableError(
                 f"{len(ours) - len(readable)} of its dead letters are damaged: `perdure inbox "
                 f"{key.agent}` shows them, and --drop removes them",
                 key=str(key),
@@ -746,7 +738,7 @@ class _Mover:
 
     async def _set_aside(self, key: SessionKey, letters: Sequence[DeadLetter]) -> None:
         if not self.target.capabilities.dead_letters:
-            raise StoreError(
+            raise errors.StoreError(
                 f"{self.target.location} keeps no dead letters, and {len(letters)} of {key} stay "
                 "behind: `perdure inbox` in the source lists them; retry or drop them",
                 key=str(key),
