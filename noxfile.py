@@ -73,7 +73,8 @@ def tests(session: nox.Session) -> None:
 def adapters(session: nox.Session) -> None:
     """Hold the adapters to what their SDKs ask of them, on several stores, and to kills."""
     session.install(".[test-adapters]")
-    session.run("pytest", *(session.posargs or ["-q", "tests/adapters"]), env=INSTALLED)
+    tests = ["tests/adapters", "tests/asgi/test_litestar.py"]
+    session.run("pytest", *(session.posargs or ["-q", *tests]), env=INSTALLED)
     for sdk in SDKS:
         session.run("python", "-m", "tests.adapters.kills", sdk, "--kills", "30")
 
