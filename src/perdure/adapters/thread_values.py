@@ -5,7 +5,6 @@ What is read back is data: classes that are not allowed are not imported, and ne
 
 from __future__ import annotations
 
-import marshal
 import sys
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -181,8 +180,8 @@ def _not_allowed(names: tuple[str, ...]) -> NotAllowedError:
 
 
 _references: Callable[[Any], int] = getattr(sys, "getrefcount", lambda _: 0)
-_CAN_COUNT = hasattr(sys, "getrefcount")
-"""Whether Python counts who has an object."""
+_CAN_COUNT = hasattr(sys, "getrefcount") and getattr(sys, "_is_gil_enabled", lambda: True)()
+"""Whether Python counts who has an object: not exactly, where threads run without a GIL."""
 
 
 @final
@@ -265,7 +264,7 @@ class _Stored(NamedTuple):
     types: list[type]
     held: list[Any]
     names: list[str]
-    numbers: dict[int, bytes | None]
+    numbers: dict[int, str | None]
     """Those with numbers, exactly: 1, 1.0 and True are equal."""
 
 
@@ -467,12 +466,9 @@ def _remembered(
     return _Stored(types, stored.held[:same] + fresh, names, numbers)
 
 
-def _exact(held: Any) -> bytes | None:
+def _exact(held: Any) -> str | None:
     """Return what differs if anything does, be it from 1 to True; None if it is no plain value."""
-    try:
-        return marshal.dumps(held, 2)
-    except ValueError:
-        return None
+    return repr(held) if is_plain(held) else None
 
 
 def _has_numbers(value: Any) -> bool:
