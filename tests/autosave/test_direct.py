@@ -33,6 +33,16 @@ async def test_a_save_needs_no_worker() -> None:
         assert [event.durable for event in r.of(Saved)] == [1, 4, 6]
 
 
+async def test_a_save_is_an_event_only_while_somebody_listens() -> None:
+    async with direct() as r:
+        t = r.track()
+        for wanted in (True, False, True):
+            r.saver.report_saves(wanted=wanted)
+            r.append(t)
+            await r.saver.save(t)
+        assert [event.durable for event in r.of(Saved)] == [1, 3]
+
+
 async def test_several_savers_of_a_session_take_turns() -> None:
     async with direct(latency=(0.5,)) as r:
         t = r.track()
