@@ -89,6 +89,7 @@ __all__ = [
     "capability",
     "open_read_only",
     "past_damage",
+    "shortcut",
 ]
 
 past_damage: ContextVar[bool] = ContextVar("perdure_past_damage", default=False)
@@ -484,6 +485,15 @@ def capability(store: object, protocol: type[C]) -> C | None:
     """Return the store as one of the protocols above; None if it lacks a member of it."""
     members = [name for name in vars(protocol) if not name.startswith("_")]
     return cast("C", store) if all(hasattr(store, name) for name in members) else None
+
+
+def shortcut(store: object, protocol: type[C]) -> C | None:
+    """Return the store as a protocol that takes the place of calls of the port.
+
+    Only where its class has the members: a wrapper that passes on every name that it does not
+    know would be bypassed.
+    """
+    return None if capability(type(store), protocol) is None else cast("C", store)
 
 
 async def open_read_only(store: Store) -> None:

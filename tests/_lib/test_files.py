@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -243,3 +244,32 @@ def test_a_part_is_read_where_trio_is_not_imported(tmp_path: Path) -> None:
     """
     arguments = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path / "data")]
     subprocess.run(arguments, check=True, timeout=60)
+
+
+async def test_a_file_that_is_closed_amid_a_write_writes_into_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A native cancellation, which no shield stops, leaves the writing thread behind."""
+    writing, may_write = threading.Event(), threading.Event()
+
+    def write_later(fd: int, data: bytes) -> int:
+        writing.set()
+        may_write.wait(30)
+        return write_all(fd, data)
+
+    monkeypatch.setattr(files, "write_all", write_later)
+    new = files.NewFile(tmp_path / "new")
+    new.add(b"x")
+    writer, closer = threading.Thread(target=new.write), threading.Thread(target=new.close)
+    writer.start()
+    writing.wait(30)
+    closer.start()
+    with (tmp_path / "other").open("wb") as other:
+        may_write.set()
+        writer.join(30)
+        closer.join(30)
+        new.add(b"late")
+        new.write()
+        assert os.fstat(other.fileno()).st_size == 0
+    assert new.publish() == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]

@@ -17,6 +17,7 @@ import logging
 import os
 import stat
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -505,10 +506,15 @@ def store_errors(doing: str, place: str) -> Iterator[None]:
 
 @final
 class NewFile:
-    """A new file that appears under its name only when complete, and never replaces one."""
+    """A new file that appears under its name only when complete, and never replaces one.
+
+    It may be closed while a thread is still to write: a native cancellation leaves that thread
+    behind, and its descriptor's number may be another file's by then.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._lock = threading.Lock()
         self._parts: list[bytes] = []
         self._waiting = 0
         self.size: int = 0
@@ -531,6 +537,12 @@ class NewFile:
 
     def write(self) -> None:
         """Write the buffered bytes."""
+        with self._lock:
+            self._write()
+
+    def _write(self) -> None:
+        if self._fd < 0:
+            return  # closed: nobody waits for this
         data, self._parts = b"".join(self._parts), []
         self._waiting = 0
         self.size += write_all(self._fd, data)
@@ -542,21 +554,26 @@ class NewFile:
             ConfigError: The name is taken.
 
         """
-        self.write()
-        sync_data(self._fd)
-        if not self._folder.link(self._temporary, self._path.name):
-            raise ConfigError(
-                f"{self._path} is there already: choose a new file, or remove it",
-                path=str(self._path),
-            )
-        self._folder.sync()
-        return self.size
+        with self._lock:
+            self._write()
+            if self._fd < 0:
+                return 0
+            sync_data(self._fd)
+            if not self._folder.link(self._temporary, self._path.name):
+                raise ConfigError(
+                    f"{self._path} is there already: choose a new file, or remove it",
+                    path=str(self._path),
+                )
+            self._folder.sync()
+            return self.size
 
     def close(self) -> None:
         """Close it; discard it unless it was published."""
-        os.close(self._fd)
-        self._folder.remove(self._temporary)
-        self._folder.close()
+        with self._lock:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+            self._folder.remove(self._temporary)
+            self._folder.close()
 
 
 PART = 1024 * 1024

@@ -47,8 +47,8 @@ from perdure.store import (
     Store,
     SupportsBeginAppend,
     SupportsRestore,
-    capability,
     first_record,
+    shortcut,
 )
 from perdure.stores.delegate import DelegatingStore
 
@@ -180,8 +180,8 @@ class Lineage(DelegatingStore):
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
-        self._direct = capability(store, SupportsBeginAppend)
-        self._restoring = capability(store, SupportsRestore)
+        self._direct = shortcut(store, SupportsBeginAppend)
+        self._restoring = shortcut(store, SupportsRestore)
         self._held: dict[SessionKey, _HeldSession] = {}
         self._plain: dict[SessionKey, int] = {}  # held without a base, under this epoch
         self._begun: dict[SessionKey, tuple[int, int]] = {}  # epoch, and its first record

@@ -494,6 +494,8 @@ class Contents:
             more = False
             async with contextlib.aclosing(log):
                 async for chunk in log:
+                    if not chunk.records:
+                        continue  # it only says that the log may have gone on
                     self._show_newest(filter(below.shows, chunk.records), items, limit)
                     size -= len(chunk.records)
                     stop, more = chunk.records[-1].seq, size <= 0

@@ -79,8 +79,8 @@ def exists(folder: str) -> bool:
         return stat.S_ISDIR(os.stat(folder).st_mode)  # noqa: PTH116  # at each open: it is fast
     except (FileNotFoundError, NotADirectoryError):
         return False
-    except PermissionError as error:
-        # Another user's: nothing of this process's can be there.
+    except OSError as error:
+        # Another user's, or no folder at all: nothing of this process's can be there.
         log.warning("spill files in %s cannot be looked for: %s", folder, error.strerror)
         return False
 
