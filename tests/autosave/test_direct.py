@@ -10,11 +10,11 @@ import anyio
 import pytest
 
 from perdure.autosave.events import Saved, SaveFailed
-from perdure.autosave.options import EngineOptions
+from perdure.autosave.options import Autosave, EngineOptions
 from perdure.errors import SessionQuarantinedError
 from perdure.store import Outcome, Status
 from tests.autosave.inline_store import DirectStore, Fault
-from tests.autosave.rigs import PLAIN, Rig, rig
+from tests.autosave.rigs import CALM, PLAIN, Rig, rig
 
 
 def direct(
@@ -166,3 +166,68 @@ async def test_an_answer_that_comes_after_a_save_was_given_up_counts_for_nothing
         assert await r.saver.save(t) == 2
         assert r.stored(t) == 2
         assert r.saver._core.in_flight == 0
+
+
+def where_it_begins(r: Rig, interrupt: KeyboardInterrupt) -> None:
+    writer: Any = r.saver._writer
+    start = writer._start
+
+    def interrupted(*_: object) -> None:
+        writer._start = start
+        raise interrupt
+
+    writer._start = interrupted
+
+
+def where_it_is_captured(r: Rig, interrupt: KeyboardInterrupt) -> None:
+    core: Any = r.saver._core
+    capture = core.capture_alone
+
+    def interrupted(*args: object) -> None:
+        core.capture_alone = capture
+        capture(*args)
+        raise interrupt
+
+    core.capture_alone = interrupted
+
+
+def where_the_store_has_it(r: Rig, interrupt: KeyboardInterrupt) -> None:
+    writer: Any = r.saver._writer
+    begin = writer._begin
+
+    def interrupted(*args: object) -> None:
+        writer._begin = begin
+        begin(*args)
+        raise interrupt
+
+    writer._begin = interrupted
+
+
+@pytest.mark.parametrize(
+    ("where", "is_launched"),
+    [
+        (where_it_begins, False),
+        (where_it_begins, True),
+        (where_it_is_captured, False),
+        (where_the_store_has_it, False),
+        (where_the_store_has_it, True),
+    ],
+)
+async def test_a_save_that_an_interrupt_cuts_off_is_in_doubt_and_sent_again(
+    where: Any, is_launched: bool
+) -> None:
+    options = Autosave(max_records=1) if is_launched else CALM
+    async with rig(DirectStore(latency=(0.1,)), engine=PLAIN, autosave=options) as r:
+        t = r.track()
+        where(r, KeyboardInterrupt("now"))
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012  # either may be the one
+            r.append(t)
+            await r.saver.save(t)
+        assert t.inflight is None
+        (failed,) = r.of(SaveFailed)
+        assert failed.in_doubt
+        assert "KeyboardInterrupt('now') came while it was sent" in str(failed.error)
+        assert r.saver._core.in_flight == 0
+        assert await r.saver.save(t) == 1
+        assert r.stored(t) == 1
+        assert r.saver.health().reasons == ()

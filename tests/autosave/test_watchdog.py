@@ -248,3 +248,89 @@ async def test_a_breaker_that_is_open_is_no_stall() -> None:
         r.append(second)
         await anyio.sleep(60.0)
         assert r.of(events.Stalled) == []
+
+
+def cut_off_as_it_is_answered(r: Rig) -> None:
+    writer = r.saver._writer
+    clock = writer._clock
+
+    def interrupted() -> float:
+        if not writer._flights and r.saver._core.in_flight:
+            writer._clock = clock
+            raise KeyboardInterrupt
+        return clock()
+
+    writer._clock = interrupted
+
+
+def cut_off_as_it_is_captured(r: Rig) -> None:
+    core: Any = r.saver._core
+    capture = core.capture
+
+    def interrupted(now: float) -> None:
+        core.capture = capture
+        capture(now)
+        core.in_flight = 0  # nor was it counted
+        raise KeyboardInterrupt
+
+    core.capture = interrupted
+
+
+@pytest.mark.parametrize(
+    ("store", "cut_off"),
+    [(DirectStore, cut_off_as_it_is_answered), (InlineStore, cut_off_as_it_is_captured)],
+)
+async def test_a_save_in_flight_that_nobody_has_is_told_and_sent_again(
+    store: Any, cut_off: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with rig(store()) as r:
+        r.host.on_exit = lambda error: None
+        t, other = r.track("a"), r.track("b")
+        cut_off(r)
+        r.append(t)
+        await anyio.sleep(12)
+        assert t.inflight == 1
+        while not r.of(events.Stalled):  # others are served all the time
+            r.append(other)
+            await anyio.sleep(1)
+            assert r.saver._core.steps < 100
+        health = r.saver.health()
+        assert health.status == "failing"
+        assert "session a: due, unsaved for" in health.reasons[0]
+        assert "its save was cut off" in health.reasons[0]
+        assert r.saver._core.in_flight == 0
+        await anyio.sleep(LOOKS)
+        assert (r.stored(t), t.durable) == (1, 1)
+        assert is_well(r)
+        assert [one.sessions for one in r.of(events.Stalled)] == [1]
+        assert [event.in_doubt for event in r.of(events.SaveFailed)] == [True]
+        logged = [one for one in caplog.records if one.name == "perdure.autosave"]
+        assert [one.levelname for one in logged].count("ERROR") == 1
+
+
+async def test_contributors_whose_task_could_not_be_started_are_asked_later() -> None:
+    async with rig() as r:
+        t = r.track()
+        asked: list[str] = []
+
+        async def contribute() -> None:
+            asked.append("a")
+
+        t.before_capture = contribute
+        ask = r.saver._contributors.ask
+
+        def ask_in_vain(sessions: Any) -> None:
+            broken = Breaker(r)
+            broken.refuse(RuntimeError("no task today"))
+            try:
+                ask(sessions)
+            finally:
+                broken.mend()
+
+        r.saver._writer._prepare = ask_in_vain
+        r.append(t)
+        await anyio.sleep(10)
+        assert (r.stored(t), t.preparing) == (0, True)
+        await anyio.sleep(LOOKS)
+        assert (r.stored(t), asked) == (1, ["a"])
+        assert is_well(r)

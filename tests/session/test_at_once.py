@@ -416,6 +416,40 @@ def test_a_turn_that_is_about_to_begin_may_wait_for_a_task_all_the_same() -> Non
     asyncio.run(main())
 
 
+def test_a_wait_for_a_turn_that_ends_as_it_is_checked_is_waited_out() -> None:
+    """Such as that of a gather, another of whose tasks was cancelled in the same step."""
+
+    async def main() -> list[str]:
+        async with memory() as sessions, sessions.open("a") as session:
+            told = asyncio.Event()
+
+            async def cancelled() -> None:
+                async with session.turn():
+                    raise AssertionError("it is cancelled while it waits")
+
+            async def second() -> None:
+                await told.wait()
+                async with session.turn():
+                    session.append(Message.user("second"))
+
+            async with asyncio.timeout(GUARD), session.turn():
+                tasks = [asyncio.create_task(cancelled()), asyncio.create_task(second())]
+
+                def cancel() -> None:
+                    tasks[0].cancel()
+                    told.set()
+
+                asyncio.get_running_loop().call_later(MOMENT, cancel)
+                with pytest.raises(asyncio.CancelledError):
+                    await asyncio.gather(*tasks)
+                await asyncio.sleep(MOMENT)
+                session.append(Message.user("first"))
+            await tasks[1]
+            return [message.text for message in session.context()]
+
+    assert asyncio.run(main()) == ["first", "second"]
+
+
 def test_a_turn_that_is_left_within_a_nursery_lets_its_child_in() -> None:
     async def main() -> list[str]:
         async with memory() as sessions, sessions.open("a") as session:

@@ -16,7 +16,7 @@ from anyio.lowlevel import checkpoint
 from perdure._lib.host import Host
 from perdure._lib.loop import event_maker
 from perdure.autosave import tracked
-from perdure.autosave.core import Core, Save
+from perdure.autosave.core import Core
 from perdure.autosave.events import Event, Reporter, StoreWarned
 from perdure.autosave.jobs import BackgroundJobs, StateCapture, T
 from perdure.autosave.options import INHERIT, Autosave, EngineOptions, Inherit
@@ -532,11 +532,11 @@ class Autosaver:
         self._writer.cut()
         self._finish(self._clock(), saved=0)
 
-    def _settled(self, saves: list[Save]) -> None:
+    def _settled(self, sessions: list[Tracked]) -> None:
         """After a batch, start the jobs that waited for it, and wake appends that wait for room."""
-        for save in saves:
-            if save.t.holds:
-                self._jobs.freed(save.t)
+        for t in sessions:
+            if t.holds:
+                self._jobs.freed(t)
         if self._registry.events:
             self._reporter.deliver()
         if self._room is not None:

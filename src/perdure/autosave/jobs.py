@@ -226,10 +226,11 @@ class StateCapture:
 
     def replace_runners(self, sessions: Iterable[Tracked]) -> None:
         """Discard the runners, and ask for sessions that wait and that no runner has."""
-        missing = [t for t in sessions if t not in self._locks and t not in self._queue]
+        missing = [t for t in sessions if t not in self._locks]
         if missing:
             self._runners.clear()
-            self.ask(missing)
+            # One whose runner could not be started is still in the queue.
+            self.ask([t for t in missing if t not in self._queue])
 
     async def ask_quiet(self) -> None:
         """Ask contributors of clean sessions, too, and wait for all; their records are due then."""

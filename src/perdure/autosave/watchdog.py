@@ -31,6 +31,9 @@ LOOKED_AT: Final = 256
 """Sessions that are checked, of those that have waited longest."""
 
 
+_CUT_OFF: Final = "its save was cut off: the records are sent again"
+
+
 class _Due(NamedTuple):
     """A session that is due, and its numbers when it was first seen so."""
 
@@ -44,7 +47,8 @@ class Watchdog:
     """Check that due sessions make progress, and restart the tasks if they do not.
 
     Workers, the timer and contributors keep running by themselves. The watchdog is for the case
-    that one does not: a task that could not be started, one that died, a callback that never came.
+    that one does not: a task that could not be started, one that died, a callback that never came,
+    a save that an interrupt has cut off before anything could give it up.
     While anything is unsaved it checks every `PERIOD` seconds, by a timer of the event loop and
     not by a task. A session that is due at two checks, with nothing done about it although the
     store would accept it, has stalled: `Autosaver.health` is failing and gives the reason, it is
@@ -150,8 +154,9 @@ class Watchdog:
         served = self._core.steps != self._steps or self._core.in_flight > 0
         served = served or self._core.breaker.allowance(now, 0) <= 0
         due: dict[Tracked, _Due] = {}
+        carried = self._writer.carried
         for t in islice(self._core.registry.unsaved, LOOKED_AT):
-            if not self._is_due(t, now):
+            if t in carried or not self._is_due(t, now):
                 continue
             before = self._due.get(t)
             same = before is not None and (before.durable, before.attempt) == (t.durable, t.attempt)
@@ -161,8 +166,10 @@ class Watchdog:
         return due
 
     def _is_due(self, t: Tracked, now: float) -> bool:
-        if t.first_at is None or t.inflight is not None or t.end is not None:
-            return False  # with the store, or not to be saved any more
+        if t.inflight is not None:
+            return True  # captured, and with nobody
+        if t.first_at is None or t.end is not None:
+            return False  # nothing to save, or not to be saved any more
         if t.groups and t.group_from <= t.durable:
             return False  # its group is not whole
         return self._core.schedule.due_at(t, t.first_at, now) <= now
@@ -170,6 +177,8 @@ class Watchdog:
     def _patience(self, t: Tracked) -> float:
         """Return for how long a session may be due without a save in flight."""
         engine = self._core.engine
+        if t.inflight is not None:
+            return engine.save_timeout + PERIOD
         if t.holds:
             return engine.exclusive_timeout + engine.save_timeout + PERIOD
         if t.preparing and self._contributors.is_busy:
@@ -183,6 +192,8 @@ class Watchdog:
             log.error("autosave has stalled, fresh workers are started: %s", self._stalled)
             event = Stalled(reason=self._stalled, sessions=len(stalled), error=self._error)
             self._core.registry.events.append(event)
+        for t in [t for t in stalled if t.inflight is not None]:
+            self._writer.cut_off(t, _CUT_OFF)
         self._writer.give_up(now)
         for t in stalled:
             if not t.ticket:
@@ -200,6 +211,8 @@ class Watchdog:
         t = max(stalled, key=lambda t: now - self._due[t].since)
         more = f" and {len(stalled) - 1} more" if len(stalled) > 1 else ""
         reason = "a job holds it" if t.holds else "no worker has taken it"
+        if t.inflight is not None:
+            reason = _CUT_OFF
         age = now - (t.oldest_at or now)
         return f"session {t.key}{more}: due, unsaved for {age:.0f} s, and {reason}{cause}"
 

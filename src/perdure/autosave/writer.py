@@ -75,7 +75,7 @@ class Writer:
         host: Where the workers run.
         clock: The loop's.
         prepare: Called with sessions whose contributors must be asked first.
-        settled: Called after each batch, when all its waiters have been woken.
+        settled: Called with each batch's sessions, when all their waiters have been woken.
         watch: Called with the time at which a save is to be given up.
 
     """
@@ -88,7 +88,7 @@ class Writer:
         clock: Callable[[], float],
         *,
         prepare: Callable[[list[Tracked]], None],
-        settled: Callable[[list[Save]], None],
+        settled: Callable[[list[Tracked]], None],
         watch: Callable[[float], None],
     ) -> None:
         self._busy = 0.0
@@ -121,12 +121,18 @@ class Writer:
         # Scopes of workers whose batch is with the store, with the time when each is given up; all
         # have the same timeout, so they are in order.
         self._scopes: dict[anyio.CancelScope, float] = {}
+        # Batches of workers, from before they are sent until they are settled.
+        self._carried: dict[anyio.CancelScope, list[Save]] = {}
 
     def launch(self, now: float) -> None:
         """Send what is due, if the store can take it: a worker does, where the store needs one."""
         if self._begin is not None and not self._batches:
             while not self._is_full and (saves := self._capture(now)):
-                self._start(saves[0], now)
+                try:
+                    self._start(saves[0], now)
+                except BaseException as error:
+                    self.cut_off(saves[0].t, _interrupted(error))
+                    raise
             return
         # A worker that is about to start finds this work too, and starts the next one itself.
         if self._starting is not None or self._is_full:
@@ -174,13 +180,37 @@ class Writer:
         core = self._core
         if self._begin is None or self._starting or (self._batches and self._company > 1):
             return False
-        if self._is_full or not self._host.running:
+        if self._is_full or not self._host.running or t.inflight is not None:
             return False
-        save = core.capture_alone(t, version)
-        if save is None:
-            return False
-        self._start(save, now)
+        try:
+            save = core.capture_alone(t, version)
+            if save is None:
+                return False
+            self._start(save, now)
+        except BaseException as error:
+            self.cut_off(t, _interrupted(error))
+            raise
         return True
+
+    def cut_off(self, t: Tracked, reason: str) -> None:
+        """Note that a session was captured and is with nobody: its save is in doubt, and retried.
+
+        A Ctrl-C may come at any point; nothing else of the engine calls back for such a save.
+        """
+        self._flights.pop(t, None)  # an answer that still comes counts for nothing
+        if t.inflight is not None:
+            self._core.completed(t, in_doubt(reason), self._clock(), 0.0)
+        # Not only subtracted from: the interrupt may have come before the save was counted.
+        self._core.in_flight = len(self.carried)
+        self._signal_idle()
+        self._settled([t])
+
+    @property
+    def carried(self) -> set[Tracked]:
+        """Sessions whose save in flight will be answered or given up."""
+        batches = self._carried.values()
+        carried = {*self._flights, *(save.t for saves in batches for save in saves)}
+        return {t for t in carried if t.inflight is not None}
 
     def _start(self, save: Save, now: float) -> None:
         """Send a save without a worker."""
@@ -229,7 +259,7 @@ class Writer:
         self._workers.add(worker)
         try:
             with anyio.CancelScope() as scope:
-                await self._commit([flight.save], scope)
+                await self._carry([flight.save], scope)
         finally:
             self._workers.discard(worker)
             self._signal_idle()
@@ -308,7 +338,7 @@ class Writer:
             finally:
                 self._started(worker)
             while not scope.cancel_called and (saves := self._take()):
-                await self._commit(saves, scope)
+                await self._carry(saves, scope)
                 if self._batches and 0 < len(self._core.schedule.ready) < self._core.batch_max:
                     await self._let_others_join(worker)
         finally:
@@ -350,6 +380,13 @@ class Writer:
                 return saves
         return []
 
+    async def _carry(self, saves: list[Save], scope: anyio.CancelScope) -> None:
+        self._carried[scope] = saves
+        try:
+            await self._commit(saves, scope)
+        finally:
+            del self._carried[scope]
+
     async def _commit(self, saves: list[Save], scope: anyio.CancelScope) -> None:
         began = self._clock()
         outcomes: list[Outcome] | None = None
@@ -382,7 +419,7 @@ class Writer:
         while not self._settle(unsettled, now, took):
             pass
         self._notify_breaker(outcomes, now)
-        self._settled(saves)
+        self._settled([save.t for save in saves])
 
     async def _send(self, batches: list[Batch], scope: anyio.CancelScope) -> list[Outcome]:
         outcomes = await self._attempt(batches, scope)
@@ -456,6 +493,10 @@ class Writer:
             return  # nearly always
         error = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
         self._core.answered(well=well, error=None if well else error, now=now)
+
+
+def _interrupted(error: BaseException) -> str:
+    return f"{error!r} came while it was sent; the records will be sent again"
 
 
 DUE_CHUNK: Final = 128

@@ -296,17 +296,19 @@ class TurnQueue:
 
         self._waiting[me] = None
         try:
-            with anyio.CancelScope() as scope:
-                check()
-                await free.acquire()
-                return
+            while True:
+                with anyio.CancelScope() as scope:
+                    check()
+                    await free.acquire()
+                    return
+                # If the running turn has stopped waiting for this task meanwhile, wait on.
+                self.require_no_wait(session, me)
         finally:
             self._waiting.pop(me, None)
             if not self._waiting:
                 self._free = None
             if disarm is not None:
                 disarm()
-        self.require_no_wait(session, me)
 
     def _waits_for(self, task: CurrentTask) -> bool:
         holder = self._holder
