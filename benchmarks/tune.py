@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple, final
@@ -56,8 +56,9 @@ class Options(NamedTuple):
 
 def run(options: Options) -> Report:
     """Measure on asyncio."""
-    place = tempfile.TemporaryDirectory(prefix="perdure-tune-")
-    with place if options.folder is None else nullcontext(str(options.folder)) as folder:
+    if options.folder is not None:
+        return anyio.run(_measure, options, options.folder)
+    with tempfile.TemporaryDirectory(prefix="perdure-tune-") as folder:
         return anyio.run(_measure, options, Path(folder))
 
 

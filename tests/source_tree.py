@@ -17,10 +17,14 @@ CODE = ("src", "benchmarks", "examples")
 
 
 LARGE_SDKS = {
-    "google.adk": ("google-adk", ("google_adk", "google_adk_events"), ("PerdureSessionService",)),
+    "google.adk": (
+        "google-adk",
+        ("google_adk", "google_adk_events", "google_adk_import"),
+        ("PerdureSessionService",),
+    ),
     "langgraph": (
         "langgraph",
-        ("langgraph", "langgraph_store", "thread_values", "threads"),
+        ("langgraph", "langgraph_import", "langgraph_store", "thread_values", "threads"),
         ("PerdureSaver", "PerdureStore"),
     ),
 }

@@ -44,6 +44,7 @@ SURFACES = {
 
 DISTRIBUTIONS = {
     "google": "google_adk",
+    "sqlalchemy": "google_adk",
     "opentelemetry": "opentelemetry_api",
     "pydantic_ai": "pydantic_ai_slim",
     "yaml": "pyyaml",

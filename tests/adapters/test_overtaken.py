@@ -49,6 +49,8 @@ def worker(adapter: Any, url: str, pipe: Connection) -> None:
 async def test_a_stopped_worker_is_refused_and_told_who_continued(
     tmp_path: Path, adapter: Any
 ) -> None:
+    async with perdure.connect("memory:") as sessions:
+        adapter(sessions)  # or skip, where its SDK is missing
     url = str(tmp_path)  # SQLite would stay locked if it were stopped amid a heartbeat
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()

@@ -209,6 +209,8 @@ class DirectStore(InlineStore):
             outcome = Outcome(Status.IN_DOUBT, error)
         finally:
             del self._under_way[batch.key]
+        # Whoever is refused so sends it once more, with `append_many`, to learn why.
+        self.told_lost.discard((batch.key, batch.epoch))
         done(outcome)
 
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:

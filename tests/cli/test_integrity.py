@@ -10,9 +10,9 @@ import pytest
 
 import perdure
 from perdure import Message, Shutdown
+from perdure.stores.sqlite.connections import PAGE_BYTES as PAGE
 from tests.cli.conftest import Command
 
-PAGE = 4096
 IDS = ["ada", "bob", "eve"]
 
 

@@ -214,7 +214,7 @@ c2 problems_of : never if 1
 c3 problems_of : swap compare 4 <
 c4 _Runs.__init__ : swap compare 2 >
 c5 _Runs.problems : take arith 1 1
-c6 checkpoints:verified : take arith 2 2
+c6 checkpoints:verified : drop assign problems 2
 c7 CheckpointChain.apply : drop call _bury 1
 c8 CheckpointChain._add : always if 3
 c9 checkpoints:_compare(replayed_checkpoint) : drop call problem 2

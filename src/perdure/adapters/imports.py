@@ -8,7 +8,6 @@ killed is repeated, and adds nothing twice. Each session is read back and compar
 from __future__ import annotations
 
 import importlib
-import sqlite3
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
@@ -207,6 +206,8 @@ async def sqlite_copy(path: Path, *tables: str) -> AsyncGenerator[Path, None]:
         ConfigError: It is not the SDK's database.
 
     """
+    import sqlite3
+
     with TemporaryDirectory(prefix="perdure-import-") as folder:
         copy = Path(folder, "source.db")
         try:
@@ -247,6 +248,8 @@ def _copy(path: Path, copy: Path) -> None:
 
 
 def _back_up(path: Path, copy: Path, options: str) -> None:
+    import sqlite3
+
     source = sqlite3.connect(f"{path.absolute().as_uri()}?{options}", uri=True)
     with closing(source), closing(sqlite3.connect(copy)) as target:
         source.backup(target)
@@ -259,6 +262,7 @@ def _state_of(path: Path) -> tuple[int, int]:
 
 async def sqlite_rows(path: Path, query: str, *values: Any) -> Sequence[Any]:
     """Return the rows of a query."""
+    import sqlite3
 
     def read() -> list[Any]:
         with closing(sqlite3.connect(path)) as connection:
@@ -304,11 +308,12 @@ async def read_only_engine(url: str, package: str, *tables: str) -> AsyncGenerat
         StoreUnavailableError: It is out of reach.
 
     """
+    address = postgres_url(url, "psycopg")
     asynchronous = reader("sqlalchemy.ext.asyncio", package)
     from sqlalchemy import inspect
 
     engine = asynchronous.create_async_engine(
-        postgres_url(url, "psycopg"), execution_options={"postgresql_readonly": True}
+        address, execution_options={"postgresql_readonly": True}
     )
     try:
         try:
