@@ -6,11 +6,13 @@ import asyncio
 import gc
 import threading
 import time
+from collections.abc import Callable
 
 import anyio
 import pytest
 
 from perdure._lib.loop import Threads
+from perdure.errors import StoreUnavailableError
 
 LONG = 60.0
 
@@ -146,6 +148,7 @@ async def test_what_is_asked_of_closed_threads_is_refused_and_keeps_nobody_waiti
 async def test_calls_that_end_together_wake_the_event_loop_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("perdure._lib.loop._REPOST", LONG)
     threads = Threads(4, name="together")
     posted: list[object] = []
     post = threads.post
@@ -160,3 +163,121 @@ async def test_calls_that_end_together_wake_the_event_loop_once(
     for event in done:
         await event.wait()
     assert threads.busy == 0
+
+
+# what may go wrong between a thread and the event loop
+
+
+def fail_once(post: Callable[..., object], error: Exception | None) -> Callable[..., object]:
+    """Return a ``post`` that first raises an error, or loses what it is to post."""
+    calls: list[object] = []
+
+    def fail_first(function: Callable[[], object]) -> object:
+        calls.append(function)
+        if len(calls) > 1:
+            return post(function)
+        if error is not None:
+            raise error
+        return None
+
+    return fail_first
+
+
+@pytest.mark.parametrize("error", [None, MemoryError()])
+async def test_an_event_loop_that_was_not_woken_is_woken_again(
+    error: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perdure._lib.loop._REPOST", 0.001)
+    threads = Threads(1, name="again")
+    monkeypatch.setattr(threads, "post", fail_once(threads.post, error))
+    with anyio.fail_after(LONG):
+        assert await threads.run(abs, -1) == 1  # no later call helps it
+        assert await threads.run(abs, -2) == 2
+    assert threads.busy == 0
+    threads.close()
+    assert gone("again")
+
+
+async def test_a_ctrl_c_in_an_answer_has_it_answered_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads = Threads(1, name="interrupted")
+    posted: list[Callable[[], object]] = []
+    monkeypatch.setattr(threads, "post", posted.append)
+    attempts: list[int] = []
+
+    def answer(call: object) -> None:
+        attempts.append(threads.busy)
+        if len(attempts) == 1:
+            raise KeyboardInterrupt
+
+    threads.start(abs, -1, then=answer)
+    threads.close()
+    assert gone("interrupted")
+    with pytest.raises(KeyboardInterrupt):
+        posted[-1]()
+    posted[-1]()
+    assert attempts == [0, 0]
+    assert threads.busy == 0
+
+
+async def test_what_answers_begin_waits_for_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = Threads(1, name="turns")
+    posted: list[Callable[[], object]] = []
+    monkeypatch.setattr(threads, "post", posted.append)
+    threads.close()  # every call ends at once
+    answered: list[object] = []
+
+    def answer(call: object) -> None:
+        answered.append(call)
+        if len(answered) < 3:
+            threads.start(abs, -1, then=answer)
+
+    threads.start(abs, -1, then=answer)
+    for step in range(1, 4):
+        posted[-1]()
+        assert len(answered) == step
+    assert threads.busy == 0
+
+
+# a system that starts no thread
+
+
+def start_no_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("most", [1, 3])
+async def test_a_thread_that_was_not_started_is_started_by_the_next_call(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = Threads(most, name="refused")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start_no_thread)
+        for _ in range(most):
+            with anyio.fail_after(LONG), pytest.raises(StoreUnavailableError, match="refused 1"):
+                await threads.run(abs, -1)
+    assert threads.busy == 0
+    with anyio.fail_after(LONG):
+        assert await threads.run(abs, -1) == 1
+    threads.close()
+    assert gone("refused")
+
+
+async def test_a_call_without_a_new_thread_waits_for_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads = Threads(2, name="short")
+    release = threading.Event()
+    first, second = threads.new_event(), threads.new_event()
+    threads.start(release.wait, LONG, then=lambda _: first.set())
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start_no_thread)
+        threads.start(abs, -1, then=lambda _: second.set())
+    release.set()
+    with anyio.fail_after(LONG):
+        await first.wait()
+        await second.wait()
+    assert threads.busy == 0
+    assert begun("short") == 1
+    threads.close()

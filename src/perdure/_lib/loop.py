@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import threading
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
+from time import monotonic
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -259,6 +259,8 @@ Ts = TypeVarTuple("Ts")
 
 _HAND_OVER: Final = 1e-3
 """Seconds for which a call may wait until its thread has begun."""
+_REPOST: Final = 1.0
+"""Seconds after which the event loop is woken again: a Ctrl-C may have come before it answered."""
 
 
 class ThreadCall(Generic[T]):
@@ -298,8 +300,7 @@ class ThreadCall(Generic[T]):
             self.error = error
         except BaseException as error:  # noqa: BLE001  # a thread of ours does not end by it
             self.error = RuntimeError(f"the call ended by {error!r}")
-        with contextlib.suppress(RuntimeError):  # the event loop has ended: there is no waiter
-            self._threads.finished(self)
+        self._threads.finished(self)
 
     def refuse(self) -> None:
         """Fail the call: the threads were closed."""
@@ -343,9 +344,9 @@ class Threads:
         self._name = name
         self._prompt = prompt
         self._begun = 0
-        # Calls that have ended and were not answered yet, and whether the event loop knows.
+        # Calls that have ended and were not answered yet, and when the event loop is woken again.
         self._ended: deque[ThreadCall[Any]] = deque()
-        self._is_posted = False
+        self._repost_at = 0.0
         self._jobs: _Jobs = SimpleQueue()
         self._end = weakref.finalize(self, _end, self._jobs, most)
 
@@ -372,9 +373,13 @@ class Threads:
     ) -> ThreadCall[T]:
         """Call ``function(*args)`` in a thread, then ``then`` with its ``value`` or ``error``.
 
-        ``then`` is called on the event loop, without a task, and must not raise. With
-        ``prompt=False`` the thread gets the interpreter when the event loop next waits, which
-        costs less where the loop has nothing else to do.
+        ``then`` is called on the event loop, without a task, and must not raise; after a Ctrl-C
+        in it, it is called again. With ``prompt=False`` the thread gets the interpreter when the
+        event loop next waits, which costs less where the loop has nothing else to do.
+
+        Raises:
+            StoreUnavailableError: There is no thread, and none can be started.
+
         """
         call = ThreadCall(self, function, args, then)
         if not self._end.alive:
@@ -385,34 +390,66 @@ class Threads:
             self.busy += 1
             call.hand_over(self._jobs)
             return call
+        if self.busy >= self._begun < self._most:
+            self._begin_thread()
         self.busy += 1
-        if self.busy > self._begun < self._most:
-            self._begun += 1
-            name = f"{self._name} {self._begun}"
-            threading.Thread(target=_work, args=(self._jobs,), name=name, daemon=True).start()
         self._jobs.put(call)
         return call
 
-    def finished(self, call: ThreadCall[Any]) -> None:
-        """Have the event loop answer a call; from any thread.
+    def _begin_thread(self) -> None:
+        self._begun += 1  # first: a Ctrl-C may come when the thread has started
+        name = f"{self._name} {self._begun}"
+        args = (self._jobs, weakref.ref(self))
+        try:
+            threading.Thread(target=_work, args=args, name=name, daemon=True).start()
+        except Exception as error:
+            self._begun -= 1
+            if not self._begun:  # else the call waits for a thread that has begun
+                message = f"the system starts no thread ({name}): {error}"
+                raise StoreUnavailableError(message) from error
 
-        Many calls that end at about the same time wake the event loop once.
-        """
+    def finished(self, call: ThreadCall[Any]) -> None:
+        """Have the event loop answer a call; from any thread."""
         self._ended.append(call)
-        if not self._is_posted:
-            self._is_posted = True
-            self.post(self._answer_all)
+        self.wake()
+
+    def wake(self) -> bool:
+        """Wake the event loop if calls have ended; return whether it has to answer any.
+
+        Many calls that end at about the same time wake it once.
+        """
+        if not self._ended:
+            return False
+        if monotonic() >= self._repost_at:
+            self._repost_at = monotonic() + _REPOST
+            try:
+                self.post(self._answer_all)
+            except RuntimeError:  # the event loop has ended: there is no waiter
+                return False
+            except Exception:  # noqa: BLE001  # a thread wakes it again
+                self._repost_at = 0.0
+        return True
 
     def _answer_all(self) -> None:
-        self._is_posted = False  # first: a call that ends from now on posts again, at worst in vain
+        self._repost_at = 0.0  # first: a call that ends from now on posts again, at worst in vain
         try:
-            while self._ended:
-                self.busy -= 1
-                self._ended.popleft().answer()
+            # What an answer begins may end at once: it waits until others have had their turn.
+            for _ in range(len(self._ended)):
+                self._answer_next()
         finally:
-            if self._ended and not self._is_posted:  # an answer raised, or a Ctrl-C came
-                self._is_posted = True
-                self.post(self._answer_all)
+            self.wake()  # there are more, or an answer raised, or a Ctrl-C came
+
+    def _answer_next(self) -> None:
+        self.busy -= 1
+        try:
+            self._ended[0].answer()
+        except KeyboardInterrupt:  # perhaps before the answer had begun: it is repeated
+            self.busy += 1
+            raise
+        except BaseException:
+            self._ended.popleft()
+            raise
+        self._ended.popleft()
 
     def close(self) -> None:
         """End the threads after the calls that are queued.
@@ -422,10 +459,22 @@ class Threads:
         self._end()
 
 
-def _work(jobs: _Jobs) -> None:
-    while (call := jobs.get()) is not None:
+def _work(jobs: _Jobs, owner: weakref.ref[Threads]) -> None:
+    timeout = None
+    while True:
+        try:
+            call = jobs.get(timeout=timeout)
+        except Empty:
+            threads = owner()
+            has_unanswered = threads is not None and threads.wake()
+            timeout = timeout * 2 if timeout and has_unanswered else None
+            del threads  # a waiting thread must not keep them alive, nor a result
+            continue
+        if call is None:
+            return
         call.run()
-        del call  # a waiting thread must not keep a result alive
+        del call
+        timeout = _REPOST
 
 
 def _end(jobs: _Jobs, most: int) -> None:

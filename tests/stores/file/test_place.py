@@ -21,6 +21,7 @@ import perdure
 from perdure import Message
 from perdure._lib import platform
 from perdure.errors import ConfigError, StoreUnavailableError
+from perdure.store import Batch, Status
 from perdure.stores.file import FileStore, home, home as place
 from perdure.testing.conformance._kit import append_ok, group, take
 from tests.stores.file.kit import KEY
@@ -357,3 +358,75 @@ async def test_an_open_that_nobody_waits_for_leaves_nothing_open(
                 await anyio.sleep(0.001)
     await store.aclose()
     assert list((tmp_path / "store/owners").iterdir()) == []
+
+
+# closing, and threads
+
+
+async def test_calls_that_hang_do_not_keep_the_store_from_being_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(home, "_CLOSE_TIMEOUT", 60.0)
+    store = await opened(tmp_path / "store")
+    assert store._opened is not None
+    release, ended = threading.Event(), []
+
+    def hang() -> None:
+        ended.append(release.wait(10.0))
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(home.PARALLELISM):
+            tasks.start_soon(store._opened.run_in_thread, "read", hang)
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    await store.aclose()
+    assert not ended
+    release.set()
+
+
+async def test_a_disk_that_hangs_does_not_keep_the_store_from_being_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    release, close_files, closed = threading.Event(), home.Home._close_files, threading.Event()
+
+    def hang(self: home.Home) -> None:
+        release.wait(10.0)
+        close_files(self)
+        closed.set()
+
+    monkeypatch.setattr(home.Home, "_close_files", hang)
+    monkeypatch.setattr(home, "_CLOSE_TIMEOUT", 0.0)
+    store = await opened(tmp_path / "store")
+    await store.aclose()
+    assert not closed.is_set()
+    assert "the disk did not answer while the store was closed" in caplog.text
+    release.set()
+    assert await anyio.to_thread.run_sync(closed.wait, 10.0)
+
+
+async def test_without_a_thread_it_fails_for_now_and_is_closed_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FileStore(tmp_path / "store", owner="one")
+    await store.open()
+    grant = await take(store)
+
+    def start_no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    batch = Batch(KEY, grant.epoch, 2, group("a"))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start_no_thread)
+        assert not store.begin_append(batch, lambda outcome: None)
+        (outcome,) = await store.append_many([batch])
+        assert outcome.status is Status.TRANSIENT
+        with pytest.raises(StoreUnavailableError, match="perdure heartbeat"):
+            await store.heartbeat()
+    await store.heartbeat()
+    await append_ok(store, grant, 2, *group("a"))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start_no_thread)
+        await store.aclose()
+    again = FileStore(tmp_path / "store", owner="one")  # the name is free
+    await again.open()
+    await again.aclose()

@@ -19,7 +19,7 @@ import msgspec
 from perdure._lib.files import Folder, open_private as open_root, store_errors
 from perdure._lib.loop import ThreadCall, Threads
 from perdure._lib.platform import network_file_system, open_files_limit
-from perdure.errors import ConfigError, SessionError
+from perdure.errors import ConfigError, SessionError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
 from perdure.store import Batch, Documents, HeartbeatRequests, HeldLease, Outcome, Status
@@ -80,6 +80,9 @@ file system's own commits."""
 _MAX_OPEN = 256
 """Sessions whose log and folder are kept open: two files each."""
 
+_CLOSE_TIMEOUT = 5.0
+"""Seconds for which the closing waits for the disk."""
+
 
 @final
 class Home:
@@ -124,13 +127,23 @@ class Home:
             return await threads.run(function, *args)
 
     async def aclose(self) -> None:
-        """Close every file. None may be in use."""
+        """Close every file; if the disk hangs, only begin to. None may be in use."""
         self.appends.close()
         self.owners.wake_waiter()
-        with anyio.CancelScope(shield=True):
-            await self._others.run(self._close_files)
-        self._others.close()
-        self._heartbeats.close()
+        closing = Threads(1, name="perdure close")  # abandoned calls may hold all other threads
+        with anyio.move_on_after(_CLOSE_TIMEOUT, shield=True) as scope:
+            try:
+                await closing.run(self._close_files)
+            except StoreUnavailableError:  # there is no thread for it
+                self._close_files()
+        if scope.cancelled_caught:
+            _log.warning(
+                "the disk did not answer while the store was closed: its files stay open until it "
+                "does",
+                extra={"path": self.root.path},
+            )
+        for threads in (closing, self._others, self._heartbeats):
+            threads.close()
 
     def _close_files(self) -> None:
         self.files.close_all()
@@ -372,7 +385,11 @@ class HeldSessions:
         if writer is None or home is None or not home.is_in_this_process:
             return Outcome(Status.CONFLICT, lease_lost_error(batch.key, batch.epoch))
         await wait_idle(writer)
-        return self._outcome(writer, await home.appends.done(writer.append, batch))
+        try:
+            call = await home.appends.done(writer.append, batch)
+        except StoreUnavailableError as error:  # there is no thread for it
+            return Outcome(Status.TRANSIENT, error)
+        return self._outcome(writer, call)
 
     def begin_append(
         self, home: Home | None, batch: Batch, done: Callable[[Outcome], object]
@@ -381,9 +398,12 @@ class HeldSessions:
         writer = self.writer_of(batch.key, batch.epoch)
         if writer is None or home is None or not home.is_in_this_process or writer.lock.locked():
             return False
-        home.appends.start(
-            writer.append, batch, then=lambda call: done(self._outcome(writer, call))
-        )
+        try:
+            home.appends.start(
+                writer.append, batch, then=lambda call: done(self._outcome(writer, call))
+            )
+        except StoreUnavailableError:
+            return False
         return True
 
     def _outcome(self, writer: LogWriter, call: ThreadCall[Outcome]) -> Outcome:
