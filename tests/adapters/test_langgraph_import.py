@@ -29,11 +29,11 @@ from langgraph.graph.message import _messages_delta_reducer, add_messages
 from langgraph.types import Command, interrupt
 
 import perdure
-from perdure import SessionManager
+from perdure import Message, SessionManager
 from perdure.adapters import PerdureSaver
 from perdure.adapters.imports import SdkImport, import_sessions
 from perdure.adapters.langgraph_import import source_of
-from perdure.errors import ConfigError, FormatError
+from perdure.errors import ConfigError, FormatError, SessionError
 from tests.adapters.import_kills import killed_imports
 from tests.servers.postgres import database
 
@@ -394,3 +394,40 @@ async def test_what_is_no_database_of_the_sdk_is_refused(tmp_path: Path) -> None
             await stack.enter_async_context(source_of(str(tmp_path / "empty.db")))
         with pytest.raises(ConfigError, match="mysql:// cannot be imported"):
             await stack.enter_async_context(source_of("mysql://localhost/agents"))
+
+
+async def test_a_session_of_another_sdk_is_left_alone(
+    tmp_path: Path, sessions: SessionManager
+) -> None:
+    path = tmp_path / "threads.db"
+    async with AsyncSqliteSaver.from_conn_string(str(path)) as saver:
+        for thread in ("ada", "bob"):
+            where = config(thread, checkpoint_ns="")
+            await saver.aput(where, empty_checkpoint(), {"source": "loop", "step": 1}, {})
+    async with sessions.open("ada") as session:
+        session.append(Message(role="user", content="hello"))
+
+    done = await imported(path, sessions)
+
+    assert (done.imported, list(done.failed)) == (1, ["ada"])
+    assert "no LangGraph thread" in done.failed["ada"]
+    await PerdureSaver(sessions).aprune(["ada"])
+    view = await sessions.load("ada")
+    assert view is not None
+    assert [item.value.content for item in await view.history()] == ["hello"]
+
+
+async def test_a_thread_takes_no_items_of_another_sdk(
+    tmp_path: Path, sessions: SessionManager
+) -> None:
+    pytest.importorskip("agents")
+    from perdure.adapters import PerdureSession
+
+    saver = PerdureSaver(sessions)
+    where = config("ada", checkpoint_ns="")
+    await saver.aput(where, empty_checkpoint(), {"source": "loop", "step": 1}, {})
+    with pytest.raises(SessionError, match="is a LangGraph thread"):
+        await PerdureSession("ada", sessions).add_items([{"role": "user", "content": "hello"}])
+    await saver.release("ada")
+    with pytest.raises(SessionError, match="is a LangGraph thread"):
+        await PerdureSession("ada", sessions).add_items([{"role": "user", "content": "hello"}])

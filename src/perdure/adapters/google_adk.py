@@ -48,6 +48,7 @@ from perdure.session.internals import (
     accept,
     begin_turn,
     document_of,
+    has_content,
     other_holder,
     post_entries,
     release_unused,
@@ -365,7 +366,8 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
             version = held.version
             stored = [each.data for each in (await read_log(held, origin, EventRange())).events]
             wanted = [change.data for change in changes]
-            if stored[: len(wanted)] != wanted[: len(stored)]:
+            is_foreign = origin_of(held) is None and has_content(held)
+            if is_foreign or stored[: len(wanted)] != wanted[: len(stored)]:
                 raise diverged(key, "its events are not how the source's begin")
             missing = changes[len(stored) :]
             if len(stored) > len(wanted) or (not missing and await _has(held, state)):

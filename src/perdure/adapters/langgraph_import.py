@@ -174,11 +174,11 @@ async def source_of(url: str) -> AsyncGenerator[LangGraphSource, None]:
 @asynccontextmanager
 async def _postgres(url: str) -> AsyncGenerator[tuple[Any, ReadRows], None]:
     """Open two connections whose transactions are read-only: the saver's, and one for rows."""
+    conninfo = postgres_url(url)
     module = reader("langgraph.checkpoint.postgres.aio", "langgraph-checkpoint-postgres")
     from psycopg import AsyncConnection, Error
 
     read_only = "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY"
-    conninfo = postgres_url(url)
     async with AsyncExitStack() as stack:
         try:
             connection, plain = [
@@ -310,6 +310,14 @@ def _placed(
 
 async def _put(saver: PerdureSaver, thread: str, missing: Sequence[_Stored]) -> None:
     """Store checkpoints with their writes; what is there already is not stored again."""
+    try:
+        await _put_all(saver, thread, missing)
+    except ExceptionGroup as group:
+        outage, others = group.split(StoreUnavailableError)
+        raise _first(outage or others or group) from group
+
+
+async def _put_all(saver: PerdureSaver, thread: str, missing: Sequence[_Stored]) -> None:
     async with anyio.create_task_group() as tasks:
         for stored in missing:
             ns, id_ = stored.at
@@ -322,6 +330,12 @@ async def _put(saver: PerdureSaver, thread: str, missing: Sequence[_Stored]) -> 
             tasks.start_soon(saver.aput, parent, checkpoint, metadata, versions)
             for task, path, writes in stored.writes:
                 tasks.start_soon(saver.aput_writes, _config(thread, ns, id_), writes, task, path)
+
+
+def _first(error: Exception) -> Exception:
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 async def _is_here(saver: PerdureSaver, thread: str, stored: _Stored, fingerprint: bytes) -> bool:

@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, final
 
@@ -22,6 +22,7 @@ import msgspec
 
 from perdure._lib.lazy import import_extra
 from perdure.adapters.items import (
+    PAGE,
     Adapter,
     AdapterManager,
     ItemEnvelope,
@@ -29,6 +30,7 @@ from perdure.adapters.items import (
     read_envelope,
     with_envelope,
 )
+from perdure.adapters.thread_log import read_record
 from perdure.adapters.versions import warn_untested
 from perdure.errors import (
     FormatError,
@@ -36,6 +38,7 @@ from perdure.errors import (
     LeaseLostError,
     NotStorableError,
     SessionClosedError,
+    SessionError,
     TooLargeError,
 )
 from perdure.providers import parse_history, render
@@ -46,12 +49,14 @@ from perdure.records.records import Entry
 from perdure.session.internals import (
     accept,
     begin_turn,
+    has_content,
     let_go,
     refusal_of,
     release_unused,
     replace_tail,
     running_turn,
     session_open_here,
+    store_of,
     working_context,
 )
 from perdure.session.manager import SessionManager
@@ -371,6 +376,8 @@ class PerdureSession(Adapter):
         sessions = await self._connection.manager()
         await self._require_current()
         async with self._opening(sessions) as session:
+            if not has_content(session):
+                await self._require_no_thread(session)
             if self._is_entered and self._pinned is not session:
                 self._pinned = await self._opening(sessions)  # one pin more, for after this block
             if self._title is not None and session.info.metadata.title is None:
@@ -379,6 +386,22 @@ class PerdureSession(Adapter):
             yield session
             if self.durable:
                 await self._connection.save(session)
+
+    async def _require_no_thread(self, session: Session) -> None:
+        """Refuse a session whose newest records are a LangGraph thread's, which would drop items.
+
+        Raises:
+            SessionError: They are.
+
+        """
+        records = [*session.unsaved()]
+        after = max(session.durable_version - PAGE, 0)
+        if session.durable_version:
+            async with aclosing(store_of(session).read_log(session.key, after=after)) as log:
+                records += [record async for chunk in log for record in chunk.records]
+        if any(read_record(record) is not None for record in records):
+            message = f"session {session.key} is a LangGraph thread: choose another id"
+            raise SessionError(message, key=str(session.key))
 
     async def _require_current(self) -> None:
         """Refuse a write of a run that has read the session before another process took it over.

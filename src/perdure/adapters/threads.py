@@ -36,13 +36,14 @@ from perdure.adapters.thread_log import (
     read_record,
 )
 from perdure.adapters.thread_values import Recent
-from perdure.errors import LeaseLostError
+from perdure.errors import LeaseLostError, SessionError
 from perdure.records.keys import SessionKey
 from perdure.records.records import Record
 from perdure.session.contents import meta_entry
 from perdure.session.internals import (
     accept,
     drop_history,
+    has_content,
     session_open_here,
     store_of_manager,
     tracked_of,
@@ -199,11 +200,17 @@ class ThreadSessions:
         )
         async with opening as session:
             await self._catch_up(thread, session)
+            if has_content(session) and not thread.index.is_known:
+                message = f"session {key} is in use, and is no LangGraph thread: choose another id"
+                raise SessionError(message, key=str(key))
             yield session
 
     async def keep(self, thread: Thread, choose: Callable[[str, set[str]], set[str]]) -> None:
         """Replace a thread by some of its checkpoints, and what they are rebuilt from."""
         async with thread.lock, self._held(thread) as session:
+            if has_content(session):  # it would drop the messages
+                message = f"session {thread.key} has messages beside its thread: it is not pruned"
+                raise SessionError(message, key=str(thread.key))
             index = thread.index
             kept = {
                 ns: index.with_sources(ns, choose(ns, {id_ for id_, _ in index.visible(ns)}))
