@@ -301,3 +301,55 @@ async def test_what_is_no_database_of_the_sdk_is_refused(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="no table sessions"):
         async with source_of(str(tmp_path / "empty.db")):
             pass
+
+
+async def test_state_that_was_changed_here_is_left_alone(
+    tmp_path: Path, sessions: SessionManager, own: Any
+) -> None:
+    path, state = tmp_path / "adk.db", {"user:name": "A", "user:port": 1, "user:old": 0}
+    await own.create_session(app_name="h", user_id="ada", session_id="s", state=state)
+    scope = sessions.scope("user:h/ada")
+    await scope.update({"mine": "kept"})
+
+    assert not (await imported(path, sessions)).left_alone
+    assert await scope.values() == {"mine": "kept", "name": "A", "port": 1, "old": 0}
+    await scope.update({"name": "changed here", "added": "later"})
+    session = await own.get_session(app_name="h", user_id="ada", session_id="s")
+    await own.append_event(session, event(0, **{"user:port": 2}))
+
+    assert (await imported(path, sessions)).left_alone == ["user:h/ada"]
+    expected = {"mine": "kept", "name": "changed here", "port": 2, "old": 0, "added": "later"}
+    assert await scope.values() == expected
+
+
+async def test_state_of_a_user_without_sessions_is_imported(
+    tmp_path: Path, sessions: SessionManager, own: Any
+) -> None:
+    for user in ("ada", "bob"):
+        state = {"user:name": user, "app:fleet": 1}
+        where = {"app_name": user, "user_id": user, "session_id": "s"}
+        await own.create_session(**where, state=state)
+        await own.delete_session(**where)
+
+    for _ in range(2):
+        done = await imported(tmp_path / "adk.db", sessions)
+        assert not done.failed
+        assert not done.left_alone
+        for user in ("ada", "bob"):
+            assert await sessions.scope(f"user:{user}/{user}").values() == {"name": user}
+            assert await sessions.scope(f"app:{user}").values() == {"fleet": 1}
+
+
+async def test_temporary_keys_in_stored_state_are_not_imported(
+    tmp_path: Path, sessions: SessionManager, own: Any
+) -> None:
+    where = {"app_name": "h", "user_id": "ada", "session_id": "s"}
+    await own.create_session(**where, state={"own": 1})
+    with closing(sqlite3.connect(tmp_path / "adk.db")) as connection:
+        connection.execute("UPDATE sessions SET state = ?", ('{"own": 1, "temp:step": 2}',))
+        connection.commit()
+
+    assert not (await imported(tmp_path / "adk.db", sessions)).failed
+    session = await PerdureSessionService(sessions).get_session(**where)
+    assert session is not None
+    assert session.state == {"own": 1}

@@ -406,6 +406,7 @@ async def test_a_session_of_another_sdk_is_left_alone(
             await saver.aput(where, empty_checkpoint(), {"source": "loop", "step": 1}, {})
     async with sessions.open("ada") as session:
         session.append(Message(role="user", content="hello"))
+        await session.save()
 
     done = await imported(path, sessions)
 

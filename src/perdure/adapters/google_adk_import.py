@@ -2,12 +2,14 @@
 
 Read with the SDK's `DatabaseSessionService` or `SqliteSessionService`. The state of an app, and of
 a user, is taken over until it is in use here: until there is a session of theirs that the source
-does not have, or that has gone on.
+does not have, or that has gone on. A value that was changed here is left alone in any case.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+import hashlib
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Set as AbstractSet
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
@@ -29,15 +31,35 @@ from perdure.adapters.imports import (
     sqlite_rows,
 )
 from perdure.errors import PerdureError
+from perdure.records.keys import require_name
+from perdure.records.values import encode_value
+from perdure.session.internals import registry_of
+from perdure.session.scope import scope_key
 
 if TYPE_CHECKING:
     from google.adk.sessions.base_session_service import BaseSessionService
     from google.adk.sessions.session import Session as AdkSession
 
     from perdure.session.manager import SessionManager
+    from perdure.session.session import Session
 
 PACKAGE: Final = "google-adk[db]"
 TABLES: Final = ("sessions", "events", "app_states", "user_states")
+SHARED: Final = ("app:", "user:", "temp:")
+"""What is no state of a session's own."""
+WRITTEN: Final = "google-adk/imported"
+"""The named state of a scope that keeps what imports wrote into it: digests, by keys."""
+STATES: Final = {
+    "user_states": (
+        "SELECT app_name, user_id, state FROM user_states s WHERE NOT EXISTS (SELECT 1 FROM "
+        "sessions o WHERE o.app_name = s.app_name AND o.user_id = s.user_id)"
+    ),
+    "app_states": (
+        "SELECT app_name, '', state FROM app_states s WHERE NOT EXISTS (SELECT 1 FROM "
+        "sessions o WHERE o.app_name = s.app_name)"
+    ),
+}
+"""State that no session has, by the table."""
 NAMES: Final = (
     "SELECT app_name, user_id, id FROM sessions WHERE (app_name, user_id, id) > (?, ?, ?) "
     "ORDER BY app_name, user_id, id LIMIT"
@@ -143,6 +165,19 @@ class AdkSource:
     async def finish(self, sessions: SessionManager, tenant: str, done: SdkImport) -> None:
         """Take over the state of the last app and user, and say what is in use here."""
         await self._share(sessions, tenant, None, None)
+        for table, query in STATES.items():
+            for app, user, values in await self._rows(query):
+                app_state, user_state = self._scopes(AdkName(app, user, ""))
+                state = user_state if table == "user_states" else app_state
+                try:
+                    with reading(state.scope):
+                        state.values = values if isinstance(values, dict) else json.loads(values)
+                except PerdureError as error:
+                    self._failed[state.scope] = str(error)
+                    continue
+                state.moved = 1
+                await self._share(sessions, tenant, None, state)
+        await self._share(sessions, tenant, None, None)
         done.left_alone += self._left_alone
         done.failed |= self._failed
 
@@ -190,19 +225,29 @@ class _SharedState:
     async def take_over(self, sessions: SessionManager, tenant: str) -> bool:
         """Store it, unless it is in use here; return whether it is here as the source has it."""
         scope = sessions.scope(self.scope, tenant=tenant, owner=self.owner)
-        before = await scope.values()
-        changed = {
-            key: value
-            for key, value in self.values.items()
-            if key not in before or before[key] != value
-        }
-        gone = before.keys() - self.values.keys()
-        if not changed and not gone:
-            return True
-        if before and await self._count(sessions, tenant) > self.moved:
-            return False
-        await scope.update(changed, delete=gone)
-        return True
+        if _digest(await scope.values()) == _digest(self.values):
+            return True  # and takes no lease
+        key = scope_key(self.scope, tenant)
+        opening = sessions.open(
+            key.agent, session=key.session, tenant=tenant, owner=self.owner, create=True
+        )
+        async with opening as session, session.turn():
+            wanted = {name: _digest(value) for name, value in self.values.items()}
+            here = {name: _digest(await session.memory.get(name)) for name in await _keys(session)}
+            written: dict[str, str] = await session.state.get(WRITTEN) or {}
+            differ = {
+                name
+                for name in wanted.keys() | (here.keys() & written.keys())
+                if here.get(name) != wanted.get(name)
+            }
+            ours = {name for name in differ if here.get(name) == written.get(name)}
+            if not ours or (here and await self._count(sessions, tenant) > self.moved):
+                return not differ
+            _store(session, {name: self.values.get(name) for name in ours}, wanted.keys())
+            known = {name: wanted[name] for name in ours & wanted.keys()}
+            kept = {name: mark for name, mark in written.items() if name not in ours}
+            session.state.set(WRITTEN, kept | known)
+        return differ == ours
 
     async def _count(self, sessions: SessionManager, tenant: str) -> int:
         """Return how many sessions share it here."""
@@ -216,6 +261,27 @@ class _SharedState:
                 for info in page
             )
         return count
+
+
+async def _keys(session: Session) -> list[str]:
+    return list(await session.memory.keys())
+
+
+def _digest(value: Any) -> str:
+    """Return what tells a value from any other; JSON, as ADK stores it."""
+    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=15).hexdigest()
+
+
+def _store(session: Session, values: Mapping[str, Any], wanted: AbstractSet[str]) -> None:
+    """Store those values that are wanted, and drop the others, all or none."""
+    for name in wanted & values.keys():  # before anything is appended
+        require_name("key", name)
+        encode_value(values[name], registry_of(session))
+    for name, value in values.items():
+        if name in wanted:
+            session.memory.set(name, value, pinned=True)
+        else:
+            session.memory.drop(name)
 
 
 async def _read(service: BaseSessionService, name: AdkName) -> AdkSession | None:
@@ -238,4 +304,4 @@ def _require_equal(name: AdkName, session: AdkSession, stored: AdkSession | None
 
 
 def _own(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in state.items() if not key.startswith(("app:", "user:"))}
+    return {key: value for key, value in state.items() if not key.startswith(SHARED)}
