@@ -15,6 +15,7 @@ from perdure.autosave.options import Autosave, EngineOptions
 from perdure.autosave.schedule import Schedule
 from perdure.autosave.tracked import State, Tracked
 from perdure.errors import (
+    LeaseLostError,
     SessionClosedError,
     SessionError,
     SessionQuarantinedError,
@@ -1090,3 +1091,38 @@ async def test_an_urgent_job_of_a_lost_session_does_not_run() -> None:
 
         assert await r.saver.exclusive(t, job, urgent=True) is None
         assert ran == []
+
+
+async def test_a_session_that_is_with_the_store_is_in_no_queue() -> None:
+    async with rig(InlineStore(latency=(8.0,))) as r:
+        t = r.track()
+        r.append(t)
+        async with anyio.create_task_group() as group:
+            group.start_soon(r.saver.save, t)
+            await anyio.sleep(1)
+            r.append(t)
+            assert (t.inflight, t.ticket) == (1, 0)
+            await anyio.sleep(5)  # past the debounce
+            assert (t.inflight, t.ticket, len(r.store.calls)) == (1, 0, 1)
+        await r.saver.save(t)
+        assert [len(batches) for batches in r.store.calls] == [1, 1]
+
+
+async def test_an_answer_that_comes_late_decides_nothing_about_the_other_records() -> None:
+    async with rig(InlineStore(latency=(5.0,))) as r:
+        t = r.track()
+        r.append(t)
+        async with anyio.create_task_group() as group:
+            group.start_soon(fails, r, t)
+            await anyio.sleep(1)
+            r.append(t)
+            r.saver.lose(t)
+            await anyio.sleep(5)  # the first is in the log by now
+            assert (t.durable, t.version) == (1, 2)
+            assert t.undecided
+            assert r.saver.lost == [t]
+
+
+async def fails(r: Rig, t: Tracked) -> None:
+    with pytest.raises(LeaseLostError):
+        await r.saver.save(t)
