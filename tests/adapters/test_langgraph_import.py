@@ -432,3 +432,17 @@ async def test_a_thread_takes_no_items_of_another_sdk(
     await saver.release("ada")
     with pytest.raises(SessionError, match="is a LangGraph thread"):
         await PerdureSession("ada", sessions).add_items([{"role": "user", "content": "hello"}])
+
+
+async def test_a_thread_that_cannot_be_stored_holds_up_no_other(
+    tmp_path: Path, sessions: SessionManager
+) -> None:
+    path = tmp_path / "threads.db"
+    async with AsyncSqliteSaver.from_conn_string(str(path)) as saver:
+        for thread, note in (("", ""), ("large", "x" * 20_000_000), ("ok", "")):
+            where, about = config(thread, checkpoint_ns=""), {"source": "loop", "note": note}
+            await saver.aput(where, empty_checkpoint(), about, {})  # type: ignore[arg-type]
+
+    done = await imported(path, sessions)
+
+    assert (done.imported, [*done.failed]) == (1, ["''", "large"])

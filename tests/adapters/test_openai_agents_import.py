@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -249,3 +251,94 @@ async def test_a_session_in_postgresql_is_read_in_read_only_transactions(
         async with source_of(url) as source:
             with pytest.raises(Exception, match="read-only transaction"):
                 await source._rows("DELETE FROM agent_messages RETURNING id")
+
+
+async def test_rows_that_the_sdk_skips_are_reported(
+    tmp_path: Path, sessions: SessionManager
+) -> None:
+    path = tmp_path / "conversations.db"
+    await written(path, {"": 1, "ada": 1, "bob": 1, "lost": 1})
+    with closing(sqlite3.connect(path)) as connection:
+        row = "INSERT INTO agent_messages (session_id, message_data) VALUES ('ada', '{broken')"
+        connection.execute(row)
+        connection.execute("DELETE FROM agent_sessions WHERE session_id = 'lost'")
+        connection.commit()
+
+    done = await imported(path, sessions)
+
+    assert (done.sessions, done.imported, [*done.failed]) == (4, 2, ["''", "ada"])
+    assert "1 of its 7 rows are not read" in done.failed["ada"]
+    assert await PerdureSession("lost", sessions).get_items() == turn(0)
+
+
+async def test_a_plain_session_beside_branches_is_imported(
+    tmp_path: Path, sessions: SessionManager
+) -> None:
+    path = tmp_path / "conversations.db"
+    await written(path, {"plain": 1})
+    session = AdvancedSQLiteSession(session_id="ada", db_path=path, create_tables=True)
+    await session.add_items(turn(0))
+    session.close()
+
+    assert (await imported(path, sessions)).imported == 2
+    assert await PerdureSession("plain", sessions).get_items() == turn(0)
+
+
+async def test_a_link_is_imported_with_the_write_ahead_log(
+    tmp_path: Path, sessions: SessionManager
+) -> None:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    session = SQLiteSession("ada", folder / "conversations.db")
+    await session.add_items(turn(0))
+    (tmp_path / "link.db").symlink_to(folder / "conversations.db")
+
+    await imported(tmp_path / "link.db", sessions)
+
+    session.close()
+    assert await PerdureSession("ada", sessions).get_items() == turn(0)
+
+
+async def test_a_source_that_a_crash_has_left_gets_no_files(
+    tmp_path: Path, sessions: SessionManager
+) -> None:
+    session, folder = SQLiteSession("ada", tmp_path / "conversations.db"), tmp_path / "crashed"
+    await session.add_items(turn(0))
+    folder.mkdir()
+    for suffix in ("", "-wal"):
+        shutil.copy(tmp_path / f"conversations.db{suffix}", folder)
+    session.close()
+    before = state_of(folder)
+
+    await imported(folder / "conversations.db", sessions)
+
+    assert state_of(folder) == before
+    assert await PerdureSession("ada", sessions).get_items() == turn(0)
+
+
+async def test_a_journal_that_a_crash_has_left_is_rolled_back_in_the_copy(
+    tmp_path: Path, sessions: SessionManager
+) -> None:
+    path, folder = tmp_path / "conversations.db", tmp_path / "crashed"
+    await written(path, {"ada": 50})
+    folder.mkdir()
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+        connection.execute("PRAGMA cache_size = 2")
+        connection.execute("BEGIN")
+        connection.execute("UPDATE agent_messages SET message_data = '{}'")
+        for suffix in ("", "-journal"):
+            shutil.copy(f"{path}{suffix}", folder)
+    before = state_of(folder)
+
+    await imported(folder / "conversations.db", sessions)
+
+    assert state_of(folder) == before
+    assert len(await PerdureSession("ada", sessions).get_items()) == 50 * len(turn(0))
+
+
+async def test_a_url_that_cannot_be_read_is_explained() -> None:
+    pytest.importorskip("sqlalchemy.ext.asyncio")
+    with pytest.raises(ConfigError, match="the URL cannot be read"):
+        async with source_of("postgresql://h:port/db"):
+            pass

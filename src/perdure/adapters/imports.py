@@ -8,6 +8,7 @@ killed is repeated, and adds nothing twice. Each session is read back and compar
 from __future__ import annotations
 
 import importlib
+import shutil
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
@@ -118,7 +119,7 @@ async def import_sessions(
         except StoreUnavailableError:
             raise
         except PerdureError as error:
-            done.failed[str(name)] = str(error)
+            done.failed[str(name) or "''"] = str(error)
         else:
             done.added += moved.added
             done.imported += bool(moved.added and not moved.known)
@@ -235,16 +236,40 @@ def require_tables(location: object, there: set[str], *tables: str) -> None:
 
 
 def _copy(path: Path, copy: Path) -> None:
+    path = path.resolve()  # the log is beside the file, not beside a link
     with path.open("rb") as file:
         is_wal = file.read(WAL_AT + len(WAL))[WAL_AT:] == WAL
     log = Path(f"{path}-wal")
     before = _state_of(path)
     # Nobody has it open: SQLite would leave files of its own next to it.
     is_quiet = is_wal and not log.exists()
-    _back_up(path, copy, "mode=ro&immutable=1" if is_quiet else "mode=ro")
+    if is_wal and log.exists() and not Path(f"{path}-shm").exists():
+        _copy_files(path, copy)  # left by a crash: SQLite would write files to recover
+        return
+    import sqlite3
+
+    try:
+        _back_up(path, copy, "mode=ro&immutable=1" if is_quiet else "mode=ro")
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:
+            raise
+        copy.unlink(missing_ok=True)
+        _copy_files(path, copy)  # with a journal that a crash has left: it is rolled back there
+        return
     if is_quiet and (_state_of(path) != before or log.exists()):  # a program has opened it
         copy.unlink()
         _back_up(path, copy, "mode=ro")
+
+
+def _copy_files(path: Path, copy: Path) -> None:
+    """Copy a database that nobody has open, with what SQLite recovers it by."""
+    names = ["", "-wal", "-journal"]
+    states = [_state_of(Path(f"{path}{name}")) for name in names]
+    for name, state in zip(names, states, strict=True):
+        if state is not None:
+            shutil.copyfile(f"{path}{name}", f"{copy}{name}")
+    if [_state_of(Path(f"{path}{name}")) for name in names] != states:
+        raise OSError("it was changed while it was copied: import again")
 
 
 def _back_up(path: Path, copy: Path, options: str) -> None:
@@ -255,7 +280,9 @@ def _back_up(path: Path, copy: Path, options: str) -> None:
         source.backup(target)
 
 
-def _state_of(path: Path) -> tuple[int, int]:
+def _state_of(path: Path) -> tuple[int, int] | None:
+    if not path.exists():
+        return None
     state = path.stat()
     return state.st_size, state.st_mtime_ns
 
@@ -312,9 +339,15 @@ async def read_only_engine(url: str, package: str, *tables: str) -> AsyncGenerat
     asynchronous = reader("sqlalchemy.ext.asyncio", package)
     from sqlalchemy import inspect
 
-    engine = asynchronous.create_async_engine(
-        address, execution_options={"postgresql_readonly": True}
-    )
+    try:
+        engine = asynchronous.create_async_engine(
+            address, execution_options={"postgresql_readonly": True}
+        )
+    except ModuleNotFoundError as error:
+        message = f"the source is read with {error.name}: pip install '{error.name}'"
+        raise MissingExtraError(message, extra=error.name) from error
+    except Exception as error:
+        raise ConfigError(f"the URL cannot be read: {error}", option="URL") from error
     try:
         try:
             async with engine.connect() as connection:

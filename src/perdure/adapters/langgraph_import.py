@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
@@ -49,7 +49,7 @@ else:
     jsonplus = reader("langgraph.checkpoint.serde.jsonplus", "langgraph")
     sdk_types = reader("langgraph.checkpoint.serde.types", "langgraph")
 
-THREADS: Final = "SELECT DISTINCT thread_id FROM checkpoints WHERE thread_id > ? ORDER BY 1 LIMIT"
+THREADS: Final = "SELECT DISTINCT thread_id FROM checkpoints {} ORDER BY 1 LIMIT"
 COUNT: Final = "SELECT count(DISTINCT thread_id) FROM checkpoints"
 CHECKPOINTS: Final = (
     "SELECT checkpoint_ns, checkpoint_id FROM checkpoints WHERE thread_id = ? "
@@ -173,28 +173,31 @@ async def source_of(url: str) -> AsyncGenerator[LangGraphSource, None]:
 
 @asynccontextmanager
 async def _postgres(url: str) -> AsyncGenerator[tuple[Any, ReadRows], None]:
-    """Open two connections whose transactions are read-only: the saver's, and one for rows."""
+    """Open two connections, the saver's and one for rows, each read a read-only transaction.
+
+    The session itself stays as it is: a pooler gives it to other programs afterwards.
+    """
     conninfo = postgres_url(url)
     module = reader("langgraph.checkpoint.postgres.aio", "langgraph-checkpoint-postgres")
     from psycopg import AsyncConnection, Error
 
-    read_only = "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY"
     async with AsyncExitStack() as stack:
         try:
             connection, plain = [
                 await stack.enter_async_context(
-                    await AsyncConnection.connect(conninfo, autocommit=True)
+                    await AsyncConnection.connect(conninfo, prepare_threshold=None)
                 )
                 for _ in range(2)
             ]
             for each in (connection, plain):
-                await each.execute(read_only)
+                await each.set_read_only(True)
         except Error as error:
             raise StoreUnavailableError(f"the source cannot be read: {error}") from error
 
         async def rows(query: str, *values: Any) -> Sequence[Any]:
-            found = await plain.execute(query.replace("?", "%s").encode(), values)
-            return await found.fetchall()
+            async with plain.transaction():
+                found = await plain.execute(query.replace("?", "%s").encode(), values)
+                return await found.fetchall()
 
         tables = "SELECT table_name FROM information_schema.tables"
         there = {name for (name,) in await rows(tables)}
@@ -211,17 +214,22 @@ class LangGraphSource:
         self._saver = saver
         self._rows = rows
         self._writes = writes
+        self._transaction: Any = getattr(
+            saver.conn, "transaction", nullcontext
+        )  # SQLite reads a copy
 
     async def names(self) -> AsyncIterator[str]:
         """Return the threads' ids."""
-        after = ""
-        while page := await self._rows(f"{THREADS} {PAGE}", after):
-            for (after,) in page:
-                yield after
+        where, after = "", list[str]()
+        while page := await self._rows(f"{THREADS.format(where)} {PAGE}", *after):
+            for (id_,) in page:
+                yield id_
+            where, after = "WHERE thread_id > ?", [id_]
 
     async def move(self, name: str, sessions: SessionManager, tenant: str) -> Moved:
         """Add the checkpoints and writes that the store lacks, and compare all of them."""
-        places = [(ns, id_) for ns, id_ in await self._rows(CHECKPOINTS, name)]
+        with reading(f"thread {name}"):
+            places = [(ns, id_) for ns, id_ in await self._rows(CHECKPOINTS, name)]
         is_new = not await sessions.exists(name, tenant=tenant)
         before = None if is_new else _saver_of(sessions, tenant)
         saver = _saver_of(sessions, tenant)
@@ -253,7 +261,8 @@ class LangGraphSource:
 
     async def _read(self, thread: str, place: tuple[str, str]) -> _Stored:
         with reading(f"thread {thread}: checkpoint {place[1]}"):
-            found = await self._saver.aget_tuple(_config(thread, *place))
+            async with self._transaction():
+                found = await self._saver.aget_tuple(_config(thread, *place))
             found = found._replace(checkpoint=_opened(found.checkpoint))
             rows = sorted(await self._rows(self._writes, thread, *place))
             return _Stored(place, found, list(_by_task(rows, found.pending_writes or ())))

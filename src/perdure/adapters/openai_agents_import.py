@@ -28,11 +28,22 @@ from perdure.adapters.imports import (
     sqlite_rows,
 )
 from perdure.adapters.openai_agents import PerdureSession
+from perdure.errors import CorruptRecordError
 from perdure.session.manager import SessionManager
 
 TABLES: Final = ("agent_sessions", "agent_messages")
-COUNT: Final = "SELECT count(*) FROM agent_sessions"
-IDS: Final = "SELECT session_id FROM agent_sessions WHERE session_id > ? ORDER BY session_id LIMIT"
+IDS: Final = (
+    "SELECT session_id FROM agent_sessions {where} "
+    "UNION SELECT session_id FROM agent_messages {where}"
+)
+"""Also of items whose session has no row."""
+ROWS: Final = "SELECT count(*) FROM agent_messages WHERE session_id = ?"
+IS_MAIN: Final = (
+    " AND (id NOT IN (SELECT message_id FROM message_structure) OR id IN "
+    "(SELECT message_id FROM message_structure WHERE branch_id = 'main'))"
+)
+"""Which rows `AdvancedSQLiteSession` has to return."""
+STRUCTURED: Final = "SELECT 1 FROM message_structure WHERE session_id = ? LIMIT 1"
 
 ReadItems = Callable[[str], Awaitable[list[Any]]]
 
@@ -59,22 +70,22 @@ async def source_of(url: str) -> AsyncGenerator[OpenAISource, None]:
             return list(await session.get_items())
 
         rows = partial(engine_rows, engine)
-        (total,) = (await rows(COUNT))[0]
-        yield OpenAISource(total, items, rows)
+        yield OpenAISource(await _total(rows), items, rows, ROWS)
 
 
 async def _sqlite_source(copy: Path) -> OpenAISource:
     query = "SELECT 1 FROM sqlite_master WHERE name = 'message_structure'"
     has_branches = bool(await sqlite_rows(copy, query))
 
+    plain = reader("agents.memory.sqlite_session", "openai-agents").SQLiteSession
+    branched: Any = None
     if has_branches:
-        open_session = reader(
-            "agents.extensions.memory.advanced_sqlite_session", "openai-agents"
-        ).AdvancedSQLiteSession
-    else:
-        open_session = reader("agents.memory.sqlite_session", "openai-agents").SQLiteSession
+        module = reader("agents.extensions.memory.advanced_sqlite_session", "openai-agents")
+        branched = module.AdvancedSQLiteSession
 
     async def items(id_: str) -> list[Any]:
+        is_branched = has_branches and await sqlite_rows(copy, STRUCTURED, id_)
+        open_session = branched if is_branched else plain
         session = open_session(session_id=id_, db_path=copy)
         try:
             return list(await session.get_items())
@@ -82,30 +93,44 @@ async def _sqlite_source(copy: Path) -> OpenAISource:
             session.close()
 
     rows = partial(sqlite_rows, copy)
-    (total,) = (await rows(COUNT))[0]
-    return OpenAISource(total, items, rows)
+    count = ROWS + IS_MAIN if has_branches else ROWS
+    return OpenAISource(await _total(rows), items, rows, count)
+
+
+async def _total(rows: ReadRows) -> int:
+    ids = IDS.format(where="")
+    ((total,),) = await rows(f"SELECT count(*) FROM ({ids}) ids")  # noqa: S608  # constants
+    return int(total)
 
 
 @final
 class OpenAISource:
     """The sessions of a database of the SDK's."""
 
-    def __init__(self, total: int, items: ReadItems, rows: ReadRows) -> None:
+    def __init__(self, total: int, items: ReadItems, rows: ReadRows, count: str) -> None:
         self.total: int = total
         self._items = items
         self._rows = rows
+        self._count = count
 
     async def names(self) -> AsyncIterator[str]:
         """Return the sessions' ids."""
-        after = ""
-        while page := await self._rows(f"{IDS} {PAGE}", after):
-            for (after,) in page:
-                yield after
+        where, after = "", list[str]()
+        while page := await self._rows(
+            f"{IDS.format(where=where)} ORDER BY session_id LIMIT {PAGE}", *after
+        ):
+            for (id_,) in page:
+                yield id_
+            where, after = "WHERE session_id > ?", [id_, id_]
 
     async def move(self, name: str, sessions: SessionManager, tenant: str) -> Moved:
         """Add the items that the store lacks, and compare all of them."""
         with reading(f"session {name}"):
+            ((count,),) = await self._rows(self._count, name)
             items = await self._items(name)
+        if len(items) < count:  # it skips them
+            message = f"{count - len(items)} of its {count} rows are not read by the SDK: "
+            raise CorruptRecordError(message + "repair or delete them, and import again", key=name)
 
         def target() -> PerdureSession:
             # Saved when it is closed; what autosave has saved before is a beginning.
