@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -18,7 +19,7 @@ from anyio import to_thread
 
 import perdure
 from perdure import SessionManager
-from perdure.adapters import PerdureSession
+from perdure.adapters import PerdureSession, imports
 from perdure.adapters.imports import SdkImport, import_sessions
 from perdure.adapters.openai_agents_import import source_of
 from perdure.errors import ConfigError, StoreUnavailableError
@@ -341,4 +342,19 @@ async def test_a_url_that_cannot_be_read_is_explained() -> None:
     pytest.importorskip("sqlalchemy.ext.asyncio")
     with pytest.raises(ConfigError, match="the URL cannot be read"):
         async with source_of("postgresql://h:port/db"):
+            pass
+
+
+async def test_a_full_temporary_folder_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "conversations.db"
+    await written(path, {"ada": 1})
+
+    def full(_path: Path, _copy: Path, _options: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(imports, "_back_up", full)
+    with pytest.raises(StoreUnavailableError, match="let TMPDIR name another"):
+        async with source_of(str(path)):
             pass

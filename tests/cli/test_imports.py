@@ -65,3 +65,10 @@ def test_what_was_given_is_explained(command: Command, tmp_path: Path) -> None:
     missing = command("import", "openai-agents", str(tmp_path / "x.db"), *options)
     assert (missing.status, "x.db cannot be read: No such file" in missing.err) == (1, True)
     assert not (tmp_path / "new").exists()
+
+
+def test_what_was_done_is_counted(command: Command, conversations: Path, tmp_path: Path) -> None:
+    options = "--store", str(tmp_path / "new")
+    command("import", "openai-agents", str(conversations), *options)
+    again = command("import", "openai-agents", str(conversations), *options)
+    assert "0 items; 0 continued, 2 already complete or empty, 0 not imported" in again.out

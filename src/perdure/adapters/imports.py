@@ -7,6 +7,7 @@ killed is repeated, and adds nothing twice. Each session is read back and compar
 
 from __future__ import annotations
 
+import errno
 import importlib
 import shutil
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -217,9 +218,18 @@ async def sqlite_copy(path: Path, *tables: str) -> AsyncGenerator[Path, None]:
             there = {name for (name,) in await sqlite_rows(copy, query)}
         except (OSError, sqlite3.Error) as error:
             message = f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
+            if _is_full(error):
+                message = f"{folder} has no room for a copy of {path}: let TMPDIR name another one"
             raise StoreUnavailableError(message, path=str(path)) from error
         require_tables(path, there, *tables)
         yield copy
+
+
+def _is_full(error: Exception) -> bool:
+    import sqlite3
+
+    code = getattr(error, "sqlite_errorcode", None)
+    return code == sqlite3.SQLITE_FULL or getattr(error, "errno", None) == errno.ENOSPC
 
 
 def require_tables(location: object, there: set[str], *tables: str) -> None:

@@ -405,10 +405,10 @@ async def chat(
         ask: Ask before each tool runs: y, n, or a for always.
 
     """
-    agent_made = config(model, base_url, mcp, instructions)
-    agent_made = msgspec.structs.replace(agent_made, approve="ask" if ask else None)
+    chosen = config(model, base_url, mcp, instructions)
+    chosen = msgspec.structs.replace(chosen, approve="ask" if ask else None)
     async with perdure.connect(where.store) as sessions:
-        agent = await AgentFactory(sessions).create_agent(agent_made, agent_id=id)
+        agent = await AgentFactory(sessions).create_agent(chosen, agent_id=id)
         turns, report = agent.session.info.turns, str(agent.session.restore_report)
         async with agent:
             if not where.json:

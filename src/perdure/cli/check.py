@@ -150,27 +150,25 @@ class Audit(msgspec.Struct, kw_only=True):
 
 async def audit(store: Store, key: SessionKey) -> Audit:
     """Check a whole session: every record, every document, and its lease."""
-    lease_state = Audit(key=key)
+    done = Audit(key=key)
     store = lineage = followed(store)  # a fork's log continues its parent's
-    documents = await _documents(store, lease_state)
+    documents = await _documents(store, done)
     tail = "" if documents is None else documents.unproven_tail
-    records = await _records(store, lease_state)
-    base, began = await _beginning(lineage, lease_state)
-    lease_state.findings += log_problems(records, base)
+    records = await _records(store, done)
+    base, began = await _beginning(lineage, done)
+    done.findings += log_problems(records, base)
     lost = [record for record in records if record.kind == MISSING]
-    lease_state.findings += _missing_notes(lost)
+    done.findings += _missing_notes(lost)
     if lost:
         documents = None  # they may contain what the log has lost
-    if documents is not None and not any(problem.what == "log" for problem in lease_state.problems):
+    if documents is not None and not any(problem.what == "log" for problem in done.problems):
         log = WholeLog(key, records, began)
         problems = await anyio.to_thread.run_sync(lambda: list(_document_problems(log, documents)))
-        lease_state.findings += problems
+        done.findings += problems
     if tail:
-        lease_state.findings.append(
-            CheckFinding(what="log", detail=tail, cure=ACCEPT, repairable=True)
-        )
-    lease_state.findings += _lease_notes(await store.holder(key))
-    return lease_state
+        done.findings.append(CheckFinding(what="log", detail=tail, cure=ACCEPT, repairable=True))
+    done.findings += _lease_notes(await store.holder(key))
+    return done
 
 
 async def incomplete(store: Store, key: SessionKey) -> str:
@@ -335,22 +333,22 @@ async def garbage(store: Store, tenant: str, keys: list[SessionKey]) -> tuple[Ga
         names_there = set(await store.blob_names(tenant))
     except CorruptRecordError as error:
         return Garbage(tenant=tenant, unknown=str(error)), reached
-    names = Garbage(tenant=tenant, blobs=len(names_there))
+    counted = Garbage(tenant=tenant, blobs=len(names_there))
     if not names_there:
-        return names, reached
+        return counted, reached
     lineage = followed(store)
     for key in keys:
         try:
             documents = await lineage.read_documents(key)
             reached |= await names_of(store, key, documents, await store.head(key))
         except PerdureError as error:
-            names.unknown = f"{key} cannot be read: {error}"
-            return names, names_there
+            counted.unknown = f"{key} cannot be read: {error}"
+            return counted, names_there
     reachable = await receipts.current(store, tenant, names_there - reached)
-    names.receipts = len(reachable)
+    counted.receipts = len(reachable)
     reached |= reachable
-    names.unreachable = len(names_there - reached)
-    return names, reached
+    counted.unreachable = len(names_there - reached)
+    return counted, reached
 
 
 async def collect(store: Store, garbage_found: Garbage, reached: set[str], grace: float) -> None:

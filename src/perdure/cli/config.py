@@ -196,14 +196,14 @@ async def archive(
     _check_action(action, {"--to": to}, "save")
     _check_action(action, {"--from": from_, "--archive": archive}, "restore")
     paths = (*path, *(() if config is None else declared_at(config).declaration.persist_paths))
-    archive_made = partial(_archives, id, home, paths, whole_folders=not only, where=where)
+    opened_archives = partial(_archives, id, home, paths, whole_folders=not only, where=where)
     if action == "list":
-        return await _list(archive_made, where)
+        return await _list(opened_archives, where)
     if action == "save":
         if home is not None and not await anyio.Path(home).is_dir():  # misspelled, and not empty
             raise ConfigError(f"--home {home}: there is no such folder", home=str(home))
-        return await _save(archive_made, label, to, where)
-    return await _restore(archive_made, archive, from_, where, force=force)
+        return await _save(opened_archives, label, to, where)
+    return await _restore(opened_archives, archive, from_, where, force=force)
 
 
 def _check_action(action: Action, given: dict[str, object], wanted: Action) -> None:
@@ -235,8 +235,8 @@ async def _archives(
             yield Archives(opened, home, paths=paths, whole=whole_folders)
 
 
-async def _list(archives_made: Any, where: SessionOption) -> int:
-    async with archives_made(write=False) as archives:
+async def _list(opened_archives: Any, where: SessionOption) -> int:
+    async with opened_archives(write=False) as archives:
         stored = await archives.all()
     if where.json:
         print_json({"home": archives.home, "archives": stored})
@@ -258,8 +258,8 @@ async def _list(archives_made: Any, where: SessionOption) -> int:
     return 0
 
 
-async def _save(archive_made: Any, label: str, to: Path | None, where: SessionOption) -> int:
-    async with archive_made(write=True) as archives:
+async def _save(opened_archives: Any, label: str, to: Path | None, where: SessionOption) -> int:
+    async with opened_archives(write=True) as archives:
         with _bar("saving") as progress:
             saved: ArchiveSaved = await archives.save(label=label, progress=progress)
         written = None if to is None else await archives.write(to, saved.archive.id)
@@ -270,20 +270,25 @@ async def _save(archive_made: Any, label: str, to: Path | None, where: SessionOp
         say(f"skipped: {path.path}: {path.why}")
     for name in saved.changing:
         say(f"changed while it was read: {name}")
-    whole_folders = f"{saved.archive.files} files, {size(saved.archive.bytes)}"
+    content = f"{saved.archive.files} files, {size(saved.archive.bytes)}"
     new = "saved" if saved.new else "is the newest, and nothing has changed"
-    say(f"{saved.archive.id} {new}: {whole_folders}, {size(saved.stored_bytes)} of them stored now")
+    say(f"{saved.archive.id} {new}: {content}, {size(saved.stored_bytes)} of them stored now")
     if to is not None and written is not None:
         say(f"{to}: {size(written)}")
     return 0
 
 
 async def _restore(
-    archive_made: Any, name: str | None, source: Path | None, where: SessionOption, *, force: bool
+    opened_archives: Any,
+    name: str | None,
+    source: Path | None,
+    where: SessionOption,
+    *,
+    force: bool,
 ) -> int:
     if name is not None and source is not None:
         raise ConfigError("give --archive or --from, not both")
-    async with archive_made(write=True) as archives:
+    async with opened_archives(write=True) as archives:
         with _bar("restoring") as progress:
             if source is not None:
                 done = await archives.read(source, force=force, progress=progress)

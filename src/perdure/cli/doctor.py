@@ -505,7 +505,7 @@ def _facts(
             {"sessions": level.sessions, "seconds": level.seconds, "saves_per_s": level.rate}
             for level in measured.levels
         ],
-        "settings": [_option(level) for level in advice.options],
+        "settings": [_option(option) for option in advice.options],
         "recommended": _option(advice.best) if advice.best else None,
         "idle": advice.idle,
         "warnings": advice.warnings,

@@ -471,9 +471,9 @@ async def _import(path: Path, *, id: str | None, where: SessionOption) -> int:
             async with sessions.open(
                 done.key.agent, session=where.session, tenant=where.tenant
             ) as own_files:
-                target_key = await import_pair(own_files, path)
+                pair_read = await import_pair(own_files, path)
             done = msgspec.structs.replace(done, version=own_files.durable_version)
-            left_out = [Finding("left out", str(path), file) for file in target_key.findings]
+            left_out = [Finding("left out", str(path), file) for file in pair_read.findings]
     findings = [*read.findings, *done.findings, *left_out]
     if where.json:
         print_json(_answer(done, store.location, findings))
@@ -602,6 +602,6 @@ def _print(done: SdkImport, target: str) -> None:
         say(f"{name}: is in use in {target}, and was left as it is there")
     say(
         f"{done.imported + done.continued} of {done.sessions} sessions imported into {target} and "
-        f"verified, {done.continued} of them after what was there; {done.there} were there "
-        f"already: {done.added} items"
+        f"verified: {done.added} items; {done.continued} continued, {done.there} already complete "
+        f"or empty, {len(done.failed)} not imported"
     )
