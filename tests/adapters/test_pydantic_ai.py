@@ -721,6 +721,7 @@ async def test_of_writes_that_expect_the_same_record_one_is_done(
         assert done == [record.head_id]
 
 
+@pytest.mark.deep
 async def test_a_torn_write_leaves_all_of_a_change_or_nothing(
     sessions: SessionManager, tmp_path: Path
 ) -> None:

@@ -78,6 +78,7 @@ def test_a_limit_on_losses_bounds_the_longest_delay() -> None:
     assert "a save alone takes 0.2 s" in slower.options[0].against
 
 
+@pytest.mark.deep
 def test_whoever_accepts_a_loss_is_not_told_to_save_each_change() -> None:
     accepted = advise(made_up(), FAST, Requirements(sessions=2_000, max_loss=10.0)).best
     safest = advise(made_up(), FAST, Requirements(sessions=2_000)).best

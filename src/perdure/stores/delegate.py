@@ -33,8 +33,8 @@ from perdure.store import (
 class DelegatingStore:
     """Forward every call of the port to *inner*, which subclasses change call by call.
 
-    What the inner store offers besides the port is offered too, but for the shortcuts, which are
-    looked up in a store's class: they would pass by what a subclass does to a log and to documents.
+    What the inner store offers besides the port is offered too, but for ``begin_append`` and
+    ``read_for_restore``: they would pass by what a subclass does to a log and to documents.
     """
 
     def __init__(self, store: Store) -> None:
@@ -42,7 +42,7 @@ class DelegatingStore:
 
     def __getattr__(self, name: str) -> Any:
         # What a backend has beyond the port, such as a folder for each session.
-        if name.startswith("_") or name == "inner":
+        if name.startswith("_") or name in ("inner", "begin_append", "read_for_restore"):
             raise AttributeError(name)
         return getattr(self.inner, name)
 
