@@ -52,11 +52,12 @@ hypothesis.settings.load_profile("same")
 
 
 ABOVE_THE_LOOP = {
-    "agent", "checkpoints", "archive", "config", "golden", "memory", "transfer", "restore", "stores",
-    "properties", "tuning",
+    "agent", "archive", "checkpoints", "config", "formats", "golden", "inspector", "memory",
+    "observe", "properties", "restore", "stores", "transfer", "tuning",
     *(f"session/test_{what}.py" for what in (
-        "contributors", "dead_letters", "extend", "forgetting", "forking", "freed", "pruning",
-        "renaming", "rendering", "retention", "retries", "spilling",
+        "contributors", "dead_letters", "display", "door", "emitting", "exchange", "extend",
+        "forgetting", "forking", "freed", "handover", "inbox", "lost", "meanwhile", "misuse",
+        "pruning", "renaming", "rendering", "retention", "retries", "scope", "spilling", "ways_out",
     )),
 }  # fmt: skip
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from perdure.stores.s3 import S3Store
 from perdure.testing.conformance import StoreConformance
 from tests.servers.s3 import shared, store_on
 
 
+@pytest.mark.deep
 class TestS3Store(StoreConformance):
     """Stores of one test share a prefix of this process's server."""
 

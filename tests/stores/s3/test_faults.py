@@ -31,7 +31,7 @@ from tests.stores.s3.gateway import LOST, Gateway
 KEY = SessionKey("agent")
 ROOT = Path(__file__).parents[3]
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.deep]
 
 
 def entry(text: str) -> Entry:
