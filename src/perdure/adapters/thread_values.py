@@ -10,6 +10,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeAlias, TypeVar, cast, final
+from weakref import getweakrefcount
 
 from perdure._lib.lazy import import_extra
 from perdure.adapters.thread_log import (
@@ -245,9 +246,17 @@ class Original:
 
         That something equal took its place is not enough: True is equal to 1.
         """
-        if list(map(_references, self._parts)) != self._counts or self._lent != self._content:
+        if list(map(_references, self._parts)) != self._counts:
             return False
-        return all(all(map(is_, view, content)) for view, content in self._views)
+        value = self._parts[0]
+        if type(value) is not self._class or getweakrefcount(value):
+            return False
+        if getattr(value, "__pydantic_private__", None) is not None:
+            return False
+        # Before anything is compared: what a caller has put there may compare as it likes.
+        if not all(all(map(is_, view, content)) for view, content in self._views):
+            return False
+        return self._lent == self._content
 
 
 _DeltaSnapshot: Any = sdk_types._DeltaSnapshot  # noqa: SLF001  # a value of a channel, as stored
@@ -327,6 +336,8 @@ class ValueCodec:
         names = stored.names[:same]
         if not all(map(known.__contains__, names)):
             same, names = 0, []
+        # Before they are encoded: what another thread changes meanwhile counts as changed then.
+        fresh = [] if held is None else [_plain_copy(item) for item in held[same:]]
         leaves: dict[str, Leaf] = {}
         for value in values[same:]:
             item = self._leaf(value, known)
@@ -336,7 +347,7 @@ class ValueCodec:
             leaves |= item.leaves
         if held is not None:
             self._stored.put(
-                place, _remembered(stored, same, types, held, names), 1500 * len(names)
+                place, _remembered(stored, same, types, fresh, names), 1500 * len(names)
             )
         items = tuple(names)
         return Value(name_of_items(kind, items), kind, items, leaves)
@@ -444,6 +455,13 @@ def _is_model(cls: type) -> bool:
 
 def _same(stored: _Stored, types: list[type], held: list[dict[str, Any]]) -> int:
     """Return how many items a list begins with as another one did when it was stored."""
+    try:
+        return _equal_items(stored, types, held)
+    except Exception:  # noqa: BLE001  # of a value that cannot be compared, such as an array
+        return 0
+
+
+def _equal_items(stored: _Stored, types: list[type], held: list[dict[str, Any]]) -> int:
     same = min(len(stored.names), len(types))
     if types[:same] != stored.types[:same] or held[:same] != stored.held[:same]:
         pairs = zip(types, held, stored.types, stored.held, strict=False)
@@ -457,13 +475,17 @@ def _same(stored: _Stored, types: list[type], held: list[dict[str, Any]]) -> int
 
 
 def _remembered(
-    stored: _Stored, same: int, types: list[type], held: list[dict[str, Any]], names: list[str]
+    stored: _Stored, same: int, types: list[type], fresh: list[Any], names: list[str]
 ) -> _Stored:
     """Return a list that is stored now, of which so many items were before."""
-    fresh = [_deep_copy(item) if is_plain(item) else _UNKNOWN for item in held[same:]]
     numbers = {at: then for at, then in stored.numbers.items() if at < same}
     numbers |= {at: _exact(item) for at, item in enumerate(fresh, same) if _has_numbers(item)}
     return _Stored(types, stored.held[:same] + fresh, names, numbers)
+
+
+def _plain_copy(held: dict[str, Any]) -> Any:
+    """Return a copy of what an object holds, or what is equal to nothing."""
+    return _deep_copy(held) if is_plain(held) else _UNKNOWN
 
 
 def _exact(held: Any) -> str | None:
