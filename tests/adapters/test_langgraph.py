@@ -630,6 +630,32 @@ async def test_a_run_that_was_overtaken_is_refused_and_told_by_whom() -> None:
         assert (await kept(overtaker)) == {"a": 4}
 
 
+@pytest.mark.parametrize("goes_on", [False, True], ids=["reads", "goes on"])
+async def test_a_run_that_was_overtaken_is_refused_whoever_else_reads_the_thread_here(
+    goes_on: bool,
+) -> None:
+    backing = MemoryBacking()
+    one, other = MemoryStore(backing=backing), MemoryStore(backing=backing)
+    async with perdure.connect(one) as mine, perdure.connect(other) as theirs:
+        saver, overtaker = PerdureSaver(mine), PerdureSaver(theirs)
+        config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+        first = await saver.aput(config, *put_of({"a": 1}))
+        await overtaker.aget_tuple(config)
+        theirs_now = await overtaker.aput(first, *put_of({"a": 2}, number=2))
+        await overtaker.release("t")
+        assert (await kept(saver)) == {"a": 2}
+        if goes_on:
+            await saver.aput(theirs_now, *put_of({"a": 3}, number=3))
+        newest = await kept(saver)
+        with pytest.raises(LeaseLostError, match=f"continued by .*{other.owner}"):
+            await saver.aput(first, *put_of({"a": 4}, number=4))
+        with pytest.raises(LeaseLostError, match=f"continued by .*{other.owner}"):
+            await saver.aput_writes(first, [("a", 4)], "task")
+        assert (await kept(saver)) == newest
+        assert await saver.aget_tuple(first) is not None  # a run may begin with it now
+        await saver.aput(first, *put_of({"a": 5}, number=5))
+
+
 async def test_what_could_not_be_stored_is_not_shown() -> None:
     backing = MemoryBacking()
     one, other = MemoryStore(backing=backing), MemoryStore(backing=backing)

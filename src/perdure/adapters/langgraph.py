@@ -236,6 +236,7 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         mark = None if id_ is None else thread.index.mark(place.ns, id_)
         if id_ is None or mark is None or mark.hidden:
             return None
+        thread.note(place.ns, id_)
         (found,) = await self._reader.tuples(thread, [(place.ns, id_, mark)])
         return found._replace(config=config) if place.id else found
 
@@ -298,7 +299,7 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         def change(known: Collection[str]) -> PutChange:
             return self._put(place, checkpoint, about, new_versions, known)
 
-        session, version = await self._threads.append(thread, change)
+        session, version = await self._threads.append(thread, (place.ns, place.id), change)
         at = place.ns, id_
         if thread.writing and at in thread.index.writes and has_room(session):
             thread.released = max(thread.released, version)
@@ -337,7 +338,7 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
             ]
             return WritesChange(about, tuple(values))
 
-        session, _ = await self._threads.append(thread, change)
+        session, _ = await self._threads.append(thread, (place.ns, id_), change)
         thread.writing += 1
         try:
             if has_room(session):

@@ -62,6 +62,8 @@ KNOWN: Final = 1000
 """Threads whose index is kept in memory."""
 NEAR: Final = 64
 """Records that are read with others rather than by two reads."""
+BEGINNINGS: Final = 100
+"""Checkpoints of a thread of which it is known when they were read."""
 
 Change: TypeAlias = PutChange | WritesChange
 
@@ -78,6 +80,10 @@ class Thread:
         """Calls that wait for the session, or append when it is there."""
         self.seen: int = 0
         """The newest record when this process last read or wrote the thread, 0 if it never did."""
+        self._seen_at: dict[tuple[str, str | None], int] = {}
+        """The same for a checkpoint, which a run goes on from: others may have read since."""
+        self.foreign_put: tuple[int, int] = (0, 0)
+        """The record of another process's newest change, and its epoch."""
         self.epochs: set[int] = set()
         """Those that were held here."""
         self.writing: int = 0
@@ -89,7 +95,24 @@ class Thread:
 
     def forget(self) -> None:
         """Know nothing of it any more."""
-        self.index, self.seen = ThreadIndex(), 0
+        self.restart()
+        self.seen = 0
+        self._seen_at.clear()
+
+    def restart(self) -> None:
+        """Know nothing of its log, to read it from its beginning."""
+        self.index, self.foreign_put = ThreadIndex(), (0, 0)
+
+    def note(self, ns: str, checkpoint: str) -> None:
+        """Say that a run may go on from a checkpoint, knowing all that there is now."""
+        self._seen_at.pop((ns, checkpoint), None)
+        self._seen_at[ns, checkpoint] = self.index.upto
+        if len(self._seen_at) > BEGINNINGS:
+            del self._seen_at[next(iter(self._seen_at))]
+
+    def seen_by(self, at: tuple[str, str | None]) -> int:
+        """Return the newest record that a run knew when it came to a checkpoint."""
+        return self._seen_at.get(at, self.seen)
 
     @property
     def is_idle(self) -> bool:
@@ -129,17 +152,31 @@ class ThreadSessions:
         self._puts: Recent[tuple[str, int], CheckpointPut] = Recent(RECENT_BYTES // 4)
 
     async def append(
-        self, thread: Thread, change: Callable[[Collection[str]], Change]
+        self,
+        thread: Thread,
+        at: tuple[str, str | None],
+        change: Callable[[Collection[str]], Change],
     ) -> tuple[Session, int]:
-        """Append a change to a thread's session, in the order of the calls."""
+        """Append a change to a thread's session, in the order of the calls.
+
+        Args:
+            thread: Which.
+            at: The namespace and the checkpoint that its run has come to.
+            change: Returns the change, given the names of what is stored already.
+
+        Raises:
+            LeaseLostError: Another process has changed the thread since.
+
+        """
         session = self._ready(thread)
         if session is not None:
+            self._require_current(thread, at)
             return session, self._accept(thread, session, change(thread.index.leaves))
         encoded = change(())  # now: the caller may change the values while this waits
         thread.queued += 1
         try:
             async with thread.lock, self._held(thread) as session:
-                self._require_current(thread)
+                self._require_current(thread, at)
                 thread.epochs.add(session.epoch)
                 return session, self._accept(thread, session, encoded)
         finally:
@@ -171,12 +208,15 @@ class ThreadSessions:
                 self._remember(thread, seq, record)
             thread.index.upto = session.version
         thread.seen = thread.index.upto
+        if isinstance(change, PutChange):
+            thread.note(change.put.ns, change.put.id)
         return session.version
 
-    def _require_current(self, thread: Thread) -> None:
+    def _require_current(self, thread: Thread, at: tuple[str, str | None]) -> None:
         """Refuse a write of a run that began before another process changed the thread."""
-        seq, epoch = thread.index.newest_put
-        if not thread.seen or seq <= thread.seen or epoch in thread.epochs:
+        seq, epoch = thread.foreign_put
+        seen = thread.seen_by(at)
+        if not seen or seq <= seen:
             return
         holder = thread.index.holders.get(epoch, Holder())
         message = (
@@ -251,7 +291,7 @@ class ThreadSessions:
         while True:
             unsaved = () if session is None else session.unsaved()
             if not await self._read_on(thread, is_ours=_epoch(session) == thread.index.epoch):
-                thread.index = ThreadIndex()
+                thread.restart()
                 continue
             for record in unsaved:
                 self._take(thread, record)
@@ -282,6 +322,8 @@ class ThreadSessions:
     def _take(self, thread: Thread, record: Record) -> None:
         if record.seq > thread.index.upto:
             stored = thread.index.apply(record)
+            if thread.index.newest_put[0] == record.seq and record.epoch not in thread.epochs:
+                thread.foreign_put = thread.index.newest_put
             if stored is not None:
                 self._remember(thread, record.seq, stored)
 
