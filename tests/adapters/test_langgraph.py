@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import operator
 import sys
+import threading
 import weakref
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -797,3 +798,37 @@ def test_an_item_that_cannot_be_compared_is_stored_as_changed() -> None:
 
     stored = thread_values._Stored([dict], [{"a": None}], ["x"], {})
     assert thread_values._same(stored, [dict], [{"a": Ambiguous()}]) == 0
+
+
+async def test_a_put_that_waits_for_the_lease_stores_values_as_they_were(
+    sessions: SessionManager,
+) -> None:
+    saver = PerdureSaver(sessions)
+    config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+    values: dict[str, Any] = {"a": ["before"], "b": 1}
+    checkpoint, metadata, _ = put_of(values)
+    versions = {"b": 1}  # "a" is not named as new, and no value of it is stored
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(saver.aput, config, checkpoint, metadata, versions)
+        await anyio.lowlevel.checkpoint()
+        values["a"].append("after")
+    assert (await kept(saver))["a"] == ["before"]
+
+
+def test_a_store_that_does_not_open_leaves_no_thread_behind(tmp_path: Path) -> None:
+    with (
+        pytest.raises(perdure.PerdureError),
+        PerdureSaver.from_conn_string(f"sqlite:///{tmp_path}/missing/folder/a.db"),
+    ):
+        pass
+    assert all(each.daemon for each in threading.enumerate()[1:])  # or the process never ends
+
+
+def test_a_synchronous_call_while_the_loop_does_not_run_is_refused() -> None:
+    loop = asyncio.new_event_loop()
+    manager = perdure.connect("memory:")
+    saver = PerdureSaver(loop.run_until_complete(manager.__aenter__()))
+    with pytest.raises(WrongLoopError, match="is not running"):
+        saver.get_tuple(CONFIG)
+    loop.run_until_complete(manager.__aexit__(None, None, None))
+    loop.close()

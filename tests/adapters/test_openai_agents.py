@@ -1103,3 +1103,16 @@ def test_what_is_stored_is_the_envelope_that_the_decision_describes() -> None:
 
     fields = {field.name for field in msgspec.structs.fields(Envelope)}
     assert fields == {"sdk", "v", "item"}
+
+
+async def test_a_session_that_is_only_written_keeps_little_in_memory(
+    sessions: SessionManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perdure.adapters.openai_agents.TEXT_BYTES", 5000)
+    session = PerdureSession("ada", sessions)
+    items = [user(f"{at} " * 200) for at in range(20)]
+    for item in items:
+        await session.add_items([item])
+    assert len(vars(session._texts)["_values"]) < 10
+    assert await session.get_items() == items  # also of those that are not kept
+    assert len(vars(session._texts)["_values"]) < 10

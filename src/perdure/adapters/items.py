@@ -7,9 +7,10 @@ not give back is in the envelope too.
 from __future__ import annotations
 
 import os
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar, final
+from typing import Any, Final, Generic, NoReturn, Self, TypeVar, final
 
 import anyio
 import msgspec
@@ -31,11 +32,6 @@ from perdure.session.internals import (
 )
 from perdure.session.manager import SessionManager
 from perdure.session.session import Session, SessionView
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from anyio.from_thread import BlockingPortal
 
 ENVELOPE: Final = "perdure_foreign"
 """The field of a message that says whose item it is."""
@@ -60,6 +56,33 @@ class ItemEnvelope(msgspec.Struct, frozen=True):
 
 E = TypeVar("E", bound=ItemEnvelope)
 T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@final
+class Recent(Generic[K, V]):
+    """What was put last, up to a number of bytes."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._values: dict[K, V] = {}
+        self._sizes: dict[K, int] = {}
+        self._room = max_bytes
+        self.get: Callable[[K], V | None] = self._values.get
+        """Returns a value, or None."""
+
+    def put(self, key: K, value: V, size: int) -> None:
+        """Keep a value, and let go of the oldest ones."""
+        if key in self._values:
+            del self._values[key]
+            self._room += self._sizes.pop(key)
+        self._values[key] = value
+        self._sizes[key] = size
+        self._room -= size
+        while self._room < 0 and len(self._values) > 1:
+            oldest = next(iter(self._values))
+            del self._values[oldest]
+            self._room += self._sizes.pop(oldest)
 
 
 def with_envelope(message: Message, envelope: ItemEnvelope) -> Message:
@@ -250,7 +273,7 @@ class Adapter:
 class BlockingAdapter(Adapter):
     """An adapter that its SDK also calls from threads, where nothing can be awaited."""
 
-    _portal: AbstractContextManager[BlockingPortal] | None = None
+    _portal: ExitStack | None = None
 
     def __init__(self, sessions: SessionManager | None) -> None:
         instead = f"{type(self).__name__}.from_conn_string(url)"
@@ -283,8 +306,10 @@ class BlockingAdapter(Adapter):
     def __enter__(self) -> Self:
         from anyio.from_thread import start_blocking_portal
 
-        self._portal = start_blocking_portal(name="perdure adapter")
-        self._portal.__enter__().call(self.__aenter__)
+        with ExitStack() as stack:  # a store that does not open must not leave its thread behind
+            portal = stack.enter_context(start_blocking_portal(name="perdure adapter"))
+            portal.call(self.__aenter__)
+            self._portal = stack.pop_all()
         return self
 
     def __exit__(
@@ -304,7 +329,8 @@ class BlockingAdapter(Adapter):
         """Run a call on the manager's event loop, from another thread.
 
         Raises:
-            WrongLoopError: This is that loop's own thread, or the manager is not open.
+            WrongLoopError: This is that loop's own thread, it does not run, or the manager is not
+                open.
 
         """
         from asyncio import AbstractEventLoop, _get_running_loop, run_coroutine_threadsafe
@@ -325,6 +351,13 @@ class BlockingAdapter(Adapter):
             message = (
                 f"a synchronous call on the event loop of this {name} would wait for itself: use "
                 "the asynchronous one (ainvoke, aget and so on), or call it in a thread"
+            )
+            raise WrongLoopError(message)
+        if not loop.is_running():
+            call.close()
+            message = (
+                f"the event loop of this {name} is not running: call it while that loop runs, or "
+                f"use `with {name}.from_conn_string(url) as …`"
             )
             raise WrongLoopError(message)
         return run_coroutine_threadsafe(call, loop).result()

@@ -26,6 +26,7 @@ from perdure.adapters.items import (
     Adapter,
     AdapterManager,
     ItemEnvelope,
+    Recent,
     newest_messages,
     read_envelope,
     with_envelope,
@@ -71,6 +72,8 @@ SHAPE: Final = 1
 """The version of what is stored here of an item."""
 RUN_STATE: Final = "openai-agents/run_state"
 """The named state that keeps a run that waits for approval."""
+TEXT_BYTES: Final = 16 * 1024 * 1024
+"""What is kept in memory of a session's items as JSON, to read them faster."""
 
 
 class Envelope(ItemEnvelope, frozen=True):
@@ -152,7 +155,7 @@ class PerdureSession(Adapter):
         self._pinned: Session | None = None
         self._current: Session | None = None
         """What was read or written last, if it was held here then."""
-        self._texts: dict[bytes, bytes] = {}
+        self._texts: Recent[bytes, bytes] = Recent(TEXT_BYTES)
         """By the payloads of messages, the JSON of their items."""
 
     @classmethod
@@ -430,7 +433,9 @@ class PerdureSession(Adapter):
             raise InvalidArgumentError(message, option="items")
         now = time.time()
         made = [_entry(item, f"items[{at}]", now) for at, item in enumerate(items)]
-        self._texts |= {entry.payload: text for entry, text in made if text is not None}
+        for entry, text in made:
+            if text is not None:
+                self._texts.put(entry.payload, text, len(entry.payload) + len(text))
         return tuple([entry for entry, _ in made])
 
 
@@ -523,7 +528,7 @@ def _units(messages: Sequence[tuple[int, Message]]) -> Iterator[_Unit]:
 
 
 async def _items(
-    source: Session | SessionView, limit: int | None, texts: dict[bytes, bytes]
+    source: Session | SessionView, limit: int | None, texts: Recent[bytes, bytes]
 ) -> list[Any]:
     """Return the newest whole groups of items within a limit; all items if that is None."""
     if working_context(source).epoch_id:
@@ -547,7 +552,7 @@ async def _items(
 
 
 def _items_at_hand(
-    source: Session | SessionView, count: int | None, texts: dict[bytes, bytes]
+    source: Session | SessionView, count: int | None, texts: Recent[bytes, bytes]
 ) -> tuple[list[Any], bool] | None:
     """Return the items of the newest messages, and whether there are no others.
 
@@ -559,17 +564,16 @@ def _items_at_hand(
     if messages is None:
         return None
     begin = 0 if count is None else max(len(messages) - count, 0)
-    payloads = [payload for _, payload in messages[begin:]]
-    for payload in payloads:
-        if payload not in texts:
+    found: list[bytes] = []
+    for _, payload in messages[begin:]:
+        text = texts.get(payload)
+        if text is None:
             text = _text_of(payload)
             if text is None:
                 return None
-            texts[payload] = text
-    if len(texts) > 2 * len(messages):  # of items that are there no more
-        for payload in texts.keys() - {payload for _, payload in messages}:
-            del texts[payload]
-    return msgspec.json.decode(b"[%b]" % b",".join(map(texts.__getitem__, payloads))), not begin
+            texts.put(payload, text, len(payload) + len(text))
+        found.append(text)
+    return msgspec.json.decode(b"[%b]" % b",".join(found)), not begin
 
 
 def _text_of(payload: bytes) -> bytes | None:

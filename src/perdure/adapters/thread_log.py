@@ -465,6 +465,23 @@ class PutChange(NamedTuple):
     encode: Callable[[str], Value | None] = lambda _channel: None
     """Returns the value of a channel that is not new; for one of which no value is stored."""
 
+    def settled(self, index: ThreadIndex) -> PutChange:
+        """Return the same, with what would have to be encoded later; callers may change values."""
+        put = self.put
+        unknown = [
+            name
+            for name, version in put.versions.items()
+            if name not in self.values
+            and name not in self.emptied
+            and (put.ns, name, version) not in index.values_of
+        ]
+        encoded = {name: self.encode(name) for name in unknown}
+
+        def encode_value(name: str) -> Value | None:
+            return encoded[name] if name in encoded else self.encode(name)
+
+        return self._replace(encode=encode_value)
+
     def records(self, index: ThreadIndex) -> list[ThreadRecord]:
         """Return what to append to a thread."""
         put, ns = self.put, self.put.ns

@@ -9,10 +9,11 @@ import sys
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from operator import attrgetter, is_
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeAlias, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast, final
 from weakref import getweakrefcount
 
 from perdure._lib.lazy import import_extra
+from perdure.adapters.items import Recent
 from perdure.adapters.thread_log import (
     JOINED,
     LIST,
@@ -46,37 +47,9 @@ COPIES_BYTES: Final = 32 * 1024 * 1024
 ORIGINAL_BYTES: Final = 3000
 """What it takes to keep one of them, apart from its texts."""
 
-K = TypeVar("K")
-V = TypeVar("V")
-
 
 class NotAllowedError(FormatError):
     """A stored value is of a class that was not allowed."""
-
-
-@final
-class Recent(Generic[K, V]):
-    """What was put last, up to a number of bytes."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._values: dict[K, V] = {}
-        self._sizes: dict[K, int] = {}
-        self._room = max_bytes
-        self.get: Callable[[K], V | None] = self._values.get
-        """Returns a value, or None."""
-
-    def put(self, key: K, value: V, size: int) -> None:
-        """Keep a value, and let go of the oldest ones."""
-        if key in self._values:
-            del self._values[key]
-            self._room += self._sizes.pop(key)
-        self._values[key] = value
-        self._sizes[key] = size
-        self._room -= size
-        while self._room < 0 and len(self._values) > 1:
-            oldest = next(iter(self._values))
-            del self._values[oldest]
-            self._room += self._sizes.pop(oldest)
 
 
 # Data, and no code

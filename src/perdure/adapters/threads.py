@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 
 import anyio
 
-from perdure.adapters.items import AdapterManager
+from perdure.adapters.items import AdapterManager, Recent
 from perdure.adapters.thread_log import (
     CheckpointPut,
     Holder,
@@ -35,7 +35,6 @@ from perdure.adapters.thread_log import (
     entries_of,
     read_record,
 )
-from perdure.adapters.thread_values import Recent
 from perdure.errors import LeaseLostError, SessionError
 from perdure.records.keys import SessionKey
 from perdure.records.records import Record
@@ -173,6 +172,8 @@ class ThreadSessions:
             self._require_current(thread, at)
             return session, self._accept(thread, session, change(thread.index.leaves))
         encoded = change(())  # now: the caller may change the values while this waits
+        if isinstance(encoded, PutChange):
+            encoded = encoded.settled(thread.index)
         thread.queued += 1
         try:
             async with thread.lock, self._held(thread) as session:
