@@ -168,39 +168,29 @@ async def test_an_answer_that_comes_after_a_save_was_given_up_counts_for_nothing
         assert r.saver._core.in_flight == 0
 
 
-def where_it_begins(r: Rig, interrupt: KeyboardInterrupt) -> None:
-    writer: Any = r.saver._writer
-    start = writer._start
+def interrupted(owner: Any, name: str, interrupt: KeyboardInterrupt, *, at_entry: bool) -> None:
+    """Have a Ctrl-C come once, as a method is entered or has done its work."""
+    method = getattr(owner, name)
 
-    def interrupted(*_: object) -> None:
-        writer._start = start
+    def once(*args: object) -> None:
+        setattr(owner, name, method)
+        if not at_entry:
+            method(*args)
         raise interrupt
 
-    writer._start = interrupted
+    setattr(owner, name, once)
+
+
+def where_it_begins(r: Rig, interrupt: KeyboardInterrupt) -> None:
+    interrupted(r.saver._writer, "_start", interrupt, at_entry=True)
 
 
 def where_it_is_captured(r: Rig, interrupt: KeyboardInterrupt) -> None:
-    core: Any = r.saver._core
-    capture = core.capture_alone
-
-    def interrupted(*args: object) -> None:
-        core.capture_alone = capture
-        capture(*args)
-        raise interrupt
-
-    core.capture_alone = interrupted
+    interrupted(r.saver._core, "capture_alone", interrupt, at_entry=False)
 
 
 def where_the_store_has_it(r: Rig, interrupt: KeyboardInterrupt) -> None:
-    writer: Any = r.saver._writer
-    begin = writer._begin
-
-    def interrupted(*args: object) -> None:
-        writer._begin = begin
-        begin(*args)
-        raise interrupt
-
-    writer._begin = interrupted
+    interrupted(r.saver._writer, "_begin", interrupt, at_entry=False)
 
 
 @pytest.mark.parametrize(

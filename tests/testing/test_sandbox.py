@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 
 import anyio
 import pytest
@@ -39,6 +42,36 @@ async def test_a_crash_keeps_what_was_durable_and_nothing_else(sandbox):
     session.append(Message.user("lost"))
     sessions = await sandbox.reopen()
     assert texts(await sessions.open("mia")) == ["saved"]
+
+
+PROGRAM = """
+import anyio, sys
+from perdure import Message
+from perdure.stores.file import FileStore
+from perdure.testing.sandbox import Sandbox
+
+async def main():
+    async with Sandbox(store=lambda: FileStore(sys.argv[1]), autosave=None) as sandbox:
+        session = await sandbox.sessions.open("mia")
+        session.append(Message.user("lost"))
+        await sandbox.reopen()
+
+anyio.run(main)
+"""
+
+
+def test_what_a_crash_has_lost_is_not_spilled_at_the_end_of_the_process(tmp_path):
+    state = tmp_path / "state"
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "data")],
+        env={**os.environ, "XDG_STATE_HOME": str(state)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, "nobody closed" in ended.stderr) == (0, False)
+    assert not state.exists()
 
 
 async def test_a_clean_end_keeps_everything(sandbox):

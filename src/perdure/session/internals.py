@@ -472,6 +472,7 @@ async def kill(manager: SessionManager) -> None:
         return
     runtime, closing = connected.runtime, connected.closing
     connected.signals.uninstall()
+    connected.at_exit.uninstall()  # which would spill what the crash is to lose
     runtime.draining = True
     closing.begun = True
     await runtime.host.aclose()
