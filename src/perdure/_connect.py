@@ -26,6 +26,8 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*")
 _LOGIN = re.compile(r"(?![A-Za-z]:[/\\])[^/\\]*:.*@", re.DOTALL)
 """A user and a password before a host; a drive letter is none."""
 _OPTIONS = re.compile(r"\?[A-Za-z_]+=")
+_ENCRYPTED = "encrypted+"
+_COMPRESSION = "compression="
 
 
 class _Default:
@@ -118,7 +120,6 @@ def _sealed(place: Any, keys: MasterKeys | None) -> Store:
     if keys is None:
         return store_for(place)
     from perdure.stores.wrapped.encrypted import EncryptedStore
-    from perdure.stores.wrapped.urls import unwrap_url
 
     if isinstance(place, str):
         inner, around = unwrap_url(place, keys)
@@ -142,9 +143,7 @@ def store_for(url: str | os.PathLike[str] | Store | StateStorage | None = None) 
         return _file(os.fspath(url))
     if not isinstance(url, str):
         return _object(url)
-    if url.lower().startswith("encrypted+") or (":" in url and "?" in url):
-        from perdure.stores.wrapped.urls import unwrap_url
-
+    if url.lower().startswith(_ENCRYPTED) or (":" in url and "?" in url):
         url, around = unwrap_url(url)
         return around(_store_at(url))
     return _store_at(url)
@@ -284,3 +283,50 @@ _SCHEMES["sqlite"] = _sqlite
 _SCHEMES |= {name: _redis(name) for name in ("redis", "rediss", "valkey", "valkeys", "unix")}
 _SCHEMES |= {"postgresql": _postgres, "postgres": _postgres}
 _SCHEMES["s3"] = _s3
+
+
+def unwrap_url(url: str, keys: MasterKeys | None = None) -> tuple[str, Callable[[Store], Store]]:
+    """Return the inner store's URL, and the function that wraps that store.
+
+    With *keys* the store is encrypted with them, whether or not the URL asks for encryption.
+
+    >>> unwrap_url("sqlite:///x.db?compression=zstd")[0]
+    'sqlite:///x.db'
+
+    Raises:
+        ConfigError: The key or the compression is invalid.
+        MissingExtraError: A package that a wrapper needs is not installed.
+
+    """
+    # Imported when used: most stores are not wrapped.
+    from perdure.stores.wrapped.compressed import CompressedStore, compression_for
+    from perdure.stores.wrapped.encrypted import EncryptedStore
+    from perdure.stores.wrapped.keys import MasterKeys
+
+    is_encrypted = url.lower().startswith(_ENCRYPTED)
+    inner = url[len(_ENCRYPTED) :] if is_encrypted else url
+    inner, compression = _without_option(inner)
+    compression_for(compression)  # refuse an unknown name before reading any key
+    if is_encrypted or keys is not None:
+        if is_encrypted and ":" not in inner:
+            raise ConfigError(
+                f"{_ENCRYPTED} has no store after it: use encrypted+file:PATH, for example",
+                option="url",
+            )
+        masters = keys or MasterKeys.from_environment()
+        return inner, lambda store: EncryptedStore(store, masters, compression=compression)
+    return inner, CompressedStore if compression is not None else lambda store: store
+
+
+def _without_option(url: str) -> tuple[str, str | None]:
+    base, question_mark, query = url.rpartition("?")
+    if not question_mark:
+        return url, None
+    options = query.split("&")
+    values = [
+        option.removeprefix(_COMPRESSION) for option in options if option.startswith(_COMPRESSION)
+    ]
+    if not values:
+        return url, None
+    others = "&".join(option for option in options if not option.startswith(_COMPRESSION))
+    return (f"{base}?{others}" if others else base), values[-1]

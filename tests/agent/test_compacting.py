@@ -22,8 +22,7 @@ from perdure.agent import (
     call,
 )
 from perdure.agent.llm.model import Chunk, Usage
-from perdure.memory.compaction import Compactor, Summary, TurnTrace
-from perdure.memory.facts import EpisodicItem, Fact, item_entry
+from perdure.memory.compaction import Compactor, EpisodicItem, Fact, Summary, TurnTrace, item_entry
 from perdure.restore.rebuild import is_memory, repair
 from perdure.session.internals import working_context
 from perdure.session.session import Session

@@ -24,8 +24,7 @@ from perdure.agent import (
     render_openai,
 )
 from perdure.agent.llm.model import Chunk, Usage
-from perdure.memory.compaction import Summary, TurnTrace
-from perdure.memory.facts import EpisodicItem, SemanticItem
+from perdure.memory.compaction import EpisodicItem, SemanticItem, Summary, TurnTrace
 from perdure.providers.tool_pairs import is_synthetic
 from perdure.restore.rebuild import CompactionSnapshotBuilder, is_memory
 from perdure.session.session import Session

@@ -14,8 +14,8 @@ import pytest
 import perdure
 from perdure import Message, Shutdown, ToolCall
 from perdure.agent import AgentConfig, AgentFactory, CompactionPolicy, EchoModel
+from perdure.memory.compaction import EpisodicItem, items_of
 from perdure.memory.documents import EPISODIC, SEMANTIC
-from perdure.memory.facts import EpisodicItem, items_of
 from perdure.memory.traces import read_turns
 from perdure.session.internals import lines_of, store_of
 from perdure.session.manager import SessionManager

@@ -58,10 +58,10 @@ def _redis(root: Path, owner: str | None) -> Store:
 
 
 def _s3(root: Path, owner: str | None) -> Store:
-    from perdure.stores.objects import engine
+    from perdure.stores.objects import store
     from tests.servers.s3 import store_on
 
-    engine._COMPACT = 4  # commits are merged in the background, too, while this is crashed
+    store._COMPACT = 4  # commits are merged in the background, too, while this is crashed
     return store_on(_s3_server(), root, owner=owner)
 
 

@@ -24,8 +24,8 @@ import anyio._backends._asyncio  # noqa: F401
 import perdure
 from perdure import Message, SessionManager, Shutdown, ToolCall
 from perdure.agent import MemoryManager
+from perdure.memory.compaction import EpisodicItem, item_entry
 from perdure.memory.context import SNAPSHOT
-from perdure.memory.facts import EpisodicItem, item_entry
 from perdure.records.messages import encode_message
 from perdure.restore import (
     WorkingContextSnapshotBootstrapOptions,

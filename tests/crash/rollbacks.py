@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from perdure import Limits, Message, Session, SessionManager, Shutdown, connect
-from perdure.memory.facts import EpisodicItem, item_entry
+from perdure.memory.compaction import EpisodicItem, item_entry
 from tests.crash import places
 from tests.crash.forks import Child, Report
 from tests.crash.hooks import Act, Tripwire

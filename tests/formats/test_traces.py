@@ -18,7 +18,7 @@ from perdure.formats.trace_files import (
     planned_segments,
     read_memories,
 )
-from perdure.memory.facts import EpisodicItem
+from perdure.memory.compaction import EpisodicItem
 from perdure.records.json import decode
 from perdure.records.messages import Message, ToolCall, ToolResult
 

@@ -28,7 +28,7 @@ import msgspec
 
 import perdure
 from perdure import EncodedRecord, Message, Shutdown, ToolCall, ToolResult
-from perdure.memory.facts import EpisodicItem, SemanticItem, item_entry
+from perdure.memory.compaction import EpisodicItem, SemanticItem, item_entry
 from perdure.memory.ledger import OVER, Admitted, Approval, Effect, change_entry
 from perdure.records.json import encode
 from perdure.records.keys import SessionKey
@@ -369,8 +369,8 @@ def _still() -> Any:
         ("time.time", lambda: START + next(ticks)),
         ("time.time_ns", lambda: int(START + next(ticks)) * 10**9),
         ("os.getpid", lambda: 4242),
-        ("perdure.stores.file.owners.host_name", lambda: "golden"),
-        ("perdure.stores.file.owners.boot_id", lambda: "golden-boot"),
+        ("perdure.stores.file.leases.host_name", lambda: "golden"),
+        ("perdure.stores.file.leases.boot_id", lambda: "golden-boot"),
     ):
         stack.enter_context(mock.patch(name, value))
     return stack

@@ -9,7 +9,7 @@ import httpx
 import msgspec
 import pytest
 
-from perdure.inspector.graphs import step_of
+from perdure.inspector.conversation import step_of
 from perdure.records.records import FOREIGN, MESSAGE, Record
 from tests.inspector.conftest import HOSTILE, client, connected
 from tests.inspector.test_pages import get

@@ -10,9 +10,9 @@ from perdure.memory.compaction import (
     CompactionPolicy,
     Compactor,
     ExtractiveSummarizer,
+    Fact,
     TurnTrace,
 )
-from perdure.memory.facts import Fact
 
 TURNS = (
     TurnTrace(

@@ -5,8 +5,16 @@ from __future__ import annotations
 import pytest
 
 from perdure import ConfigError
-from perdure.memory.compaction import Compactor, ExtractiveSummarizer, Summary
-from perdure.memory.facts import Fact, FactLimits, distilled, key_of, salience_of
+from perdure.memory.compaction import (
+    Compactor,
+    ExtractiveSummarizer,
+    Fact,
+    FactLimits,
+    Summary,
+    distilled,
+    key_of,
+    salience_of,
+)
 from perdure.records.messages import Message
 from tests.memory.turns import said
 

@@ -6,8 +6,8 @@ import anyio
 import pytest
 
 from perdure.errors import ConfigError, CorruptRecordError
+from perdure.memory.compaction import EpisodicItem, MemoryBundle, SemanticItem, item_entry, items_of
 from perdure.memory.documents import EPISODIC, fold_items
-from perdure.memory.facts import EpisodicItem, MemoryBundle, SemanticItem, item_entry, items_of
 from perdure.memory.retrieval import RetrievedMemory, Retriever, Weights, select, smaller
 from perdure.records.json import encode
 from perdure.records.records import Record

@@ -13,7 +13,7 @@ import yaml
 import perdure
 from perdure import EngineOptions, Message, Shutdown
 from perdure.observe import Metrics
-from perdure.observe.names import FIGURES
+from perdure.observe.metrics import FIGURES
 from perdure.session.manager import SessionManager
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore, How

@@ -12,8 +12,8 @@ import pytest
 
 from perdure import ConfigError, Message, Shutdown, ToolCall, connect
 from perdure.agent import MemoryManager, Retriever
+from perdure.memory.compaction import EpisodicItem, SemanticItem, item_entry
 from perdure.memory.context import SNAPSHOT
-from perdure.memory.facts import EpisodicItem, SemanticItem, item_entry
 from perdure.providers.tool_pairs import INTERRUPTED
 from perdure.records.keys import SessionKey
 from perdure.restore import (

@@ -27,8 +27,8 @@ from perdure import (
     store_for,
 )
 from perdure.cli.check import audit
+from perdure.memory.compaction import EpisodicItem, SemanticItem, item_entry
 from perdure.memory.context import SNAPSHOT
-from perdure.memory.facts import EpisodicItem, SemanticItem, item_entry
 from perdure.restore.report import RestorePlan
 from perdure.session.internals import lines_of
 from perdure.session.session import Session, render

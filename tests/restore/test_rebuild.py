@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from perdure import Message, ToolCall
+from perdure.memory.compaction import EpisodicItem, MemoryBundle, SemanticItem
 from perdure.memory.context import WorkingContext
-from perdure.memory.facts import EpisodicItem, MemoryBundle, SemanticItem
 from perdure.records.json import decode
 from perdure.restore import CompactionSnapshotBuilder
 from perdure.restore.rebuild import context_entry, is_memory, prompt_sha256, raw_part

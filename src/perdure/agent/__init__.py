@@ -107,19 +107,17 @@ if TYPE_CHECKING:
         Compaction as Compaction,
         CompactionPolicy as CompactionPolicy,
         Compactor as Compactor,
+        EpisodicItem as EpisodicItem,
         ExtractiveSummarizer as ExtractiveSummarizer,
+        Fact as Fact,
+        FactLimits as FactLimits,
+        MemoryBundle as MemoryBundle,
+        SemanticItem as SemanticItem,
         Summarizer as Summarizer,
         Summary as Summary,
         TurnTrace as TurnTrace,
     )
     from perdure.memory.context import estimated_tokens as estimated_tokens
-    from perdure.memory.facts import (
-        EpisodicItem as EpisodicItem,
-        Fact as Fact,
-        FactLimits as FactLimits,
-        MemoryBundle as MemoryBundle,
-        SemanticItem as SemanticItem,
-    )
     from perdure.memory.ledger import Approval as Approval, Effect as Effect
     from perdure.memory.retrieval import (
         RetrievedMemory as RetrievedMemory,
@@ -231,12 +229,16 @@ _HOMES = {
         "Compaction",
         "CompactionPolicy",
         "Compactor",
+        "EpisodicItem",
         "ExtractiveSummarizer",
+        "Fact",
+        "FactLimits",
+        "MemoryBundle",
+        "SemanticItem",
         "Summarizer",
         "Summary",
         "TurnTrace",
     ),
-    "perdure.memory.facts": ("EpisodicItem", "Fact", "FactLimits", "MemoryBundle", "SemanticItem"),
     "perdure.memory.working_memory": (
         "MemoryInfo",
         "MemoryItem",

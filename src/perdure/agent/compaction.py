@@ -23,14 +23,18 @@ from perdure.memory.compaction import (
     Compaction,
     CompactionPolicy,
     Compactor,
+    EpisodicItem,
+    Fact,
     Frontier,
+    MemoryBundle,
+    SemanticItem,
     Summary,
     TurnBlock,
     TurnTrace,
     blocks_of,
+    key_of,
 )
 from perdure.memory.context import bytes_of
-from perdure.memory.facts import EpisodicItem, Fact, MemoryBundle, SemanticItem, key_of
 from perdure.memory.retrieval import select, smaller
 from perdure.records.messages import Message
 from perdure.restore.rebuild import CompactionSnapshotBuilder

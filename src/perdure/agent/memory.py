@@ -21,10 +21,17 @@ from perdure.agent.compaction import Compacted, ExistingMemories, LogCompaction,
 from perdure.agent.llm.failures import Overflow
 from perdure.agent.llm.model import ToolSpec
 from perdure.errors import NotStorableError, SessionError
-from perdure.memory.compaction import Compaction, CompactionPolicy, Compactor, blocks_of
+from perdure.memory.compaction import (
+    Compaction,
+    CompactionPolicy,
+    Compactor,
+    EpisodicItem,
+    SemanticItem,
+    blocks_of,
+    item_entry,
+)
 from perdure.memory.context import WorkingContextSnapshot, tokens_of
 from perdure.memory.documents import TurnPayload
-from perdure.memory.facts import EpisodicItem, SemanticItem, item_entry
 from perdure.memory.retrieval import Retriever
 from perdure.memory.traces import (
     SOURCE,

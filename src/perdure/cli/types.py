@@ -11,7 +11,7 @@ import msgspec
 from cyclopts import Parameter
 from rich.progress import MofNCompleteColumn
 
-from perdure.adapters.thread_types import classes_of
+from perdure.adapters.thread_log import classes_of
 from perdure.cli.access import opened
 from perdure.cli.check import listed_sessions
 from perdure.cli.output import Answer, print_json, print_table, progress_bar, say

@@ -37,6 +37,7 @@ from perdure.formats.state import (
     write_open,
     write_state,
 )
+from perdure.memory.compaction import EpisodicItem, SemanticItem, item_entry
 from perdure.memory.context import RetractionPayload, WorkingContext
 from perdure.memory.documents import (
     MetadataPayload,
@@ -46,7 +47,6 @@ from perdure.memory.documents import (
     fold_state,
     typed,
 )
-from perdure.memory.facts import EpisodicItem, SemanticItem, item_entry
 from perdure.memory.index import MemoryEntry, MemoryIndex, changes_of
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey

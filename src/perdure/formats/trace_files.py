@@ -22,9 +22,9 @@ from perdure.errors import CorruptRecordError, FormatError
 from perdure.formats.migrations import Finding
 from perdure.formats.records import StateMemories
 from perdure.formats.state import SavedTrace, TraceLine, TraceMessage, TraceMessages, trace_lines
+from perdure.memory.compaction import EpisodicItem, SemanticItem, items_of
 from perdure.memory.context import SNAPSHOT, Snapshot, WorkingContext
 from perdure.memory.documents import EPISODIC, SEMANTIC
-from perdure.memory.facts import EpisodicItem, SemanticItem, items_of
 from perdure.memory.traces import RawTurn
 from perdure.records.json import decode
 from perdure.records.messages import decode_message

@@ -16,8 +16,8 @@ import anyio.to_thread
 import msgspec
 
 from perdure.errors import InvalidArgumentError
+from perdure.memory.compaction import EpisodicItem, MemoryBundle, SemanticItem, items_of, key_of
 from perdure.memory.documents import EPISODIC, SEMANTIC
-from perdure.memory.facts import EpisodicItem, MemoryBundle, SemanticItem, items_of, key_of
 from perdure.memory.index import bm25
 
 ReadLines = Callable[[str], Awaitable[Sequence[bytes]]]

@@ -1,8 +1,7 @@
 """What a manager does, as figures: for Prometheus, and for OpenTelemetry.
 
-    metrics        the figures, and their text for Prometheus; needs nothing else
+    metrics        the figures, what they are called, and their text for Prometheus
     opentelemetry  the same figures and spans by OpenTelemetry: extra ``otel``
-    names          what figures and attributes are called
 
 They listen to the manager's events and read its ``health()``; nothing below knows them.
 """

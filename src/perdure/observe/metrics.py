@@ -1,18 +1,20 @@
-"""The figures of managers, and their text for Prometheus."""
+"""The figures of managers, what they are called, and their text for Prometheus.
+
+perdure's own names are stable. Those of OpenTelemetry for databases are stable, too; those for
+generative AI are in development, and stand here as of semantic conventions 1.43.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, final
 
 import anyio
 
 import perdure
 from perdure.errors import SessionClosedError, WrongLoopError
-from perdure.observe import names
-from perdure.observe.names import FIGURES, SECONDS, Figure
 from perdure.session.internals import in_managers_background
 
 if TYPE_CHECKING:
@@ -20,6 +22,132 @@ if TYPE_CHECKING:
     from perdure.autosave.reports import Health
     from perdure.session.manager import SessionManager
     from perdure.session.runtime import SessionClosed, SessionOpened, SessionPosted
+
+
+SEMCONV: Final = "https://opentelemetry.io/schemas/1.43.0"
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+SECONDS: Final = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
+)
+"""The upper bounds of a histogram's buckets."""
+_UNITS: Final = {"s": "_seconds", "By": "_bytes"}
+
+
+class Figure(NamedTuple):
+    """One thing that is counted or measured."""
+
+    name: str
+    kind: Kind
+    help: str
+    unit: str = ""
+    """In UCUM, as OpenTelemetry wants it."""
+    label: str = ""
+    """What divides it, if anything does. Never a session's id."""
+
+    @property
+    def in_prometheus(self) -> str:
+        """Its name there, as OpenTelemetry's exporter for Prometheus makes it, too."""
+        total = "_total" if self.kind == "counter" else ""
+        return self.name.replace(".", "_") + _UNITS.get(self.unit, "") + total
+
+
+SAVES = Figure(
+    "perdure.saves",
+    "counter",
+    "Saves of a session: ok, failed (it is tried again), in_doubt (the same, and some of it may"
+    " be stored), or refused (the store refuses a record permanently).",
+    label="outcome",
+)
+SAVE_DURATION = Figure("perdure.save.duration", "histogram", "How long saves took.", "s")
+SAVE_WINDOW = Figure(
+    "perdure.save.window",
+    "histogram",
+    "How old the oldest change was when its save was done: what a crash just before could have"
+    " lost.",
+    "s",
+)
+SAVED_RECORDS = Figure("perdure.saved.records", "counter", "Records that became durable.")
+SAVED_BYTES = Figure("perdure.saved", "counter", "Bytes that the store wrote for saves.", "By")
+UNSAVED_AGE = Figure(
+    "perdure.unsaved.age", "gauge", "For how long the oldest change has not been durable.", "s"
+)
+UNSAVED_BYTES = Figure("perdure.unsaved", "gauge", "Bytes that are only in memory.", "By")
+UNSAVED_SESSIONS = Figure(
+    "perdure.unsaved.sessions",
+    "gauge",
+    "Sessions with changes that are not durable.",
+    label="state",
+)
+OPEN_SESSIONS = Figure("perdure.open.sessions", "gauge", "Sessions that are open here.")
+LEASE_CHANGES = Figure(
+    "perdure.lease.changes",
+    "counter",
+    "Sessions that were acquired, released, or lost to another process.",
+    label="change",
+)
+RESTORE_DURATION = Figure(
+    "perdure.restore.duration",
+    "histogram",
+    "How long opening a session took, lease included, by where it came from.",
+    "s",
+    "source",
+)
+FOLDS = Figure("perdure.folds", "counter", "Folds of a session's log.", label="outcome")
+POSTS = Figure("perdure.inbox.posts", "counter", "Posts that entered a session that is open here.")
+DEAD_LETTERS = Figure(
+    "perdure.inbox.dead_letters", "gauge", "Posts that could not be received, and wait for you."
+)
+UNDELIVERED = Figure(
+    "perdure.inbox.undelivered", "gauge", "Sessions whose posts cannot be received right now."
+)
+LOST_RECORDS = Figure(
+    "perdure.lost.records",
+    "gauge",
+    "Records of lost sessions that are only in memory, until they are forked or discarded.",
+)
+STALLS = Figure("perdure.stalls", "counter", "Times that due saves made no progress.")
+LOOP_LAG = Figure(
+    "perdure.loop.lag", "histogram", "How late the event loop was, looked at each 0.25 s.", "s"
+)
+HEALTH = Figure("perdure.health", "gauge", "0: ok, 1: degraded, 2: failing.")
+STORE_UP = Figure("perdure.store.up", "gauge", "Whether the store answers: 1 or 0.")
+BUILD = Figure("perdure.build.info", "gauge", "Always 1.", label="version")
+
+FIGURES: Final = (
+    *(SAVES, SAVE_DURATION, SAVE_WINDOW, SAVED_RECORDS, SAVED_BYTES),
+    *(UNSAVED_AGE, UNSAVED_BYTES, UNSAVED_SESSIONS, OPEN_SESSIONS, LEASE_CHANGES),
+    *(RESTORE_DURATION, FOLDS, POSTS, DEAD_LETTERS, UNDELIVERED, LOST_RECORDS, STALLS, LOOP_LAG),
+    *(HEALTH, STORE_UP, BUILD),
+)
+
+# OpenTelemetry's, for spans and for what an agent and a store do
+
+CONVERSATION: Final = "gen_ai.conversation.id"
+AGENT: Final = "gen_ai.agent.name"
+OPERATION: Final = "gen_ai.operation.name"
+TOOL: Final = "gen_ai.tool.name"
+ERROR: Final = "error.type"
+DB_SYSTEM: Final = "db.system.name"
+DB_OPERATION: Final = "db.operation.name"
+DB_POOL: Final = "db.client.connection.pool.name"
+DB_STATE: Final = "db.client.connection.state"
+
+INVOKE_AGENT = Figure(
+    "gen_ai.invoke_agent.duration", "histogram", "How long an agent's turns took.", "s"
+)
+EXECUTE_TOOL = Figure(
+    "gen_ai.execute_tool.duration", "histogram", "How long an agent's tools took.", "s"
+)
+DB_DURATION = Figure(
+    "db.client.operation.duration", "histogram", "How long the store's operations took.", "s"
+)
+DB_CONNECTIONS = Figure(
+    "db.client.connection.count", "gauge", "Connections to the store, idle and used."
+)
+
 
 LOOK: Final = 0.25
 """Seconds between two looks at the event loop."""
@@ -87,21 +215,21 @@ class Metrics:
         self._latest: list[Health] = []
         self._off: list[Callable[[], None]] = []
         for outcome in ("ok", "failed", "in_doubt", "refused"):
-            self._counts[names.SAVES, outcome] = Count()
+            self._counts[SAVES, outcome] = Count()
         for change in ("acquired", "released", "lost"):
-            self._counts[names.LEASE_CHANGES, change] = Count()
+            self._counts[LEASE_CHANGES, change] = Count()
         for outcome in ("ok", "failed"):
-            self._counts[names.FOLDS, outcome] = Count()
-        for figure in (names.SAVED_RECORDS, names.SAVED_BYTES, names.POSTS, names.STALLS):
+            self._counts[FOLDS, outcome] = Count()
+        for figure in (SAVED_RECORDS, SAVED_BYTES, POSTS, STALLS):
             self._counts[figure, ""] = Count()
-        for figure in (names.SAVE_DURATION, names.SAVE_WINDOW, names.LOOP_LAG):
+        for figure in (SAVE_DURATION, SAVE_WINDOW, LOOP_LAG):
             self._distributions[figure, ""] = Distribution()
         # Each save needs these: a look-up by a figure costs more than the counting.
-        self._ok = self._counts[names.SAVES, "ok"]
-        self._records = self._counts[names.SAVED_RECORDS, ""]
-        self._bytes = self._counts[names.SAVED_BYTES, ""]
-        self._durations = self._distributions[names.SAVE_DURATION, ""]
-        self._windows = self._distributions[names.SAVE_WINDOW, ""]
+        self._ok = self._counts[SAVES, "ok"]
+        self._records = self._counts[SAVED_RECORDS, ""]
+        self._bytes = self._counts[SAVED_BYTES, ""]
+        self._durations = self._distributions[SAVE_DURATION, ""]
+        self._windows = self._distributions[SAVE_WINDOW, ""]
         for manager in sessions:
             self.add(manager)
 
@@ -116,14 +244,14 @@ class Metrics:
         self._off += [
             on("saved", self._saved),
             on("save_failed", self._save_failed),
-            on("quarantined", lambda _: self._count(names.SAVES, "refused")),
+            on("quarantined", lambda _: self._count(SAVES, "refused")),
             on("lost", self._lost),
             on("opened", self._opened),
             on("closed", self._closed),
-            on("folded", lambda _: self._count(names.FOLDS, "ok")),
-            on("fold_failed", lambda _: self._count(names.FOLDS, "failed")),
+            on("folded", lambda _: self._count(FOLDS, "ok")),
+            on("fold_failed", lambda _: self._count(FOLDS, "failed")),
             on("posted", self._posted),
-            on("stalled", lambda _: self._count(names.STALLS)),
+            on("stalled", lambda _: self._count(STALLS)),
         ]
         self._sessions.append(sessions)
         in_managers_background(sessions, self._watch_loop)
@@ -155,31 +283,31 @@ class Metrics:
         self._durations.add(event.took)
         self._windows.add(event.window)
         if self._observer is not None:
-            self._observer(names.SAVE_DURATION, "", event.took)
-            self._observer(names.SAVE_WINDOW, "", event.window)
+            self._observer(SAVE_DURATION, "", event.took)
+            self._observer(SAVE_WINDOW, "", event.window)
 
     def _save_failed(self, event: SaveFailed) -> None:
-        self._count(names.SAVES, "in_doubt" if event.in_doubt else "failed")
+        self._count(SAVES, "in_doubt" if event.in_doubt else "failed")
 
     def _lost(self, _: Lost) -> None:
-        self._count(names.LEASE_CHANGES, "lost")
+        self._count(LEASE_CHANGES, "lost")
 
     def _opened(self, event: SessionOpened) -> None:
-        self._count(names.LEASE_CHANGES, "acquired")
-        self._measure(names.RESTORE_DURATION, event.took, event.report.source)
+        self._count(LEASE_CHANGES, "acquired")
+        self._measure(RESTORE_DURATION, event.took, event.report.source)
 
     def _closed(self, event: SessionClosed) -> None:
         if event.why != "lost":
-            self._count(names.LEASE_CHANGES, "released")
+            self._count(LEASE_CHANGES, "released")
 
     def _posted(self, event: SessionPosted) -> None:
-        self._count(names.POSTS, by=len(event.keys))
+        self._count(POSTS, by=len(event.keys))
 
     async def _watch_loop(self) -> None:
         while self._sessions:
             due = anyio.current_time() + LOOK
             await anyio.sleep_until(due)
-            self._measure(names.LOOP_LAG, max(anyio.current_time() - due, 0.0))
+            self._measure(LOOP_LAG, max(anyio.current_time() - due, 0.0))
             self._healths()
 
     # What is read when somebody looks
@@ -190,7 +318,7 @@ class Metrics:
             yield Sample(figure, label, count.value)
         for (figure, label), distribution in self._distributions.items():
             yield Sample(figure, label, distribution)
-        yield Sample(names.BUILD, perdure.__version__, 1)
+        yield Sample(BUILD, perdure.__version__, 1)
         yield from _gauges(self._healths())
 
     def _healths(self) -> list[Health]:
@@ -225,21 +353,21 @@ def _gauges(healths: list[Health]) -> Iterator[Sample]:
         return Sample(figure, "", sum(value(one) for one in healths))
 
     ages = [one.oldest_unsaved_age for one in healths]
-    yield Sample(names.UNSAVED_AGE, "", max(ages, default=0.0))
-    yield total(names.UNSAVED_BYTES, lambda one: one.unsaved_bytes)
+    yield Sample(UNSAVED_AGE, "", max(ages, default=0.0))
+    yield total(UNSAVED_BYTES, lambda one: one.unsaved_bytes)
     states: dict[str, int] = dict.fromkeys(("dirty", "failed", "quarantined", "lost"), 0)
     for one in healths:
         for state, count in one.unsaved.items():
             states[state] = states.get(state, 0) + count
     for state, count in states.items():
-        yield Sample(names.UNSAVED_SESSIONS, state, count)
-    yield total(names.OPEN_SESSIONS, lambda one: one.sessions)
-    yield total(names.DEAD_LETTERS, lambda one: sum(one.dead_letters.values()))
-    yield total(names.UNDELIVERED, lambda one: len(one.undelivered))
-    yield total(names.LOST_RECORDS, lambda one: sum(one.lost.values()))
+        yield Sample(UNSAVED_SESSIONS, state, count)
+    yield total(OPEN_SESSIONS, lambda one: one.sessions)
+    yield total(DEAD_LETTERS, lambda one: sum(one.dead_letters.values()))
+    yield total(UNDELIVERED, lambda one: len(one.undelivered))
+    yield total(LOST_RECORDS, lambda one: sum(one.lost.values()))
     worst = max((_HEALTH[one.status] for one in healths), default=0)
-    yield Sample(names.HEALTH, "", worst)
-    yield Sample(names.STORE_UP, "", float(all(one.breaker == "closed" for one in healths)))
+    yield Sample(HEALTH, "", worst)
+    yield Sample(STORE_UP, "", float(all(one.breaker == "closed" for one in healths)))
 
 
 def _lines(name: str, sample: Sample) -> Iterator[str]:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, cast, final
 
 import perdure
 from perdure._lib.lazy import import_extra
-from perdure.observe import names
-from perdure.observe.metrics import Distribution, Metrics
-from perdure.observe.names import FIGURES, SECONDS, Figure
+from perdure.observe import metrics as names
+from perdure.observe.metrics import FIGURES, SECONDS, Distribution, Figure, Metrics
 from perdure.store import SupportsConnections, capability
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol, final
 import msgspec
 
 from perdure.errors import ConfigError, InvalidArgumentError
-from perdure.memory.facts import MemoryBundle
+from perdure.memory.compaction import MemoryBundle
 from perdure.memory.traces import BEGIN
 from perdure.providers.tool_pairs import (
     Dangling,

@@ -12,7 +12,7 @@ from typing import Final, final
 
 import msgspec
 
-from perdure.memory.facts import MemoryBundle
+from perdure.memory.compaction import MemoryBundle
 from perdure.providers.context_fit import ContextTarget
 from perdure.providers.parts import without_reasoning
 from perdure.providers.tool_pairs import Dangling, paired

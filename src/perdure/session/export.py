@@ -39,9 +39,9 @@ from perdure.formats.records import (
 from perdure.formats.state import FullAgentState
 from perdure.formats.trace_files import Memories, has_memories, read_memories, write_memories
 from perdure.lineage.store import followed
+from perdure.memory.compaction import MemoryBundle
 from perdure.memory.context import WorkingContext
 from perdure.memory.documents import EPISODIC, SEMANTIC, fold_items
-from perdure.memory.facts import MemoryBundle
 from perdure.memory.traces import read_turns
 from perdure.records.checkpoints import CHECKPOINTS
 from perdure.records.keys import SessionKey

@@ -10,7 +10,7 @@ import pytest
 
 from perdure.records.keys import SessionKey
 from perdure.store import DeadLetter
-from perdure.stores.file import FileStore, owners
+from perdure.stores.file import FileStore, leases
 from perdure.testing.conformance._kit import KEY, take
 from perdure.testing.conformance.inbox import posted, waiting
 from tests.stores.file.kit import rewrite_lease
@@ -126,7 +126,7 @@ async def test_a_document_of_that_name_is_no_inbox(store: FileStore, root: Path)
 
 @pytest.fixture
 def untold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owners, "watch_folder", lambda _: None)
+    monkeypatch.setattr(leases, "watch_folder", lambda _: None)
 
 
 @pytest.mark.usefixtures("untold")
@@ -158,7 +158,7 @@ async def test_news_come_before_their_time(
     root: Path, monkeypatch: pytest.MonkeyPatch, told: bool
 ) -> None:
     if not told:
-        monkeypatch.setattr(owners, "watch_folder", lambda _: None)
+        monkeypatch.setattr(leases, "watch_folder", lambda _: None)
     one, other = FileStore(root, owner="one"), FileStore(root, owner="other")
     await one.open()
     await other.open()

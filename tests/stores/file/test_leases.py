@@ -17,7 +17,7 @@ from perdure._lib.files import Folder
 from perdure.errors import ConfigError, LeaseHeldError, LeaseLostError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.store import Status
-from perdure.stores.file import FileStore, documents, leases, owners
+from perdure.stores.file import FileStore, documents, leases
 from perdure.stores.file.home import PARALLELISM, HeldSessions
 from perdure.testing.conformance._kit import (
     append,
@@ -247,7 +247,7 @@ async def test_who_knows_no_boot_of_its_own_goes_by_the_lock(
     store = await open_store("one")
     await take(store)
     with monkeypatch.context() as patch:
-        patch.setattr(owners, "boot_id", lambda: "")
+        patch.setattr(leases, "boot_id", lambda: "")
         other = await open_store("other")
     holder = await other.holder(KEY)
     assert holder is not None
@@ -632,10 +632,10 @@ async def test_a_heartbeat_that_was_cut_short_leaves_nothing_for_good(
     root: Path, open_store
 ) -> None:
     """What a writer may still be at stays; the rest goes when a store is opened, or scrubbed."""
-    owners = root / "owners"
-    owners.mkdir(parents=True, mode=0o700)
+    leases = root / "owners"
+    leases.mkdir(parents=True, mode=0o700)
     root.chmod(0o700)
-    old, new = owners / ".old.tmp", owners / ".new.tmp"
+    old, new = leases / ".old.tmp", leases / ".new.tmp"
     for path in (old, new):
         path.write_bytes(b"half")
     os.utime(old, (0, 0))

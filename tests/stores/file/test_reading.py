@@ -30,7 +30,7 @@ from perdure.stores.file import (
     reader as streaming,
     segments as chain,
 )
-from perdure.stores.file.owners import FileOwner
+from perdure.stores.file.leases import FileOwner
 from perdure.testing.conformance._kit import (
     append_ok,
     entries,

@@ -16,7 +16,7 @@ from perdure.errors import (
 )
 from perdure.store import Status
 from perdure.stores.postgres import PostgresStore
-from perdure.stores.postgres.statements import LATEST
+from perdure.stores.postgres.schema import LATEST
 from perdure.testing.conformance._kit import KEY, append, append_ok, group, read, take
 from tests.servers import free_port
 from tests.servers.postgres import PASSWORD, Postgres

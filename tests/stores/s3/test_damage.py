@@ -243,7 +243,7 @@ async def test_a_deleted_session_leaves_nothing_of_what_it_said(
 
 
 async def test_a_scrub_ends_what_a_killed_delete_began(open_store: OpenS3, raw: Any) -> None:
-    from perdure.stores.objects import directory, head as heads
+    from perdure.stores.objects import directory, layout as heads
 
     store = await open_store()
     await write(store, fold=True)

@@ -256,7 +256,7 @@ async def test_a_holder_that_was_killed_leaves_all_that_it_called_durable(
 async def test_many_commits_are_merged_without_a_fold(
     open_store: OpenS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from perdure.stores.objects import documents as folding, engine, reader
+    from perdure.stores.objects import documents as folding, reader, store as engine
 
     merged = threading.Event()
 

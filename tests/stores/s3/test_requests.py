@@ -11,7 +11,7 @@ import pytest
 from benchmarks.stores.wire import CountingProxy, http_requests
 from perdure import Autosave, Message, Shutdown, connect
 from perdure.stores.objects import leases, reader
-from perdure.stores.objects.head import with_checksum
+from perdure.stores.objects.layout import with_checksum
 from perdure.testing.conformance._kit import KEY, append_ok, group, take
 from perdure.testing.conformance.inbox import posted
 from tests.servers.s3 import S3Server, store_on

@@ -12,6 +12,7 @@ import pytest
 import zstandard
 
 from perdure import Message, Shutdown, connect, store_for
+from perdure._connect import unwrap_url
 from perdure.errors import ConfigError, CorruptRecordError, MissingExtraError, TooLargeError
 from perdure.records.records import MESSAGE, Entry
 from perdure.store import PendingItem
@@ -20,7 +21,6 @@ from perdure.stores.memory import MemoryStore
 from perdure.stores.sqlite import SqliteStore
 from perdure.stores.wrapped import CompressedStore, EncryptedStore, MasterKeys
 from perdure.stores.wrapped.compressed import Compression
-from perdure.stores.wrapped.urls import unwrap_url
 from perdure.testing.conformance._kit import (
     KEY,
     append_ok,

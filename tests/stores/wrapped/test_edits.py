@@ -533,7 +533,7 @@ async def lose_manifest(kind: str, root: Path) -> None:
     else:
         import obstore
 
-        from perdure.stores.objects import head, layout
+        from perdure.stores.objects import layout, layout as head
 
         bucket = shared().client(prefix_of(root))
         name = f"{layout.folder_of(ADA)}/head"

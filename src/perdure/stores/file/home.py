@@ -25,8 +25,8 @@ from perdure.records.manifest import Manifest
 from perdure.store import Batch, Documents, HeartbeatRequests, HeldLease, Outcome, Status
 from perdure.stores.file import documents, leases, reader
 from perdure.stores.file.layout import released_name, session_path
+from perdure.stores.file.leases import FileOwner, Owners
 from perdure.stores.file.log import LogWriter, OpenFiles, lease_lost_error
-from perdure.stores.file.owners import FileOwner, Owners
 from perdure.stores.file.reader import ReadPlan
 from perdure.stores.file.segments import DurablePosition
 

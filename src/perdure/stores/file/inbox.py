@@ -34,9 +34,8 @@ from perdure.stores.file.layout import (
     session_path,
     unsealed,
 )
-from perdure.stores.file.leases import LeaseFile, newest_epoch, read_lease, require_key
+from perdure.stores.file.leases import LeaseFile, Owners, newest_epoch, read_lease, require_key
 from perdure.stores.file.log import LogWriter, lease_lost_error
-from perdure.stores.file.owners import Owners
 
 _NAME = re.compile(r"([0-9]{12})-([0-9a-f.]+|many)\.json\Z")
 _DEAD_NAME = re.compile(r"[0-9a-f]{64}\.json\Z")

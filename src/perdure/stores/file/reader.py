@@ -32,8 +32,7 @@ from perdure.stores.file.layout import (
     segment_of,
     session_path,
 )
-from perdure.stores.file.leases import LeaseFile, newest_epoch, read_lease, require_key
-from perdure.stores.file.owners import Owners
+from perdure.stores.file.leases import LeaseFile, Owners, newest_epoch, read_lease, require_key
 from perdure.stores.file.segments import DurablePosition, LogSegment, read_first, starts
 
 SMALL = 1024 * 1024

@@ -54,8 +54,8 @@ from perdure.stores.file.home import (
     write_documents,
 )
 from perdure.stores.file.layout import session_path
+from perdure.stores.file.leases import Owners
 from perdure.stores.file.log import LogWriter
-from perdure.stores.file.owners import Owners
 from perdure.stores.file.reader import LogStream, contiguous_run, salvageable_records
 
 T = TypeVar("T")

@@ -18,10 +18,9 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import SessionQuery, session_info
 from perdure.records.refusals import lease_lost
 from perdure.store import SessionInfo
-from perdure.stores.objects import head as heads, inbox, layout, leases, reader
+from perdure.stores.objects import inbox, layout, layout as heads, leases, reader
 from perdure.stores.objects.bucket import Bucket
-from perdure.stores.objects.head import SessionHead
-from perdure.stores.objects.layout import GONE
+from perdure.stores.objects.layout import GONE, SessionHead
 from perdure.stores.objects.log import ObjectLogWriter
 from perdure.stores.objects.tenants import add_to_directory
 

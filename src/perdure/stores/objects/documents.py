@@ -23,17 +23,15 @@ from perdure.records.manifest import Manifest, matched
 from perdure.records.records import Position
 from perdure.records.refusals import lease_lost
 from perdure.store import BlobSweep, Documents
-from perdure.stores.objects import (
-    head as heads,
-    layout,
-    leases,
-    log as merging,
-    reader,
-    tenants,
-)
+from perdure.stores.objects import layout, layout as heads, leases, log as merging, reader, tenants
 from perdure.stores.objects.bucket import Bucket, ListedObject
-from perdure.stores.objects.head import DocumentRef, MergedSegment, ReadMark, SessionHead
-from perdure.stores.objects.layout import tenant_name
+from perdure.stores.objects.layout import (
+    DocumentRef,
+    MergedSegment,
+    ReadMark,
+    SessionHead,
+    tenant_name,
+)
 from perdure.stores.objects.log import CommitMerge, ObjectLogWriter
 from perdure.stores.objects.reader import ObjectReadPlan
 

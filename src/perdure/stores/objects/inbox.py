@@ -33,7 +33,7 @@ from perdure.records.posts import (
 )
 from perdure.records.refusals import lease_lost
 from perdure.store import DeadLetter, HeartbeatRequests, InboxLimit, PendingItem
-from perdure.stores.objects import head, layout, reader
+from perdure.stores.objects import layout, reader
 from perdure.stores.objects.bucket import Bucket, ListedObject, StoredObject
 from perdure.stores.objects.leases import HeartbeatFile
 
@@ -84,7 +84,7 @@ def _posts(bucket: Bucket, names: Sequence[str]) -> Iterator[_PendingObject]:
 
 def _decode_post(name: str, stored: StoredObject) -> _PendingObject:
     try:
-        post = head.decode_object(name, stored.data, _Post)
+        post = layout.decode_object(name, stored.data, _Post)
     except CorruptRecordError:
         damage = f"the post in {name} is damaged"
         item = PendingItem(f"{UNREADABLE}{name.rpartition('/')[2]}", "", stored.data, 0.0, damage)
@@ -190,7 +190,7 @@ def enqueue(
             limit.require_room(key, waiting=len(sizes), size=size, new=len(fresh), added=added)
         number = layout.number_of(names[-1]) + 1 if names else 1
         name = layout.inbox_name(folder, number)
-        if bucket.create(name, head.with_checksum(_Post(key, fresh))) is not None:
+        if bucket.create(name, layout.with_checksum(_Post(key, fresh))) is not None:
             _notify_holder(bucket, key)
             return len(fresh)
     raise StoreUnavailableError(
@@ -210,7 +210,7 @@ def request_handover(bucket: Bucket, key: SessionKey, owner: str) -> None:
 
 
 def _put_request(bucket: Bucket, key: SessionKey, owner: str, what: str) -> None:
-    bucket.put(layout.request_name(owner, what, layout.folder_of(key)), head.with_checksum(key))
+    bucket.put(layout.request_name(owner, what, layout.folder_of(key)), layout.with_checksum(key))
 
 
 def receive(
@@ -222,7 +222,7 @@ def receive(
     """
     entries = _entries(bucket, key)
     # Any item makes a post longer than one whose items were removed.
-    empty = len(head.with_checksum(_Post(key, [])))
+    empty = len(layout.with_checksum(_Post(key, [])))
     if is_opening and all(entry.size == empty for entry in entries):
         return []
     current = reader.read_head(bucket, key)
@@ -263,7 +263,7 @@ def clear(bucket: Bucket, key: SessionKey) -> None:
 def _replace_items(
     bucket: Bucket, key: SessionKey, posted: _PendingObject, items: list[PendingItem]
 ) -> None:
-    bucket.replace(posted.name, head.with_checksum(_Post(key, items)), posted.tag)
+    bucket.replace(posted.name, layout.with_checksum(_Post(key, items)), posted.tag)
 
 
 def _require_lease(bucket: Bucket, key: SessionKey, epoch: int) -> None:
@@ -305,7 +305,7 @@ def heartbeat(
         The new tag, None if it is not known, and whether the bucket may have reverted.
 
     """
-    data = head.with_checksum(HeartbeatFile(owner, beat, platform.node(), os.getpid()))
+    data = layout.with_checksum(HeartbeatFile(owner, beat, platform.node(), os.getpid()))
     name = layout.owner_name(owner)
     new = bucket.create(name, data) if tag is None else bucket.replace(name, data, tag)
     is_other = new is None
@@ -333,6 +333,6 @@ def _collect(bucket: Bucket, owner: str, requests: OwnerRequests) -> None:
         if what not in {_HANDOVER, _MAIL}:
             continue
         try:
-            requests.add(what, head.decode_object(name, entry.data, SessionKey))
+            requests.add(what, layout.decode_object(name, entry.data, SessionKey))
         except CorruptRecordError as error:
             _log.warning("a request is damaged", extra={"object": name, "error": str(error)})

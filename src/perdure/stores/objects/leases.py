@@ -30,10 +30,9 @@ from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, Entry
 from perdure.records.refusals import lease_held
 from perdure.store import LeaseState
-from perdure.stores.objects import head as heads, layout, reader, tenants
+from perdure.stores.objects import layout, layout as heads, reader, tenants
 from perdure.stores.objects.bucket import Bucket, ListedObject
-from perdure.stores.objects.head import SessionHead
-from perdure.stores.objects.layout import Header
+from perdure.stores.objects.layout import Header, SessionHead
 from perdure.stores.objects.log import ObjectLogWriter
 
 _OWNERS = 1000

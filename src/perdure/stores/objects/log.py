@@ -45,8 +45,7 @@ from perdure.records.refusals import lease_lost, new_entries, refusal_of
 from perdure.store import Batch, Outcome, Status
 from perdure.stores.objects import layout, reader
 from perdure.stores.objects.bucket import Bucket, ListedObject
-from perdure.stores.objects.head import MergedSegment, ReadMark, SessionHead
-from perdure.stores.objects.layout import Commit
+from perdure.stores.objects.layout import Commit, MergedSegment, ReadMark, SessionHead
 
 _MAX_FIRSTS = 1024
 """Remembered commits from which on merged ones are dropped."""

@@ -20,7 +20,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.records import Entry, Position, Record
 from perdure.stores.objects import layout
 from perdure.stores.objects.bucket import Bucket, ListedObject, StoredObject
-from perdure.stores.objects.head import MergedSegment, SessionHead, decode, folded_up_to
+from perdure.stores.objects.layout import MergedSegment, SessionHead, decode, folded_up_to
 
 _ATTEMPTS = 50
 """Merges in a row after which a reader gives up."""

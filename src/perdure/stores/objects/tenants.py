@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from perdure.records.keys import SessionKey
-from perdure.stores.objects import head, layout
+from perdure.stores.objects import layout
 from perdure.stores.objects.bucket import Bucket
 
 _PREFIXES = ("dir/", "blobs/", "quarantine/")
@@ -18,14 +18,14 @@ class _Tenant(msgspec.Struct):
 def add_to_directory(bucket: Bucket, key: SessionKey, generation: int) -> None:
     """Add a generation of a session to the directory."""
     record_tenant(bucket, key.tenant)
-    bucket.put(layout.directory_name(key, generation), head.with_checksum(key))
+    bucket.put(layout.directory_name(key, generation), layout.with_checksum(key))
 
 
 def record_tenant(bucket: Bucket, tenant: str) -> None:
     """Store a tenant's name if the names of objects do not contain it."""
     name = layout.tenant_name(tenant)
     if layout.tenant_of(name) is None:
-        bucket.put(f"tenants/{name}", head.with_checksum(_Tenant(tenant)))
+        bucket.put(f"tenants/{name}", layout.with_checksum(_Tenant(tenant)))
 
 
 def tenants(bucket: Bucket) -> list[str]:
@@ -41,4 +41,4 @@ def _tenant(bucket: Bucket, name: str) -> str | None:
         return tenant
     place = f"tenants/{name}"
     stored = bucket.get(place)
-    return None if stored is None else head.decode_object(place, stored.data, _Tenant).name
+    return None if stored is None else layout.decode_object(place, stored.data, _Tenant).name

@@ -31,11 +31,9 @@ from perdure.stores.postgres.connections import (
     password_reader,
 )
 from perdure.stores.postgres.errors import is_broken, is_rollback, outcome_of
-from perdure.stores.postgres.log import AppendMany, EncodedBatch, arrays
-from perdure.stores.postgres.rows import HeldSessionsByKey
-from perdure.stores.postgres.schema import durability_of, migrate
+from perdure.stores.postgres.log import AppendMany, EncodedBatch, HeldSessionsByKey, arrays
+from perdure.stores.postgres.schema import PreparedStatement, Statements, durability_of, migrate
 from perdure.stores.postgres.settings import PostgresSettings
-from perdure.stores.postgres.statements import PreparedStatement, Statements
 
 # Append without a thread: sent from the event loop, which also waits for the answer
 

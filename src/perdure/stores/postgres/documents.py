@@ -25,14 +25,14 @@ from perdure.stores.postgres.connections import Connection, Statement, bigint, e
 from perdure.stores.postgres.leases import tenant_id
 from perdure.stores.postgres.log import (
     OpeningRead,
+    SessionState,
     lease_lost_error,
     opening_queries,
     require_held,
     state_of,
 )
-from perdure.stores.postgres.rows import SessionState
+from perdure.stores.postgres.schema import Statements
 from perdure.stores.postgres.settings import quoted
-from perdure.stores.postgres.statements import Statements
 
 _log = logging.getLogger("perdure")
 

@@ -18,7 +18,7 @@ from perdure.store import DeadLetter, InboxLimit, PendingItem
 from perdure.stores.postgres.connections import Connection, bigint
 from perdure.stores.postgres.leases import channel_of, lock_session
 from perdure.stores.postgres.log import lease_lost_error, require_held, state_of
-from perdure.stores.postgres.statements import Statements
+from perdure.stores.postgres.schema import Statements
 
 
 def enqueue(

@@ -21,8 +21,8 @@ from perdure.records.records import EPOCH, Entry, encode
 from perdure.records.refusals import lease_held
 from perdure.store import HeartbeatRequests, HeldLease, LeaseState
 from perdure.stores.postgres.connections import Connection, Statement, bigint, execute_all
-from perdure.stores.postgres.rows import SessionState
-from perdure.stores.postgres.statements import Statements
+from perdure.stores.postgres.log import SessionState
+from perdure.stores.postgres.schema import Statements
 
 
 class HeartbeatReply(NamedTuple):

@@ -1,4 +1,7 @@
-"""Documents, blobs, and the directory of sessions. Blocking; called within a transaction."""
+"""Documents, blobs, the directory of sessions, and what a restore reads in one snapshot.
+
+Blocking; called within a transaction.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,10 @@ from perdure.records.chunks import require_named, verified
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import FORMAT, Manifest, SessionQuery, matched, session_info
-from perdure.records.records import open_sealed, seal
+from perdure.records.records import Record, open_sealed, seal
 from perdure.records.refusals import newer_format
-from perdure.store import BlobSweep, Documents, SessionInfo
+from perdure.store import BlobSweep, Documents, RestoreData, SessionInfo
+from perdure.stores.sqlite.connections import PART_BYTES, next_page
 from perdure.stores.sqlite.log import DELETED, SessionRow, find, held_row
 from perdure.stores.sqlite.sql import Q
 
@@ -241,3 +245,40 @@ def _info(tenant: str, row: tuple[object, ...]) -> SessionInfo:
 def tenants(con: sqlite3.Connection) -> list[str]:
     """List the tenants that have sessions or blobs."""
     return [tenant for (tenant,) in con.execute(Q["tenants"])]
+
+
+def read_to_restore(
+    con: sqlite3.Connection, key: SessionKey, names: Collection[str] | None
+) -> RestoreData:
+    """Read documents, the log after them, and whether the inbox is empty.
+
+    Raises:
+        UnsupportedVersionError: The manifest has a newer format.
+
+    """
+    row = find(con, key)
+    have = read_of(con, key, row, names)
+    if row is None:
+        return RestoreData(have, may_have_items=False)
+    after, records = 0, None
+    if not have.damaged:
+        folded = [document.as_of_seq for document in have.found.values()]
+        after = 0 if have.manifest is None else min([have.manifest.as_of_seq, *folded])
+        records = _records_after(con, row, after)
+    pending = con.execute(Q["inbox"], {"id": row.id, "limit": 1}).fetchone()
+    return RestoreData(have, after, records, pending is not None)
+
+
+def _records_after(
+    con: sqlite3.Connection, row: SessionRow, after: int
+) -> tuple[Record, ...] | None:
+    """Return the rest of a log; None if it is long or damaged."""
+    if not row.epoch:
+        return ()
+    try:
+        page = next_page(con, row, None, after, PART_BYTES, PART_BYTES)
+    except CorruptRecordError:  # raised when the log is read
+        return None
+    if page is None:
+        return ()
+    return None if page.more else tuple([one for one in page.records if one.seq > after])

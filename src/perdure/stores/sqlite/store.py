@@ -43,7 +43,6 @@ from perdure.stores.sqlite import (
     documents as content,
     inbox,
     leases,
-    restore,
 )
 from perdure.stores.sqlite.connections import PART_BYTES, RowPage, read_page
 from perdure.stores.sqlite.database import resolve
@@ -252,7 +251,7 @@ class SqliteStore:
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> RestoreData:
         """Read documents, the log after them, and whether the inbox is empty, in one snapshot."""
-        return await self._database.read(restore.read, key, names)
+        return await self._database.read(content.read_to_restore, key, names)
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest

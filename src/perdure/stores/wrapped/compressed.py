@@ -17,9 +17,15 @@ from perdure.errors import ConfigError, CorruptRecordError, MissingExtraError
 from perdure.records.json import MAX_RECORD_BYTES
 from perdure.records.keys import SessionKey
 from perdure.store import Batch, Store
-from perdure.stores.wrapped.batches import transform_batch
 from perdure.stores.wrapped.layer import TransformingStore, TransformProvider, max_restored_bytes
-from perdure.stores.wrapped.transform import Place, Transform, describe_place, from_text, to_text
+from perdure.stores.wrapped.transform import (
+    Place,
+    Transform,
+    describe_place,
+    from_text,
+    to_text,
+    transform_batch,
+)
 
 _PLAIN = b"\x00"
 _ZSTD = b"\x01"

@@ -27,12 +27,13 @@ from perdure.stores.wrapped import keys as keyring
 from perdure.stores.wrapped.chain import (
     HEADER,
     ChainLink,
+    ChainReader,
     ChainWriter,
     Facts,
+    ReadRequest,
     RecordChain,
     chain_error,
 )
-from perdure.stores.wrapped.chain_reader import ChainReader, ReadRequest
 from perdure.stores.wrapped.compressed import Compression, compression_for
 from perdure.stores.wrapped.keys import GROWTH, KEY_BYTES, DataKey, MasterKeys, ciphers, derived
 from perdure.stores.wrapped.layer import TransformingStore, TransformProvider, max_restored_bytes

@@ -53,19 +53,7 @@ from perdure.store import (
     capability,
     open_read_only,
 )
-from perdure.stores.wrapped.batches import (
-    in_thread_if_large,
-    inbox_place,
-    require_hashed,
-    restore_item,
-    restore_letter,
-    restore_records,
-    transform_batch,
-    transform_blobs,
-    transform_letter,
-)
-from perdure.stores.wrapped.chain import ChainLink
-from perdure.stores.wrapped.chain_reader import ChainReader, ReadRequest
+from perdure.stores.wrapped.chain import ChainLink, ChainReader, ReadRequest
 from perdure.stores.wrapped.manifests import (
     HiddenManifest,
     ManifestProof,
@@ -80,7 +68,18 @@ from perdure.stores.wrapped.manifests import (
     transform_document,
     unproven_tail,
 )
-from perdure.stores.wrapped.transform import Transform
+from perdure.stores.wrapped.transform import (
+    Transform,
+    in_thread_if_large,
+    inbox_place,
+    require_hashed,
+    restore_item,
+    restore_letter,
+    restore_records,
+    transform_batch,
+    transform_blobs,
+    transform_letter,
+)
 
 
 class TransformProvider(ABC):

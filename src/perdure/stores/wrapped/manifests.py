@@ -2,7 +2,7 @@
 
 The inner manifest lists the hashes of the transformed documents. What only the engine may see
 (the plain hashes and sizes, title, owner and tags) is in the inner manifest's title, transformed.
-Owner and tags are tokens in addition, so that listings can filter by them. Pure.
+Owner and tags are tokens in addition, so that listings can filter by them.
 """
 
 from __future__ import annotations
