@@ -19,12 +19,17 @@ HEAVY = frozenset(
 SURFACES = {
     # Subclasses of an SDK's own class, which only their first use imports.
     **dict.fromkeys(
-        ("perdure.adapters.google_adk", "perdure.adapters.google_adk_events"),
+        (
+            "perdure.adapters.google_adk",
+            "perdure.adapters.google_adk_events",
+            "perdure.adapters.google_adk_import",
+        ),
         frozenset({"asyncio", "httpx", "pydantic", "rich", "ssl"}),
     ),
     **dict.fromkeys(
         (
             "perdure.adapters.langgraph",
+            "perdure.adapters.langgraph_import",
             "perdure.adapters.langgraph_store",
             "perdure.adapters.thread_values",
             "perdure.adapters.threads",
