@@ -15,6 +15,7 @@ from benchmarks import (
     adapters_pydantic,
     checkpoints,
     imports,
+    inspector,
     large,
     live,
     memory,
@@ -76,6 +77,9 @@ def _run(given: argparse.Namespace) -> Report:
         return replay.run(replay.Options(given.events, given.few, given.folder))
     if given.benchmark == "observe":
         return observe.run(observe.Options(given.sessions, given.turns, given.rounds))
+    if given.benchmark == "inspector":
+        sizes = (given.sessions, given.messages, given.rounds)
+        return inspector.run(inspector.Options(*sizes, given.folder))
     if given.benchmark == "tune":
         return tune.run(tune.Options(given.sessions, given.warm_up, given.seconds, given.folder))
     if given.benchmark == "scale":
@@ -164,6 +168,11 @@ def _add_long_sessions(kinds: Any, parents: list[argparse.ArgumentParser]) -> No
     observing.add_argument("--sessions", type=_count, default=10_000, help="that a scrape is of")
     observing.add_argument("--turns", type=_count, default=400, help="in a block")
     observing.add_argument("--rounds", type=_count, default=41)
+
+    looking = kinds.add_parser("inspector", parents=parents, help=inspector.__doc__)
+    looking.add_argument("--sessions", type=_count, default=10_000)
+    looking.add_argument("--messages", type=_count, default=50_000, help="of the long session")
+    looking.add_argument("--rounds", type=_count, default=5)
 
     tuning = kinds.add_parser("tune", parents=parents, help=tune.__doc__)
     tuning.add_argument("--sessions", type=_count, default=tune.Options().sessions)

@@ -22,7 +22,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
-from typing import Protocol, TypeVar, cast
+from typing import Literal, Protocol, TypeVar, cast
+
+import msgspec
 
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import (
@@ -52,6 +54,7 @@ __all__ = [
     "BlobStore",
     "BlobSweep",
     "Capabilities",
+    "ConnectionPool",
     "DeadLetter",
     "DeadLetterStore",
     "DirectoryStore",
@@ -454,11 +457,32 @@ class SupportsRebuild(Protocol):
         ...
 
 
+class ConnectionPool(msgspec.Struct, frozen=True, kw_only=True):
+    """A store's connections to its server, as they are now."""
+
+    idle: int = 0
+    used: int = 0
+    waiting: int = 0
+    """Calls that wait for one."""
+    most: int = 0
+    """How many there may be."""
+
+
+ConnectionEvent = Literal["created", "waited", "used", "timed_out"]
+"""A connection was made, was waited for, was given back; none was made in time."""
+ConnectionHook = Callable[[ConnectionEvent, float], object]
+"""Gets what happened, and the seconds that it took."""
+
+
 class SupportsConnections(Protocol):
     """A store that keeps connections to a server."""
 
-    def connection_counts(self) -> tuple[int, int]:
-        """Return how many connections are idle, and how many are in use; called by any thread."""
+    def connection_pool(self) -> ConnectionPool:
+        """Return how many connections there are; called by any thread."""
+        ...
+
+    def watch_connections(self, hook: ConnectionHook) -> None:
+        """Call a function, in any thread, at each event of a connection; before ``open``."""
         ...
 
 

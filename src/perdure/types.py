@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from perdure.memory.state import States as States, TypedState as TypedState
     from perdure.memory.working_memory import (
         MemoryOwner as MemoryOwner,
+        MemorySearch as MemorySearch,
         WorkingMemory as WorkingMemory,
     )
     from perdure.records.posts import DeadLetter as DeadLetter, PendingItem as PendingItem
@@ -73,7 +74,7 @@ _HOMES = {
     ),
     "perdure.memory.index": ("MemoryEntry",),
     "perdure.memory.state": ("States", "TypedState"),
-    "perdure.memory.working_memory": ("MemoryOwner", "WorkingMemory"),
+    "perdure.memory.working_memory": ("MemoryOwner", "MemorySearch", "WorkingMemory"),
     "perdure.records.posts": ("DeadLetter", "PendingItem"),
     "perdure.records.types": ("Registered",),
     "perdure.records.values": ("OpaqueValue", "Types"),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.abc
 import pytest
 
 pytest.importorskip("opentelemetry.sdk")
@@ -128,12 +130,60 @@ async def test_a_compaction_is_a_span_within_its_turn() -> None:
                     await running.ask("How deep is it?")
     spans = collected.spans.get_finished_spans()
     turns = {one.context.span_id for one in spans if one.name == "invoke_agent ada"}
-    memory = [one for one in spans if one.name == "upsert_memory ada"]
+    memory = [one for one in spans if one.name == "upsert_memory"]
     assert memory
     assert all(one.parent.span_id in turns for one in memory)
     assert memory[0].attributes["gen_ai.operation.name"] == "upsert_memory"
     assert memory[0].attributes["gen_ai.conversation.id"] == "ada"
     assert memory[0].attributes["perdure.turns"] > 0
+
+
+async def test_a_search_of_a_memory_is_a_span_of_whoever_searches() -> None:
+    collected = Collected()
+    tracer = collected.telemetry._tracer
+    model = ScriptedModel("done")
+    async with perdure.connect("memory:", shutdown=QUIET) as sessions:
+        collected.telemetry.add(sessions)
+        async with sessions.open("ada") as session:
+            session.memory.set("secret-boat", {"name": "Swallow"}, description="the boat")
+            with tracer.start_as_current_span("outer"):
+                assert len(await session.memory.search("secret-boat")) == 1
+                assert await session.memory.search("herring") == []
+        async with Agent.create("bob", model=model, sessions=sessions) as agent:
+            assert await agent.memory.retriever.search("herring") == []
+            await agent.ask("Hello")
+    spans = collected.spans.get_finished_spans()
+    (outer,) = [one for one in spans if one.name == "outer"]
+    searches = [one for one in spans if one.name == "search_memory"]
+    assert [
+        (one.attributes["gen_ai.conversation.id"], one.attributes["gen_ai.memory.record.count"])
+        for one in searches
+    ] == [("ada", 1), ("ada", 0), ("bob", 0)]
+    assert {one.attributes["gen_ai.operation.name"] for one in searches} == {"search_memory"}
+    parents = [one.parent and one.parent.span_id for one in searches]
+    assert parents == [outer.context.span_id] * 2 + [None]
+    assert "secret" not in repr([one.to_json() for one in searches])
+
+
+async def test_a_search_that_fails_names_its_error() -> None:
+    def rank(query: str, texts: Sequence[str]) -> Sequence[float]:
+        raise ValueError(query)
+
+    collected = Collected()
+    policy = CompactionPolicy(max_tokens=60, count_tokens=lambda message: len(message.text))
+    model = ScriptedModel(lambda messages: "It is " + "deep " * 10)
+    async with perdure.connect("memory:", shutdown=QUIET) as sessions:
+        collected.telemetry.add(sessions)
+        agent = Agent.create("ada", model=model, compaction=policy, sessions=sessions)
+        async with agent as running:
+            for _ in range(4):
+                await running.ask("How deep is it?")
+            with pytest.raises(ValueError, match="deep"):
+                await running.memory.retriever.using(rank=rank).search("deep")
+    finished = collected.spans.get_finished_spans()
+    (search,) = [one for one in finished if one.name == "search_memory"]
+    assert search.attributes["error.type"] == "ValueError"
+    assert not search.status.is_ok
 
 
 @pytest.mark.parametrize("kind", ["postgres", "redis"])
@@ -153,6 +203,35 @@ async def test_connections_to_a_server_are_counted(kind: str, tmp_path: Path) ->
         async with sessions.open("ada") as session, session.turn():
             session.append(Message.user("x"))
         assert states(collected)["idle"] >= 1
+        found = collected.figures()
+        for name in ("create_time", "wait_time", "use_time"):
+            (times,) = found[f"db.client.connection.{name}"]
+            assert (times.count > 0, times.sum > 0) == (True, True)
+            assert times.attributes == {"db.client.connection.pool.name": store.location}
+        numbers = {name: found[f"db.client.connection.{name}"][0].value for name in POOL}
+        assert numbers["max"] == numbers["idle.max"] > 1
+        assert numbers["idle.min"] == numbers["pending_requests"] == 0
+        assert "db.client.connection.timeouts" not in found
+
+
+POOL = ("max", "idle.max", "idle.min", "pending_requests")
+
+
+@pytest.mark.parametrize("kind", ["postgres", "redis"])
+async def test_a_server_that_accepts_and_says_nothing_is_a_timeout(kind: str) -> None:
+    collected = Collected()
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
+        port = listener.extra(anyio.abc.SocketAttribute.local_port)
+        url = {
+            "postgres": f"postgresql://u@127.0.0.1:{port}/d?connect_timeout=2&sslmode=disable",
+            "redis": f"redis://127.0.0.1:{port}?connect_timeout=0.1",
+        }[kind]
+        store = collected.telemetry.observed(perdure.store_for(url))
+        with pytest.raises(perdure.StoreUnavailableError):
+            await store.open()
+    (timeouts,) = collected.figures()["db.client.connection.timeouts"]
+    assert timeouts.value >= 1
+    assert timeouts.attributes == {"db.client.connection.pool.name": store.location}
 
 
 def states(collected: Collected) -> dict[str, float]:

@@ -340,7 +340,7 @@ class Threads:
         self.new_event: Callable[[], OneShotEvent] = event_maker()
         self.post: Callable[..., object] = _post_to_loop()
         """Runs a function soon on the event loop."""
-        self._most = most
+        self.most: int = most
         self._name = name
         self._prompt = prompt
         self._begun = 0
@@ -390,7 +390,7 @@ class Threads:
             self.busy += 1
             call.hand_over(self._jobs)
             return call
-        if self.busy >= self._begun < self._most:
+        if self.busy >= self._begun < self.most:
             self._begin_thread()
         self.busy += 1
         self._jobs.put(call)

@@ -289,6 +289,7 @@ class MemoryManager:
         self.retriever: Retriever = retriever or Retriever(
             lambda name: internals.lines_of(session, name),
             trim=trimmer(self.policy, self.builder),
+            on_searched=partial(internals.note_search, session),
         )
         self.working_context_snapshot_store: WorkingContextSnapshotStore = (
             working_context_snapshot_store

@@ -19,6 +19,7 @@ from perdure.errors import InvalidArgumentError
 from perdure.memory.compaction import EpisodicItem, MemoryBundle, SemanticItem, items_of, key_of
 from perdure.memory.documents import EPISODIC, SEMANTIC
 from perdure.memory.index import bm25
+from perdure.memory.working_memory import OnSearched, reported
 
 ReadLines = Callable[[str], Awaitable[Sequence[bytes]]]
 """Return the lines of a memory document, by the document's name."""
@@ -110,6 +111,7 @@ class Retriever:
         embed: Returns vectors of texts, for matches by meaning; None for words alone.
         weights: The weights of the score.
         trim: Reduces a bundle to the size of the context.
+        on_searched: Is told of each search.
 
     """
 
@@ -121,8 +123,10 @@ class Retriever:
         embed: Embed | None = None,
         weights: Weights | None = None,
         trim: Callable[[MemoryBundle], MemoryBundle] | None = None,
+        on_searched: OnSearched | None = None,
     ) -> None:
         self._read = read
+        self._on_searched = on_searched
         self._trim = trim
         self._rank = rank or bm25
         self._embed = embed
@@ -143,6 +147,7 @@ class Retriever:
             embed=embed or self._embed,
             weights=weights or self._weights,
             trim=self._trim,
+            on_searched=self._on_searched,
         )
 
     async def retrieve(self, max_episodic: int, max_semantic: int) -> MemoryBundle:
@@ -182,16 +187,18 @@ class Retriever:
                 Python's SQLite has no full-text search, and no ``rank`` is given.
 
         """
-        items: list[Item] = []
-        if kind != "semantic":
-            items += await self.episodic()
-        if kind != "episodic":
-            items += await self.semantic()
-        matches = await self._matches(query, [text_of(item) for item in items])
-        memories = scored(items, matches, self._weights)
-        if query.strip():
-            memories = [memory for memory in memories if memory.match > 0]
-        return memories[: max(limit, 0)]
+        with reported(self._on_searched) as found:
+            items: list[Item] = []
+            if kind != "semantic":
+                items += await self.episodic()
+            if kind != "episodic":
+                items += await self.semantic()
+            matches = await self._matches(query, [text_of(item) for item in items])
+            memories = scored(items, matches, self._weights)
+            if query.strip():
+                memories = [memory for memory in memories if memory.match > 0]
+            found.extend(memories[: max(limit, 0)])
+        return found
 
     async def episodic(self) -> list[EpisodicItem]:
         """Return all episodes, oldest first."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final, Generic, Protocol, TypeVar, final
 
@@ -320,12 +320,42 @@ MOST_TOUCHED: Final = 256
 """How many times of access one record stores at most."""
 
 
+class MemorySearch(msgspec.Struct, frozen=True):
+    """A search of a memory."""
+
+    found: int
+    """How many it returned."""
+    took: float
+    """Seconds."""
+    error: str | None = None
+    """The type of the error that it ended with."""
+
+
+OnSearched = Callable[[MemorySearch], object]
+
+
+@contextlib.contextmanager
+def reported(on_searched: OnSearched | None) -> Iterator[list[Any]]:
+    """Report a search at its end, failed or not; what it found goes into the list."""
+    found: list[Any] = []
+    began, failure = time.perf_counter(), None
+    try:
+        yield found
+    except BaseException as error:
+        failure = type(error).__qualname__
+        raise
+    finally:
+        if on_searched is not None:
+            on_searched(MemorySearch(len(found), time.perf_counter() - began, failure))
+
+
 class MemoryLimit(msgspec.Struct, frozen=True):
-    """The limit of a working memory, and the callback for evicted entries."""
+    """The limit of a working memory, and the callbacks for evicted entries and for searches."""
 
     limit: int | None = None
     """Bytes of all values together; None for no limit."""
     on_evicted: Callable[[Sequence[MemoryInfo]], object] | None = None
+    on_searched: OnSearched | None = None
 
 
 NO_LIMIT: Final = MemoryLimit()
@@ -432,16 +462,18 @@ class WorkingMemory:
             values: Whether to search the values, too, which reads each of them.
 
         """
-        words, index = QueryWords(query), await self._index.get()
-        matches: list[tuple[int, MemoryEntry]] = []
-        for entry in list(index.entries.values()) if words else ():
-            if scope is not None and entry.scope != scope:
-                continue
-            text = entry_text(await self._values.read(entry)) if values else ""
-            points = words.points(entry.key, entry.description, text)
-            if points:
-                matches.append((points, entry))
-        return [self._info(entry) for entry in ranked(matches)[: max(limit, 0)]]
+        with reported(self._room.on_searched) as found:
+            words, index = QueryWords(query), await self._index.get()
+            matches: list[tuple[int, MemoryEntry]] = []
+            for entry in list(index.entries.values()) if words else ():
+                if scope is not None and entry.scope != scope:
+                    continue
+                text = entry_text(await self._values.read(entry)) if values else ""
+                points = words.points(entry.key, entry.description, text)
+                if points:
+                    matches.append((points, entry))
+            found.extend([self._info(entry) for entry in ranked(matches)[: max(limit, 0)]])
+        return found
 
     def _change(self, change: MemoryChange, evicted: Sequence[MemoryEntry]) -> int:
         """Append an entry, and in the same group the removal of evicted ones."""

@@ -132,6 +132,7 @@ TOOL: Final = "gen_ai.tool.name"
 ERROR: Final = "error.type"
 DB_SYSTEM: Final = "db.system.name"
 DB_OPERATION: Final = "db.operation.name"
+RECORDS: Final = "gen_ai.memory.record.count"
 DB_POOL: Final = "db.client.connection.pool.name"
 DB_STATE: Final = "db.client.connection.state"
 
@@ -145,7 +146,58 @@ DB_DURATION = Figure(
     "db.client.operation.duration", "histogram", "How long the store's operations took.", "s"
 )
 DB_CONNECTIONS = Figure(
-    "db.client.connection.count", "gauge", "Connections to the store, idle and used."
+    "db.client.connection.count",
+    "gauge",
+    "Connections to the store, idle and used.",
+    "{connection}",
+)
+DB_CONNECTIONS_MAX = Figure(
+    "db.client.connection.max",
+    "gauge",
+    "Connections to the store that there may be.",
+    "{connection}",
+)
+DB_IDLE_MAX = Figure(
+    "db.client.connection.idle.max",
+    "gauge",
+    "Idle connections that are kept at the most.",
+    "{connection}",
+)
+DB_IDLE_MIN = Figure(
+    "db.client.connection.idle.min",
+    "gauge",
+    "Idle connections that are kept at the least.",
+    "{connection}",
+)
+DB_PENDING = Figure(
+    "db.client.connection.pending_requests",
+    "gauge",
+    "Calls that wait for a connection to the store.",
+    "{request}",
+)
+DB_TIMEOUTS = Figure(
+    "db.client.connection.timeouts",
+    "counter",
+    "Connections to the store that could not be made in time.",
+    "{timeout}",
+)
+DB_CREATE_TIME = Figure(
+    "db.client.connection.create_time",
+    "histogram",
+    "How long making a connection to the store took.",
+    "s",
+)
+DB_WAIT_TIME = Figure(
+    "db.client.connection.wait_time",
+    "histogram",
+    "How long calls waited for a connection to the store.",
+    "s",
+)
+DB_USE_TIME = Figure(
+    "db.client.connection.use_time",
+    "histogram",
+    "How long calls kept a connection to the store.",
+    "s",
 )
 
 

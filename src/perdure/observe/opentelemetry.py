@@ -12,17 +12,17 @@ import perdure
 from perdure._lib.lazy import import_extra
 from perdure.observe import metrics as names
 from perdure.observe.metrics import FIGURES, SECONDS, Distribution, Figure, Metrics
-from perdure.store import SupportsConnections, capability
+from perdure.store import ConnectionEvent, ConnectionPool, SupportsConnections, capability
 
 if TYPE_CHECKING:
-    from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation
+    from opentelemetry.metrics import CallbackOptions, Histogram, Meter, MeterProvider, Observation
     from opentelemetry.trace import Tracer, TracerProvider
 
     from perdure.agent import Agent
     from perdure.agent.events import CompactionCompleted, CompactionFailed
     from perdure.autosave.events import Saved
     from perdure.session.manager import SessionManager
-    from perdure.session.runtime import SessionOpened
+    from perdure.session.runtime import MemorySearched, SessionOpened
     from perdure.store import Store
 
 _SYSTEMS = {"postgres": "postgresql"}
@@ -44,6 +44,14 @@ _TIMED = frozenset(
     }
 )
 """The operations of a store that somebody waits for."""
+_POOL_FIGURES: dict[Figure, Callable[[ConnectionPool], dict[str, int]]] = {
+    names.DB_CONNECTIONS: lambda pool: {"idle": pool.idle, "used": pool.used},
+    names.DB_CONNECTIONS_MAX: lambda pool: {"": pool.most},
+    names.DB_IDLE_MAX: lambda pool: {"": pool.most},
+    names.DB_IDLE_MIN: lambda _: {"": 0},
+    names.DB_PENDING: lambda pool: {"": pool.waiting},
+}
+"""What is read of a pool, by connection state if the figure has one."""
 
 
 @final
@@ -80,19 +88,21 @@ class Telemetry:
         self._tracer = trace.get_tracer(*about, tracer_provider, names.SEMCONV)
         self._observation = metrics.Observation
         own = (names.INVOKE_AGENT, names.EXECUTE_TOOL, names.DB_DURATION)
-        self._histograms = {
-            figure: self._meter.create_histogram(
-                figure.name,
-                unit=figure.unit,
-                description=figure.help,
-                explicit_bucket_boundaries_advisory=SECONDS,
-            )
-            for figure in (*FIGURES, *own)
-            if figure.kind == "histogram"
-        }
+        figures = [figure for figure in (*FIGURES, *own) if figure.kind == "histogram"]
+        self._histograms = {figure: self._histogram(figure) for figure in figures}
         for figure in FIGURES:
             self._create(figure)
+        self._pools: _Pools | None = None
         self._off: list[Callable[[], None]] = []
+
+    def _histogram(self, figure: Figure) -> Histogram:
+        histogram: Histogram = self._meter.create_histogram(
+            figure.name,
+            unit=figure.unit,
+            description=figure.help,
+            explicit_bucket_boundaries_advisory=SECONDS,
+        )
+        return histogram
 
     def add(self, sessions: SessionManager) -> None:
         """Follow a manager until it is closed.
@@ -102,7 +112,11 @@ class Telemetry:
 
         """
         self.metrics.add(sessions)
-        self._off += [sessions.on("saved", self._saved), sessions.on("opened", self._opened)]
+        self._off += [
+            sessions.on("saved", self._saved),
+            sessions.on("opened", self._opened),
+            sessions.on("memory_searched", self._searched),
+        ]
 
     def close(self) -> None:
         """Follow no manager any more."""
@@ -114,34 +128,24 @@ class Telemetry:
     def observed(self, store: Store) -> Store:
         """Return a store that measures its operations: ``db.client.operation.duration``.
 
-        Of PostgreSQL and Redis also ``db.client.connection.count``.
+        Of PostgreSQL and Redis also ``db.client.connection.*``.
 
         Connect with it: ``perdure.connect(telemetry.observed(perdure.store_for(url)))``. Leave it
         out where the driver itself is instrumented. It costs SQLite its fastest way to save.
         """
         pooled = capability(store, SupportsConnections)
         if pooled is not None:
-            figure = names.DB_CONNECTIONS
-            read = [partial(self._read_connections, pooled, store.location)]
-            self._meter.create_observable_up_down_counter(
-                figure.name, read, unit="{connection}", description=figure.help
-            )
+            if self._pools is None:
+                self._pools = _Pools(self._meter, self._histogram, self._observation)
+            self._pools.add(pooled, store.location)
         return cast("Store", _ObservedStore(store, self._histograms[names.DB_DURATION].record))
-
-    def _read_connections(
-        self, store: SupportsConnections, pool: str, _: CallbackOptions
-    ) -> Iterable[Observation]:
-        counts = zip(("idle", "used"), store.connection_counts(), strict=True)
-        return [
-            self._observation(count, {names.DB_POOL: pool, names.DB_STATE: state})
-            for state, count in counts
-        ]
 
     async def follow(self, agent: Agent) -> None:
         """Measure an agent's turns and tools until it stops: start it next to the agent.
 
         The spans are named after OpenTelemetry's conventions: ``invoke_agent`` and, in it,
-        ``execute_tool``, and ``upsert_memory`` for a compaction.
+        ``execute_tool``, and ``upsert_memory`` for a compaction. Searches of a memory are
+        ``search_memory`` spans wherever they are made.
         """
         from perdure.agent.events import (
             CompactionCompleted,
@@ -194,26 +198,42 @@ class Telemetry:
     # Spans of what has happened already
 
     def _saved(self, event: Saved) -> None:
-        self._span("perdure.save", event.took, str(event.key), records=event.records)
+        facts = {"perdure.records": event.records}
+        self._span("perdure.save", event.took, str(event.key), facts)
 
     def _opened(self, event: SessionOpened) -> None:
         report = event.report
-        self._span(
-            "perdure.restore",
-            event.took,
-            event.session,
-            source=report.source,
-            records=report.records_read,
-        )
+        facts: dict[str, str | int] = {
+            "perdure.source": report.source,
+            "perdure.records": report.records_read,
+        }
+        self._span("perdure.restore", event.took, event.session, facts)
 
-    def _span(self, name: str, took: float, session: str, **facts: Any) -> None:
+    def _searched(self, event: MemorySearched) -> None:
+        facts: dict[str, str | int] = {names.OPERATION: "search_memory", names.RECORDS: event.found}
+        self._span("search_memory", event.took, event.session, facts, event.error)
+
+    def _span(
+        self,
+        name: str,
+        took: float,
+        session: str,
+        facts: Mapping[str, str | int],
+        error: str | None = None,
+    ) -> None:
         end = time.time_ns()
-        attributes = {names.CONVERSATION: session}
-        attributes |= {f"perdure.{key}": value for key, value in facts.items()}
+        attributes = {names.CONVERSATION: session, **facts}
         span = self._tracer.start_span(
             name, attributes=attributes, start_time=end - int(took * 1e9)
         )
+        _note_error(self._trace, span, error)
         span.end(end)
+
+
+def _note_error(trace: Any, span: Any, error: str | None) -> None:
+    if error is not None:
+        span.set_attribute(names.ERROR, error)
+        span.set_status(trace.StatusCode.ERROR)
 
 
 class _AgentSpans:
@@ -247,7 +267,7 @@ class _AgentSpans:
 
     def begin_memory(self) -> None:
         self._memory = self._tracer.start_span(
-            f"upsert_memory {self._name}",
+            "upsert_memory",
             context=self._in_turn(),
             attributes=self._attributes("upsert_memory"),
         )
@@ -256,7 +276,7 @@ class _AgentSpans:
         span, self._memory = self._memory, None
         if span is not None:
             error = getattr(event, "error", None)
-            self._note_error(span, type(error).__qualname__ if error is not None else None)
+            _note_error(self._trace, span, type(error).__qualname__ if error is not None else None)
             span.set_attribute("perdure.turns", getattr(event, "turns", 0))
             span.end()
 
@@ -296,15 +316,58 @@ class _AgentSpans:
         attributes = {names.OPERATION: operation, **more}
         if error is not None:
             attributes[names.ERROR] = error
-        self._note_error(span, error)
+        _note_error(self._trace, span, error)
         took = time.perf_counter() - began
         self._histograms[figure].record(took, attributes)
         span.end()
 
-    def _note_error(self, span: Any, error: str | None) -> None:
-        if error is not None:
-            span.set_attribute(names.ERROR, error)
-            span.set_status(self._trace.StatusCode.ERROR)
+
+class _Pools:
+    """The connections of observed stores to their servers."""
+
+    def __init__(
+        self,
+        meter: Meter,
+        histogram: Callable[[Figure], Histogram],
+        observation: type[Observation],
+    ) -> None:
+        self._pools: list[tuple[SupportsConnections, str]] = []
+        self._observation = observation
+        self._timeouts = meter.create_counter(
+            names.DB_TIMEOUTS.name,
+            unit=names.DB_TIMEOUTS.unit,
+            description=names.DB_TIMEOUTS.help,
+        )
+        self._times: dict[ConnectionEvent, Histogram] = {
+            "created": histogram(names.DB_CREATE_TIME),
+            "waited": histogram(names.DB_WAIT_TIME),
+            "used": histogram(names.DB_USE_TIME),
+        }
+        for figure, counts in _POOL_FIGURES.items():
+            meter.create_observable_up_down_counter(
+                figure.name,
+                [partial(self._read, counts)],
+                unit=figure.unit,
+                description=figure.help,
+            )
+
+    def add(self, store: SupportsConnections, name: str) -> None:
+        self._pools.append((store, name))
+        store.watch_connections(partial(self._note, {names.DB_POOL: name}))
+
+    def _note(self, pool: dict[str, str], event: ConnectionEvent, took: float) -> None:
+        if event == "timed_out":
+            self._timeouts.add(1, pool)
+        else:
+            self._times[event].record(took, pool)
+
+    def _read(
+        self, counts: Callable[[ConnectionPool], dict[str, int]], _: CallbackOptions
+    ) -> Iterable[Observation]:
+        for store, name in self._pools:
+            for state, count in counts(store.connection_pool()).items():
+                more = {names.DB_STATE: state} if state else {}
+                yield self._observation(count, {names.DB_POOL: name, **more})
 
 
 class _ObservedStore:

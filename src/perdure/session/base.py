@@ -29,7 +29,7 @@ from perdure.autosave.tracked import require_outside
 from perdure.errors import InvalidArgumentError, SessionError
 from perdure.memory.context import RetractionPayload, WorkingContext
 from perdure.memory.documents import SessionDocument, TurnPayload, note_turn
-from perdure.memory.working_memory import NO_LIMIT, MemoryInfo, MemoryLimit
+from perdure.memory.working_memory import MemoryInfo, MemoryLimit, MemorySearch
 from perdure.records.json import encode
 from perdure.records.keys import SessionKey, require_name
 from perdure.records.messages import EncodedRecord, Message, encode_message
@@ -38,7 +38,7 @@ from perdure.records.types import Registry
 from perdure.restore.ladder import RestoredSession
 from perdure.restore.report import RestoreReport, RestoreStep
 from perdure.session.contents import Contents, check_sizes
-from perdure.session.runtime import MemoryEvicted, Runtime, wrong_loop
+from perdure.session.runtime import MemoryEvicted, MemorySearched, Runtime, wrong_loop
 
 if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked
@@ -545,17 +545,19 @@ class SessionBase(_Hot):
         return (entry, Entry(CONTEXT, context.as_record("retract")))
 
     def _memory_limit(self) -> MemoryLimit:
-        """Return the limit of the working memory; an eviction is an event."""
+        """Return the limit of the working memory; evictions and searches are events."""
         runtime, key = self._runtime, str(self._tracked.key)
-        if runtime.limits.memory_bytes is None:
-            return NO_LIMIT
 
         def report(evicted: Sequence[MemoryInfo]) -> None:
             keys = tuple(entry.key for entry in evicted)
             facts = MemoryEvicted(key, keys, sum(entry.size_bytes for entry in evicted))
             runtime.hooks.emit("memory_evicted", facts)
 
-        return MemoryLimit(runtime.limits.memory_bytes, report)
+        return MemoryLimit(runtime.limits.memory_bytes, report, self._note_search)
+
+    def _note_search(self, search: MemorySearch) -> None:
+        facts = MemorySearched(str(self._tracked.key), search.found, search.took, search.error)
+        self._runtime.hooks.emit("memory_searched", facts)
 
     async def _load_memory(self) -> None:
         """Load the working memory's index if it has a limit: then `set` needs it."""

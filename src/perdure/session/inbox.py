@@ -215,7 +215,9 @@ class Inbox:
     def undelivered(self) -> dict[str, str]:
         """Say for which sessions that are open here posts cannot be taken, and why."""
         reasons: dict[str, str] = {}
-        for key in self._runtime.sessions:
+        for key in self._troubles.keys() | self._refused.keys():
+            if key not in self._runtime.sessions:
+                continue
             trouble, refused = self._troubles.get(key), self._refused.get(key)
             if trouble is not None:
                 reasons[str(key)] = f"posts cannot be taken: {trouble.reason}"

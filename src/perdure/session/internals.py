@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from perdure._lib.loop import Affinity
     from perdure.autosave.tracked import Tracked
     from perdure.memory.context import WorkingContext
+    from perdure.memory.working_memory import MemorySearch
     from perdure.records.keys import SessionKey
     from perdure.records.manifest import LogChunk
     from perdure.records.types import Registry
@@ -405,6 +406,11 @@ async def lines_of(session: Session, name: str) -> list[bytes]:
     """Return the lines of a memory document, with what is not folded or saved yet."""
     data, records = await session._contents._read(name)
     return fold_items(data, records).splitlines()
+
+
+def note_search(session: Session, search: MemorySearch) -> None:
+    """Report a search of a session's long-term memory: the event ``memory_searched``."""
+    session._note_search(search)
 
 
 async def document_of(session: Session | SessionView, name: str) -> bytes | None:

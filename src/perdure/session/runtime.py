@@ -83,6 +83,18 @@ class MemoryEvicted(msgspec.Struct, frozen=True):
     """Of their values."""
 
 
+class MemorySearched(msgspec.Struct, frozen=True):
+    """A session's memory was searched: the working memory, or an agent's long-term memory."""
+
+    session: str
+    found: int
+    """How many entries or items were returned."""
+    took: float
+    """Seconds."""
+    error: str | None = None
+    """The type of the error that it ended with."""
+
+
 class SessionPosted(msgspec.Struct, frozen=True):
     """What others posted has entered a session that is open here; autosave makes it durable."""
 
@@ -110,6 +122,7 @@ EventName = Literal[
     "folded",
     "fold_failed",
     "memory_evicted",
+    "memory_searched",
     "posted",
     "drain",
 ]

@@ -21,7 +21,7 @@ import anyio
 from perdure._lib.backoff import backoff
 from perdure._lib.loop import Threads
 from perdure.errors import PerdureError, StoreUnavailableError
-from perdure.store import Batch, Outcome, Status
+from perdure.store import Batch, ConnectionHook, ConnectionPool, Outcome, Status
 from perdure.stores.postgres import leases, log
 from perdure.stores.postgres.connections import (
     Connection,
@@ -178,6 +178,17 @@ class Calls:
     def is_in_this_process(self) -> bool:
         """Whether it was opened in this process, not in its parent."""
         return self._pid == os.getpid()
+
+    def pool(self) -> ConnectionPool:
+        """Return how many connections there are, and how many calls wait for a thread with one."""
+        idle, used = self.connections.counts()
+        groups = (self._appends, self._others)
+        return ConnectionPool(
+            idle=idle,
+            used=used,
+            waiting=sum(max(threads.busy - threads.most, 0) for threads in groups),
+            most=sum(threads.most for threads in groups),
+        )
 
     async def append(
         self, held_sessions: HeldSessionsByKey, batches: Sequence[Batch]
@@ -379,7 +390,11 @@ class Calls:
 
 
 async def open_calls(
-    settings: PostgresSettings, sql: Statements, owner: str, password: Password | None = None
+    settings: PostgresSettings,
+    sql: Statements,
+    owner: str,
+    password: Password | None = None,
+    hook: ConnectionHook | None = None,
 ) -> Calls:
     """Connect, create or migrate the tables, and register the owner.
 
@@ -395,7 +410,7 @@ async def open_calls(
         reader = None
         if password is not None:
             reader = password_reader(password, settings.location, settings.timeout)
-        connections, durability = await others.run(_connect, settings, sql, owner, reader)
+        connections, durability = await others.run(_connect, settings, sql, owner, reader, hook)
     except BaseException:
         others.close()
         raise
@@ -405,9 +420,13 @@ async def open_calls(
 
 
 def _connect(
-    settings: PostgresSettings, sql: Statements, owner: str, password: Callable[[], str] | None
+    settings: PostgresSettings,
+    sql: Statements,
+    owner: str,
+    password: Callable[[], str] | None,
+    hook: ConnectionHook | None,
 ) -> tuple[Connections, str]:
-    connections = Connections(settings, password)
+    connections = Connections(settings, password, hook)
     try:
         with connections.borrow(LONG_TIMEOUT) as connection:
             migrate(connection, settings.schema, settings.location)

@@ -27,6 +27,7 @@ import anyio.lowlevel
 
 from perdure._lib.backoff import backoff
 from perdure.errors import ConfigError, MissingExtraError, PerdureError, StoreUnavailableError
+from perdure.store import ConnectionEvent, ConnectionHook
 from perdure.stores.postgres.errors import perdure_error
 from perdure.stores.postgres.settings import PostgresSettings
 
@@ -158,10 +159,14 @@ class Connections:
     """The open connections of one store."""
 
     def __init__(
-        self, settings: PostgresSettings, password: Callable[[], str] | None = None
+        self,
+        settings: PostgresSettings,
+        password: Callable[[], str] | None = None,
+        hook: ConnectionHook | None = None,
     ) -> None:
         self._settings = settings
         self._password = password
+        self._hook = hook
         self._last_password = ""  # the last one used, to hide in messages
         self._driver = driver()
         self.errors: type[psycopg.Error] = self._driver.Error
@@ -197,9 +202,10 @@ class Connections:
             StoreUnavailableError: The server cannot be reached, or refuses.
 
         """
+        began = time.monotonic()
         connection = self._connect_driver()
         try:
-            with self.watched(connection):
+            with self.watched(connection, is_lent=False):
                 if not self._is_own:
                     self._require_own(connection)
                 connection.execute(self._setup, prepare=False)
@@ -209,17 +215,25 @@ class Connections:
         except BaseException:
             connection.close()
             raise
+        self._report("created", began)
         return connection
+
+    def _report(self, event: ConnectionEvent, began: float) -> None:
+        if self._hook is not None:
+            self._hook(event, time.monotonic() - began)
 
     def _connect_driver(self) -> Connection:
         secret: dict[str, str] = {}
         if self._password is not None:
             self._last_password = secret["password"] = self._password()
+        began = time.monotonic()
         try:
             connection: Connection = self._driver.connect(
                 self._conninfo, autocommit=True, prepare_threshold=0, **secret
             )
         except self.errors as error:
+            if isinstance(error, self._driver.errors.ConnectionTimeout):
+                self._report("timed_out", began)
             raise self.perdure_error(error, "reach") from error
         return connection
 
@@ -231,7 +245,7 @@ class Connections:
         """
         if _process(connection) != connection.info.backend_pid:
             other = self._connect_driver()
-            with contextlib.closing(other), self.watched(other):
+            with contextlib.closing(other), self.watched(other, is_lent=False):
                 if _share_processes(connection, other):
                     raise ConfigError(
                         f"{self._settings.location} is the address of a pooler that gives each "
@@ -293,8 +307,18 @@ class Connections:
         return None
 
     @contextlib.contextmanager
-    def watched(self, connection: Connection, seconds: float | None = None) -> Iterator[None]:
-        """Let ``cut`` end a connection after this many ``seconds``, by default the timeout."""
+    def watched(
+        self, connection: Connection, seconds: float | None = None, *, is_lent: bool = True
+    ) -> Iterator[None]:
+        """Let ``cut`` end a connection after this many ``seconds``, by default the timeout.
+
+        Args:
+            connection: Which one.
+            seconds: When.
+            is_lent: Whether the pool has lent it, so that it counts as used.
+
+        """
+        began = time.monotonic()
         used = _ActiveConnection(connection, self._settings.timeout if seconds is None else seconds)
         with self._lock:
             self._used.add(used)
@@ -303,8 +327,16 @@ class Connections:
         finally:
             with self._lock:
                 self._used.discard(used)
+            if is_lent:
+                self._report("used", began)
 
     def _take(self) -> Connection:
+        began = time.monotonic()
+        connection = self._idle_or_new()
+        self._report("waited", began)
+        return connection
+
+    def _idle_or_new(self) -> Connection:
         while True:
             with self._lock:
                 if self._closed:

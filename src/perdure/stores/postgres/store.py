@@ -24,6 +24,8 @@ from perdure.store import (
     Batch,
     BlobSweep,
     Capabilities,
+    ConnectionHook,
+    ConnectionPool,
     DeadLetter,
     Documents,
     HeartbeatRequests,
@@ -97,6 +99,7 @@ class PostgresStore:
         self._owner = owner or random_id()
         self._sql = Statements(self._settings.schema)
         self._opened: Calls | None = None
+        self._connection_hook: ConnectionHook | None = None
         self._held_sessions: HeldSessionsByKey = {}
         self._seen: dict[SessionKey, SessionState | None] = {}
         """Rows as their holders were read, each for the acquire that follows."""
@@ -139,7 +142,9 @@ class PostgresStore:
         """
         if self._opened:
             return
-        self._opened = await open_calls(self._settings, self._sql, self._owner, self._password)
+        self._opened = await open_calls(
+            self._settings, self._sql, self._owner, self._password, self._connection_hook
+        )
 
     async def aclose(self) -> None:
         """Close every connection; leases that were not released look like those of a dead owner."""
@@ -149,8 +154,11 @@ class PostgresStore:
         if calls is not None and calls.is_in_this_process:
             await calls.close(self._owner)
 
-    def connection_counts(self) -> tuple[int, int]:
-        return (0, 0) if self._opened is None else self._opened.connections.counts()
+    def connection_pool(self) -> ConnectionPool:
+        return ConnectionPool() if self._opened is None else self._opened.pool()
+
+    def watch_connections(self, hook: ConnectionHook) -> None:
+        self._connection_hook = hook
 
     @property
     def _calls(self) -> Calls:

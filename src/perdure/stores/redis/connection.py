@@ -15,6 +15,7 @@ import hashlib
 import logging
 import os
 import re
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
@@ -27,6 +28,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from perdure._lib.host import Host, HostClosedError
 from perdure._lib.loop import unopened
 from perdure.errors import ConfigError, MissingExtraError, StoreUnavailableError
+from perdure.store import ConnectionEvent, ConnectionHook, ConnectionPool
 from perdure.stores.redis.errors import error_meaning, in_doubt, unreachable
 from perdure.stores.redis.settings import RedisSettings
 
@@ -123,6 +125,7 @@ class RedisLink:
         self._pid = 0
         self._idle: list[BaseConnection] = []
         self._all: set[BaseConnection] = set()
+        self.hook: ConnectionHook | None = None
 
     async def open(self) -> None:
         """Start the host task, and check that the server answers.
@@ -237,13 +240,17 @@ class RedisLink:
         """
         sent = [*calls, self._wait_call] if write and self.waits else calls
         self._calls += 1
+        began = time.perf_counter()
         async with self._room:
             connection = await self._check_out()
+            self._report("waited", began)
+            began = time.perf_counter()
             replies = await self._batch(connection, sent)
             if any(isinstance(reply, self._driver.NoScriptError) for reply in replies):
                 # The server has restarted: it executed no call of an unknown script.
                 replies = await self._retry_missing_scripts(connection, sent, replies)
             self._check_in(connection)
+            self._report("used", began)
         if sent is not calls:
             synced = replies.pop()
             if isinstance(synced, BaseException):
@@ -280,10 +287,17 @@ class RedisLink:
 
     # connections
 
-    def counts(self) -> tuple[int, int]:
-        """Return how many are idle, and how many are in use."""
-        idle = len(self._idle)
-        return idle, len(self._all) - idle
+    def pool(self) -> ConnectionPool:
+        """Return how many there are, the one for notifications among those in use."""
+        if self._host is None:
+            return ConnectionPool()
+        idle, waiting = len(self._idle), self._room.statistics().tasks_waiting
+        used = len(self._all) - idle
+        return ConnectionPool(idle=idle, used=used, waiting=waiting, most=MAX_CONNECTIONS)
+
+    def _report(self, event: ConnectionEvent, began: float) -> None:
+        if self.hook is not None:
+            self.hook(event, time.perf_counter() - began)
 
     async def _check_out(self) -> BaseConnection:
         self.require_open()
@@ -309,6 +323,7 @@ class RedisLink:
             StoreUnavailableError: The server cannot be reached, or refuses.
 
         """
+        began = time.perf_counter()
         opening = _Opening()
         connection: BaseConnection = self._new_connection()
         try:
@@ -316,13 +331,16 @@ class RedisLink:
         except HostClosedError as error:
             raise unreachable(self.location, error, sent=False) from error
         try:
-            with anyio.move_on_after(self.settings.connect_timeout):
+            with anyio.move_on_after(self.settings.connect_timeout) as limit:
                 await opening.done.wait()
+            if limit.cancelled_caught:
+                self._report("timed_out", began)
         finally:
             if not opening.done.is_set():
                 connection.invalidate("its caller was cancelled or timed out")
         if not connection.usable:
             raise self._refused(opening.error)
+        self._report("created", began)
         return connection
 
     def _refused(self, error: BaseException | None) -> Exception:

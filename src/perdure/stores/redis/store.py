@@ -25,6 +25,8 @@ from perdure.store import (
     Batch,
     BlobSweep,
     Capabilities,
+    ConnectionHook,
+    ConnectionPool,
     DeadLetter,
     Documents,
     HeartbeatRequests,
@@ -110,8 +112,11 @@ class RedisStore:
     def __repr__(self) -> str:
         return f"RedisStore({self.location!r})"
 
-    def connection_counts(self) -> tuple[int, int]:
-        return self._link.counts()
+    def connection_pool(self) -> ConnectionPool:
+        return self._link.pool()
+
+    def watch_connections(self, hook: ConnectionHook) -> None:
+        self._link.hook = hook
 
     @property
     def capabilities(self) -> Capabilities:
