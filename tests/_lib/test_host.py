@@ -10,7 +10,7 @@ import anyio
 import pytest
 import trio
 
-from perdure._lib.host import Host, HostClosedError
+from perdure._lib.tasks import Host, HostClosedError
 
 
 async def answer(value: int) -> int:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import anyio
 
-from perdure._lib.host import Host
+from perdure._lib.tasks import Host
 from perdure.errors import NotStorableError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry

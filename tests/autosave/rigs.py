@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from perdure._lib.host import Host
 from perdure._lib.loop import loop_clock
+from perdure._lib.tasks import Host
 from perdure.autosave.engine import Autosaver
 from perdure.autosave.events import Event
 from perdure.autosave.options import Autosave, EngineOptions

@@ -10,8 +10,8 @@ import anyio
 import pytest
 import trio
 
-from perdure._lib.host import Host
 from perdure._lib.loop import loop_clock
+from perdure._lib.tasks import Host
 from perdure.autosave.engine import Autosaver
 from perdure.autosave.tracked import Tracked
 from perdure.records.keys import SessionKey

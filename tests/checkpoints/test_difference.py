@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import given, strategies as st
 
-from perdure.checkpoints.diff import Difference, difference
+from perdure.checkpoints.engine import Difference, difference
 
 leaves = st.none() | st.booleans() | st.integers(-5, 5) | st.floats(-1, 1) | st.text(max_size=3)
 values = st.recursive(

@@ -9,8 +9,8 @@ import anyio
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from perdure._lib.host import Host
 from perdure._lib.loop import loop_clock
+from perdure._lib.tasks import Host
 from perdure.autosave.engine import Autosaver
 from perdure.autosave.options import Autosave, EngineOptions
 from perdure.autosave.tracked import State, Tracked

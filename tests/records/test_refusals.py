@@ -6,9 +6,8 @@ import pytest
 
 from perdure.errors import NotStorableError, TooLargeError
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Batch
+from perdure.records.manifest import Batch, lease_held, lease_lost, new_entries, refusal_of
 from perdure.records.records import EPOCH, Entry
-from perdure.records.refusals import lease_held, lease_lost, new_entries, refusal_of
 
 KEY = SessionKey("ada")
 ONE, TWO, THREE = (Entry("message", b"%d" % number) for number in (1, 2, 3))

@@ -16,7 +16,7 @@ from weakref import WeakSet
 import anyio
 import msgspec
 
-from perdure._lib.host import Host
+from perdure._lib.tasks import Host
 from perdure.agent.bootstrap import (
     first_event,
     go_on,

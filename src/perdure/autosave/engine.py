@@ -13,8 +13,8 @@ from typing import TypeVarTuple, final
 import anyio
 from anyio.lowlevel import checkpoint
 
-from perdure._lib.host import Host
 from perdure._lib.loop import event_maker
+from perdure._lib.tasks import Host
 from perdure.autosave import tracked
 from perdure.autosave.core import Core
 from perdure.autosave.events import Event, Reporter, StoreWarned

@@ -9,9 +9,8 @@ from typing import Final, TypeAlias, TypeVar, final
 import anyio
 
 from perdure._lib import task_scope
-from perdure._lib.host import Host
 from perdure._lib.signals import exit_in
-from perdure._lib.tasks import was_cancelled
+from perdure._lib.tasks import Host, was_cancelled
 from perdure.autosave.core import Core
 from perdure.autosave.events import CaptureFailed
 from perdure.autosave.tracked import State, Tracked

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple, final
 import anyio
 from anyio.lowlevel import cancel_shielded_checkpoint, checkpoint
 
-from perdure._lib.host import Host
 from perdure._lib.loop import OneShotEvent, event_maker, soon_maker
+from perdure._lib.tasks import Host
 from perdure.autosave.core import (
     ANSWERS,
     REFUSALS,

@@ -13,12 +13,13 @@ from perdure._lib.lazy import lazy
 if TYPE_CHECKING:
     from perdure.checkpoints.audit_files import AuditPair as AuditPair
     from perdure.checkpoints.chain import ChainProblem as ChainProblem
-    from perdure.checkpoints.diff import Difference as Difference, ValueChange as ValueChange
     from perdure.checkpoints.engine import (
         CheckpointEngine as CheckpointEngine,
         CheckpointReader as CheckpointReader,
         CheckpointState as CheckpointState,
+        Difference as Difference,
         RolledBack as RolledBack,
+        ValueChange as ValueChange,
     )
     from perdure.checkpoints.events import (
         KernelEventReader as KernelEventReader,
@@ -42,12 +43,12 @@ if TYPE_CHECKING:
 _HOME_OF = {
     "CapabilityUse": "perdure.checkpoints.replay",
     "CapturedState": "perdure.records.checkpoints",
-    "ValueChange": "perdure.checkpoints.diff",
+    "ValueChange": "perdure.checkpoints.engine",
     "Checkpoint": "perdure.records.checkpoints",
     "CheckpointEngine": "perdure.checkpoints.engine",
     "CheckpointReader": "perdure.checkpoints.engine",
     "CheckpointState": "perdure.checkpoints.engine",
-    "Difference": "perdure.checkpoints.diff",
+    "Difference": "perdure.checkpoints.engine",
     "KernelEventReader": "perdure.checkpoints.events",
     "KernelEventStream": "perdure.checkpoints.events",
     "ExplicitState": "perdure.records.checkpoints",

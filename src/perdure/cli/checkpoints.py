@@ -9,7 +9,7 @@ import msgspec
 from cyclopts import Parameter
 
 from perdure._lib.files import NewFile
-from perdure.checkpoints.diff import Difference
+from perdure.checkpoints.engine import Difference
 from perdure.checkpoints.events import replay_files
 from perdure.checkpoints.replay import ReplayReport, TimelineRow, page, shown
 from perdure.checkpoints.verify import Verification

@@ -30,9 +30,14 @@ from perdure.cli.output import (
     size,
 )
 from perdure.cli.sessions import say_pruned
-from perdure.config.apply import ConfigReport, apply_to_folder, apply_to_store
 from perdure.config.discover import FILE, Declared, declared_at, url_of
-from perdure.config.locations import FolderPlace, state_folder
+from perdure.config.locations import (
+    ConfigReport,
+    FolderPlace,
+    apply_to_folder,
+    apply_to_store,
+    state_folder,
+)
 from perdure.config.persistent_config import initial_values
 from perdure.config.schema import Declaration
 from perdure.errors import ConfigError

@@ -2,6 +2,10 @@
 
 A location applies a change as a function of its stored values, exclusive of other writers, and
 returns when the result is durable. A cancelled change is either complete or has no effect.
+
+A persistence.yaml is applied to them as a dry run, or written. An agent does the same when it
+starts; this is for a preview, and for agents that are not running. Sessions that another process
+holds are skipped and listed.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast, final
 
@@ -20,16 +24,30 @@ import msgspec
 from perdure import errors
 from perdure._lib.files import Folder
 from perdure._lib.platform import try_lock
-from perdure.config.schema import DOCUMENT, StoredValues, saved_in, written
+from perdure.config.schema import (
+    DOCUMENT,
+    ConfigKey,
+    ConfigPlan,
+    Declaration,
+    StoredValues,
+    begun,
+    own,
+    plan,
+    saved_in,
+    written,
+)
+from perdure.errors import FormatError, LeaseHeldError
 from perdure.records.json import decode
-from perdure.records.keys import MAX_ID_BYTES
+from perdure.records.keys import DEFAULT_SESSION, MAX_ID_BYTES
 from perdure.records.values import encode_value
 from perdure.session.internals import let_go
+from perdure.session.prune import PruneReport
 from perdure.stores.file.layout import decode_name, encode_name
 
 if TYPE_CHECKING:
+    from perdure.records.keys import SessionKey
     from perdure.session.manager import SessionManager
-    from perdure.session.session import Session
+    from perdure.session.session import Session, SessionView
 
 
 STATE_DIR_VARIABLE: Final = "AGENT_STATE_DIR"
@@ -409,3 +427,155 @@ def _file(key: str) -> str:
 
 def _is_state(name: str) -> bool:
     return name.endswith(_SUFFIX) and name != DOCUMENT + _SUFFIX and not name.startswith(".")
+
+
+_PAGE = 500
+
+Initial = Callable[[ConfigKey], Any]
+
+
+class ConfigChange(msgspec.Struct, frozen=True):
+    """What changes, or has changed, in one place."""
+
+    place: str
+    """A session, or a folder."""
+    plan: ConfigPlan
+
+
+class ConfigReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a declaration changes, or has changed."""
+
+    dry_run: bool
+    looked_at: int = 0
+    """Places that hold values, or were asked for."""
+    changes: tuple[ConfigChange, ...] = ()
+    held: tuple[str, ...] = ()
+    """Sessions that another process holds: they were left alone."""
+    damaged: tuple[str, ...] = ()
+    """Sessions that cannot be read, or whose values cannot: they were left alone, too."""
+    pruned: PruneReport | None = None
+    """What the retention lets go; None without one."""
+
+
+async def apply_to_folder(
+    place: FolderPlace, declaration: Declaration, make: Initial, *, dry_run: bool
+) -> ConfigReport:
+    """Bring a state folder up to date, or say what that would change.
+
+    Raises:
+        CorruptRecordError: What is stored is damaged; it was left as it is.
+        LeaseHeldError: Another process keeps writing it.
+        TemplateError: A template cannot be evaluated; nothing was written.
+
+    """
+    keys = declaration.config
+    planned = plan(await place.read(), keys)
+    if planned and not dry_run:
+        await place.change(
+            lambda saved: begun(saved, keys, is_new=False, initial=make, session=saved.session)
+        )
+    changes = (ConfigChange(str(place.path), planned),) if planned else ()
+    return ConfigReport(dry_run=dry_run, looked_at=1, changes=changes)
+
+
+async def apply_to_store(
+    sessions: SessionManager,
+    declaration: Declaration,
+    make: Initial,
+    *,
+    id: str | None = None,
+    tenant: str = "",
+    dry_run: bool,
+) -> ConfigReport:
+    """Bring the sessions of a store up to date, or say what that would change.
+
+    Args:
+        sessions: The manager of the store.
+        declaration: What is declared.
+        make: Returns the initial value of a key.
+        id: Only of this agent; its default session gets values even if it has none. None: of
+            all agents that have values.
+        tenant: Whose they are.
+        dry_run: Change nothing.
+
+    Raises:
+        TemplateError: A template cannot be evaluated.
+
+    """
+    looked_at, changes, held_keys, damaged = 0, list[ConfigChange](), list[str](), list[str]()
+    keep = declaration.config.__contains__
+    async for key in _keys(sessions, id, tenant):
+        try:
+            view = await sessions.load(key.agent, session=key.session, tenant=key.tenant)
+            saved = None if view is None else await _stored(view)
+            if view is None or (saved is None and (id is None or key.session != DEFAULT_SESSION)):
+                continue
+            looked_at += 1
+            keys = _keys_of(view, saved, declaration.config)
+            if not (planned := plan(saved or StoredValues(), keys, keep)):
+                continue
+            if not dry_run:
+                await _apply(sessions, key, keys, make, keep)
+            changes.append(ConfigChange(str(key), planned))
+        except LeaseHeldError:
+            held_keys.append(str(key))
+        except FormatError:
+            damaged.append(str(key))
+    pruned = None
+    if declaration.retention is not None:
+        pruned = await sessions.prune(declaration.retention, id=id, tenant=tenant, dry_run=dry_run)
+    return ConfigReport(
+        dry_run=dry_run,
+        looked_at=looked_at,
+        changes=tuple(changes),
+        held=tuple(held_keys),
+        damaged=tuple(damaged),
+        pruned=pruned,
+    )
+
+
+async def _keys(sessions: SessionManager, id: str | None, tenant: str) -> AsyncIterator[SessionKey]:
+    """Give the sessions of one agent, or of all."""
+    after = None
+    while page := await sessions.list(tenant=tenant, prefix=id or "", after=after, limit=_PAGE):
+        after = page[-1]
+        for info in page:
+            if id is None or info.key.agent == id:
+                yield info.key
+
+
+async def _stored(view: SessionView) -> StoredValues | None:
+    value = await view.state.get(DOCUMENT)
+    if value is None:
+        return None
+    return saved_in(msgspec.json.encode(value), f"the state {DOCUMENT!r} of session {view.key}")
+
+
+def _keys_of(
+    view: SessionView, saved: StoredValues | None, config: Mapping[str, ConfigKey]
+) -> dict[str, ConfigKey]:
+    """Return the keys that apply to a session: an unused default session has the shared ones."""
+    regenerated = own(config)
+    if view.key.session != DEFAULT_SESSION:
+        return regenerated
+    known = set() if saved is None else {*saved.values, *saved.orphans}
+    used = view.info.turns > 0 or not known.isdisjoint(regenerated)
+    return {name: key for name, key in config.items() if used or name not in regenerated}
+
+
+async def _apply(
+    sessions: SessionManager,
+    key: SessionKey,
+    keys: Mapping[str, ConfigKey],
+    make: Initial,
+    keep: Callable[[str], bool],
+) -> None:
+    opening = sessions.open(
+        key.agent, session=key.session, tenant=key.tenant, create=False, on_held="raise"
+    )
+    async with opening as session:
+        await SessionPlace(session).change(
+            lambda saved: begun(
+                saved, keys, is_new=False, initial=make, session=saved.session, keep=keep
+            )
+        )

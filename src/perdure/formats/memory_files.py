@@ -22,7 +22,7 @@ import anyio.to_thread
 import msgspec
 
 from perdure._lib.files import Folder
-from perdure._lib.host import Host
+from perdure._lib.tasks import Host
 from perdure.errors import InvalidArgumentError, NotStorableError, StoreUnavailableError
 from perdure.formats.json_folder import MEMORY, FolderFiles, guarded, pretty
 from perdure.formats.migrations import MIGRATIONS, Finding, Migrations, read_memory

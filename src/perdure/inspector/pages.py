@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, cast, final
 import anyio
 import msgspec
 
-from perdure.checkpoints.diff import Difference
+from perdure.checkpoints.engine import Difference
 from perdure.checkpoints.verify import Verification
 from perdure.errors import InvalidArgumentError, SessionNotFoundError
 from perdure.inspector import conversation

@@ -10,11 +10,10 @@ from typing import Literal
 import anyio
 import msgspec
 
-from perdure._lib.host import Host
 from perdure._lib.logs import log_failure
 from perdure._lib.loop import loop_clock
 from perdure._lib.signals import Exit, exit_in
-from perdure._lib.tasks import was_cancelled
+from perdure._lib.tasks import Host, was_cancelled
 from perdure.autosave import events
 from perdure.autosave.engine import Autosaver
 from perdure.autosave.events import Event

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, final
 import anyio
 import msgspec
 
-from perdure._lib.host import HostClosedError
 from perdure._lib.logs import log_failure
-from perdure._lib.tasks import CurrentTask
+from perdure._lib.tasks import CurrentTask, HostClosedError
 from perdure.autosave.tracked import ended, require_outside
 from perdure.errors import (
     InvalidArgumentError,

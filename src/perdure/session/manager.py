@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Self, final
 
 import anyio
 
-from perdure._lib.host import Host
 from perdure._lib.logs import card
-from perdure._lib.tasks import wait_through
+from perdure._lib.tasks import Host, wait_through
 from perdure.autosave.options import INHERIT, Autosave, EngineOptions, Inherit, Shutdown
 from perdure.autosave.reports import ShutdownReport
 from perdure.autosave.tracked import require_outside

@@ -13,8 +13,8 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from perdure._lib.host import HostClosedError
 from perdure._lib.logs import log_failure
+from perdure._lib.tasks import HostClosedError
 from perdure.autosave.options import INHERIT, Autosave, Inherit
 from perdure.errors import (
     ConfigError,

@@ -17,10 +17,9 @@ import anyio
 import msgspec
 from anyio.lowlevel import checkpoint
 
-from perdure._lib.host import Host, HostClosedError
 from perdure._lib.loop import Affinity, Stray
 from perdure._lib.signals import exit_in
-from perdure._lib.tasks import was_cancelled
+from perdure._lib.tasks import Host, HostClosedError, was_cancelled
 from perdure.autosave.engine import Autosaver
 from perdure.autosave.options import Shutdown
 from perdure.errors import InvalidArgumentError, WrongLoopError

@@ -25,16 +25,20 @@ import msgspec
 from perdure.errors import LeaseLostError, NotStorableError
 from perdure.records.chunks import require_named, verified
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import FORMAT, Manifest, SessionQuery, matched, session_info
-from perdure.records.posts import oldest_first
-from perdure.records.records import EPOCH, Entry, Record
-from perdure.records.refusals import (
+from perdure.records.manifest import (
+    FORMAT,
+    Manifest,
+    SessionQuery,
     lease_held,
     lease_lost,
+    matched,
     new_entries,
     newer_format,
     refusal_of,
+    session_info,
 )
+from perdure.records.posts import oldest_first
+from perdure.records.records import EPOCH, Entry, Record
 from perdure.store import (
     Batch,
     BlobSweep,

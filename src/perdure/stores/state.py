@@ -50,9 +50,8 @@ from perdure.formats.records import log_in, state_of, unfold, with_log
 from perdure.formats.state import FullAgentState, StateStorage
 from perdure.records.json import decoder_of
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Manifest, SessionQuery
+from perdure.records.manifest import Manifest, SessionQuery, lease_held
 from perdure.records.records import EPOCH, Entry, Record
-from perdure.records.refusals import lease_held
 from perdure.store import (
     Batch,
     BlobSweep,

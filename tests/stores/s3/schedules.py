@@ -25,7 +25,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import FoldedDocument, Manifest
 from perdure.records.records import MESSAGE, Entry
 from perdure.store import Batch, Status
-from perdure.stores.objects import directory, documents, leases, reader
+from perdure.stores.objects import documents, leases, reader
 from perdure.stores.objects.bucket import ListedObject, StoredObject
 from perdure.stores.objects.log import ObjectLogWriter
 
@@ -297,7 +297,7 @@ class Story:
         try:
             if deletes and self.world.random.random() < 0.5:
                 self.wiped = max(self.wiped, writer.epoch)
-                directory.delete(bucket, writer)
+                documents.delete(bucket, writer)
             elif self.world.random.random() < 0.5:
                 leases.release(bucket, writer)
         except (LeaseError, StoreUnavailableError):

@@ -243,13 +243,13 @@ async def test_a_deleted_session_leaves_nothing_of_what_it_said(
 
 
 async def test_a_scrub_ends_what_a_killed_delete_began(open_store: OpenS3, raw: Any) -> None:
-    from perdure.stores.objects import directory, layout as heads
+    from perdure.stores.objects import documents, layout as heads
 
     store = await open_store()
     await write(store, fold=True)
     before = names(raw)
     head = heads.decode(HEAD, bytes(obstore.get(raw, HEAD).bytes()), KEY)
-    obstore.put(raw, HEAD, heads.with_checksum(directory.deleted_head(head)))  # and no further
+    obstore.put(raw, HEAD, heads.with_checksum(documents.deleted_head(head)))  # and no further
     assert await read(store) == []
     assert names(raw) == before
     await store.scrub()

@@ -135,12 +135,12 @@ def test_a_taker_that_slept_through_a_merge_takes_its_record_back(bucket: Any) -
 
 
 def test_a_taker_that_slept_through_a_delete_takes_its_record_back(bucket: Any) -> None:
-    from perdure.stores.objects import directory
+    from perdure.stores.objects import documents
 
     other = Requests(bucket.world)
     holder = leases.acquire(other, KEY, 0, "holder")  # type: ignore[arg-type]
     append(holder, "a")
-    bucket.before = lambda: directory.delete(other, holder)  # type: ignore[arg-type]
+    bucket.before = lambda: documents.delete(other, holder)  # type: ignore[arg-type]
     with pytest.raises(LeaseHeldError):
         leases.acquire(bucket, KEY, 1, "sleeper")
     assert texts_of(bucket, None) == []
@@ -220,7 +220,7 @@ def test_merging_again_and_again_keeps_segments_few_and_large(
 def test_a_head_that_arrives_after_its_sender_gave_it_up_is_not_taken_for_undone(
     bucket: Any,
 ) -> None:
-    from perdure.stores.objects import directory
+    from perdure.stores.objects import documents
 
     late: list[Any] = []
 
@@ -233,7 +233,7 @@ def test_a_head_that_arrives_after_its_sender_gave_it_up_is_not_taken_for_undone
 
     holder = leases.acquire(bucket, KEY, 0, "holder")
     append(holder, "a")
-    directory.delete(bucket, holder)
+    documents.delete(bucket, holder)
     new = leases.acquire(LateHead(bucket.world), KEY, 1, "new")  # type: ignore[arg-type]
     assert late[0]() is None  # it finds another head
     append(new, "b")

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final
 import anyio
 import anyio.to_thread
 
-from perdure._lib.host import Host
-from perdure._lib.tasks import each
+from perdure._lib.tasks import Host, each
 from perdure.agent.mcp.connection import (
     Address,
     Command,

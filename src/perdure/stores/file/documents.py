@@ -23,8 +23,7 @@ from perdure._lib.logs import LogOnce
 from perdure.errors import CorruptRecordError, UnsupportedVersionError
 from perdure.records.chunks import is_name, require_named, verified
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import FORMAT, Manifest
-from perdure.records.refusals import newer_format
+from perdure.records.manifest import FORMAT, Manifest, newer_format
 from perdure.store import BlobSweep, Document, Documents
 from perdure.stores.file.layout import (
     LOG,

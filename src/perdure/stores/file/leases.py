@@ -40,9 +40,8 @@ from perdure._lib.platform import boot_id, drop_cache, host_name, sync_data, syn
 from perdure.errors import ConfigError
 from perdure.records import records
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import FORMAT
+from perdure.records.manifest import FORMAT, lease_held, newer_format
 from perdure.records.records import EPOCH, Entry, Position
-from perdure.records.refusals import lease_held, newer_format
 from perdure.store import HeartbeatRequests, LeaseState
 from perdure.stores.file import segments
 from perdure.stores.file.documents import (

@@ -29,8 +29,8 @@ from perdure.errors import CorruptRecordError, LeaseLostError, NotStorableError
 from perdure.records import records as frames
 from perdure.records.json import MAX_RECORD_BYTES
 from perdure.records.keys import SessionKey
+from perdure.records.manifest import other_records, too_large
 from perdure.records.records import EPOCH, Entry, Position, Record, Scanner
-from perdure.records.refusals import other_records, too_large
 from perdure.store import Batch, Outcome, Status
 from perdure.stores.file import segments
 from perdure.stores.file.layout import (

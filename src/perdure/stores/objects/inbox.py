@@ -24,6 +24,7 @@ import msgspec
 
 from perdure.errors import CorruptRecordError, StoreUnavailableError
 from perdure.records.keys import SessionKey
+from perdure.records.manifest import lease_lost
 from perdure.records.posts import (
     UNREADABLE,
     decode_dead_letter,
@@ -31,7 +32,6 @@ from perdure.records.posts import (
     key_of_dead_letter,
     oldest_first,
 )
-from perdure.records.refusals import lease_lost
 from perdure.store import DeadLetter, HeartbeatRequests, InboxLimit, PendingItem
 from perdure.stores.objects import layout, reader
 from perdure.stores.objects.bucket import Bucket, ListedObject, StoredObject

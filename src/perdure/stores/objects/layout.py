@@ -36,9 +36,8 @@ import msgspec
 from perdure.errors import ConfigError, CorruptRecordError, FormatError
 from perdure.records import json, records as frames
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import FORMAT as MANIFEST_FORMAT, Manifest
+from perdure.records.manifest import FORMAT as MANIFEST_FORMAT, Manifest, newer_format
 from perdure.records.records import Entry, Position, Record, open_sealed, seal
-from perdure.records.refusals import newer_format
 
 _MAX_BYTES = 100
 """Bytes of an id up to which its name contains all of it."""

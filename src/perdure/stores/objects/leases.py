@@ -27,8 +27,8 @@ import msgspec
 from perdure._lib.ids import random_id
 from perdure.errors import StoreUnavailableError
 from perdure.records.keys import SessionKey
+from perdure.records.manifest import lease_held
 from perdure.records.records import EPOCH, Entry
-from perdure.records.refusals import lease_held
 from perdure.store import LeaseState
 from perdure.stores.objects import layout, layout as heads, reader, tenants
 from perdure.stores.objects.bucket import Bucket, ListedObject

@@ -40,8 +40,8 @@ from perdure.errors import (
     StoreUnavailableError,
 )
 from perdure.records.keys import SessionKey
+from perdure.records.manifest import lease_lost, new_entries, refusal_of
 from perdure.records.records import EPOCH, Entry, Position
-from perdure.records.refusals import lease_lost, new_entries, refusal_of
 from perdure.store import Batch, Outcome, Status
 from perdure.stores.objects import layout, reader
 from perdure.stores.objects.bucket import Bucket, ListedObject

@@ -28,8 +28,7 @@ from perdure._lib.loop import Threads, unopened
 from perdure._lib.tasks import all_of
 from perdure.errors import CorruptRecordError, LeaseLostError, PerdureError, StoreUnavailableError
 from perdure.records.keys import SessionKey, salvage_cure
-from perdure.records.manifest import Manifest, SessionQuery
-from perdure.records.refusals import lease_lost
+from perdure.records.manifest import Manifest, SessionQuery, lease_lost
 from perdure.store import (
     Batch,
     BlobSweep,
@@ -48,7 +47,6 @@ from perdure.store import (
     past_damage,
 )
 from perdure.stores.objects import (
-    directory,
     documents as content,
     inbox,
     layout,
@@ -388,7 +386,7 @@ class ObjectStore:
         query = SessionQuery(
             tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after, limit=limit
         )
-        return await self._run(directory.sessions, query)
+        return await self._run(content.sessions, query)
 
     async def tenants(self) -> list[str]:
         return await self._run(tenants.tenants)
@@ -398,20 +396,20 @@ class ObjectStore:
 
         At least one request per session: only for a listing that lacks sessions.
         """
-        return await self._run(directory.rebuild)
+        return await self._run(content.rebuild)
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
         writer = self._writer(key, epoch)
         await wait_idle(writer)
         self._writers.pop(key, None)
-        await self._run(directory.delete, writer)
+        await self._run(content.delete, writer)
 
     async def scrub(self) -> None:
         """Remove what killed deletions and folds have left.
 
         A versioned bucket keeps removed objects; its lifecycle rules decide for how long.
         """
-        await self._run(directory.scrub)
+        await self._run(content.scrub)
 
     def _writer(self, key: SessionKey, epoch: int) -> ObjectLogWriter:
         _ = self._open_bucket

@@ -17,9 +17,8 @@ from perdure.errors import CorruptRecordError, FormatError, UnsupportedVersionEr
 from perdure.records import json
 from perdure.records.chunks import require_named, verified
 from perdure.records.keys import SessionKey, salvage_cure
-from perdure.records.manifest import FORMAT, Manifest, SessionQuery, matched
+from perdure.records.manifest import FORMAT, Manifest, SessionQuery, matched, newer_format
 from perdure.records.records import open_sealed, seal
-from perdure.records.refusals import newer_format
 from perdure.store import BlobSweep, Documents, SessionInfo
 from perdure.stores.postgres.connections import Connection, Statement, bigint, execute_all
 from perdure.stores.postgres.leases import tenant_id

@@ -11,9 +11,9 @@ import msgspec
 from perdure.records import json
 from perdure.records.json import MAX_RECORD_BYTES
 from perdure.records.keys import SessionKey
+from perdure.records.manifest import too_large
 from perdure.records.posts import UNREADABLE, decode_dead_letter, encode_dead_letter, oldest_first
 from perdure.records.records import open_sealed, seal
-from perdure.records.refusals import too_large
 from perdure.store import DeadLetter, InboxLimit, PendingItem
 from perdure.stores.postgres.connections import Connection, bigint
 from perdure.stores.postgres.leases import channel_of, lock_session

@@ -17,8 +17,8 @@ import msgspec
 from perdure._lib.ids import first_beat
 from perdure.errors import StoreUnavailableError
 from perdure.records.keys import SessionKey
+from perdure.records.manifest import lease_held
 from perdure.records.records import EPOCH, Entry, encode
-from perdure.records.refusals import lease_held
 from perdure.store import HeartbeatRequests, HeldLease, LeaseState
 from perdure.stores.postgres.connections import Connection, Statement, bigint, execute_all
 from perdure.stores.postgres.log import SessionState

@@ -23,8 +23,8 @@ from perdure.errors import (
     StoreUnavailableError,
 )
 from perdure.records.keys import SessionKey, salvage_cure
+from perdure.records.manifest import lease_lost, new_entries, refusal_of
 from perdure.records.records import Entry, Position, Record, encode, lines
-from perdure.records.refusals import lease_lost, new_entries, refusal_of
 from perdure.store import Batch, Outcome, Status
 from perdure.stores.postgres.connections import (
     Connection,

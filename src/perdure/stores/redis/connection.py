@@ -25,8 +25,8 @@ import anyio
 import anyio.to_thread
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from perdure._lib.host import Host, HostClosedError
 from perdure._lib.loop import unopened
+from perdure._lib.tasks import Host, HostClosedError
 from perdure.errors import ConfigError, MissingExtraError, StoreUnavailableError
 from perdure.store import ConnectionEvent, ConnectionHook, ConnectionPool
 from perdure.stores.redis.errors import error_meaning, in_doubt, unreachable

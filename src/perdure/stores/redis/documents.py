@@ -13,9 +13,15 @@ from perdure.records import records
 from perdure.records.chunks import require_named, verified
 from perdure.records.json import decoder_of
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import FORMAT, Manifest, SessionQuery, matched
+from perdure.records.manifest import (
+    FORMAT,
+    Manifest,
+    SessionQuery,
+    lease_lost,
+    matched,
+    newer_format,
+)
 from perdure.records.records import open_sealed
-from perdure.records.refusals import lease_lost, newer_format
 from perdure.store import BlobSweep, Documents, SessionInfo
 from perdure.stores.redis.connection import RedisCall, RedisLink, Script, script
 from perdure.stores.redis.layout import (

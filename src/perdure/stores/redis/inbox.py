@@ -11,8 +11,8 @@ import msgspec
 
 from perdure.records.json import decoder_of
 from perdure.records.keys import SessionKey
+from perdure.records.manifest import lease_lost
 from perdure.records.posts import UNREADABLE, decode_dead_letter, encode_dead_letter, oldest_first
-from perdure.records.refusals import lease_lost
 from perdure.store import (
     DeadLetter,
     InboxLimit,

@@ -19,13 +19,13 @@ import anyio
 import msgspec
 
 from perdure._lib.backoff import backoff
-from perdure._lib.host import HostClosedError
 from perdure._lib.ids import first_beat
 from perdure._lib.locks import has_ended, this_process
 from perdure._lib.platform import host_name
+from perdure._lib.tasks import HostClosedError
 from perdure.errors import PerdureError, StoreUnavailableError
 from perdure.records.keys import SessionKey
-from perdure.records.refusals import lease_held
+from perdure.records.manifest import lease_held
 from perdure.store import HeartbeatRequests, HeldLease, LeaseState
 from perdure.stores.redis.connection import RedisCall, RedisLink, script
 from perdure.stores.redis.layout import KeyNames, damage_error, encode_key, member_of

@@ -24,9 +24,8 @@ from perdure.errors import (
 )
 from perdure.records import records as frames
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Manifest
+from perdure.records.manifest import Manifest, lease_lost, misplaced, new_entries, refusal_of
 from perdure.records.records import Entry, Record
-from perdure.records.refusals import lease_lost, misplaced, new_entries, refusal_of
 from perdure.store import Batch, BlobSweep, LogChunk, Outcome, Status, Store, past_damage
 from perdure.stores.redis.connection import RedisCall, RedisLink, script
 from perdure.stores.redis.errors import error_meaning, outcome_of

@@ -16,9 +16,15 @@ from perdure.errors import ConfigError, CorruptRecordError, FormatError
 from perdure.records.chunks import require_named, verified
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import FORMAT, Manifest, SessionQuery, matched, session_info
+from perdure.records.manifest import (
+    FORMAT,
+    Manifest,
+    SessionQuery,
+    matched,
+    newer_format,
+    session_info,
+)
 from perdure.records.records import Record, open_sealed, seal
-from perdure.records.refusals import newer_format
 from perdure.store import BlobSweep, Documents, RestoreData, SessionInfo
 from perdure.stores.sqlite.connections import PART_BYTES, next_page
 from perdure.stores.sqlite.log import DELETED, SessionRow, find, held_row

@@ -9,7 +9,7 @@ import msgspec
 from perdure._lib.ids import first_beat
 from perdure._lib.locks import Presence, PresenceReader
 from perdure.records.keys import SessionKey
-from perdure.records.refusals import lease_held
+from perdure.records.manifest import lease_held
 from perdure.store import HeartbeatRequests, HeldLease, LeaseState
 from perdure.stores.sqlite.log import (
     DELETED,

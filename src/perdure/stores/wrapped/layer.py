@@ -29,9 +29,8 @@ from perdure.memory.documents import SESSION
 from perdure.records.chunks import verified
 from perdure.records.json import MAX_RECORD_BYTES
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import FoldedDocument, Manifest
+from perdure.records.manifest import FoldedDocument, Manifest, lease_lost, too_large
 from perdure.records.records import EPOCH, Entry, Record
-from perdure.records.refusals import lease_lost, too_large
 from perdure.store import (
     Batch,
     BlobSweep,
