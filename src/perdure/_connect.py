@@ -161,7 +161,7 @@ def _store_at(url: str) -> Store:
         return _file(_plain_path(url, "file:./"))
     make = _SCHEMES.get(scheme.lower())
     if make is None and scheme.lower().startswith(("redis", "valkey")):
-        from perdure.stores.redis.settings import SEVERAL
+        from perdure.stores.redis.connection import SEVERAL
 
         make = _redis(scheme) if SEVERAL.fullmatch(scheme.lower()) else None
     if make is None:
@@ -257,7 +257,7 @@ def _sqlite(location: str) -> Store:
 def _redis(scheme: str) -> Callable[[str], Store]:
     def make(location: str) -> Store:
         from perdure.stores.redis import RedisStore
-        from perdure.stores.redis.settings import settings_from
+        from perdure.stores.redis.connection import settings_from
 
         url = f"{scheme}:{location}"
         history = settings_from(url).history

@@ -1,6 +1,6 @@
 """Checkpoints of a session, and the kernel events between them.
 
-Decisions are pure (`chain`, `diff`, `replay`); `engine` performs them. It reaches
+Decisions are pure (`chain`, `replay`); `engine` performs them. It reaches
 the session through a `Journal`, so no module here depends on sessions or on a backend.
 """
 

@@ -18,9 +18,9 @@ method of the same name in `perdure`.
 
 from __future__ import annotations
 
+from perdure.sync.archives import Archives
 from perdure.sync.manager import SessionManager, connect
 from perdure.sync.parts import (
-    Archives,
     Attachment,
     CheckpointEngine,
     CheckpointReader,

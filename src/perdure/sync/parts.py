@@ -1,4 +1,4 @@
-"""Parts of a session in blocking style: checkpoints, kernel events, contributors, archives.
+"""Parts of a session in blocking style: checkpoints, kernel events, contributors.
 
 Plain methods of a contributor are called in threads of their own, so they may take their time and
 use the blocking API; a save waits for them, as long as ``EngineOptions(capture_timeout=…)``
@@ -8,21 +8,14 @@ allows. A contributor that was written for the async API is awaited in the manag
 from __future__ import annotations
 
 import inspect
-import os
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast, final
 
 from anyio import to_thread
 
-from perdure.archive import archives
-from perdure.archive.limits import ArchiveLimits
-
 if TYPE_CHECKING:
-    from perdure.archive.limits import Archive
-    from perdure.archive.restore import ArchiveRestored
-    from perdure.archive.save import ArchiveSaved, Progress
     from perdure.checkpoints import engine, engine as reader, events
     from perdure.checkpoints.engine import Difference
     from perdure.checkpoints.replay import ReplayReport, TimelineRow
@@ -31,7 +24,6 @@ if TYPE_CHECKING:
     from perdure.session import contributors, session
     from perdure.session.contributors import Contributor as AsyncContributor, RestoreContext
     from perdure.sync.loop import LoopThread
-    from perdure.sync.session import Session, SessionView
 
 
 class CheckpointReader:
@@ -252,93 +244,3 @@ def as_async(
         ):
             return attachment.contributor
     return ContributorAdapter(cast("Contributor", contributor))
-
-
-@final
-class Archives:
-    """The files of an agent's home folder, kept with a session. As `perdure.archive.Archives`.
-
-    Args:
-        session: An open session; or one that was loaded, to look and to export.
-        home: The home folder. Default: the agent's own, where the store keeps one for it.
-        paths: ``persist_paths``: folders in it, among them hidden ones that are to be kept.
-        whole: Whether everything visible is archived; else only these paths.
-        limits: How large an archive may be.
-        wait: Seconds to wait for another process that saves or restores the same home.
-
-    Raises:
-        ConfigError: A path is absolute, or leaves the home folder.
-
-    """
-
-    def __init__(
-        self,
-        session: Session | SessionView,
-        home: str | os.PathLike[str] | None = None,
-        *,
-        paths: Sequence[str] = (),
-        whole: bool = True,
-        limits: ArchiveLimits = ArchiveLimits(),  # noqa: B008  # frozen
-        wait: float = 60.0,
-    ) -> None:
-        self._loop = session._loop
-        self._archives = archives.Archives(
-            session._inner, home, paths=paths, whole=whole, limits=limits, wait=wait
-        )
-
-    @property
-    def home(self) -> str | None:
-        """The home folder; None where none was given, and the store keeps none for the agent."""
-        return self._archives.home
-
-    def all(self) -> list[Archive]:
-        """Return the archives that are listed, newest first."""
-        return self._loop.call(self._archives.all)
-
-    def latest(self) -> Archive | None:
-        """Return the newest archive, None if there is none."""
-        return self._loop.call(self._archives.latest)
-
-    def find(self, name: str | None = None) -> Archive:
-        """Return the archive with this id, or the newest with this label; None: the newest.
-
-        Raises:
-            ConfigError: There is no such archive.
-
-        """
-        return self._loop.call(lambda: self._archives.find(name))
-
-    def save(
-        self, *, label: str = "", keep: int = archives.KEPT, progress: Progress = None
-    ) -> ArchiveSaved:
-        """Archive the home folder; what it returns is durable, and was read back.
-
-        As `perdure.archive.Archives.save`. ``progress`` is called in the loop's thread.
-        """
-        return self._loop.call(
-            lambda: self._archives.save(label=label, keep=keep, progress=progress)
-        )
-
-    def restore(
-        self, name: str | None = None, *, force: bool = False, progress: Progress = None
-    ) -> ArchiveRestored:
-        """Make the home folder what it was. As `perdure.archive.Archives.restore`."""
-        return self._loop.call(lambda: self._archives.restore(name, force=force, progress=progress))
-
-    def resume(self, *, progress: Progress = None) -> ArchiveRestored:
-        """Bring the newest archive back at a start. As `perdure.archive.Archives.resume`."""
-        return self._loop.call(lambda: self._archives.resume(progress=progress))
-
-    def verify(self, name: str | None = None) -> Archive:
-        """Read all of an archive, and return which it was. As `perdure.archive.Archives.verify`."""
-        return self._loop.call(lambda: self._archives.verify(name))
-
-    def write(self, path: str | os.PathLike[str], name: str | None = None) -> int:
-        """Write an archive into a new file. As `perdure.archive.Archives.write`."""
-        return self._loop.call(lambda: self._archives.write(path, name))
-
-    def read(
-        self, path: str | os.PathLike[str], *, force: bool = False, progress: Progress = None
-    ) -> ArchiveRestored:
-        """Make the home folder what a file holds. As `perdure.archive.Archives.read`."""
-        return self._loop.call(lambda: self._archives.read(path, force=force, progress=progress))

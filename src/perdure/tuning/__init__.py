@@ -12,19 +12,17 @@ from perdure.tuning.advice import (
     LoadLevel,
     Option,
     Requirements,
-    StoreMeasurement,
-    advise,
-    chart,
-)
-from perdure.tuning.measure import made_up, measure, observed
-from perdure.tuning.workload import (
     SettingCost,
+    StoreMeasurement,
     Workload,
     WorkloadChange,
+    advise,
     changes_of,
+    chart,
     replay,
     workload_of,
 )
+from perdure.tuning.measure import made_up, measure, observed
 
 __all__ = [
     "Advice",

@@ -24,8 +24,14 @@ from perdure.lineage.store import followed
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE, Entry, Record
 from perdure.store import Batch, HeldLease, Outcome, SessionInfo, Status, Store
-from perdure.tuning.advice import LoadLevel, StoreMeasurement
-from perdure.tuning.workload import Workload, WorkloadChange, changes_of, workload_of
+from perdure.tuning.advice import (
+    LoadLevel,
+    StoreMeasurement,
+    Workload,
+    WorkloadChange,
+    changes_of,
+    workload_of,
+)
 
 # What a store can take: sessions of a tenant of their own, saved together, and removed again
 

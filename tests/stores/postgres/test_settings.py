@@ -7,8 +7,8 @@ import pytest
 import perdure
 from perdure.errors import ConfigError
 from perdure.stores.postgres import PostgresStore
+from perdure.stores.postgres.connections import quoted, settings_of
 from perdure.stores.postgres.documents import end_of
-from perdure.stores.postgres.settings import quoted, settings_of
 
 SECRET = "hun%ter2"
 URL = "postgresql://me:hun%25ter2@db.example:5433/agents"

@@ -10,7 +10,7 @@ import pytest
 from perdure import connect, store_for
 from perdure.errors import ConfigError, StoreUnavailableError
 from perdure.stores.redis import RedisStore
-from perdure.stores.redis.settings import settings_from
+from perdure.stores.redis.connection import settings_from
 from tests.servers.valkey import Valkey
 
 SECRET = "s3cr%40t"

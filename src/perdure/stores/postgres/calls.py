@@ -28,12 +28,12 @@ from perdure.stores.postgres.connections import (
     Connections,
     Listener,
     Password,
+    PostgresSettings,
     password_reader,
 )
 from perdure.stores.postgres.errors import is_broken, is_rollback, outcome_of
 from perdure.stores.postgres.log import AppendMany, EncodedBatch, HeldSessionsByKey, arrays
 from perdure.stores.postgres.schema import PreparedStatement, Statements, durability_of, migrate
-from perdure.stores.postgres.settings import PostgresSettings
 
 # Append without a thread: sent from the event loop, which also waits for the answer
 

@@ -20,7 +20,7 @@ from perdure.records.keys import SessionKey, salvage_cure
 from perdure.records.manifest import FORMAT, Manifest, SessionQuery, matched, newer_format
 from perdure.records.records import open_sealed, seal
 from perdure.store import BlobSweep, Documents, SessionInfo
-from perdure.stores.postgres.connections import Connection, Statement, bigint, execute_all
+from perdure.stores.postgres.connections import Connection, Statement, bigint, execute_all, quoted
 from perdure.stores.postgres.leases import tenant_id
 from perdure.stores.postgres.log import (
     OpeningRead,
@@ -31,7 +31,6 @@ from perdure.stores.postgres.log import (
     state_of,
 )
 from perdure.stores.postgres.schema import Statements
-from perdure.stores.postgres.settings import quoted
 
 _log = logging.getLogger("perdure")
 

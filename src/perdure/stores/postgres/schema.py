@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
 from perdure.errors import ConfigError, UnsupportedVersionError
-from perdure.stores.postgres.connections import Connection, driver
-from perdure.stores.postgres.settings import quoted
+from perdure.stores.postgres.connections import Connection, driver, quoted
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult

@@ -46,10 +46,9 @@ from perdure.stores.postgres import (
     log,
 )
 from perdure.stores.postgres.calls import PARALLELISM, Calls, open_calls
-from perdure.stores.postgres.connections import Password
+from perdure.stores.postgres.connections import Password, settings_of
 from perdure.stores.postgres.log import HeldSessionsByKey, OwnedSession, SessionState
 from perdure.stores.postgres.schema import Statements
-from perdure.stores.postgres.settings import settings_of
 
 _MAX_SEEN = 1000
 """Rows of sessions that nobody acquired after their holder was read, at most."""

@@ -40,13 +40,12 @@ from perdure.store import (
     Store,
 )
 from perdure.stores.redis import connection
-from perdure.stores.redis.connection import RedisLink
+from perdure.stores.redis.connection import RedisLink, settings_from
 from perdure.stores.redis.documents import Blobs, Directory, RedisDocuments
 from perdure.stores.redis.inbox import RedisInbox
 from perdure.stores.redis.layout import KeyNames
 from perdure.stores.redis.leases import Leases
 from perdure.stores.redis.log import ColdHistory, RedisLog
-from perdure.stores.redis.settings import settings_from
 
 _CLOSE_SECONDS = 1.0
 """Seconds that closing may take to notify the server."""
