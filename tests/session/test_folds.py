@@ -12,8 +12,10 @@ from hypothesis import given, settings, strategies as st
 from perdure import Limits, Message, Session, Shutdown, connect
 from perdure.records.keys import SessionKey
 from perdure.session.base import MOST_EPOCHS
+from perdure.session.lifecycle import REST
 from perdure.store import LogChunk
 from perdure.stores.memory import MemoryBacking, MemoryStore
+from tests._virtual import BACKENDS, run
 
 QUIET = Shutdown(signals=False)
 ACTS = ["talk", "turn", "named turn", "cut turn", "retract", "memory", "state", "label", "save"]
@@ -157,3 +159,42 @@ async def test_opening_a_session_very_often_without_a_change_does_not_slow_it_do
                 session.append(Message.user("a"))
             assert session.restore_report.records_read <= MOST_EPOCHS
             assert len(session.context()) == 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_fold_waits_until_the_session_is_at_rest(backend: str) -> None:
+    async def main() -> None:
+        folds: list[Any] = []
+        async with connect(
+            MemoryStore(), shutdown=QUIET, limits=Limits(fold_records=100)
+        ) as sessions:
+            sessions.on("folded", folds.append)
+            session = await sessions.open("a")
+            for number in range(140):  # from the 120th on a fold is due, whatever its phase
+                await act(session, "memory", number)
+                await session.save()
+                await anyio.sleep(REST / 2)
+            assert folds == []
+            await anyio.sleep(3 * REST)
+            assert [fold.as_of_seq for fold in folds] == [session.version]
+
+    run(backend, main)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_session_that_never_rests_is_folded_when_its_tail_is_long(backend: str) -> None:
+    async def main() -> None:
+        folds: list[Any] = []
+        async with connect(
+            MemoryStore(), shutdown=QUIET, limits=Limits(fold_records=100)
+        ) as sessions:
+            sessions.on("folded", folds.append)
+            session = await sessions.open("a")
+            for number in range(400):
+                await act(session, "memory", number)
+                await session.save()
+                await anyio.sleep(REST / 2)
+            assert len(folds) == 2
+            assert 150 <= folds[0].as_of_seq <= 1.2 * 150 + 2
+
+    run(backend, main)

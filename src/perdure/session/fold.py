@@ -87,7 +87,7 @@ def fold_due(
     """
     if tail_bytes >= LEAST_TAIL and tail_bytes >= limits.fold_ratio * rewrite_bytes * phase:
         return True
-    by_count = tail_records >= limits.fold_records * phase or tail_bytes >= MUCH_TAIL
+    by_count = tail_records >= limits.fold_records * phase or tail_bytes >= MUCH_TAIL * phase
     return rewrite_bytes <= SMALL and by_count and limits.fold_ratio < inf
 
 

@@ -107,6 +107,10 @@ FIRST_TURN = 0.1
 """Seconds that the caller that opens a session has to begin a turn before a handover."""
 PATIENCE = 1.0
 """Seconds that a handover keeps turns waiting for the store."""
+REST = 0.05
+"""Seconds without an append after which a session is at rest: a fold then delays no turn."""
+LONG_TAIL = 1.5
+"""A session that never is at rest is folded with a tail this many times as long."""
 MAX_HANDED_OVER = 1000
 """Handed-over sessions whose epochs are remembered, at most."""
 
@@ -173,6 +177,8 @@ class SessionLifecycle:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._handing_over: set[SessionKey] = set()
+        # Sessions whose fold waits until they are at rest; the event ends that.
+        self._resting: dict[SessionBase, anyio.Event] = {}
         self._given: dict[SessionKey, int] = {}
         # Bound once: a session's hooks bind these to it, which takes a third of closures' memory.
         self._on_saved = self._saved
@@ -230,39 +236,62 @@ class SessionLifecycle:
 
     def _saved(self, session: SessionBase, _durable: int) -> None:
         """Decide, after each save, whether to fold."""
-        if session._folding or self._runtime.draining or session._closed_by is not None:
-            return
         limits = self._runtime.limits
         if session._tail_bytes < LEAST_TAIL and session._tail_records < limits.fold_records:
             return  # nearly always: the rest costs more than this
+        if session._folding:
+            rest = self._resting.get(session)
+            if rest is not None and self._is_due(session, LONG_TAIL):
+                rest.set()
+        elif self._is_due(session) and not self._runtime.saver.crowded:
+            self.fold_soon(session)
+
+    def _is_due(self, session: SessionBase, times: float = 1.0) -> bool:
+        """Whether the log's tail is long enough for a fold, or this many times as long."""
         due = partial(
             fold_due,
             tail_bytes=session._tail_bytes,
             tail_records=session._tail_records,
             rewrite_bytes=session._rewrite_bytes,
-            limits=limits,
+            limits=self._runtime.limits,
         )
-        if due() and due(phase=phase_of(session.key)) and not self._runtime.saver.crowded:
-            self.fold_soon(session)
+        return due(phase=times) and due(phase=times * phase_of(session.key))
 
     def fold_soon(self, session: SessionBase) -> None:
-        """Fold in the background, unless that is under way already."""
+        """Fold in the background, when the session is next at rest, unless that is planned already.
+
+        A session that never is at rest is folded once its log's tail is long.
+        """
         if session._folding or self._runtime.draining or session._closed_by is not None:
             return
         session._folding = True
         try:
-            self._runtime.host.spawn(self._fold_in_background, _Fold(self, session))
+            self._runtime.host.spawn(self._fold_in_background, session)
         except BaseException:
             session._folding = False
             raise
 
-    async def _fold_in_background(self, fold: _Fold) -> None:
+    async def _fold_in_background(self, session: SessionBase) -> None:
         try:
+            await self._rest(session)
             # It may wait until the manager has closed: then the next holder folds.
-            with suppress(HostClosedError):
-                await self._fold_alone(fold, urgent=False)
+            if session._closed_by is None:
+                with suppress(HostClosedError):
+                    await self._fold_alone(_Fold(self, session), urgent=False)
         finally:
-            fold.session._folding = False
+            session._folding = False
+
+    async def _rest(self, session: SessionBase) -> None:
+        """Wait until nothing was appended for a moment, or the log's tail has become long."""
+        version = -1
+        self._resting[session] = long = anyio.Event()
+        try:
+            while version != session.version and not (long.is_set() or self._runtime.draining):
+                version = session.version
+                with anyio.move_on_after(REST):
+                    await long.wait()
+        finally:
+            del self._resting[session]
 
     async def _fold_alone(self, fold: _Fold, *, urgent: bool) -> None:
         """Fold; only the write waits until no save of the session is with the store."""

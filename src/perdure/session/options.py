@@ -33,8 +33,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         context_bytes: The working context of a session without an agent: its newest
             whole messages.
         record_bytes: One appended item, encoded.
-        fold_ratio: Fold when the log's tail is this many times what a fold rewrites; infinite:
-            only when the session leaves memory.
+        fold_ratio: Fold when the log's tail is this many times what a fold rewrites, and the
+            session is at rest, or at half as much again; infinite: only when it leaves memory.
         fold_records: Fold small documents after this many records at the latest.
         loads: How many sessions load at once.
         inbox_items: How many items may wait for a session, posted by this process or others.
