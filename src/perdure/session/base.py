@@ -1,4 +1,4 @@
-"""The part of a session that every record passes, and its turns.
+"""The part of a session that every record passes: append, save, retract, and its turns.
 
 The manager, contributors, the lifecycle and shutdown use `SessionBase`, which knows none of
 them; `Session`, the class that users hold, uses them all. That keeps imports in one direction.
@@ -446,6 +446,51 @@ class SessionBase(_Hot):
     def memory(self) -> WorkingMemory:
         """The working memory; it loads when it is first awaited."""
         return self._contents.memory
+
+    def append(self, *items: Message | EncodedRecord | Any) -> int:
+        """Append items as one group, and return the new version.
+
+        Cheap and synchronous; autosave makes it durable within its window, ``save`` at once.
+
+        Args:
+            items: Messages, encoded records, or objects of registered types.
+
+        Raises:
+            NotStorableError: An item cannot be stored; nothing was appended. It names
+                the path, the type and the cure.
+            TooLargeError: An item is larger than ``Limits.record_bytes``.
+            LeaseLostError: Another process has taken the session over.
+            SessionClosedError: The session, or its manager, was closed.
+            SessionQuarantinedError: The store permanently refuses a record of this session.
+            StoreUnavailableError: Too much is unsaved, since the store is down.
+            WrongLoopError: The session belongs to another loop, thread or process.
+
+        """
+        registry = self._runtime.registry
+        if len(items) == 1:
+            item = items[0]
+            entry = item.entry if type(item) is EncodedRecord else entry_of(item, registry)
+            return self._accept((entry,))
+        entries = tuple([entry_of(item, registry) for item in items])
+        if not entries:
+            return self.version
+        return self._accept(entries)
+
+    def turn(self, id: str | None = None, *, resume: bool = False) -> Turn:
+        """Return a turn to enter: ``async with session.turn() as turn``.
+
+        Turns run one at a time, first come, first served. Leaving one waits until it is durable.
+        Entering one raises SessionError if the running turn waits for this very task: in
+        ``gather``, ``wait_for``, a task group. A task that outlives the running turn waits for it.
+
+        Args:
+            id: The caller's own name for it, such as a request's id. A retry with the same
+                id is the same turn: if it has ended before, ``turn.replayed`` is True. If it was
+                cut before its end, what it left of the conversation is taken back.
+            resume: Keep that, to continue from it: ``turn.resumed``, ``turn.messages``.
+
+        """
+        return Turn(self, self._turns, id, resume=resume)
 
     def _accept(self, entries: tuple[Entry, ...]) -> int:
         """Take entries in as one group; every change of the session comes through here."""

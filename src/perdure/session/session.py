@@ -1,4 +1,4 @@
-"""The session that users hold: append, save, turns, history, memory, state and checkpoints.
+"""The session that users hold: history, memory, state, checkpoints, and views of it.
 
 A session belongs to the event loop that opened it, and is written by one process at a time.
 """
@@ -14,10 +14,10 @@ from perdure.autosave.tracked import State
 from perdure.errors import InvalidArgumentError, SessionError
 from perdure.memory.working_memory import NO_LIMIT, MemoryLimit
 from perdure.records.keys import SessionKey
-from perdure.records.messages import EncodedRecord, Message
+from perdure.records.messages import Message
 from perdure.records.records import Entry, Record
 from perdure.restore.ladder import RestoredSession
-from perdure.session.base import Receipt, SessionBase, Turn, entry_of
+from perdure.session.base import Receipt, SessionBase
 from perdure.session.contents import Contents, HistoryItem, meta_entry
 from perdure.session.contributors import Attachment, Contributor, attach
 from perdure.session.fork import fork_unsaved
@@ -225,35 +225,6 @@ class Session(SessionBase, Rendered):
 
         return events_of(self)
 
-    def append(self, *items: Message | EncodedRecord | Any) -> int:
-        """Append items as one group, and return the new version.
-
-        Cheap and synchronous; autosave makes it durable within its window, ``save`` at once.
-
-        Args:
-            items: Messages, encoded records, or objects of registered types.
-
-        Raises:
-            NotStorableError: An item cannot be stored; nothing was appended. It names
-                the path, the type and the cure.
-            TooLargeError: An item is larger than ``Limits.record_bytes``.
-            LeaseLostError: Another process has taken the session over.
-            SessionClosedError: The session, or its manager, was closed.
-            SessionQuarantinedError: The store permanently refuses a record of this session.
-            StoreUnavailableError: Too much is unsaved, since the store is down.
-            WrongLoopError: The session belongs to another loop, thread or process.
-
-        """
-        registry = self._runtime.registry
-        if len(items) == 1:
-            item = items[0]
-            entry = item.entry if type(item) is EncodedRecord else entry_of(item, registry)
-            return self._accept((entry,))
-        entries = tuple([entry_of(item, registry) for item in items])
-        if not entries:
-            return self.version
-        return self._accept(entries)
-
     async def extend(
         self, history: Iterable[Any], format: Format, *, issuer: Issuer | str | None = None
     ) -> Receipt:
@@ -316,22 +287,6 @@ class Session(SessionBase, Rendered):
 
         """
         return await attach(self, contributor, restore=True)
-
-    def turn(self, id: str | None = None, *, resume: bool = False) -> Turn:
-        """Return a turn to enter: ``async with session.turn() as turn``.
-
-        Turns run one at a time, first come, first served. Leaving one waits until it is durable.
-        Entering one raises SessionError if the running turn waits for this very task: in
-        ``gather``, ``wait_for``, a task group. A task that outlives the running turn waits for it.
-
-        Args:
-            id: The caller's own name for it, such as a request's id. A retry with the same
-                id is the same turn: if it has ended before, ``turn.replayed`` is True. If it was
-                cut before its end, what it left of the conversation is taken back.
-            resume: Keep that, to continue from it: ``turn.resumed``, ``turn.messages``.
-
-        """
-        return Turn(self, self._turns, id, resume=resume)
 
     def unsaved(self) -> tuple[Record, ...]:
         """Return the records that are not durable: also of a session that was lost."""
