@@ -104,7 +104,8 @@ def extras(session: nox.Session, extra: str) -> None:
 def browser(session: nox.Session) -> None:
     """Walk the inspector's pages in chromium; PERDURE_SCREENSHOTS=docs/images takes pictures."""
     session.install(".[test-browser]")
-    session.run("pytest", "-q", "tests/inspector/test_browser.py", *session.posargs)
+    tests = ["tests/inspector/test_browser.py", "tests/tuning/test_browser.py"]
+    session.run("pytest", "-q", *tests, *session.posargs)
 
 
 @nox.session(python=PYTHONS[0])

@@ -13,6 +13,7 @@ import pytest
 import perdure
 import perdure.inspector
 from perdure import Message, Shutdown, ToolCall
+from perdure.inspector import pages
 from perdure.session.manager import SessionManager
 
 TOKEN = "a-token-of-some-length"
@@ -59,6 +60,12 @@ async def client(sessions: SessionManager, **options: Any) -> AsyncGenerator[htt
         headers={"authorization": f"Bearer {TOKEN}"},
     ) as http:
         yield http
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a slow machine, too, a page shows what it has to read."""
+    monkeypatch.setattr(pages, "PATIENCE", 60.0)
 
 
 @pytest.fixture

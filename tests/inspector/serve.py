@@ -20,6 +20,7 @@ from starlette.routing import Mount
 import perdure
 import perdure.inspector
 from perdure import Autosave, Message, Shutdown, ToolCall
+from perdure.inspector import pages
 from perdure.records.messages import encode_message
 from perdure.session.internals import begin_turn
 from perdure.session.manager import SessionManager
@@ -126,4 +127,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    pages.PATIENCE = 60.0  # type: ignore[misc]  # on a slow machine, too
     asyncio.run(main())

@@ -1,13 +1,8 @@
-"""A real browser walks every page of an inspector under load: `nox -s browser`.
-
-With ``PERDURE_SCREENSHOTS`` it also takes the documentation's pictures, into that folder.
-"""
+"""A real browser walks every page of an inspector under load: `nox -s browser`."""
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,18 +11,14 @@ from typing import Any
 
 import pytest
 
+from tests.browsers import browser, pictures
 from tests.inspector.conftest import TOKEN
 
-playwright = pytest.importorskip("playwright.sync_api")
+__all__ = ["browser", "pictures"]
+
 axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
-PICTURES = os.environ.get("PERDURE_SCREENSHOTS")  # tests themselves run without such variables
-
-pytestmark = [
-    pytest.mark.deep,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium"),
-]
+pytestmark = pytest.mark.deep
 
 PAGES = [
     "?owner=ada",
@@ -58,14 +49,6 @@ def address() -> Iterator[str]:
             server.kill()
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
-
-
 @pytest.fixture
 def page(browser: Any, address: str) -> Iterator[Any]:
     """A page that came by the link; whatever it complains of fails the test."""
@@ -90,10 +73,7 @@ def page(browser: Any, address: str) -> Iterator[Any]:
     assert [text for text in complaints if not expected.search(text)] == []
 
 
-@pytest.mark.skipif(PICTURES is None, reason="takes pictures when asked")
-def test_pictures_for_the_documentation(page: Any, address: str) -> None:
-    folder = Path(str(PICTURES))
-    folder.mkdir(parents=True, exist_ok=True)
+def test_pictures_for_the_documentation(page: Any, address: str, pictures: Path) -> None:
     wide, phone = {"width": 1100, "height": 720}, {"width": 375, "height": 720}
     for name, path, theme, size in (
         ("conversation", "session?agent=harbor-guide", "light", wide),
@@ -106,7 +86,7 @@ def test_pictures_for_the_documentation(page: Any, address: str) -> None:
         page.goto(address + path)
         if name == "live":
             until(page, "samples.length > 25")
-        picture = folder / f"inspector-{name}.png"
+        picture = pictures / f"inspector-{name}.png"
         page.screenshot(path=picture)
         assert picture.stat().st_size < 150_000
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from functools import partial
 from html.parser import HTMLParser
 from typing import Any
 
@@ -368,7 +369,10 @@ class SlowLook(DelegatingStore):
         return await self.inner.sessions_with_pending_items(dead_letters=dead_letters)
 
 
-async def test_a_page_does_not_wait_for_a_long_look_at_all_sessions() -> None:
+async def test_a_page_does_not_wait_for_a_long_look_at_all_sessions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pages, "PATIENCE", 0.0)
     store = SlowLook()
     async with perdure.connect(store, shutdown=Shutdown(signals=False)) as sessions:
         await sessions.post("bob", Message.user("x"))
@@ -381,3 +385,63 @@ async def test_a_page_does_not_wait_for_a_long_look_at_all_sessions() -> None:
             after = await get(inspector, "/inbox")
             assert [key["agent"] for key in after["waiting"]] == ["bob"]
             assert not after["looking"]
+            again = await get(inspector, "/inbox")  # a new look; what the one before has seen
+            assert (again["looking"], again["waiting"]) == (True, after["waiting"])
+            monkeypatch.setattr(pages, "FRESH", -1.0)
+            await anyio.wait_all_tasks_blocked()
+            late = await get(inspector, "/inbox")
+            assert late["looking"]
+
+
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("/checkpoints?agent=ada&a=1&b=2", "difference"),
+        ("/checkpoints?agent=ada&verify=1", "verified"),
+        ("/change?agent=ada&change=forget", "consequences"),
+        ("/change?agent=ada&change=rebuild", "consequences"),
+    ],
+)
+async def test_a_page_does_not_wait_until_a_whole_log_is_read(
+    path: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "PATIENCE", 0.0)
+    async with connected() as sessions, client(sessions, allow_changes=True) as http:
+        await fill(sessions)
+        first = await http.get(path)
+        assert first.status_code == 200
+        assert "Look again" in first.text
+        assert 'method="post"' not in first.text  # nothing is confirmed unseen
+        await anyio.wait_all_tasks_blocked()
+        page = (await http.get(f"{path}&format=json")).json()
+        assert not page["looking"]
+        assert page[shown]
+
+
+async def test_what_a_long_read_has_failed_with_is_told_to_the_next_page(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pages, "PATIENCE", 0.0)
+    async with connected() as sessions, client(sessions) as http:
+        await fill(sessions)
+        path = "/checkpoints?agent=ada&a=1&b=99"
+        assert (await http.get(path)).status_code == 200
+        await anyio.wait_all_tasks_blocked()
+        answer = await http.get(path)
+        assert (answer.status_code, "no checkpoint 99" in answer.text) == (404, True)
+
+
+async def test_the_results_of_few_long_reads_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "READS", 2)
+    read: list[int] = []
+    async with connected() as sessions:
+        reads = pages.LongReads(sessions)
+
+        async def number(value: int) -> int:
+            read.append(value)
+            return value
+
+        for value in (1, 2, 3):
+            assert await reads.result(value, partial(number, value)) == (value, False)
+        assert read == [1, 2, 3]
+        assert list(reads._reads) == [2, 3]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 
+import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from perdure import Autosave
+from perdure.autosave.schedule import LEAST_SHRINK
 from perdure.tuning import (
     LoadLevel,
     Requirements,
@@ -123,6 +125,20 @@ def test_few_changes_are_told() -> None:
     workload = workload_of([[WorkloadChange(0, 10), WorkloadChange(1, 10)]], "little")
     advice = advise(workload, SLOW, Requirements(sessions=1_000))
     assert advice.warnings == ("2 changes tell little: come back when there are more",)
+
+
+def test_a_store_without_batches_has_nothing_waiting_when_the_engine_looks() -> None:
+    """So its debounce becomes as short as it may, however many sessions timers save."""
+    needs = Requirements(sessions=2_000)
+    together = advise(WORKLOAD, FAST, needs)
+    alone = advise(WORKLOAD, msgspec.structs.replace(FAST, batches=False), needs)
+    default = [
+        next(one.cost for one in advice.options if one.cost.autosave == Autosave())
+        for advice in (together, alone)
+    ]
+    shortest = replay(WORKLOAD, Autosave(), save_time=FAST.save_time, shrink=LEAST_SHRINK)
+    assert default[1] == shortest
+    assert default[0].lost > 2 * shortest.lost
 
 
 @pytest.mark.parametrize("sessions", [10, 50_000, 10_000_000])

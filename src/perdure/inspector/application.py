@@ -117,7 +117,7 @@ class _Inspector:
         self._manager = sessions
         self._allow_changes = allow_changes
         self._live: Live | None = None
-        self._scan: pages.InboxScan | None = None
+        self._long_reads: pages.LongReads | None = None
         self._changes: Changes | None = None
         self._templates = _templates()
 
@@ -229,7 +229,7 @@ class _Inspector:
         a, b = query.number("a"), query.number("b")
         pair = None if a is None or b is None else (a, b)
         verify = query.choice("verify", ("", "1")) == "1"
-        return await pages.checkpoints_page(self._manager(), query.key(), pair, verify=verify)
+        return await pages.checkpoints_page(self._reads(), query.key(), pair, verify=verify)
 
     async def _restore(self, query: Query) -> pages.RestorePage:
         target = query.choice("target", ("", *pages.FORMATS))
@@ -239,10 +239,13 @@ class _Inspector:
         return await pages.delivery_page(self._manager(), query.key())
 
     async def _inbox(self, query: Query) -> pages.InboxPage:
+        return await pages.inbox_page(self._manager(), self._reads())
+
+    def _reads(self) -> pages.LongReads:
         sessions = self._manager()
-        if self._scan is None or self._scan.sessions is not sessions:
-            self._scan = pages.InboxScan(sessions)
-        return await self._scan.page()
+        if self._long_reads is None or self._long_reads.sessions is not sessions:
+            self._long_reads = pages.LongReads(sessions)
+        return self._long_reads
 
     async def _position(self, query: Query) -> int:
         return await pages.position(self._manager(), query.key())
@@ -263,7 +266,7 @@ class _Inspector:
         return self._changing().page()
 
     async def _preview(self, query: Query) -> ChangePage:
-        return await self._changing().preview(query.change())
+        return await self._changing().preview(query.change(), self._reads())
 
     async def _change(self, request: Request) -> Response:
         """Make a change that a form of this inspector asks for."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from functools import partial
 from typing import Final, Literal, final, get_args
 
 import msgspec
 
 from perdure.errors import CheckpointNotFoundError, InvalidArgumentError, PerdureError
-from perdure.inspector.pages import SessionFacts, facts_of, load
+from perdure.inspector.pages import LongReads, SessionFacts, facts_of, load
 from perdure.records.keys import SessionKey
 from perdure.session.internals import release_unused, store_below
 from perdure.session.manager import SessionManager
@@ -64,6 +65,8 @@ class ChangePage(msgspec.Struct, frozen=True, kw_only=True):
     wanted: RequestedChange
     text: str
     consequences: list[str]
+    looking: bool = False
+    """Whether they are still being read."""
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,14 +103,16 @@ class Changes:
             location=store_below(self.sessions).location, actions=list(self._actions)
         )
 
-    async def preview(self, wanted: RequestedChange) -> ChangePage:
+    async def preview(self, wanted: RequestedChange, reads: LongReads) -> ChangePage:
         """Return what a change would do; change nothing."""
         view = await load(self.sessions, wanted.key)
+        found, looking = await reads.result(wanted, partial(self._consequences, wanted))
         return ChangePage(
             head=await facts_of(self.sessions, view),
             wanted=wanted,
             text=wanted.text,
-            consequences=await self._consequences(wanted),
+            consequences=found or [],
+            looking=looking,
         )
 
     async def _consequences(self, wanted: RequestedChange) -> list[str]:

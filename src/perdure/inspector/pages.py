@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
-from collections.abc import Sequence
-from typing import Any, Final, Literal, cast, final
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from functools import partial
+from typing import Any, Final, Literal, TypeVar, cast, final
 
 import anyio
 import msgspec
@@ -35,17 +37,92 @@ from perdure.session.manager import SessionManager
 from perdure.session.session import SessionView
 from perdure.store import DeadLetter, LeaseState, PendingItem, SessionInfo, Store, first_record
 
+T = TypeVar("T")
+
 PAGE: Final = 50
 """Items of a conversation on a page."""
 MOST: Final = 200
-PATIENCE: Final = 0.2
-"""Seconds that a page waits for a look at all sessions."""
+PATIENCE: Final = 0.15
+"""Seconds that a page waits for a read that may take long."""
+FRESH: Final = 30.0
+"""Seconds in which what was read for a page that did not wait is shown to the next one."""
+READS: Final = 16
+"""How many of the long reads' results are kept."""
 LISTED: Final = 100
 """Sessions on a page."""
 BUDGET: Final = 0.15
 """Seconds that a search of the list may take before it answers with what it has."""
 COMPLETIONS: Final = 10
 FORMATS: Final = ("openai", "openai-responses", "anthropic", "gemini")
+
+
+# What takes long: a whole log, or all sessions
+
+
+class _LongRead:
+    """One read that may take long, and what the one before has given."""
+
+    def __init__(self) -> None:
+        self.latest: Any = None
+        self.error: Exception | None = None
+        self.running: anyio.Event | None = None
+        self.unseen_since: float = -math.inf
+        """When a read ended that no page has shown."""
+
+
+@final
+class LongReads:
+    """Reads that take long: a page does not wait for their end, and is asked for again.
+
+    Args:
+        sessions: The manager, whose tasks the reads belong to.
+
+    """
+
+    def __init__(self, sessions: SessionManager) -> None:
+        self.sessions: SessionManager = sessions
+        self._reads: dict[Hashable, _LongRead] = {}
+
+    async def result(
+        self, what: Hashable, read: Callable[[], Awaitable[T]]
+    ) -> tuple[T | None, bool]:
+        """Return what a read gives, and False; after `PATIENCE` what was read before, and True.
+
+        Args:
+            what: What is read: the same is read once at a time.
+            read: Reads it.
+
+        """
+        known = self._reads.setdefault(what, _LongRead())
+        now = anyio.current_time()
+        if known.running is None and now - known.unseen_since > FRESH:
+            known.running = anyio.Event()
+            in_managers_background(self.sessions, partial(self._read, known, known.running, read))
+        if known.running is not None:
+            with anyio.move_on_after(PATIENCE) as waited:
+                await known.running.wait()
+            if waited.cancelled_caught:
+                return known.latest, True
+        known.unseen_since = -math.inf
+        if known.error is not None:
+            raise known.error
+        return known.latest, False
+
+    async def _read(
+        self, known: _LongRead, running: anyio.Event, read: Callable[[], Awaitable[Any]]
+    ) -> None:
+        known.error = None
+        try:
+            known.latest = await read()
+        except Exception as error:  # noqa: BLE001  # raised to the next page
+            known.error = error
+        finally:
+            known.running = None
+            known.unseen_since = anyio.current_time()
+            running.set()
+            ended = [what for what, other in self._reads.items() if other.running is None]
+            for what in ended[:-READS]:
+                del self._reads[what]
 
 
 # The list of sessions
@@ -444,10 +521,12 @@ class CheckpointsPage(msgspec.Struct, frozen=True, kw_only=True):
     b: int | None = None
     difference: Difference | None = None
     """From the state at checkpoint *a* to the one at *b*."""
+    looking: bool = False
+    """Whether the log is still being read for the two."""
 
 
 async def checkpoints_page(
-    sessions: SessionManager, key: SessionKey, pair: tuple[int, int] | None, *, verify: bool
+    reads: LongReads, key: SessionKey, pair: tuple[int, int] | None, *, verify: bool
 ) -> CheckpointsPage:
     """Return the checkpoints; with a pair, what changed from the first of it to the second.
 
@@ -455,14 +534,25 @@ async def checkpoints_page(
         CheckpointNotFoundError: There is no such checkpoint.
 
     """
-    view = await load(sessions, key)
+    view = await load(reads.sessions, key)
+
+    async def read() -> tuple[Verification | None, Difference | None]:
+        return (
+            await view.checkpoints.verify() if verify else None,
+            await view.checkpoints.diff(*pair) if pair else None,
+        )
+
+    what = ("checkpoints", key, view.seq, pair, verify)
+    found, looking = await reads.result(what, read) if verify or pair else (None, False)
+    verified, difference = found or (None, None)
     return CheckpointsPage(
-        head=await facts_of(sessions, view),
+        head=await facts_of(reads.sessions, view),
         checkpoints=await view.checkpoints.states(),
-        verified=await view.checkpoints.verify() if verify else None,
+        verified=verified,
         a=pair[0] if pair else None,
         b=pair[1] if pair else None,
-        difference=await view.checkpoints.diff(*pair) if pair else None,
+        difference=difference,
+        looking=looking,
     )
 
 
@@ -571,55 +661,22 @@ class InboxPage(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a newer look has not come to its end."""
 
 
-@final
-class InboxScan:
-    """Looks at all sessions of a store, one at a time; a page does not wait for its end.
+async def inbox_page(sessions: SessionManager, reads: LongReads) -> InboxPage:
+    """Return the sessions for which a post waits, or that have dead letters, of all tenants.
 
-    Args:
-        sessions: The manager, whose tasks the looks belong to.
-
+    It looks at all sessions; while that takes long, the page has what was seen before.
     """
-
-    def __init__(self, sessions: SessionManager) -> None:
-        self.sessions: SessionManager = sessions
-        self._latest = InboxPage(location=store_below(sessions).location)
-        self._error: Exception | None = None
-        self._running: anyio.Event | None = None
-
-    async def page(self) -> InboxPage:
-        """Look, and return what was seen; after `PATIENCE` what the look before has seen."""
-        if self._running is None:
-            self._running = anyio.Event()
-            in_managers_background(self.sessions, self._look)
-        with anyio.move_on_after(PATIENCE) as waited:
-            await self._running.wait()
-        if waited.cancelled_caught:
-            return msgspec.structs.replace(self._latest, looking=True)
-        if self._error is not None:
-            raise self._error
-        return self._latest
-
-    async def _look(self) -> None:
-        running = self._running
-        self._error = None
-        try:
-            self._latest = await _inbox_page(self.sessions)
-        except Exception as error:  # noqa: BLE001  # raised to whoever waits
-            self._error = error
-        finally:
-            self._running = None
-            if running is not None:
-                running.set()
-
-
-async def _inbox_page(sessions: SessionManager) -> InboxPage:
-    """Return the sessions for which a post waits, or that have dead letters, of all tenants."""
     store: Store = store_below(sessions)
-    dead: Sequence[SessionKey] = ()
-    if store.capabilities.dead_letters:
-        dead = await store.sessions_with_pending_items(dead_letters=True)
-    waiting = await store.sessions_with_pending_items()
-    return InboxPage(location=store.location, waiting=waiting, dead=dead, at=time.time())
+
+    async def look() -> InboxPage:
+        dead: Sequence[SessionKey] = ()
+        if store.capabilities.dead_letters:
+            dead = await store.sessions_with_pending_items(dead_letters=True)
+        waiting = await store.sessions_with_pending_items()
+        return InboxPage(location=store.location, waiting=waiting, dead=dead, at=time.time())
+
+    seen, looking = await reads.result("inbox", look)
+    return msgspec.structs.replace(seen or InboxPage(location=store.location), looking=looking)
 
 
 async def position(sessions: SessionManager, key: SessionKey) -> int:

@@ -270,6 +270,8 @@ class StoreMeasurement(msgspec.Struct, frozen=True):
     levels: tuple[LoadLevel, ...]
     size: int
     """Bytes of each save's record."""
+    batches: bool = True
+    """Whether it takes the saves of several sessions together."""
 
     @property
     def rate(self) -> float:
@@ -305,9 +307,10 @@ IDLE: Final = 0.01
 SHRINKS: Final = tuple(sorted(SHRINK ** (n / 4) for n in range(73)))
 """Shares of a debounce to which the engine shrinks it, from nearly that of an idle store on."""
 MOST_TIMED: Final = -math.log1p(math.log(SHRINK) / math.log(RESTORE / SHRINK)) / SLOT
-"""Saves in a second, begun by timers, at which a debounce stays as it is.
+"""Saves in a second, begun by timers, at which a debounce stays as it is on a store of batches.
 
-The engine looks in some slot of its wheel: so many find something due that both steps balance.
+The engine looks in some slot of its wheel: so many find something due that both steps balance. A
+store that takes each session by itself has been given what was due when the engine looks.
 """
 MONTH: Final = 730 * 3600.0
 """Seconds."""
@@ -411,7 +414,8 @@ def _tried(
         """Return whether the engine lets the debounce be so short."""
         cost = replay(workload, autosave, save_time=measured.save_time, shrink=shrink)
         options[shrink] = option = _option(cost, measured, needs)
-        return option.load < BUSY and cost.timed * needs.sessions <= MOST_TIMED
+        has_waiting = measured.batches and cost.timed * needs.sessions > MOST_TIMED
+        return option.load < BUSY and not has_waiting
 
     if is_idle(LEAST_SHRINK) or autosave.debounce == 0:  # most often
         return options[LEAST_SHRINK]

@@ -67,7 +67,7 @@ async def measure(
     async with _sessions(store, max(levels)) as heads:
         share = seconds / len(levels)
         measured = [await _level(store, heads, count, payload, share) for count in levels]
-    return StoreMeasurement(tuple(measured), size)
+    return StoreMeasurement(tuple(measured), size, store.capabilities.batch_max > 1)
 
 
 async def _level(

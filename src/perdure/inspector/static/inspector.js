@@ -64,6 +64,12 @@ if (news) {
   }, 3000);
 }
 
+// A page that did not wait for a long read is asked for again. Not while nobody looks.
+
+if ($("[data-again]")) {
+  setInterval(() => document.hidden || location.reload(), 2000);
+}
+
 // Keyboard
 
 function move(step) {
