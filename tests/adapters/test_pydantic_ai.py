@@ -676,7 +676,7 @@ async def test_a_handover_between_opening_and_writing_is_asked_back(
     await store.save(held)
     async with perdure.connect(tmp_path / "store") as others:
         taken: list[Any] = []
-        read = PerdureConversationStore._record
+        read = PerdureConversationStore._record_text
 
         async def after_a_handover(self: Any, source: Any) -> Any:
             if isinstance(source, perdure.Session) and len(taken) < 2:
@@ -685,7 +685,7 @@ async def test_a_handover_between_opening_and_writing_is_asked_back(
             return await read(self, source)
 
         held.messages.append(said("two"))
-        monkeypatch.setattr(PerdureConversationStore, "_record", after_a_handover)
+        monkeypatch.setattr(PerdureConversationStore, "_record_text", after_a_handover)
         await store.save(held)
         assert len(taken) == 2
         await store.delete("a")

@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast, final
 
 import anyio
 import msgspec
@@ -42,11 +42,13 @@ from perdure.errors import (
     SessionError,
     TooLargeError,
 )
-from perdure.providers import parse_history, render
-from perdure.providers.openai_responses import FORMAT, items_of
+from perdure.providers import Issuer, render
+from perdure.providers.openai_responses import FORMAT, items_of, parse_history
+from perdure.providers.replies import PlainHistory
 from perdure.records.keys import DEFAULT_SESSION, SessionKey
 from perdure.records.messages import Message, decode_message, encode_message
 from perdure.records.records import Entry
+from perdure.records.values import is_plain
 from perdure.session.internals import (
     accept,
     begin_turn,
@@ -65,6 +67,7 @@ from perdure.session.session import Session, SessionView
 
 if TYPE_CHECKING:
     from perdure.lease import OnHeld
+    from perdure.memory.context import WorkingContext
     from perdure.session.open import SessionOpening
 
 SDK: Final = "openai-agents"
@@ -155,8 +158,7 @@ class PerdureSession(Adapter):
         self._pinned: Session | None = None
         self._current: Session | None = None
         """What was read or written last, if it was held here then."""
-        self._texts: Recent[bytes, bytes] = Recent(TEXT_BYTES)
-        """By the payloads of messages, the JSON of their items."""
+        self._texts = _ItemTexts()
 
     @classmethod
     def from_url(
@@ -435,7 +437,7 @@ class PerdureSession(Adapter):
         made = [_entry(item, f"items[{at}]", now) for at, item in enumerate(items)]
         for entry, text in made:
             if text is not None:
-                self._texts.put(entry.payload, text, len(entry.payload) + len(text))
+                self._texts.add(entry.payload, text)
         return tuple([entry for entry, _ in made])
 
 
@@ -465,15 +467,12 @@ def _entry(item: Any, at: str, now: float) -> tuple[Entry, bytes | None]:
         TooLargeError: It is larger than a record may be.
 
     """
-    try:
-        text = json.dumps(item)
-    except (TypeError, ValueError, RecursionError) as error:
-        message = f"{at} is not JSON ({error}): add items as the SDK makes them, dicts"
-        raise NotStorableError(message, path=at, type=type(item).__name__) from error
-    plain = json.loads(text)
-    made = _as_message(plain, now)
+    text = None if is_plain(item) else _dumped(item, at)
+    plain = item if text is None else json.loads(text)
+    made = _as_message(plain, now) if text is None or is_plain(plain) else None
     if made is not None:
         return made
+    text = _dumped(item, at) if text is None else text
     role = plain.get("role") if isinstance(plain, dict) else None
     shown = Message(role="user" if role == "user" else "assistant")
     try:
@@ -482,22 +481,32 @@ def _entry(item: Any, at: str, now: float) -> tuple[Entry, bytes | None]:
         raise TooLargeError(f"{at}: {error}", path=at, size=len(text)) from error
 
 
+def _dumped(item: Any, at: str) -> str:
+    try:
+        return json.dumps(item)
+    except (TypeError, ValueError, RecursionError) as error:
+        message = f"{at} is not JSON ({error}): add items as the SDK makes them, dicts"
+        raise NotStorableError(message, path=at, type=type(item).__name__) from error
+
+
 def _as_message(item: Any, now: float) -> tuple[Entry, bytes] | None:
-    """Return an item as a message alone, None if that would not give it back to the letter."""
+    """Return a plain item as a message alone, None if that would not give it back to the letter."""
     if not isinstance(item, dict):
         return None
     try:
-        (parsed,) = parse_history([item], FORMAT)
-        entry = encode_message(with_envelope(parsed, Envelope(SDK, SHAPE)), now=now)
-        (back,) = items_of(decode_message(entry.payload))
+        (parsed,) = parse_history(PlainHistory([item], None), _ISSUER)
+        message = with_envelope(parsed, _ENVELOPE)
+        (back,) = items_of(message)
         text = msgspec.json.encode(back)  # refuses what it would not read back
+        entry = encode_message(message, now=now)
     except (FormatError, NotStorableError, TooLargeError, ValueError, OverflowError):
         return None
-    # It writes a NaN as null, and 1 is equal to True: neither is both equal and written alike.
-    is_same = back == item and _sorted(back) == _sorted(item)
+    is_same = back == item and _sorted(back) == _sorted(item)  # 1 is equal to True
     return (entry, text) if is_same else None
 
 
+_ENVELOPE = Envelope(SDK, SHAPE)
+_ISSUER = Issuer(FORMAT)
 _sorted = msgspec.json.Encoder(order="deterministic").encode
 
 
@@ -512,8 +521,8 @@ def _envelope(message: Message) -> Envelope | None:
 def _units(messages: Sequence[tuple[int, Message]]) -> Iterator[_Unit]:
     """Yield what messages are as items; those that are not the SDK's as a request has them."""
     marked = [(seq, message, _envelope(message)) for seq, message in messages]
-    for is_plain, run in groupby(marked, key=lambda each: each[2] is None):
-        if is_plain:
+    for is_own, run in groupby(marked, key=lambda each: each[2] is None):
+        if is_own:
             plain = list(run)
             yield _Unit(plain[0][0], render([each[1] for each in plain], FORMAT).messages)
             continue
@@ -527,9 +536,7 @@ def _units(messages: Sequence[tuple[int, Message]]) -> Iterator[_Unit]:
 # Reading
 
 
-async def _items(
-    source: Session | SessionView, limit: int | None, texts: Recent[bytes, bytes]
-) -> list[Any]:
+async def _items(source: Session | SessionView, limit: int | None, texts: _ItemTexts) -> list[Any]:
     """Return the newest whole groups of items within a limit; all items if that is None."""
     if working_context(source).epoch_id:
         # perdure has compacted the session: the items are what its own model would see.
@@ -552,7 +559,7 @@ async def _items(
 
 
 def _items_at_hand(
-    source: Session | SessionView, count: int | None, texts: Recent[bytes, bytes]
+    source: Session | SessionView, count: int | None, texts: _ItemTexts
 ) -> tuple[list[Any], bool] | None:
     """Return the items of the newest messages, and whether there are no others.
 
@@ -560,20 +567,57 @@ def _items_at_hand(
     they are read anew each time, but from their own JSON: that costs a tenth of what it takes to
     make items of messages.
     """
-    messages = working_context(source).whole()
-    if messages is None:
+    found = texts.newest(source, count)
+    if found is None:
         return None
-    begin = 0 if count is None else max(len(messages) - count, 0)
-    found: list[bytes] = []
-    for _, payload in messages[begin:]:
-        text = texts.get(payload)
-        if text is None:
-            text = _text_of(payload)
-            if text is None:
+    newest, is_all = found
+    return msgspec.json.decode(b"[%b]" % b",".join(newest)), is_all
+
+
+@final
+class _ItemTexts:
+    """The items of a session as JSON, so that a message is made an item once."""
+
+    def __init__(self) -> None:
+        self._of_payload: Recent[bytes, bytes] = Recent(TEXT_BYTES)
+        self._read: tuple[WorkingContext | None, int, list[bytes]] = None, 0, []
+        """All of a context, up to a record."""
+
+    def add(self, payload: bytes, text: bytes) -> None:
+        """Take in the item that a message is."""
+        self._of_payload.put(payload, text, len(payload) + len(text))
+
+    def newest(
+        self, source: Session | SessionView, count: int | None
+    ) -> tuple[list[bytes], bool] | None:
+        """Return the newest items (None: all), and whether there are no others.
+
+        None if some of them are not in memory, or msgspec would read one otherwise.
+        """
+        context, (read, seq, texts) = working_context(source), self._read
+        begin, payloads = 0, context.since(seq) if context is read and not context.cut else None
+        if payloads is None:
+            messages = context.whole()
+            if messages is None:
                 return None
-            texts.put(payload, text, len(payload) + len(text))
-        found.append(text)
-    return msgspec.json.decode(b"[%b]" % b",".join(found)), not begin
+            begin = 0 if count is None else max(len(messages) - count, 0)
+            payloads, texts = [payload for _, payload in messages[begin:]], []
+        fresh = [self._of_payload.get(payload) or self._made(payload) for payload in payloads]
+        if None in fresh:
+            return None
+        texts += cast("list[bytes]", fresh)
+        if not begin:
+            is_kept = isinstance(source, Session) and context.size <= TEXT_BYTES
+            self._read = (context, context.seq, texts) if is_kept else (None, 0, [])
+        if count is None or len(texts) <= count:
+            return texts, not begin
+        return texts[len(texts) - count :], False
+
+    def _made(self, payload: bytes) -> bytes | None:
+        text = _text_of(payload)
+        if text is not None:
+            self.add(payload, text)
+        return text
 
 
 def _text_of(payload: bytes) -> bytes | None:

@@ -21,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self, cast, final
 from weakref import WeakKeyDictionary
 
+import msgspec
 import pydantic
 
 from perdure._lib.lazy import import_extra
@@ -97,6 +98,15 @@ class EntryEnvelope(ItemEnvelope, frozen=True):
     """How many it has."""
     pieces: tuple[Piece, ...]
     """The entry's JSON, from where the message before ended."""
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """What a write has to know of a stored record."""
+
+    revision: str
+    head_id: str | None = None
+    scope: str | None = None
+    format_version: int = 1
 
 
 class _Stored(NamedTuple):
@@ -231,7 +241,7 @@ class PerdureConversationStore(Adapter, sdk.ConversationStore):
 
         async def drop(session: Session) -> bool:
             version = session.version
-            stored = await self._record(session)
+            stored = await self._head(session)
             if stored is None or stored.revision != expected_revision:
                 raise sdk.ConversationConflict(conversation_id)
             return await replace_tail(session, 0, state_entry(RECORD, None), version=version)
@@ -311,15 +321,20 @@ class PerdureConversationStore(Adapter, sdk.ConversationStore):
             version = json.loads(text).get("format_version")
             if version in (None, 1):
                 raise
-            message = (
-                f"conversation {source.key} has format {version}, and the installed Pydantic AI "
-                "reads 1: upgrade pydantic-ai-slim"
-            )
-            raise UnsupportedVersionError(message, version=version) from error
+            raise _newer(source.key, version) from error
         if record.conversation_id != source.key.agent:  # a copy or a fork that perdure has made
             record = dataclasses.replace(record, conversation_id=source.key.agent)
         self._remember(source.key, [record.head_id, *record.branches])
         return record
+
+    async def _head(self, session: Session) -> _Head | None:
+        text = await self._record_text(session)
+        if text is None:
+            return None
+        head = msgspec.json.decode(text, type=_Head)
+        if head.format_version != 1:
+            raise _newer(session.key, head.format_version)
+        return head
 
     async def _record_text(self, source: Session | SessionView) -> str | None:
         if not isinstance(source, Session):
@@ -420,7 +435,7 @@ class PerdureConversationStore(Adapter, sdk.ConversationStore):
     async def _apply(self, change: _Change, session: Session) -> bool:
         """Append a change; False if something was appended while this was reading."""
         version = session.version
-        stored = await self._record(session)
+        stored = await self._head(session)
         is_used = stored is None and bool((await newest_messages(session, 1))[0])
         if session.version != version:
             return False
@@ -499,6 +514,14 @@ class _Change:
         raise sdk.ConversationConflict(self.record.conversation_id)
 
 
+def _newer(key: SessionKey, version: int) -> UnsupportedVersionError:
+    message = (
+        f"conversation {key} has format {version}, and the installed Pydantic AI reads 1: "
+        "upgrade pydantic-ai-slim"
+    )
+    return UnsupportedVersionError(message, version=version)
+
+
 def _json(record: sdk.ConversationRecord) -> str:
     try:
         return RECORDS.dump_json(record).decode()
@@ -523,7 +546,11 @@ def _encoded(entry: sdk.ConversationEntry, at: int) -> list[Entry]:
     except ValueError as error:
         message = f"new_entries[{at}] is not JSON ({error}): return JSON from tools"
         raise NotStorableError(message, path=f"new_entries[{at}].message") from error
-    shown = _shown(json.loads(data))
+    try:
+        plain = msgspec.json.decode(data)
+    except ValueError:  # a number or a character that only Python's own reads
+        plain = json.loads(data)
+    shown = _shown(plain)
     when = getattr(entry.message, "timestamp", None)
     now = time.time() if when is None else when.timestamp()
     try:
