@@ -77,8 +77,8 @@ class _Reader:
     async def values(self, thread: Thread, names: Collection[str]) -> Callable[[str, str], Any]:
         """Return what loads these values of a thread; it is told the channel, for its errors."""
         index, codec = thread.index, self.codec
-        pinned = codec.pin(index.parts_of(names))
-        unknown = [name for name, original in pinned.items() if original is None]
+        pinned = codec.pin(index, thread.key.agent, names)
+        unknown = [name for name, original in pinned.originals.items() if original is None]
         leaves = await self._threads.leaves_of(thread, unknown)
 
         def load(name: str, channel: str) -> Any:

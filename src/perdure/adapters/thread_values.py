@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import chain, repeat
 from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast, final
 from weakref import getweakrefcount
@@ -43,9 +44,10 @@ else:
 
 COPIES_BYTES: Final = 32 * 1024 * 1024
 """What is kept of values that were read, to give copies of them out again."""
-
-ORIGINAL_BYTES: Final = 3000
-"""What it takes to keep one of them, apart from its texts."""
+ORIGINAL_BYTES: Final = 1500
+"""What it takes to keep one of them, apart from its texts, and as much again for its copy."""
+LENT: Final = 64
+"""Items of a list whose copies are looked at together."""
 
 
 class NotAllowedError(FormatError):
@@ -160,13 +162,9 @@ _CAN_COUNT = hasattr(sys, "getrefcount") and getattr(sys, "_is_gil_enabled", lam
 
 @final
 class Original:
-    """A plain value that was read, of which callers get copies.
+    """A plain value that was read, to make copies of."""
 
-    A copy whose caller has left it as it was, and let go of it with all that it has, is given
-    again: copies of a long list for every run would keep the garbage collector busy.
-    """
-
-    __slots__ = ("_class", "_content", "_counts", "_inner", "_lent", "_parts", "_views")
+    __slots__ = ("_class", "_content", "_inner")
 
     def __init__(self, value: Any, held: dict[str, Any]) -> None:
         self._class: type = type(value)
@@ -176,60 +174,104 @@ class Original:
             self._content.append(frozenset(value.__pydantic_fields_set__))
             if value.__pydantic_extra__ is not None:
                 self._content.append({})
-        self._lent: list[Any] = []
-        """Of the copy that was given, what is in ``_content`` of the original;"""
-        self._parts: list[Any] = []
-        """itself, and everything of it that can be changed;"""
-        self._counts: list[int] = [0]
-        """and how many references these had then."""
-        self._views: list[tuple[Iterable[Any], list[Any]]] = []
 
-    def give(self) -> Any:
-        """Return the value, which is its caller's own then."""
-        if not _CAN_COUNT:
-            return self._copy([])
-        if not self._is_free():
-            self._lent = []
-            self._parts = [self._copy(self._lent), *self._lent[1:], *_containers(self._lent[0])]
-            self._views = [(view, list(view)) for view in map(_view, self._parts) if view]
-            self._counts = list(map(_references, self._parts))
-        return self._parts[0]
-
-    def _copy(self, content: list[Any]) -> Any:
-        """Return a copy, and add what it has to ``content``."""
+    def copy(self) -> tuple[Any, list[Any]]:
+        """Return a copy, and the containers in it: everything of it that can be changed."""
         held = self._content[0].copy()
         for key in self._inner:
             item = held[key]
             held[key] = _deep_copy(item) if item else item.copy()
-        content.append(held)
         if self._class is dict:
-            return held
+            return held, list(_containers(held))
         _, fields, *extra = self._content
-        content += set(fields), *map(dict, extra)
+        content = [set(fields), *map(dict, extra)]
         value: Any = object.__new__(self._class)
         put = object.__setattr__
         put(value, "__dict__", held)
-        put(value, "__pydantic_fields_set__", content[1])
-        put(value, "__pydantic_extra__", content[2] if extra else None)
+        put(value, "__pydantic_fields_set__", content[0])
+        put(value, "__pydantic_extra__", content[1] if extra else None)
         put(value, "__pydantic_private__", None)
-        return value
+        return value, [*_containers(held), *content]
+
+
+@final
+class LentItems:
+    """Copies of the items of a list, or of a part of one, that the last caller got.
+
+    A copy that this caller has left as it was, and let go of with all that it has, is given
+    again: copies of a long list for every run would keep the garbage collector busy. All of them
+    are looked at together, which costs a fraction of a look at each.
+    """
+
+    def __init__(self) -> None:
+        self.names: tuple[str, ...] = ()
+        self.originals: dict[str, Original] = {}
+        self._clear()
+
+    def _clear(self) -> None:
+        self._values: list[Any] = []
+        self._types: list[type] = []
+        self._models: list[Any] = []
+        """Those that are pydantic's,"""
+        self._extras: list[Any] = []
+        """and what they have besides their fields."""
+        self._containers: list[Any] = []
+        self._views: list[Iterable[Any]] = []
+        """What shows keys and values of the containers as they are now;"""
+        self._sizes: list[int] = []
+        self._flat: list[Any] = []
+        """these as they were, in their order,"""
+        self._counts: list[int] = []
+        """and how many references the values and containers had."""
+
+    def give(self, names: tuple[str, ...], originals: Iterable[Original]) -> list[Any]:
+        """Return the values, each its caller's own then, after adding some at the end."""
+        is_free = self._is_free()
+        if not is_free:
+            self._clear()
+            for name in self.names:
+                self._add(self.originals[name])
+        for name, original in zip(names, originals, strict=True):
+            self.originals[name] = original
+            self._add(original)
+        self.names += names
+        if names or not is_free:
+            self._counts = self._count()
+        return self._values
+
+    def _add(self, original: Original) -> None:
+        value, containers = original.copy()
+        self._values.append(value)
+        self._types.append(type(value))
+        if type(value) is not dict:
+            self._models.append(value)
+            self._extras.append(value.__pydantic_extra__)
+        for part in containers:
+            self._containers.append(part)
+            self._sizes.append(len(part))
+            if part:
+                views = (part, part.values()) if type(part) is dict else (part,)
+                self._views += views
+                self._flat += chain.from_iterable(views)
+
+    def _count(self) -> list[int]:
+        return list(map(_references, chain(self._values, self._containers)))
 
     def _is_free(self) -> bool:
         """Whether nobody has what was given, and each part of it has what it had.
 
-        That something equal took its place is not enough: True is equal to 1.
+        That something equal took its place is not enough: True is equal to 1. And nothing is
+        compared, since what a caller has put there may compare as it likes.
         """
-        if list(map(_references, self._parts)) != self._counts:
-            return False
-        value = self._parts[0]
-        if type(value) is not self._class or getweakrefcount(value):
-            return False
-        if getattr(value, "__pydantic_private__", None) is not None:
-            return False
-        # Before anything is compared: what a caller has put there may compare as it likes.
-        if not all(all(map(is_, view, content)) for view, content in self._views):
-            return False
-        return self._lent == self._content
+        return (
+            self._count() == self._counts
+            and all(map(is_, map(type, self._values), self._types))
+            and not any(map(getweakrefcount, self._values))
+            and all(map(is_, map(_private_of, self._models), repeat(None)))
+            and all(map(is_, map(_extra_of, self._models), self._extras))
+            and list(map(len, self._containers)) == self._sizes
+            and all(map(is_, chain.from_iterable(self._views), self._flat))
+        )
 
 
 _DeltaSnapshot: Any = sdk_types._DeltaSnapshot  # noqa: SLF001  # a value of a channel, as stored
@@ -250,6 +292,14 @@ class _Stored(NamedTuple):
     """Those with numbers, exactly: 1, 1.0 and True are equal."""
 
 
+class Pinned(NamedTuple):
+    """What values are copied from, while their data is read."""
+
+    originals: dict[str, Original | None]
+    lent: dict[str, list[LentItems]]
+    """Of the lists, part by part."""
+
+
 @final
 class ValueCodec:
     """Encode and decode values by a serializer, each item of a list by itself.
@@ -262,6 +312,8 @@ class ValueCodec:
     def __init__(self, serde: SerializerProtocol) -> None:
         self._serde = serde
         self._originals: Recent[str, Original] = Recent(COPIES_BYTES)
+        self._lent: Recent[tuple[str, str], LentItems] = Recent(COPIES_BYTES)
+        """By a thread and the first of the items."""
         self._stored: Recent[Place, _Stored] = Recent(COPIES_BYTES)
 
     def encode(self, value: Any, place: Place, known: Collection[str] = ()) -> Value:
@@ -325,17 +377,35 @@ class ValueCodec:
         items = tuple(names)
         return Value(name_of_items(kind, items), kind, items, leaves)
 
-    def pin(self, names: Iterable[str]) -> dict[str, Original | None]:
-        """Return, by the name of a leaf, what it can be copied from without its data."""
-        known = list(names)
-        return dict(zip(known, map(self._originals.get, known), strict=True))
+    def pin(self, index: ThreadIndex, thread: str, names: Iterable[str]) -> Pinned:
+        """Return what values can be copied from without their data."""
+        pinned = Pinned({}, {})
+        for name in names:
+            items = index.names_in(name) if name in index.items else (name,)
+            if name in index.items and not index.items[name].kind.startswith(JOINED):
+                parts = [items[at : at + LENT] for at in range(0, len(items), LENT)]
+                lent = [self._lent_items(thread, part) for part in parts]
+                pinned.lent[name] = lent
+                items = tuple(
+                    chain.from_iterable(
+                        part[len(each.names) :] for part, each in zip(parts, lent, strict=True)
+                    )
+                )
+            for item in items:
+                pinned.originals[item] = self._originals.get(item)
+        return pinned
+
+    def _lent_items(self, thread: str, names: tuple[str, ...]) -> LentItems:
+        """Return the copies of some items that a list of a thread begins a part with."""
+        lent = self._lent.get((thread, names[0]))
+        if lent is None or not _begin_alike(lent.names, names):
+            lent = LentItems()
+        if len(lent.names) < len(names):
+            self._lent.put((thread, names[0]), lent, len(names) * ORIGINAL_BYTES)
+        return lent
 
     def load(
-        self,
-        index: ThreadIndex,
-        name: str,
-        leaves: Mapping[str, Leaf],
-        pinned: Mapping[str, Original | None],
+        self, index: ThreadIndex, name: str, leaves: Mapping[str, Leaf], pinned: Pinned
     ) -> Any:
         """Return a stored value.
 
@@ -351,24 +421,54 @@ class ValueCodec:
         """
         node = index.items.get(name)
         if node is None:
-            original = pinned.get(name)
-            return self._read(name, leaves) if original is None else original.give()
+            return self._value(name, leaves, pinned)
         names = index.names_in(name)
         if node.kind.startswith(JOINED):
             data = b"".join(b64decode(_leaf(part, leaves).data) for part in names)
             return self._decode(node.kind.removeprefix(JOINED), data)
-        values = [
-            self._read(item, leaves) if original is None else original.give()
-            for item, original in zip(names, map(pinned.get, names), strict=True)
-        ]
+        values: list[Any] = []
+        for at, lent in enumerate(pinned.lent[name]):
+            values += self._given(names[at * LENT : (at + 1) * LENT], lent, leaves, pinned)
         return _DeltaSnapshot(values) if node.kind == SNAPSHOT else values
 
-    def _read(self, name: str, leaves: Mapping[str, Leaf]) -> Any:
+    def _given(
+        self,
+        names: tuple[str, ...],
+        lent: LentItems,
+        leaves: Mapping[str, Leaf],
+        pinned: Pinned,
+    ) -> list[Any]:
+        """Return items of a list, copies that were given before among them."""
+        if _CAN_COUNT and _begin_alike(lent.names, names):
+            missing = names[len(lent.names) :]
+            originals = [self._original(item, leaves, pinned) for item in missing]
+            if None not in originals:
+                given = lent.give(missing, cast("list[Original]", originals))
+                return given if len(given) == len(names) else given[: len(names)]
+        # Another caller has added others meanwhile, or there are some that are no plain ones.
+        return [
+            lent.originals[item].copy()[0]
+            if item in lent.originals
+            else self._value(item, leaves, pinned)
+            for item in names
+        ]
+
+    def _original(self, name: str, leaves: Mapping[str, Leaf], pinned: Pinned) -> Original | None:
+        """Return a value to copy; None if it is no plain one."""
+        if pinned.originals[name] is None:
+            self._value(name, leaves, pinned)
+        return pinned.originals[name]
+
+    def _value(self, name: str, leaves: Mapping[str, Leaf], pinned: Pinned) -> Any:
+        original = pinned.originals[name]
+        if original is not None:
+            return original.copy()[0]
         stored = _leaf(name, leaves)
         value = self._decode(stored.kind, b64decode(stored.data))
         held = _held([value], {type(value)})
         if held is not None and is_plain(held[0]):
-            self._originals.put(name, Original(value, held[0]), len(stored.data) + ORIGINAL_BYTES)
+            original = pinned.originals[name] = Original(value, held[0])
+            self._originals.put(name, original, len(stored.data) + ORIGINAL_BYTES)
         return value
 
     def _decode(self, kind: str, data: bytes) -> Any:
@@ -379,6 +479,11 @@ class ValueCodec:
         except Exception as error:
             message = f"its {kind} cannot be read: {error}"
             raise CorruptRecordError(message, type=kind) from error
+
+
+def _begin_alike(names: tuple[str, ...], others: tuple[str, ...]) -> bool:
+    size = min(len(names), len(others))
+    return names[:size] == others[:size]
 
 
 def _leaf(name: str, leaves: Mapping[str, Leaf]) -> Leaf:
@@ -419,11 +524,16 @@ def _held(values: list[Any], types: set[type]) -> list[dict[str, Any]] | None:
 
 
 _extra_of = attrgetter("__pydantic_extra__")
+_private_of = attrgetter("__pydantic_private__")
 _dict_of = attrgetter("__dict__")
 
 
 def _is_model(cls: type) -> bool:
-    return issubclass(cls, pydantic.BaseModel) and not cls.__private_attributes__
+    """Whether all that an object has of its own is in its fields: not in private ones, or slots."""
+    if not issubclass(cls, pydantic.BaseModel) or cls.__private_attributes__:
+        return False
+    own = (base for base in cls.__mro__ if base not in pydantic.BaseModel.__mro__)
+    return not any(vars(base).get("__slots__") for base in own)
 
 
 def _same(stored: _Stored, types: list[type], held: list[dict[str, Any]]) -> int:
@@ -486,10 +596,3 @@ def _containers(value: Any) -> Iterator[Any]:
     for item in value.values() if type(value) is dict else value:
         if type(item) in (dict, list):
             yield from _containers(item)
-
-
-def _view(part: Any) -> Iterable[Any]:
-    """Return what shows the objects in a dict or list as they are now."""
-    if type(part) is dict:
-        return part.values()
-    return part if type(part) is list else ()
