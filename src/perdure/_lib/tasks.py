@@ -265,6 +265,9 @@ async def each(
         raise failed[0]
 
 
+# The host: a task group of the library's own
+
+
 Ts = TypeVarTuple("Ts")
 
 log = logging.getLogger("perdure.host")

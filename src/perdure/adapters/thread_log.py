@@ -591,6 +591,9 @@ def _with_values(
     return [*records, msgspec.structs.replace(last, put=put, writes=writes)]
 
 
+# The classes that values are of, read without LangGraph: nothing is imported, called or rebuilt
+
+
 NAMED_CODES: Final = frozenset(range(6))
 """Codes of LangGraph's msgpack extensions that begin with a module and a name."""
 METHOD_CODE: Final = 3

@@ -40,6 +40,8 @@ from perdure.records.checkpoints import (
 from perdure.records.json import decode, encode
 from perdure.records.records import CHECKPOINT, CHECKPOINTS_PRUNED, EVENT, Entry
 
+# The difference of two JSON values, by path: pure
+
 
 class ValueChange(msgspec.Struct, frozen=True):
     """A value before and after a change."""
@@ -97,6 +99,9 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
 def _same(before: Any, after: Any) -> bool:
     """Whether two values have the same JSON text: 1 equals neither 1.0 nor true."""
     return repr(before) == repr(after)
+
+
+# Checkpoints
 
 
 class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):

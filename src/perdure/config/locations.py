@@ -434,6 +434,9 @@ _PAGE = 500
 Initial = Callable[[ConfigKey], Any]
 
 
+# Application of a persistence.yaml
+
+
 class ConfigChange(msgspec.Struct, frozen=True):
     """What changes, or has changed, in one place."""
 

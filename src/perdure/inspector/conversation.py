@@ -343,6 +343,9 @@ def _formatted(text: str) -> str:
     return line if len(line) <= SHORT else msgspec.json.format(text, indent=2)
 
 
+# Records of LangGraph
+
+
 LARGEST: Final = 100_000
 """Bytes of a value that a page decodes."""
 ROLES: Final = {"human": "user", "ai": "assistant", "tool": "tool", "system": "system"}

@@ -21,6 +21,9 @@ from perdure.records.json import decode, encode
 from perdure.records.messages import MADE_UP, Message
 from perdure.records.records import ITEM, Entry
 
+# Facts, and the items of a log that hold them
+
+
 Category = Literal[
     "critical_issue", "unresolved_work", "user_preference", "durable_fact", "important_artifact"
 ]
@@ -200,6 +203,9 @@ def items_of(lines: Iterable[bytes], kind: type[T]) -> list[T]:
     """
     items = [decode(line, kind) for line in lines if line.strip()]
     return list({getattr(item, "id", at): item for at, item in enumerate(items)}.values())
+
+
+# The policy, and what it compacts
 
 
 KIB = 1024

@@ -201,6 +201,9 @@ DB_USE_TIME = Figure(
 )
 
 
+# The figures of managers
+
+
 LOOK: Final = 0.25
 """Seconds between two looks at the event loop."""
 _HEALTH: Final = {"ok": 0, "degraded": 1, "failing": 2}

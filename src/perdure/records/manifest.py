@@ -1,4 +1,4 @@
-"""The manifest of folded documents, the origin of a log, and what every store refuses of them."""
+"""What stores are given, answer and refuse: manifests, batches, origins of logs, leases."""
 
 from __future__ import annotations
 
@@ -322,6 +322,9 @@ def matched(
             damaged.append(name)
     remains = {name: stored[name] for name in damaged if name in stored}
     return Documents(manifest, documents, tuple(damaged), remains=remains)
+
+
+# What every store refuses, and in which words
 
 
 def lease_lost(

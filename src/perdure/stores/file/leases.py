@@ -332,6 +332,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
+# Leases: acquiring, reading and fencing
+
+
 _log = logging.getLogger("perdure")
 
 

@@ -383,6 +383,9 @@ def _server_time(bucket: Bucket) -> float:
     return 0.0 if probe is None else probe.modified
 
 
+# The directory of the sessions
+
+
 _log = logging.getLogger("perdure")
 
 _WINDOW = 32

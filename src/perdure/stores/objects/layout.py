@@ -291,8 +291,12 @@ def damage_error(name: str, what: str) -> CorruptRecordError:
     )
 
 
+# The head of a session: what it holds, and its encoding
+
+
 T = TypeVar("T")
 
+HEAD_FORMAT = 1
 
 _NONE = msgspec.Raw(b"null")
 
@@ -333,7 +337,7 @@ class DocumentRef(msgspec.Struct, frozen=True, array_like=True):
 class SessionHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A session's head, as stored."""
 
-    format: int = FORMAT
+    format: int = HEAD_FORMAT
     key: SessionKey
     epoch: int
     owner: str
@@ -365,7 +369,7 @@ class _Folded(msgspec.Struct):
 
 
 class _Format(msgspec.Struct):
-    format: int = FORMAT
+    format: int = HEAD_FORMAT
 
 
 def decode(name: str, data: bytes, key: SessionKey | None) -> SessionHead:
@@ -380,7 +384,7 @@ def decode(name: str, data: bytes, key: SessionKey | None) -> SessionHead:
     if body is None:
         raise damage_error(name, "its checksum does not match")
     number = _decoded(body, _Format)
-    if number is not None and number.format > FORMAT:
+    if number is not None and number.format > HEAD_FORMAT:
         raise newer_format(name, number.format, object=name)
     head = _decoded(body, SessionHead)
     if head is None:

@@ -419,6 +419,9 @@ class ObjectStore:
         return writer
 
 
+# The resources of an open store
+
+
 @final
 class OpenBucket:
     """A bucket that was probed, and the threads that use it. Created on a running event loop."""

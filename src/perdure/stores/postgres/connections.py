@@ -191,6 +191,9 @@ def _connections(argument: int | None, parameter: str | None) -> int:
     return number
 
 
+# The pool
+
+
 Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 
 Statement: TypeAlias = tuple[bytes, Mapping[str, object] | Sequence[object]]

@@ -137,6 +137,9 @@ class OwnedSession(msgspec.Struct):
 HeldSessionsByKey: TypeAlias = dict[SessionKey, OwnedSession]
 
 
+# Appends and reads
+
+
 ROUNDS = 4
 """How often a batch is tried whose session changes meanwhile, before the caller backs off."""
 STATEMENT_BYTES = 32 * 1024 * 1024

@@ -175,6 +175,9 @@ def _text(name: str) -> str:
     return (importlib.resources.files(__package__) / "sql" / name).read_text(encoding="utf-8")
 
 
+# The tables, created and migrated
+
+
 _PATIENCE = 120
 """Seconds that one replica waits for another's migration."""
 _VERSION_TABLE_EXISTS = b"""

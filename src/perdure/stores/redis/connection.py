@@ -186,6 +186,9 @@ def _invalid(reason: str, cure: str) -> ConfigError:
     return ConfigError(f"the URL of a Redis store is invalid: {reason}: {cure}", option="url")
 
 
+# Connections, and the scripts that they run
+
+
 _NAMES: Final = (
     "acquire",
     "aged",

@@ -253,6 +253,9 @@ def tenants(con: sqlite3.Connection) -> list[str]:
     return [tenant for (tenant,) in con.execute(Q["tenants"])]
 
 
+# All that a restore reads, in one snapshot
+
+
 def read_to_restore(
     con: sqlite3.Connection, key: SessionKey, names: Collection[str] | None
 ) -> RestoreData:

@@ -195,6 +195,9 @@ def chain_error(seq: int, reason: str) -> CorruptRecordError:
     )
 
 
+# Verified reading
+
+
 class ReadRequest(NamedTuple):
     """The records that a caller requested."""
 

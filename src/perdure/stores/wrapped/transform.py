@@ -90,6 +90,9 @@ def describe_place(place: Sequence[str | int | bool]) -> str:
     return " ".join(str(part) for part in place if part != "")
 
 
+# Batches, records, items, dead letters and blobs, in bulk
+
+
 T = TypeVar("T")
 
 LARGE = 512 * 1024
