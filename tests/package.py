@@ -21,8 +21,8 @@ from typing import Any
 
 from tests.source_tree import ROOT
 
-MOST = 4_000_000
-"""Bytes of perdure's own files, nearly all of them Python: more would be something astray."""
+MOST = 4_200_000
+"""Bytes of perdure's own files, nearly all of them Python: docs/decisions/0063-one-wheel.md."""
 EXAMPLES = ("eight_lines.py", "persistent_agent.py", "manual_agent.py", "blocking_script.py")
 OWN_FILES = """
 import importlib.metadata as m, json
