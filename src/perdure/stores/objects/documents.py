@@ -28,15 +28,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, SessionQuery, lease_lost, matched, session_info
 from perdure.records.records import Position
 from perdure.store import BlobSweep, Documents, SessionInfo
-from perdure.stores.objects import (
-    inbox,
-    layout,
-    layout as heads,
-    leases,
-    log as merging,
-    reader,
-    tenants,
-)
+from perdure.stores.objects import inbox, layout, leases, log as merging, reader
 from perdure.stores.objects.bucket import Bucket, ListedObject
 from perdure.stores.objects.layout import (
     GONE,
@@ -46,9 +38,9 @@ from perdure.stores.objects.layout import (
     SessionHead,
     tenant_name,
 )
+from perdure.stores.objects.leases import add_to_directory
 from perdure.stores.objects.log import CommitMerge, ObjectLogWriter
 from perdure.stores.objects.reader import ObjectReadPlan
-from perdure.stores.objects.tenants import add_to_directory
 
 _LARGE_DOCUMENT = 64 * 1024
 """Bytes from which on a document is an object of its own, not copied with others."""
@@ -112,7 +104,7 @@ def documents(
     current = (opening.head, opening.tag) if opening else reader.read_head(bucket, key)
     result = Documents()
     for _ in range(_ATTEMPTS):
-        manifest = None if current is None else heads.manifest_of(name, current[0])
+        manifest = None if current is None else layout.manifest_of(name, current[0])
         if current is None or current[0].deleted:
             return Documents()
         if manifest is None:  # nothing was folded yet, or the manifest is lost
@@ -290,7 +282,7 @@ def _replace_head(
 def _prepared_head(before: SessionHead, merge: CommitMerge) -> SessionHead:
     """Return the head to write, with the objects that are not needed once it is stored."""
     head = merge.head
-    old = heads.referenced_objects(before) - heads.referenced_objects(head)
+    old = layout.referenced_objects(before) - layout.referenced_objects(head)
     return msgspec.structs.replace(
         head,
         trash=(*merge.to_remove, *sorted(old)),
@@ -315,7 +307,7 @@ def put(bucket: Bucket, tenant: str, blobs: Mapping[str, bytes]) -> None:
     prefix = _prefix(tenant)
     require_named(blobs)
     if blobs:
-        tenants.record_tenant(bucket, tenant)
+        leases.record_tenant(bucket, tenant)
     bucket.many(lambda blob: bucket.put(prefix + blob[0], blob[1]), blobs.items())
 
 
@@ -441,7 +433,7 @@ def _key(bucket: Bucket, name: str, tenant: str) -> SessionKey | None:
     if key is not None:
         return key
     stored = bucket.get(name)
-    return None if stored is None else heads.decode_object(name, stored.data, SessionKey)
+    return None if stored is None else layout.decode_object(name, stored.data, SessionKey)
 
 
 def _info(bucket: Bucket, key: SessionKey) -> SessionInfo | None:
@@ -450,7 +442,7 @@ def _info(bucket: Bucket, key: SessionKey) -> SessionInfo | None:
         if current is None or current[0].deleted:
             return None
         head = current[0]
-        manifest = heads.manifest_of(f"{layout.folder_of(key)}/head", head)
+        manifest = layout.manifest_of(f"{layout.folder_of(key)}/head", head)
     except CorruptRecordError as error:  # list it as damaged; opening it raises
         _log.warning("session %s is damaged: %s", key, error, extra={"session": str(key)})
         return SessionInfo(key=key, damaged=True)
@@ -482,7 +474,7 @@ def _head_in(bucket: Bucket, folder: str) -> SessionHead | None:
     name = f"{folder}/head"
     stored = bucket.get(name)
     try:
-        return None if stored is None else heads.decode(name, stored.data, None)
+        return None if stored is None else layout.decode(name, stored.data, None)
     except CorruptRecordError as error:
         _log.warning("a session is damaged: %s: %s", name, error, extra={"object": name})
         return None
@@ -555,7 +547,7 @@ def scrub(bucket: Bucket) -> None:
 
 def _remove_unreferenced(bucket: Bucket, folder: str, head: SessionHead) -> None:
     """Remove objects that past epochs wrote and no head references."""
-    named = heads.referenced_objects(head)
+    named = layout.referenced_objects(head)
     names = [e.name for part in ("doc", "seg") for e in bucket.listed(f"{folder}/{part}/")]
     bucket.remove(
         [name for name in names if name not in named and layout.epoch_of(name) < head.epoch]

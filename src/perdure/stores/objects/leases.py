@@ -30,7 +30,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import lease_held
 from perdure.records.records import EPOCH, Entry
 from perdure.store import LeaseState
-from perdure.stores.objects import layout, layout as heads, reader, tenants
+from perdure.stores.objects import layout, reader
 from perdure.stores.objects.bucket import Bucket, ListedObject
 from perdure.stores.objects.layout import Header, SessionHead
 from perdure.stores.objects.log import ObjectLogWriter
@@ -151,7 +151,7 @@ def acquire(
             continue
         end = appended
         if end.seq == 1:
-            tenants.add_to_directory(bucket, key, end.generation)
+            add_to_directory(bucket, key, end.generation)
         return _granted_writer(bucket, key, current, end, new_holder)
     raise StoreUnavailableError(
         f"the lease of {key} was not acquired: its log kept growing; try again", key=key
@@ -348,7 +348,7 @@ def replace_head(
         StoreUnavailableError: It is not known whether it was replaced.
 
     """
-    data = heads.with_checksum(head)
+    data = layout.with_checksum(head)
     before = None if current is None else current[1]
     failure = StoreUnavailableError(f"the head of {key} can be neither replaced nor read", key=key)
     for _ in range(_RESENDS):
@@ -380,7 +380,7 @@ def _publish_epoch(
     newest = end.newest
     assert newest is not None
     if current is None or current[0].deleted:
-        tenants.add_to_directory(bucket, key, end.generation)
+        add_to_directory(bucket, key, end.generation)
     replace_head(
         bucket, key, current, _next_head(key, current, end, _NewHolder(newest.owner, newest.epoch))
     )
@@ -399,3 +399,42 @@ def release(bucket: Bucket, writer: ObjectLogWriter) -> None:
             if replace_head(bucket, writer.key, current, head) is not None:
                 return
             current = reader.read_head(bucket, writer.key)
+
+
+# The directory, in which a lease registers its session
+
+
+_PREFIXES = ("dir/", "blobs/", "quarantine/")
+
+
+class _Tenant(msgspec.Struct):
+    name: str
+
+
+def add_to_directory(bucket: Bucket, key: SessionKey, generation: int) -> None:
+    """Add a generation of a session to the directory."""
+    record_tenant(bucket, key.tenant)
+    bucket.put(layout.directory_name(key, generation), layout.with_checksum(key))
+
+
+def record_tenant(bucket: Bucket, tenant: str) -> None:
+    """Store a tenant's name if the names of objects do not contain it."""
+    name = layout.tenant_name(tenant)
+    if layout.tenant_of(name) is None:
+        bucket.put(f"tenants/{name}", layout.with_checksum(_Tenant(tenant)))
+
+
+def tenants(bucket: Bucket) -> list[str]:
+    """List the tenants that have sessions or blobs."""
+    names = {name for folders in bucket.many(bucket.folders, _PREFIXES) for name in folders}
+    found_tenants = bucket.many(lambda name: _tenant(bucket, name), names)
+    return sorted(tenant for tenant in found_tenants if tenant is not None)
+
+
+def _tenant(bucket: Bucket, name: str) -> str | None:
+    tenant = layout.tenant_of(name)
+    if tenant is not None:
+        return tenant
+    place = f"tenants/{name}"
+    stored = bucket.get(place)
+    return None if stored is None else layout.decode_object(place, stored.data, _Tenant).name

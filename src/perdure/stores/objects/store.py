@@ -46,14 +46,7 @@ from perdure.store import (
     Status,
     past_damage,
 )
-from perdure.stores.objects import (
-    documents as content,
-    inbox,
-    layout,
-    leases,
-    reader,
-    tenants,
-)
+from perdure.stores.objects import documents as content, inbox, layout, leases, reader
 from perdure.stores.objects.bucket import Bucket, require_conditions
 from perdure.stores.objects.layout import SessionHead
 from perdure.stores.objects.log import ObjectLogWriter
@@ -389,7 +382,7 @@ class ObjectStore:
         return await self._run(content.sessions, query)
 
     async def tenants(self) -> list[str]:
-        return await self._run(tenants.tenants)
+        return await self._run(leases.tenants)
 
     async def rebuild_directory(self) -> int:
         """Rebuild the listing from the sessions themselves; return how many there are.
