@@ -17,6 +17,8 @@ class Steps:
 
     def __init__(self) -> None:
         self.count = 0
+        # Python 3.12 counts opcodes from a settrace that comes after the first frame asked for it.
+        sys._getframe().f_trace_opcodes = True
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
         if event == "call" and not frame.f_globals.get("__name__", "").startswith(PACKAGE):
