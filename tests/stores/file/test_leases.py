@@ -18,7 +18,7 @@ from perdure.errors import ConfigError, LeaseHeldError, LeaseLostError, StoreUna
 from perdure.records.keys import SessionKey
 from perdure.store import Status
 from perdure.stores.file import FileStore, documents, leases
-from perdure.stores.file.home import PARALLELISM, HeldSessions
+from perdure.stores.file.home import THREADS, HeldSessions
 from perdure.testing.conformance._kit import (
     append,
     append_ok,
@@ -199,7 +199,7 @@ async def test_a_heartbeat_waits_for_nothing_else(open_store, root: Path) -> Non
     before = await other.holder(KEY)
     go_on = threading.Event()
     async with anyio.create_task_group() as tasks:
-        for _ in range(2 * PARALLELISM):
+        for _ in range(2 * THREADS):
             tasks.start_soon(store._run_in_thread, "read", go_on.wait)
         await anyio.wait_all_tasks_blocked()
         try:

@@ -375,7 +375,7 @@ async def test_calls_that_hang_do_not_keep_the_store_from_being_closed(
         ended.append(release.wait(10.0))
 
     async with anyio.create_task_group() as tasks:
-        for _ in range(home.PARALLELISM):
+        for _ in range(home.THREADS):
             tasks.start_soon(store._opened.run_in_thread, "read", hang)
         await anyio.wait_all_tasks_blocked()
         tasks.cancel_scope.cancel()

@@ -73,9 +73,11 @@ def is_local(path: str) -> bool:
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-PARALLELISM = 16
+THREADS = 16
 """Appends at a time. A sync waits for the disk, not for the CPU, and concurrent syncs share the
 file system's own commits."""
+PARALLELISM = 6 * THREADS
+"""Appends begun at a time: a thread takes its next one without waiting for the event loop."""
 
 _MAX_OPEN = 256
 """Sessions whose log and folder are kept open: two files each."""
@@ -93,9 +95,9 @@ class Home:
         self._read_only = read_only
         self.owners: Owners = owners
         self.files: OpenFiles = OpenFiles(min(_MAX_OPEN, open_files_limit() // 4))
-        self.appends: Threads = Threads(PARALLELISM, name="perdure append")
+        self.appends: Threads = Threads(THREADS, name="perdure append")
         self._heartbeats: Threads = Threads(1, name="perdure heartbeat")
-        self._others: Threads = Threads(PARALLELISM, name="perdure file")
+        self._others: Threads = Threads(THREADS, name="perdure file")
         self._pid = os.getpid()
 
     @property
