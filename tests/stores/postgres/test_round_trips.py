@@ -208,6 +208,20 @@ async def test_a_caller_that_gave_up_before_its_turn_acquires_nothing(
     assert not any(calls._together.values())
 
 
+async def test_callers_that_gave_up_keep_no_thread_from_others(store: PostgresStore) -> None:
+    calls = store._opened
+    assert calls is not None
+    calls._timeout = 3600.0  # for which a thread would wait
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as group:
+            for number in range(30):
+                group.start_soon(partial(store.acquire, SessionKey(f"agent-{number}"), after=0))
+            await anyio.wait_all_tasks_blocked()
+            scope.cancel()
+    with anyio.fail_after(60):
+        assert await store.holder(SessionKey("another")) is None
+
+
 async def test_a_driver_without_pipelines_opens_and_closes_all_the_same(
     server: Postgres, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

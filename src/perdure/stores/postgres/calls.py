@@ -258,6 +258,7 @@ class Calls:
             if not call.done.is_set():
                 with self._lock, contextlib.suppress(ValueError):  # a thread has taken it
                     waiting.remove(call)
+                    call.done.set()  # or its own thread, still to come, would wait for it
         self.connections.cut()
         raise self._no_answer_error(doing, timeout)
 
