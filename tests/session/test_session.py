@@ -259,8 +259,11 @@ async def test_what_cannot_be_stored_is_refused_at_append_and_changes_nothing(
 
 async def test_too_large_an_item_is_refused_with_the_limit(again: Connect) -> None:
     async with again(limits=Limits(record_bytes=1000)) as sessions, sessions.open("a") as session:
-        with pytest.raises(TooLargeError, match=r"record_bytes=…\), which may be up to \d"):
+        with pytest.raises(
+            TooLargeError, match=r"record_bytes=…\), which may be up to \d"
+        ) as caught:
             session.append(Message.user("x" * 1000))
+        assert "session a: a message record of 10" in str(caught.value)
 
 
 async def test_a_limit_that_is_the_stores_own_is_not_said_to_be_raised(again: Connect) -> None:

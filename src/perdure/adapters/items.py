@@ -24,6 +24,7 @@ from perdure.errors import (
 from perdure.records.keys import SessionKey
 from perdure.records.messages import Message, decode_message
 from perdure.session.internals import (
+    discard_lost,
     loop_of,
     messages_before_log,
     other_holder,
@@ -231,8 +232,20 @@ class AdapterManager:
         except LeaseLostError as error:
             await self.refuse(session, error)
 
-    async def refuse(self, session: Session, cause: LeaseLostError) -> NoReturn:
-        """Raise a LeaseLostError that names the process that has taken a session over."""
+    async def refuse(
+        self, session: Session, cause: LeaseLostError, *, discard: bool = True
+    ) -> NoReturn:
+        """Raise a LeaseLostError that names the process that has taken a session over.
+
+        Args:
+            session: Which.
+            cause: What the session raised.
+            discard: Whether what it has unsaved is dropped: its callers are told that it was not
+                stored, so neither ``health()`` nor the end of the manager has to.
+
+        """
+        if discard:
+            discard_lost(session)
         other = await other_holder(await self.manager(), session.key)
         message = f"session {session.key} was taken over by {other or 'another process'}: {cause}"
         raise LeaseLostError(message, **{**cause.facts, "key": str(session.key)}) from cause

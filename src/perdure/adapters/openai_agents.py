@@ -416,7 +416,7 @@ class PerdureSession(Adapter):
         lost = None if self._current is None else refusal_of(self._current)
         is_overtaken = isinstance(lost, LeaseLostError) and "unsaved" in lost.facts
         if self._current is not None and isinstance(lost, LeaseLostError) and is_overtaken:
-            await self._connection.refuse(self._current, lost)
+            await self._connection.refuse(self._current, lost, discard=self.durable)
 
     def _opening(self, sessions: SessionManager) -> SessionOpening:
         return sessions.open(

@@ -650,7 +650,7 @@ def check_sizes(key: SessionKey, entries: tuple[Entry, ...], limit: int, *, most
         if size > limit:
             whose = "limit" if size <= most else "store's own limit"
             message = (
-                f"session {key}: a {entry.kind} of {size} bytes is over the {whose} of "
+                f"session {key}: a {entry.kind} record of {size} bytes is over the {whose} of "
                 f"{limit if size <= most else most}: store it elsewhere and append a reference"
             )
             if size <= most:

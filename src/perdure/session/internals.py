@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
+from perdure.autosave.tracked import State
 from perdure.errors import SessionAlreadyActiveError, SessionClosedError, StoreUnavailableError
 from perdure.lease import named
 from perdure.lineage.store import followed
@@ -95,6 +96,16 @@ def accept(session: Session, entries: tuple[Entry, ...]) -> int:
 def refusal_of(session: Session) -> Exception | None:
     """Return the error that an append is refused with; None while the session is open."""
     return session._closed_by
+
+
+def discard_lost(session: Session) -> None:
+    """Drop the unsaved records of a session that another process has taken over.
+
+    Not of one whose store has lost what it had acknowledged: that stays in the reports.
+    """
+    tracked = session._tracked
+    if tracked.end is State.LOST and not tracked.missing:
+        session._runtime.saver.discard(tracked)
 
 
 def tracked_of(session: Session) -> Tracked:
