@@ -28,6 +28,7 @@ from perdure.adapters.google_adk_import import source_of
 from perdure.adapters.imports import SdkImport, import_sessions
 from perdure.errors import ConfigError
 from tests.adapters.import_kills import killed_imports
+from tests.servers.pooler import WAYS, reached
 from tests.servers.postgres import database
 
 
@@ -280,20 +281,22 @@ CREATE TABLE events (id VARCHAR(128), app_name VARCHAR(128), user_id VARCHAR(128
 """
 
 
+@pytest.mark.parametrize("way", WAYS)
 async def test_sessions_in_postgresql_are_read_in_read_only_transactions(
-    sessions: SessionManager,
+    sessions: SessionManager, way: str
 ) -> None:
     with database("google_adk") as url:
         own = DatabaseSessionService(url.replace("postgresql:", "postgresql+psycopg:"))
         await filled(own)
 
-        assert not (await imported(url, sessions)).failed
-        assert await all_of(PerdureSessionService(sessions)) == await all_of(own)
-        await own.close()
+        with reached(url, way) as address:
+            assert not (await imported(address, sessions)).failed
+            assert await all_of(PerdureSessionService(sessions)) == await all_of(own)
+            await own.close()
 
-        async with source_of(url) as source:
-            with pytest.raises(Exception, match="read-only transaction"):
-                await source._service.create_session(app_name="a", user_id="u")
+            async with source_of(address) as source:
+                with pytest.raises(Exception, match="read-only transaction"):
+                    await source._service.create_session(app_name="a", user_id="u")
 
 
 async def test_what_is_no_database_of_the_sdk_is_refused(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from perdure.adapters.imports import SdkImport, import_sessions
 from perdure.adapters.langgraph_import import source_of
 from perdure.errors import ConfigError, FormatError, SessionError
 from tests.adapters.import_kills import killed_imports
+from tests.servers.pooler import WAYS, reached
 from tests.servers.postgres import database
 
 
@@ -369,8 +370,9 @@ async def test_a_write_keeps_its_index(tmp_path: Path, sessions: SessionManager)
         assert await all_of(saver, "ada") == await all_of(own, "ada")
 
 
+@pytest.mark.parametrize("way", WAYS)
 async def test_threads_in_postgresql_are_read_in_read_only_transactions(
-    sessions: SessionManager,
+    sessions: SessionManager, way: str
 ) -> None:
     savers = pytest.importorskip("langgraph.checkpoint.postgres.aio")
     with database("langgraph") as url:
@@ -378,13 +380,14 @@ async def test_threads_in_postgresql_are_read_in_read_only_transactions(
         async with savers.AsyncPostgresSaver.from_conn_string(url, serde=serde) as own:
             await own.setup()
             await filled(own)
-            done = await imported(url, sessions)
-            assert (done.imported, done.failed) == (3, {})
-            await require_equal(own, PerdureSaver(sessions, types=[Plan]))
+            with reached(url, way) as address:
+                done = await imported(address, sessions)
+                assert (done.imported, done.failed) == (3, {})
+                await require_equal(own, PerdureSaver(sessions, types=[Plan]))
 
-        async with source_of(url) as source:
-            with pytest.raises(Exception, match="read-only transaction"):
-                await source._saver.adelete_thread("ada")
+                async with source_of(address) as source:
+                    with pytest.raises(Exception, match="read-only transaction"):
+                        await source._saver.adelete_thread("ada")
 
 
 async def test_what_is_no_database_of_the_sdk_is_refused(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from perdure.adapters.imports import SdkImport, import_sessions
 from perdure.adapters.openai_agents_import import source_of
 from perdure.errors import ConfigError, StoreUnavailableError
 from tests.adapters.import_kills import killed_imports
+from tests.servers.pooler import WAYS, reached
 from tests.servers.postgres import database
 
 
@@ -232,8 +233,9 @@ async def test_what_is_no_database_of_the_sdk_is_refused(tmp_path: Path) -> None
         await opened("mysql://localhost/agents")
 
 
+@pytest.mark.parametrize("way", WAYS)
 async def test_a_session_in_postgresql_is_read_in_read_only_transactions(
-    sessions: SessionManager, monkeypatch: pytest.MonkeyPatch
+    sessions: SessionManager, way: str
 ) -> None:
     engines = pytest.importorskip("sqlalchemy.ext.asyncio")
     from agents.extensions.memory import SQLAlchemySession
@@ -246,12 +248,13 @@ async def test_a_session_in_postgresql_is_read_in_read_only_transactions(
             await session.add_items(turn(1))
         await engine.dispose()
 
-        assert (await imported(url, sessions)).imported == 2
-        assert await PerdureSession("bob", sessions).get_items() == turn(0) + turn(1)
+        with reached(url, way) as address:
+            assert (await imported(address, sessions)).imported == 2
+            assert await PerdureSession("bob", sessions).get_items() == turn(0) + turn(1)
 
-        async with source_of(url) as source:
-            with pytest.raises(Exception, match="read-only transaction"):
-                await source._rows("DELETE FROM agent_messages RETURNING id")
+            async with source_of(address) as source:
+                with pytest.raises(Exception, match="read-only transaction"):
+                    await source._rows("DELETE FROM agent_messages RETURNING id")
 
 
 async def test_rows_that_the_sdk_skips_are_reported(

@@ -57,6 +57,9 @@ def test_what_was_given_is_explained(command: Command, tmp_path: Path) -> None:
         ("openai-agents",): "which database? perdure import openai-agents URL",
         ("openai", "x.db"): "openai is no SDK that can be imported: choose",
         ("openai-agents", "x.db", "--id", "ada"): "keeps the ids: leave out --id",
+        ("openai-agents", "x.db", "--tables", "one"): "give two, such as agent_sessions,agent_mess",
+        ("openai-agents", "x.db", "--tables", "a,b;c"): "invalid tables 'a,b;c'",
+        ("langgraph", "x.db", "--tables", "a,b"): "--tables is for the database of openai-agents",
         ("openai-agents", "mysql://host/x"): "give a SQLite file or a PostgreSQL URL",
     }
     for tokens, message in wrong.items():
@@ -72,3 +75,20 @@ def test_what_was_done_is_counted(command: Command, conversations: Path, tmp_pat
     command("import", "openai-agents", str(conversations), *options)
     again = command("import", "openai-agents", str(conversations), *options)
     assert "0 items; 0 continued, 2 already complete or empty, 0 not imported" in again.out
+
+
+def test_tables_may_have_names_of_their_own(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "conversations.db"
+
+    async def write() -> None:
+        named = {"sessions_table": "chats", "messages_table": "lines"}
+        session = SQLiteSession("ada", path, **named)
+        await session.add_items(ITEMS)
+        session.close()
+
+    anyio.run(write)
+    options = "--store", str(tmp_path / "new")
+    ran = command("import", "openai-agents", str(path), *options)
+    assert (ran.status, "no table agent_sessions" in ran.err) == (2, True)
+    ran = command("import", "openai-agents", str(path), "--tables", "chats,lines", *options)
+    assert (ran.status, "1 of 1 sessions imported" in ran.out) == (0, True)

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
+import select
 import socket
 import struct
 import threading
+from collections.abc import Iterator
 from typing import Any, Self
 
 import psycopg
+import pytest
 
 SSL_REQUEST, CANCEL = 80877103, 80877102
 TOLD = ("server_version", "client_encoding", "standard_conforming_strings", "DateStyle", "TimeZone")
@@ -79,21 +83,29 @@ class Pooler:
 
     def _serve(self, client: socket.socket) -> None:
         server: socket.socket | None = None
+        asked = 0  # how many requests have no answer yet
         try:
             name = self._let_in(client)
             while True:
-                kind, data = _message(client)
-                if kind == b"X":
-                    return
-                if server is None:
-                    server = self._take()
-                    if name:
-                        self._query(server, f"SET application_name = '{name}'")
-                server.sendall(kind + struct.pack("!i", len(data) + 4) + data)
-                if kind in b"QS" and self._answer(server, client) == b"I":
-                    if self._mode == "transaction":
-                        self._give_back(server)
-                        server = None
+                wires = [client] if server is None else [server, client]
+                ready, _, _ = select.select(wires, [], [])
+                kind, data = _message(ready[0])
+                if ready[0] is client:
+                    if kind == b"X":
+                        return
+                    if server is None:
+                        server = self._take()
+                        if name:
+                            self._query(server, f"SET application_name = '{name}'")
+                    server.sendall(_packed(kind, data))
+                    asked += kind in b"QS"
+                    continue
+                client.sendall(_packed(kind, data))
+                asked -= kind == b"Z"
+                is_over = kind == b"Z" and data == b"I" and not asked
+                if is_over and self._mode == "transaction" and server is not None:
+                    self._give_back(server)
+                    server = None
         except (OSError, EOFError):
             return
         finally:
@@ -123,14 +135,6 @@ class Pooler:
         given = body[4:].decode().split("\0")
         return dict(zip(given[::2], given[1::2], strict=False)).get("application_name", "")
 
-    def _answer(self, server: socket.socket, client: socket.socket) -> bytes:
-        """Pass an answer on, and return what the transaction is then."""
-        while True:
-            kind, data = _message(server)
-            client.sendall(_packed(kind, data))
-            if kind == b"Z":
-                return data
-
     def _reset(self, server: socket.socket) -> None:
         """Leave nothing of a session that has ended."""
         self._query(server, "ROLLBACK")
@@ -151,6 +155,24 @@ class Pooler:
         with self._changed:
             self._free.append(server)
             self._changed.notify()
+
+
+@contextlib.contextmanager
+def reached(url: str, way: str) -> Iterator[str]:
+    """Yield the URL of a database: as it is, for ``asyncpg``, through a ``pooler``, or both."""
+    driver, _, pooler = way.partition(" ")
+    if driver == "asyncpg":
+        pytest.importorskip("asyncpg")
+        url = url.replace("postgresql:", "postgresql+asyncpg:")
+    if not (pooler or driver == "pooler"):
+        yield url
+        return
+    conninfo = url.replace("+asyncpg", "")
+    with Pooler(conninfo, "transaction", size=2, oldest=True) as running:
+        yield re.sub(r"@[^/]*/", f"@127.0.0.1:{running.port}/", url)
+
+
+WAYS = ("direct", "asyncpg", "pooler", "asyncpg pooler")
 
 
 def _packed(kind: bytes, data: bytes) -> bytes:

@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import unquote
+from uuid import uuid4
 
 import anyio.to_thread
 import msgspec
@@ -42,6 +43,17 @@ WAL: Final = b"\x02\x02"
 """What the header of a SQLite file has at `WAL_AT`, if changes are first written to a log."""
 WAL_AT: Final = 18
 
+
+UNPREPARED: Final[dict[str, dict[str, Any]]] = {
+    "psycopg": {"prepare_threshold": None},
+    "asyncpg": {
+        "statement_cache_size": 0,
+        "prepared_statement_cache_size": 0,
+        "prepared_statement_name_func": lambda: f"perdure_{uuid4()}",
+    },
+}
+"""Options by which a driver of PostgreSQL's works behind a pooler, where another transaction has
+another connection, and what was prepared is not there, or is somebody else's."""
 
 ReadRows = Callable[..., Awaitable[Sequence[Any]]]
 """Reads the rows of a query with its values, a few at a time."""
@@ -349,9 +361,12 @@ async def read_only_engine(url: str, package: str, *tables: str) -> AsyncGenerat
     asynchronous = reader("sqlalchemy.ext.asyncio", package)
     from sqlalchemy import inspect
 
+    driver = "asyncpg" if address.startswith("postgresql+asyncpg:") else "psycopg"
     try:
         engine = asynchronous.create_async_engine(
-            address, execution_options={"postgresql_readonly": True}
+            address,
+            execution_options={"postgresql_readonly": True},
+            connect_args=UNPREPARED[driver],
         )
     except ModuleNotFoundError as error:
         message = f"the source is read with {error.name}: pip install '{error.name}'"

@@ -6,7 +6,15 @@ Read with the SDK's `SQLiteSession`, `AdvancedSQLiteSession` or `SQLAlchemySessi
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+import re
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -28,16 +36,16 @@ from perdure.adapters.imports import (
     sqlite_rows,
 )
 from perdure.adapters.openai_agents import PerdureSession
-from perdure.errors import CorruptRecordError
+from perdure.errors import ConfigError, CorruptRecordError
 from perdure.session.manager import SessionManager
 
 TABLES: Final = ("agent_sessions", "agent_messages")
+"""The SDK's default names of its tables: of sessions, and of their items."""
 IDS: Final = (
-    "SELECT session_id FROM agent_sessions {where} "
-    "UNION SELECT session_id FROM agent_messages {where}"
+    "SELECT session_id FROM {tables[0]} {where} UNION SELECT session_id FROM {tables[1]} {where}"
 )
 """Also of items whose session has no row."""
-ROWS: Final = "SELECT count(*) FROM agent_messages WHERE session_id = ?"
+ROWS: Final = "SELECT count(*) FROM {tables[1]} WHERE session_id = ?"
 IS_MAIN: Final = (
     " AND (id NOT IN (SELECT message_id FROM message_structure) OR id IN "
     "(SELECT message_id FROM message_structure WHERE branch_id = 'main'))"
@@ -49,31 +57,43 @@ ReadItems = Callable[[str], Awaitable[list[Any]]]
 
 
 @asynccontextmanager
-async def source_of(url: str) -> AsyncGenerator[OpenAISource, None]:
+async def source_of(
+    url: str, *, tables: Sequence[str] = TABLES
+) -> AsyncGenerator[OpenAISource, None]:
     """Open a database of the SDK's, to be read.
+
+    Args:
+        url: Where it is.
+        tables: The ``sessions_table`` and the ``messages_table`` that its sessions were given.
 
     Raises:
         StoreUnavailableError: It cannot be read.
-        ConfigError: It is not the SDK's database.
+        ConfigError: It is not the SDK's database, or these are no names of two tables.
 
     """
+    if len(tables) != len(TABLES) or not all(map(re.compile(r"\w+").fullmatch, tables)):
+        message = f"invalid tables {','.join(tables)!r}: give two, such as {','.join(TABLES)}"
+        raise ConfigError(message, option="tables")
+    named = dict(zip(("sessions_table", "messages_table"), tables, strict=True))
     path = sqlite_path(url)
     if path is not None:
-        async with sqlite_copy(path, *TABLES) as copy:
-            yield await _sqlite_source(copy)
+        async with sqlite_copy(path, *tables) as copy:
+            yield await _sqlite_source(copy, tables, named)
         return
-    async with read_only_engine(url, "openai-agents[sqlalchemy]", *TABLES) as engine:
+    async with read_only_engine(url, "openai-agents[sqlalchemy]", *tables) as engine:
         module = reader("agents.extensions.memory.sqlalchemy_session", "openai-agents[sqlalchemy]")
 
         async def items(id_: str) -> list[Any]:
-            session = module.SQLAlchemySession(id_, engine=engine)
+            session = module.SQLAlchemySession(id_, engine=engine, **named)
             return list(await session.get_items())
 
         rows = partial(engine_rows, engine)
-        yield OpenAISource(await _total(rows), items, rows, ROWS)
+        yield OpenAISource(await _total(rows, tables), items, rows, tables)
 
 
-async def _sqlite_source(copy: Path) -> OpenAISource:
+async def _sqlite_source(
+    copy: Path, tables: Sequence[str], named: Mapping[str, str]
+) -> OpenAISource:
     query = "SELECT 1 FROM sqlite_master WHERE name = 'message_structure'"
     has_branches = bool(await sqlite_rows(copy, query))
 
@@ -86,20 +106,20 @@ async def _sqlite_source(copy: Path) -> OpenAISource:
     async def items(id_: str) -> list[Any]:
         is_branched = has_branches and await sqlite_rows(copy, STRUCTURED, id_)
         open_session = branched if is_branched else plain
-        session = open_session(session_id=id_, db_path=copy)
+        session = open_session(session_id=id_, db_path=copy, **named)
         try:
             return list(await session.get_items())
         finally:
             session.close()
 
     rows = partial(sqlite_rows, copy)
-    count = ROWS + IS_MAIN if has_branches else ROWS
-    return OpenAISource(await _total(rows), items, rows, count)
+    main = IS_MAIN if has_branches else ""
+    return OpenAISource(await _total(rows, tables), items, rows, tables, main)
 
 
-async def _total(rows: ReadRows) -> int:
-    ids = IDS.format(where="")
-    ((total,),) = await rows(f"SELECT count(*) FROM ({ids}) ids")  # noqa: S608  # constants
+async def _total(rows: ReadRows, tables: Sequence[str]) -> int:
+    ids = IDS.format(tables=tables, where="")
+    ((total,),) = await rows(f"SELECT count(*) FROM ({ids}) ids")  # noqa: S608  # names of tables
     return int(total)
 
 
@@ -107,17 +127,26 @@ async def _total(rows: ReadRows) -> int:
 class OpenAISource:
     """The sessions of a database of the SDK's."""
 
-    def __init__(self, total: int, items: ReadItems, rows: ReadRows, count: str) -> None:
+    def __init__(
+        self,
+        total: int,
+        items: ReadItems,
+        rows: ReadRows,
+        tables: Sequence[str],
+        is_main: str = "",
+    ) -> None:
         self.total: int = total
         self._items = items
         self._rows = rows
-        self._count = count
+        self._tables = tables
+        self._count = ROWS.format(tables=tables) + is_main
 
     async def names(self) -> AsyncIterator[str]:
         """Return the sessions' ids."""
         where, after = "", list[str]()
         while page := await self._rows(
-            f"{IDS.format(where=where)} ORDER BY session_id LIMIT {PAGE}", *after
+            f"{IDS.format(tables=self._tables, where=where)} ORDER BY session_id LIMIT {PAGE}",
+            *after,
         ):
             for (id_,) in page:
                 yield id_

@@ -424,6 +424,7 @@ async def import_(
     /,
     *,
     id: str | None = None,
+    tables: str | None = None,
     where: SessionOption = SessionOption(),  # noqa: B008  # frozen
 ) -> int:
     """Import a session from a file or a folder, or all sessions of another SDK's own database.
@@ -434,7 +435,8 @@ async def import_(
 
     Of an SDK's database, each session is read back and compared. The database is only read, and
     stored code is never run. You can kill and repeat it: each run adds what is new. Exits with 1
-    if a session could not be imported, and says why.
+    if a session could not be imported, and says why. What LangGraph's stores remember (BaseStore)
+    is not imported.
 
     Args:
         path: A file with one JSON value, a bundle, or a folder with session.json, memory.json,
@@ -442,11 +444,15 @@ async def import_(
             SDK: langgraph, openai-agents or adk.
         url: The SDK's database: a SQLite file, or a URL such as postgresql://db.example.org/agents.
         id: The agent's id. Default: the exported one; events alone have none.
+        tables: The sessions_table and messages_table of openai-agents, as SESSIONS,MESSAGES, where
+            they are not the SDK's own. The other SDKs have no such setting.
 
     """
     sdk = sdk_of(path, url, id=id, where=where)
+    if tables is not None and sdk != "openai-agents":
+        raise ConfigError("--tables is for the database of openai-agents", option="--tables")
     if sdk is not None and url is not None:
-        return await import_sdk(sdk, url, where)
+        return await import_sdk(sdk, url, where, tables)
     if await is_bundle(path):
         return await _import_bundle(path, id=id, where=where)
     return await _import(path, id=id, where=where)
@@ -571,7 +577,7 @@ def sdk_of(path: Path, url: str | None, *, id: str | None, where: SessionOption)
     return name
 
 
-async def import_sdk(sdk: str, url: str, where: SessionOption) -> int:
+async def import_sdk(sdk: str, url: str, where: SessionOption, tables: str | None = None) -> int:
     """Import the sessions of an SDK's database."""
     try:
         module: Any = importlib.import_module(SDKS[sdk])
@@ -581,7 +587,8 @@ async def import_sdk(sdk: str, url: str, where: SessionOption) -> int:
         ) from error
     store = perdure.store_for(where.store)
     columns = MofNCompleteColumn(), TimeRemainingColumn()
-    async with module.source_of(url) as source, managed(store, write=True) as sessions:
+    options = {} if tables is None else {"tables": tables.split(",")}
+    async with module.source_of(url, **options) as source, managed(store, write=True) as sessions:
         with progress_bar("importing", *columns) as update:
             done = await import_sessions(source, sessions, tenant=where.tenant, progress=update)
     if where.json:
