@@ -19,7 +19,7 @@ from perdure.errors import (
     StoreUnavailableError,
     UnsupportedVersionError,
 )
-from perdure.stores.sqlite import SqliteStore, database
+from perdure.stores.sqlite import SqliteStore, connections
 from perdure.stores.sqlite.sql import MIGRATIONS
 from perdure.testing.conformance._kit import KEY, append_ok, group, read, take
 
@@ -149,7 +149,7 @@ async def test_a_folder_is_no_database(path: Path) -> None:
 async def test_a_network_file_system_is_refused(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "network_file_system", lambda _: "nfs4")
+    monkeypatch.setattr(connections, "network_file_system", lambda _: "nfs4")
     await refused(path, ConfigError, "nfs4")
 
 

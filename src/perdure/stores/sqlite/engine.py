@@ -32,8 +32,16 @@ from perdure.errors import (
 from perdure.records.keys import SessionKey
 from perdure.store import Batch, Outcome, Status
 from perdure.stores.sqlite import leases
-from perdure.stores.sqlite.connections import Readers, connect, format_of, make_durable, pragma
-from perdure.stores.sqlite.database import check_existing, make_ready, reindex
+from perdure.stores.sqlite.connections import (
+    Readers,
+    check_existing,
+    connect,
+    format_of,
+    make_durable,
+    make_ready,
+    pragma,
+    reindex,
+)
 from perdure.stores.sqlite.errors import (
     InDoubtError,
     driver_error,

@@ -38,14 +38,8 @@ from perdure.store import (
     Status,
     past_damage,
 )
-from perdure.stores.sqlite import (
-    database,
-    documents as content,
-    inbox,
-    leases,
-)
-from perdure.stores.sqlite.connections import PART_BYTES, RowPage, read_page
-from perdure.stores.sqlite.database import resolve
+from perdure.stores.sqlite import connections, documents as content, inbox, leases
+from perdure.stores.sqlite.connections import PART_BYTES, RowPage, read_page, resolve
 from perdure.stores.sqlite.engine import (
     OpenDatabase,
     open_database,
@@ -397,11 +391,11 @@ class SqliteStore:
 
         Reads the whole database.
         """
-        return await self._database.read(database.problems)
+        return await self._database.read(connections.problems)
 
     async def readable_keys(self) -> list[SessionKey]:
         """List the sessions whose rows can be read, past damage that makes `sessions` fail."""
-        return await self._database.read(database.readable_keys)
+        return await self._database.read(connections.readable_keys)
 
     async def reindex(self) -> list[str]:
         """Rebuild the indexes of a database that is not open here; return the remaining problems.
