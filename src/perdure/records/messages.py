@@ -369,7 +369,10 @@ def _add_extra(wire: Wire, extra: Extra, at: str) -> None:
         wire[name] = raw
 
 
-class _Fields(msgspec.Struct):
+# Nearly all messages have no further fields anywhere: those are decoded in one step.
+
+
+class _Fields(msgspec.Struct, forbid_unknown_fields=True):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | list[Any] | None = None
     reasoning_content: str | None = None
@@ -383,14 +386,14 @@ class _Message(_Fields):
     tool_payload: msgspec.Raw = msgspec.Raw(b"null")
 
 
-class _Call(msgspec.Struct):
+class _Call(msgspec.Struct, forbid_unknown_fields=True):
     id: str
     name: str
     arguments: Any = msgspec.field(default_factory=dict)
     arguments_types: Tags | None = None
 
 
-class _Result(msgspec.Struct):
+class _Result(msgspec.Struct, forbid_unknown_fields=True):
     tool_call_id: str
     tool_name: str | None = None
     tool_result: Any = None
@@ -398,25 +401,16 @@ class _Result(msgspec.Struct):
     tool_result_types: Tags | None = None
 
 
-# Nearly all messages have no further fields anywhere: those are decoded in one step.
-
-
-class _PlainCall(_Call, forbid_unknown_fields=True): ...
-
-
 class _PlainCalls(msgspec.Struct, forbid_unknown_fields=True):
-    tool_calls: tuple[_PlainCall, ...]
+    tool_calls: tuple[_Call, ...]
 
 
-class _PlainResult(_Result, forbid_unknown_fields=True): ...
-
-
-class _PlainMessage(_Fields, forbid_unknown_fields=True):
+class _PlainMessage(_Fields):
     tool_payload: _PlainCalls | None = None
 
 
-class _PlainResultMessage(_Fields, kw_only=True, forbid_unknown_fields=True):
-    tool_payload: _PlainResult
+class _PlainResultMessage(_Fields, kw_only=True):
+    tool_payload: _Result
 
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -432,9 +426,9 @@ class _Reader(Generic[T]):
     """Reads one stored object: the known fields by type, the others as they are."""
 
     def __init__(self, shape: type[T], known: frozenset[str]) -> None:
-        strict = msgspec.defstruct(shape.__name__, (), bases=(shape,), forbid_unknown_fields=True)
-        self._strict: msgspec.json.Decoder[T] = msgspec.json.Decoder(strict)
-        self._lenient = msgspec.json.Decoder(shape)
+        lenient = msgspec.defstruct(shape.__name__, (), bases=(shape,), forbid_unknown_fields=False)
+        self._strict = msgspec.json.Decoder(shape)
+        self._lenient: msgspec.json.Decoder[T] = msgspec.json.Decoder(lenient)
         self._known = known
 
     def read(self, data: bytes, at: str) -> tuple[T, Extra]:
