@@ -44,6 +44,7 @@ class InlineStore:
         latency: Sequence[float] = (0.0,),
         faults: Sequence[Fault] = (),
         parallelism: int = 4,
+        queue_depth: int = 0,
         batch_max: int = 64,
         batch_linger: float = 0.0,
         max_record_bytes: int = 1 << 20,
@@ -51,6 +52,7 @@ class InlineStore:
         self.capabilities = Capabilities(
             durability="memory",
             parallelism=parallelism,
+            queue_depth=queue_depth,
             batch_max=batch_max,
             batch_linger=batch_linger,
             max_record_bytes=max_record_bytes,

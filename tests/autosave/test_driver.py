@@ -120,6 +120,25 @@ async def test_less_than_a_full_batch_lets_others_join() -> None:
     assert await two_saves_each(3) == ([2, 2, 2], 2)
 
 
+async def test_a_batch_waits_in_the_store_s_queue_once_it_is_half_full() -> None:
+    store = InlineStore(parallelism=1, queue_depth=1, batch_max=4, latency=(1.0,))
+    async with rig(store) as r:
+        sessions = [r.track(str(n)) for n in range(4)]
+
+        async def begun(t: Tracked) -> list[int]:
+            r.append(t)
+            group.start_soon(r.saver.save, t)
+            await anyio.sleep(0.1)
+            return [len(call) for call in store.calls]
+
+        async with anyio.create_task_group() as group:
+            assert await begun(sessions[0]) == [1]
+            assert await begun(sessions[1]) == [1]
+            assert await begun(sessions[2]) == [1, 2]
+            assert await begun(sessions[3]) == [1, 2]
+        assert [len(call) for call in store.calls] == [1, 2, 1]
+
+
 async def test_a_turn_s_end_saves_unless_told_otherwise() -> None:
     async with rig() as r:
         eager = r.track("eager")

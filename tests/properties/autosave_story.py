@@ -36,6 +36,7 @@ class Story:
     latency: tuple[float, ...] = (0.0,)
     faults: tuple[Fault, ...] = ()
     parallelism: int = 4
+    queue_depth: int = 0
     batch_max: int = 64
     seed: int = 0
 
@@ -74,6 +75,7 @@ rough_stories = st.builds(
     latency=_latency,
     faults=st.lists(st.sampled_from(FAULTS), max_size=12).map(tuple),
     parallelism=st.sampled_from([1, 2, 4]),
+    queue_depth=st.sampled_from([0, 1, 3]),
     batch_max=st.sampled_from([1, 3, 64]),
     seed=_seed,
 )
@@ -121,6 +123,7 @@ async def tell(story: Story) -> Told:
         latency=story.latency,
         faults=story.faults,
         parallelism=story.parallelism,
+        queue_depth=story.queue_depth,
         batch_max=story.batch_max,
     )
     engine = EngineOptions(

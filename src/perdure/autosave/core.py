@@ -231,6 +231,8 @@ class Core:
         self.engine = engine
         self.batch_max: int = engine.batch_max or capabilities.batch_max
         self.parallel: int = engine.max_concurrent_batches or capabilities.parallelism
+        # Calls that may wait in the store's own queue.
+        self.queue_depth: int = 0 if engine.max_concurrent_batches else capabilities.queue_depth
         # Sessions with a save in flight.
         self.in_flight: int = 0
         # Saves begun and answered: a number that grows as long as autosave makes progress.

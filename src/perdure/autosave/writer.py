@@ -135,7 +135,7 @@ class Writer:
                     raise
             return
         # A worker that is about to start finds this work too, and starts the next one itself.
-        if self._starting is not None or self._is_full:
+        if self._starting is not None or self._is_full or not self._is_worth_waiting:
             return
         if self._core.may_capture(now) and self._host.running:
             worker = self._parked.pop() if self._parked else _Worker()
@@ -181,6 +181,8 @@ class Writer:
         if self._begin is None or self._starting or (self._batches and self._company > 1):
             return False
         if self._is_full or not self._host.running or t.inflight is not None:
+            return False
+        if self._batches and self._calls >= core.parallel:
             return False
         try:
             save = core.capture_alone(t, version)
@@ -266,9 +268,20 @@ class Writer:
             self.launch(self._clock())
 
     @property
+    def _calls(self) -> int:
+        """How many batches are with the store."""
+        return len(self._workers) + len(self._flights)
+
+    @property
     def _is_full(self) -> bool:
-        """Whether the store has as many batches as it takes at a time."""
-        return len(self._workers) + len(self._flights) >= self._core.parallel
+        """Whether the store has as many batches as it takes, those in its queue included."""
+        return self._calls >= self._core.parallel + self._core.queue_depth
+
+    @property
+    def _is_worth_waiting(self) -> bool:
+        """Whether what is due makes a batch that may wait in the store's queue."""
+        core = self._core
+        return self._calls < core.parallel or 2 * len(core.schedule.ready) >= core.batch_max
 
     def _signal_idle(self) -> None:
         if not self.is_busy:

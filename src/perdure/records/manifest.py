@@ -291,7 +291,10 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     batch_linger: float = 0.0
     """Seconds to wait for more sessions when several are due."""
     parallelism: int = 2
-    """How many ``append_many`` may run at once."""
+    """How many ``append_many`` run at once."""
+    queue_depth: int = 0
+    """How many more calls may wait in the store's own queue: it then has its next one at once. A
+    call that waits is at least half full."""
     max_record_bytes: int = 16 * 1024 * 1024
     shared: bool = False
     """Whether other machines can use it too."""

@@ -76,8 +76,8 @@ Ts = TypeVarTuple("Ts")
 THREADS = 16
 """Appends at a time. A sync waits for the disk, not for the CPU, and concurrent syncs share the
 file system's own commits."""
-PARALLELISM = 6 * THREADS
-"""Appends begun at a time: a thread takes its next one without waiting for the event loop."""
+QUEUE_DEPTH = 5 * THREADS
+"""More appends begun: a thread takes its next one without waiting for the event loop."""
 
 _MAX_OPEN = 256
 """Sessions whose log and folder are kept open: two files each."""

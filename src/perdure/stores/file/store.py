@@ -41,7 +41,8 @@ from perdure.store import (
 from perdure.stores.file import directory, inbox, leases, log, reader
 from perdure.stores.file.documents import blob_names, get, put, remove_blobs, sweep
 from perdure.stores.file.home import (
-    PARALLELISM,
+    QUEUE_DEPTH,
+    THREADS,
     HeldSessions,
     Home,
     PendingAcquire,
@@ -64,7 +65,8 @@ Ts = TypeVarTuple("Ts")
 _CAPABILITIES = Capabilities(
     durability="fsync" if synced_by()[1] else "fsync of files, not of folders",
     batch_max=1,
-    parallelism=PARALLELISM,
+    parallelism=THREADS,
+    queue_depth=QUEUE_DEPTH,
     dead_letters=True,
 )
 

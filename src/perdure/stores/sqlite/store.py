@@ -62,6 +62,7 @@ _CAPABILITIES = Capabilities(
     durability="fsync",
     batch_max=96,
     parallelism=1,
+    queue_depth=1,
     dead_letters=True,
 )
 
