@@ -112,6 +112,12 @@ def test_closed_sessions_are_not_held(tmp_path: Path) -> None:
     assert figures["closed.held_mb"] <= TARGETS["closed.held_mb"]
 
 
+def test_the_inspector_gives_its_figures(tmp_path: Path) -> None:
+    sizes = ("--sessions", "30", "--messages", "400", "--rounds", "1")
+    figures = figures_of(tmp_path, "inspector", *sizes, "--folder", str(tmp_path))
+    assert names_of("inspector") <= set(figures)
+
+
 def test_imports_gives_its_figures(tmp_path: Path) -> None:
     figures = figures_of(tmp_path, "imports", "--rounds", "1")
     assert names_of("imports") <= set(figures)
