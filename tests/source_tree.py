@@ -27,6 +27,11 @@ LARGE_SDKS = {
         ("langgraph", "langgraph_import", "langgraph_store", "thread_values", "threads"),
         ("PerdureSaver", "PerdureStore"),
     ),
+    "pydantic_ai_harness": (
+        "pydantic-ai-harness",
+        ("pydantic_ai_steps",),
+        ("PerdureStepStore",),
+    ),
 }
 """Packages that not every environment has: their distributions, the adapters' modules, and their
 public names."""

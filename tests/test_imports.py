@@ -39,6 +39,9 @@ SURFACES = {
     "perdure.adapters.pydantic_ai": frozenset(
         {"asyncio", "httpx", "pydantic", "rich", "ssl", "trio"}
     ),
+    "perdure.adapters.pydantic_ai_steps": frozenset(
+        {"asyncio", "httpx", "pydantic", "rich", "sqlite3", "ssl", "trio"}
+    ),
     "perdure.asgi": frozenset({"starlette", "asyncio", "ssl"}),
     "perdure.serve": frozenset({"starlette", "uvicorn", "asyncio", "ssl"}),
     "perdure.cli": frozenset({"cyclopts", "rich", "asyncio", "ssl"}),

@@ -25,6 +25,7 @@ ADAPTERS = {
     "langgraph": ("langgraph.graph", "langgraph"),
     "langgraph-checkpoint": ("langgraph.checkpoint.base", "langgraph"),
     "openai-agents": ("agents", "openai_agents"),
+    "pydantic-ai-harness": ("pydantic_ai_harness", "pydantic_ai_steps"),
     "pydantic-ai-slim": ("pydantic_ai", "pydantic_ai"),
 }
 """Each SDK's module, and the adapter's that says so."""

@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from perdure.adapters.langgraph_store import PerdureStore as PerdureStore
     from perdure.adapters.openai_agents import PerdureSession as PerdureSession
     from perdure.adapters.pydantic_ai import PerdureConversationStore as PerdureConversationStore
+    from perdure.adapters.pydantic_ai_steps import PerdureStepStore as PerdureStepStore
 
 _HOME_OF = {
     "PerdureConversationStore": "perdure.adapters.pydantic_ai",
     "PerdureSaver": "perdure.adapters.langgraph",
     "PerdureSession": "perdure.adapters.openai_agents",
     "PerdureSessionService": "perdure.adapters.google_adk",
+    "PerdureStepStore": "perdure.adapters.pydantic_ai_steps",
     "PerdureStore": "perdure.adapters.langgraph_store",
 }
 

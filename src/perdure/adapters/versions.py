@@ -15,6 +15,7 @@ TESTED: Final = {
     "langgraph": ("1.2.22", "1.2.24"),
     "langgraph-checkpoint": ("4.3.2", "4.3.2"),
     "openai-agents": ("0.24.0", "0.24.0"),
+    "pydantic-ai-harness": ("0.36.0", "0.62.0"),
     "pydantic-ai-slim": ("2.68.0", "2.68.0"),
 }
 """The lowest and the newest version of each SDK that the tests have run with."""

@@ -1,0 +1,409 @@
+"""A step store of Pydantic AI's harness in a store of perdure: `PerdureStepStore`.
+
+A run is one session, whose log has the run's registrations, events, snapshots and tool effects in
+the order of the calls. A snapshot repeats the history of the one before: it is stored as how many
+messages it begins with alike, and the bytes of those that follow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Final, Self, final
+from weakref import WeakKeyDictionary
+
+import msgspec
+import pydantic
+
+from perdure._lib.lazy import import_extra
+from perdure.adapters.items import Adapter, AdapterManager
+from perdure.adapters.versions import unreadable, warn_untested
+from perdure.errors import (
+    LeaseLostError,
+    NotStorableError,
+    SessionError,
+    UnsupportedVersionError,
+)
+from perdure.records.json import decode, encode
+from perdure.records.keys import SessionKey
+from perdure.records.records import FOREIGN, Entry, Record
+from perdure.session.internals import accept, has_content, store_of
+from perdure.session.manager import SessionManager
+from perdure.session.session import Session, SessionView
+
+if TYPE_CHECKING:
+    from perdure.lease import OnHeld
+
+_ABOUT: Final = {
+    "used_by": "PerdureStepStore",
+    "name": "Pydantic AI's harness",
+    "extra": "pydantic-ai-harness",
+}
+sdk: Any = import_extra("pydantic_ai_harness.step_persistence", **_ABOUT)
+sdk_messages: Any = import_extra("pydantic_ai.messages", **_ABOUT)
+warn_untested("pydantic-ai-harness")
+
+SDK: Final = "pydantic-ai-harness"
+SHAPE: Final = 1
+"""The version of what is stored here."""
+SESSION: Final = "steps"
+"""Which of an id's sessions is the run of that id: the id may be a conversation's, too."""
+MESSAGES: Final[Any] = sdk_messages.ModelMessagesTypeAdapter
+KINDS: Final[dict[str, Any]] = {
+    "run": pydantic.TypeAdapter(sdk.RunRecord),
+    "event": pydantic.TypeAdapter(sdk.StepEvent),
+    "effect": pydantic.TypeAdapter(sdk.ToolEffectRecord),
+    "snapshot": pydantic.TypeAdapter(sdk.ContinuableSnapshot),
+}
+"""What a record holds, by its field."""
+
+
+class _Envelope(msgspec.Struct, frozen=True):
+    sdk: str
+    v: int
+
+
+class StepRecord(msgspec.Struct, frozen=True):
+    """One record of a run."""
+
+    sdk: str
+    v: int
+    kind: str
+    """One of `KINDS`."""
+    value: msgspec.Raw
+    """The SDK's own, as JSON; a snapshot without its messages."""
+    keep: int = 0
+    """How many messages a snapshot begins with as the one before,"""
+    add: tuple[msgspec.Raw, ...] = ()
+    """and those that follow."""
+
+
+class _Run:
+    """What is stored of a run."""
+
+    def __init__(self) -> None:
+        self.record: bytes | None = None
+        self.events: list[bytes] = []
+        self.snapshots: list[tuple[bytes, tuple[bytes, ...]]] = []
+        """Each with its messages."""
+        self.effects: dict[str, bytes] = {}
+        self._keys: set[tuple[str, str]] = set()
+        self._sequence: int = -1
+
+    def knows(self, kind: str, key: str | None) -> bool:
+        """Whether an append with an idempotency key is a repetition, or older than what is here."""
+        if key is None:
+            return False
+        return (kind, key) in self._keys or (
+            kind == "snapshot" and -1 < _sequence_of(key) < self._sequence
+        )
+
+    def add(self, stored: StepRecord) -> None:
+        """Take a record in."""
+        value = bytes(stored.value)
+        about = decode(value)
+        key = about.get("idempotency_key")
+        if key is not None and stored.kind in ("event", "snapshot"):
+            self._keys.add((stored.kind, key))
+        if stored.kind == "run":
+            self.record = value
+        elif stored.kind == "event":
+            self.events.append(value)
+        elif stored.kind == "effect":
+            self.effects[about["tool_call_id"]] = value
+        else:
+            before = self.messages()[: stored.keep]
+            self.snapshots.append((value, (*before, *map(bytes, stored.add))))
+            self._sequence = max(self._sequence, _sequence_of(key or ""))
+
+    def messages(self) -> tuple[bytes, ...]:
+        """Return those of the newest snapshot."""
+        return self.snapshots[-1][1] if self.snapshots else ()
+
+
+def _sequence_of(key: str) -> int:
+    """Return the number that the SDK's keys of snapshots begin with, or -1."""
+    number, colon, _ = key.partition(":")
+    try:
+        return max(int(number), -1) if colon else -1
+    except ValueError:
+        return -1
+
+
+@final
+class PerdureStepStore(Adapter):
+    """A ``StepStore`` of Pydantic AI's harness in any store of perdure.
+
+    Each run is a session, and a call returns once what it stores is durable. Reading takes no
+    lease; a write asks the process that has the run's session for it.
+
+    Args:
+        sessions: Where they are kept: what ``perdure.connect(url)`` returns, once that is open.
+            None for a manager of its own: see `from_url`.
+        tenant: Whose they are, where customers share a store.
+        tags: Labels for listing.
+        on_held: What a write does if another process holds the session: ``"handover"`` asks for it,
+            ``"steal"`` waits for it to be released or to expire, ``"raise"`` raises at once.
+        wait: Seconds to wait for another process.
+
+    Raises:
+        InvalidArgumentError: ``sessions`` is no manager.
+
+    """
+
+    def __init__(
+        self,
+        sessions: SessionManager | None,
+        *,
+        tenant: str = "",
+        tags: Sequence[str] = (SDK,),
+        on_held: OnHeld = "handover",
+        wait: float = 10.0,
+    ) -> None:
+        self._connection = AdapterManager(sessions, instead="PerdureStepStore.from_url(url)")
+        self._tenant = tenant
+        self._tags = tags
+        self._on_held: OnHeld = on_held
+        self._wait = wait
+        self._runs: WeakKeyDictionary[Session, tuple[int, _Run]] = WeakKeyDictionary()
+        """Of sessions that are held here: a version, and the run as of it."""
+
+    @classmethod
+    def from_url(cls, url: str | os.PathLike[str] | None = None, **options: Any) -> Self:
+        """Return a store that opens perdure's at the first call; close it with `aclose`.
+
+        Args:
+            url: As for `perdure.connect`.
+            options: As for the class.
+
+        """
+        self = cls(None, **options)
+        self._connection.url = url
+        return self
+
+    @classmethod
+    def in_memory(cls, **options: Any) -> Self:
+        """Return a store in memory, for your tests."""
+        return cls.from_url("memory:", **options)
+
+    # What the SDK calls
+
+    async def register_run(self, record: Any) -> None:
+        """Store what a run is, and return once it is durable; the newest registration counts.
+
+        Raises:
+            NotStorableError: It is not JSON. So do the other methods that store something.
+            TooLargeError: It is larger than the limit for a record. So do they.
+            LeaseHeldError: Another process keeps holding the session. So do they.
+
+        """
+        await self._append("run", record)
+
+    async def get_run(self, *, run_id: str) -> Any | None:
+        """Return what a run is; None if it was not registered."""
+        run = await self._read(self._key(run_id))
+        return None if run.record is None else _loaded("run", run.record)
+
+    async def list_runs(
+        self, *, parent_run_id: str | None = None, conversation_id: str | None = None
+    ) -> list[Any]:
+        """Return the runs, the oldest first; reads every run."""
+        runs = []
+        async for key in self._keys():
+            run = await self._read(key)
+            if run.record is not None:
+                record = _loaded("run", run.record)
+                is_child = parent_run_id in (None, record.parent_run_id)
+                if is_child and conversation_id in (None, record.conversation_id):
+                    runs.append(record)
+        return sorted(runs, key=lambda record: record.started_at)
+
+    async def append_event(self, event: Any) -> None:
+        """Store an event, unless one with its key is stored, and return once it is durable."""
+        await self._append("event", event)
+
+    async def list_events(self, *, run_id: str) -> list[Any]:
+        """Return a run's events in the order in which they were stored."""
+        run = await self._read(self._key(run_id))
+        return [_loaded("event", event) for event in run.events]
+
+    async def save_snapshot(self, snapshot: Any) -> None:
+        """Store a snapshot, unless it is a repetition, and return once it is durable."""
+        await self._append("snapshot", snapshot)
+
+    async def latest_snapshot(
+        self, *, run_id: str, include_interrupted: bool = False
+    ) -> Any | None:
+        """Return a run's newest complete snapshot, or the newest of all; None if there is none."""
+        run = await self._read(self._key(run_id))
+        for value, messages in reversed(run.snapshots):
+            if include_interrupted or decode(value)["state"] == "complete":
+                return _snapshot(value, messages)
+        return None
+
+    async def list_snapshots(self, *, run_id: str, include_interrupted: bool = False) -> list[Any]:
+        """Return a run's snapshots in the order in which they were stored."""
+        run = await self._read(self._key(run_id))
+        found = [_snapshot(*each) for each in run.snapshots]
+        return [each for each in found if include_interrupted or each.state == "complete"]
+
+    async def record_tool_effect(self, record: Any) -> None:
+        """Store what is known of a tool call's effect, and return once it is durable."""
+        await self._append("effect", record)
+
+    async def get_tool_effect(self, *, run_id: str, tool_call_id: str) -> Any | None:
+        """Return what was stored last of a tool call's effect; None if nothing was."""
+        effect = (await self._read(self._key(run_id))).effects.get(tool_call_id)
+        return None if effect is None else _loaded("effect", effect)
+
+    async def list_unresolved_tool_effects(self, *, run_id: str) -> list[Any]:
+        """Return the effects of tool calls that have begun, and of which no end is known."""
+        run = await self._read(self._key(run_id))
+        effects = [_loaded("effect", effect) for effect in run.effects.values()]
+        return [effect for effect in effects if effect.status == "started"]
+
+    # Inside
+
+    def _key(self, run_id: str) -> SessionKey:
+        return SessionKey(run_id, SESSION, self._tenant)
+
+    async def _keys(self) -> AsyncIterator[SessionKey]:
+        sessions = await self._connection.manager()
+        after = None
+        while page := await sessions.list(tenant=self._tenant, after=after, limit=500):
+            after = page[-1]
+            for info in page:
+                if info.key.session == SESSION:
+                    yield info.key
+
+    async def _read(self, key: SessionKey) -> _Run:
+        source = await self._connection.peek(key)
+        return _Run() if source is None else await self._run_of(source)
+
+    async def _run_of(self, source: Session | SessionView) -> _Run:
+        """Return what is stored of a run; also what is not durable, if it is held here."""
+        version, run = (0, _Run())
+        if isinstance(source, Session):
+            version, run = self._runs.get(source, (version, run))
+            if version == source.version:
+                return run
+            run = _Run()
+        unsaved = source.unsaved() if isinstance(source, Session) else ()
+        last = 0
+        async with aclosing(store_of(source).read_log(source.key)) as log:
+            async for chunk in log:
+                for record in chunk.records:
+                    last = record.seq
+                    _take(run, record)
+        for record in unsaved:
+            if record.seq > last:
+                last = record.seq
+                _take(run, record)
+        if isinstance(source, Session):
+            self._runs[source] = last, run
+        return run
+
+    async def _append(self, kind: str, value: Any) -> None:
+        """Append to a run's session, and return once it is durable."""
+        key = self._key(value.run_id)
+        plain, messages = _encoded(kind, value)
+        while True:
+            async with await self._open(key) as session:
+                run = await self._run_of(session)
+                if self._runs[session][0] != session.version:  # appended to while it was read
+                    continue
+                if has_content(session):
+                    message = f"session {key} has messages, and is no run: choose another run_id"
+                    raise SessionError(message, key=str(key))
+                if not run.knows(kind, getattr(value, "idempotency_key", None)):
+                    stored = _record(kind, plain, messages, run.messages())
+                    try:
+                        version = accept(session, (Entry(FOREIGN, encode(stored)),))
+                    except LeaseLostError:  # handed over before: ask for it back
+                        continue
+                    run.add(stored)
+                    self._runs[session] = version, run
+                await self._connection.save(session)
+                return
+
+    async def _open(self, key: SessionKey) -> Session:
+        sessions = await self._connection.manager()
+        return await sessions.open(
+            key.agent,
+            session=key.session,
+            tenant=key.tenant,
+            tags=self._tags,
+            on_held=self._on_held,
+            wait=self._wait,
+        )
+
+
+# What is stored
+
+
+def _encoded(kind: str, value: Any) -> tuple[bytes, tuple[bytes, ...]]:
+    """Return a value of the SDK's as JSON, and apart from it a snapshot's messages.
+
+    Raises:
+        NotStorableError: It is not JSON.
+
+    """
+    messages: list[Any] = []
+    if kind == "snapshot":
+        messages, value = value.messages, dataclasses.replace(value, messages=[])
+    try:
+        plain = KINDS[kind].dump_json(value)
+        return plain, tuple([MESSAGES.dump_json([message])[1:-1] for message in messages])
+    except ValueError as error:
+        message = f"the {kind} of run {value.run_id!r} is not JSON ({error})"
+        raise NotStorableError(message, path=kind) from error
+
+
+def _record(
+    kind: str, plain: bytes, messages: tuple[bytes, ...], before: tuple[bytes, ...]
+) -> StepRecord:
+    keep = 0
+    if kind == "snapshot":
+        pairs = enumerate(zip(messages, before, strict=False))
+        size = min(len(messages), len(before))
+        keep = next((at for at, (message, known) in pairs if message != known), size)
+    add = tuple(map(msgspec.Raw, messages[keep:]))
+    return StepRecord(SDK, SHAPE, kind, msgspec.Raw(plain), keep, add)
+
+
+def _take(run: _Run, record: Record) -> None:
+    """Take in a record of the log, if it is a run's.
+
+    Raises:
+        UnsupportedVersionError: A newer release wrote it.
+
+    """
+    if record.kind != FOREIGN:
+        return
+    about = decode(record.payload, _Envelope)
+    if about.sdk != SDK:
+        return
+    if about.v > SHAPE:
+        message = (
+            f"record {record.seq} of a run has shape {about.v}, and this release reads up to "
+            f"{SHAPE}: upgrade perdure"
+        )
+        raise UnsupportedVersionError(message, version=about.v)
+    run.add(decode(record.payload, StepRecord))
+
+
+def _loaded(kind: str, data: bytes) -> Any:
+    try:
+        return KINDS[kind].validate_json(data)
+    except pydantic.ValidationError as error:
+        raise unreadable(f"a run's {kind}", SDK, error) from error
+
+
+def _snapshot(value: bytes, messages: Sequence[bytes]) -> Any:
+    try:
+        history = MESSAGES.validate_json(b"[%b]" % b",".join(messages))
+    except pydantic.ValidationError as error:
+        raise unreadable("the history of a run's snapshot", SDK, error) from error
+    return dataclasses.replace(_loaded("snapshot", value), messages=history)
