@@ -18,7 +18,7 @@ from perdure.errors import ConfigError, LeaseHeldError, LeaseLostError, StoreUna
 from perdure.records.keys import SessionKey
 from perdure.store import Status
 from perdure.stores.file import FileStore, documents, leases
-from perdure.stores.file.home import THREADS, HeldSessions
+from perdure.stores.file.store import THREADS, HeldSessions
 from perdure.testing.conformance._kit import (
     append,
     append_ok,

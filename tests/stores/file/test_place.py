@@ -22,7 +22,7 @@ from perdure import Message
 from perdure._lib import platform
 from perdure.errors import ConfigError, StoreUnavailableError
 from perdure.store import Batch, Status
-from perdure.stores.file import FileStore, home, home as place
+from perdure.stores.file import FileStore, store as place
 from perdure.testing.conformance._kit import append_ok, group, take
 from tests.stores.file.kit import KEY
 
@@ -330,7 +330,7 @@ async def test_an_open_that_nobody_waits_for_leaves_nothing_open(
 
     store = FileStore(tmp_path / "store", owner="me")
     began, go_on, entered = threading.Event(), threading.Event(), threading.Event()
-    enter = home._open
+    enter = place._open
 
     def slow(*args, **options):
         began.set()
@@ -340,7 +340,7 @@ async def test_an_open_that_nobody_waits_for_leaves_nothing_open(
         finally:
             entered.set()
 
-    monkeypatch.setattr(home, "_open", slow)
+    monkeypatch.setattr(place, "_open", slow)
     task = asyncio.create_task(store.open())
     await anyio.to_thread.run_sync(began.wait)
     task.cancel()
@@ -348,7 +348,7 @@ async def test_an_open_that_nobody_waits_for_leaves_nothing_open(
         await task
     go_on.set()
     await anyio.to_thread.run_sync(entered.wait)
-    monkeypatch.setattr(home, "_open", enter)
+    monkeypatch.setattr(place, "_open", enter)
     with anyio.fail_after(30):
         while True:
             try:
@@ -366,7 +366,7 @@ async def test_an_open_that_nobody_waits_for_leaves_nothing_open(
 async def test_calls_that_hang_do_not_keep_the_store_from_being_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(home, "_CLOSE_TIMEOUT", 60.0)
+    monkeypatch.setattr(place, "_CLOSE_TIMEOUT", 60.0)
     store = await opened(tmp_path / "store")
     assert store._opened is not None
     release, ended = threading.Event(), []
@@ -375,7 +375,7 @@ async def test_calls_that_hang_do_not_keep_the_store_from_being_closed(
         ended.append(release.wait(10.0))
 
     async with anyio.create_task_group() as tasks:
-        for _ in range(home.THREADS):
+        for _ in range(place.THREADS):
             tasks.start_soon(store._opened.run_in_thread, "read", hang)
         await anyio.wait_all_tasks_blocked()
         tasks.cancel_scope.cancel()
@@ -387,15 +387,15 @@ async def test_calls_that_hang_do_not_keep_the_store_from_being_closed(
 async def test_a_disk_that_hangs_does_not_keep_the_store_from_being_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    release, close_files, closed = threading.Event(), home.Home._close_files, threading.Event()
+    release, close_files, closed = threading.Event(), place.Home._close_files, threading.Event()
 
-    def hang(self: home.Home) -> None:
+    def hang(self: place.Home) -> None:
         release.wait(10.0)
         close_files(self)
         closed.set()
 
-    monkeypatch.setattr(home.Home, "_close_files", hang)
-    monkeypatch.setattr(home, "_CLOSE_TIMEOUT", 0.0)
+    monkeypatch.setattr(place.Home, "_close_files", hang)
+    monkeypatch.setattr(place, "_CLOSE_TIMEOUT", 0.0)
     store = await opened(tmp_path / "store")
     await store.aclose()
     assert not closed.is_set()

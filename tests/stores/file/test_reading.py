@@ -22,13 +22,13 @@ from perdure.records.records import seal
 from perdure.store import LeaseState, past_damage
 from perdure.stores.file import (
     FileStore,
-    home as acts,
     leases,
     log as trimming,
     log as writing,
     reader as reading,
     reader as streaming,
     segments as chain,
+    store as acts,
 )
 from perdure.stores.file.leases import FileOwner
 from perdure.testing.conformance._kit import (
@@ -417,7 +417,7 @@ async def test_a_session_of_a_newer_format_is_refused_and_left(store, root: Path
 async def test_a_reader_waits_for_a_takeover_and_then_says_so(
     store, open_store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from perdure.stores.file import home as module
+    from perdure.stores.file import store as module
 
     monkeypatch.setattr(module, "_SETTLE", 0.0)
     await write(store, await take(store), "a")
@@ -485,7 +485,7 @@ PLANTED = [
 async def test_what_somebody_planted_raises_nothing_but_our_errors(
     store, open_store, root: Path, planted: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from perdure.stores.file import home as module
+    from perdure.stores.file import store as module
 
     monkeypatch.setattr(module, "_SETTLE", 0.0)
     grant = await take(store)
