@@ -57,6 +57,7 @@ _CAPABILITIES = Capabilities(
     durability="unknown",
     batch_max=128,
     parallelism=PARALLELISM,
+    queue_depth=PARALLELISM,
     shared=True,
     dead_letters=True,
 )
