@@ -198,3 +198,17 @@ def test_a_session_that_never_rests_is_folded_when_its_tail_is_long(backend: str
             assert 150 <= folds[0].as_of_seq <= 1.2 * 150 + 2
 
     run(backend, main)
+
+
+async def test_a_session_that_never_rests_is_folded_from_memory() -> None:
+    store = ReadsCounted()
+    folds: list[Any] = []
+    async with connect(store, shutdown=QUIET, limits=Limits(fold_records=10)) as sessions:
+        sessions.on("folded", folds.append)
+        session = await sessions.open("a")
+        opened = store.log_reads
+        for number in range(100):
+            await act(session, "turn", number)
+        await session.aclose()
+        assert len(folds) > 3
+        assert store.log_reads == opened

@@ -109,6 +109,8 @@ PATIENCE = 1.0
 """Seconds that a handover keeps turns waiting for the store."""
 REST = 0.05
 """Seconds without an append after which a session is at rest: a fold then delays no turn."""
+LONGEST_PAUSE = 1.0
+"""Seconds between two looks at a session whose changes are not saved yet."""
 LONG_TAIL = 1.5
 """A session that never is at rest is folded with a tail this many times as long."""
 MAX_HANDED_OVER = 1000
@@ -171,14 +173,25 @@ class _Fold:
         self._runtime.hooks.emit("folded", facts)
 
 
+class _Rest:
+    """A session's wait for a moment in which a fold delays no turn."""
+
+    __slots__ = ("ended", "fold")
+
+    def __init__(self) -> None:
+        self.ended = anyio.Event()
+        self.fold: _Fold | None = None
+        """What to write, once that is known."""
+
+
 class SessionLifecycle:
     """What happens to sessions between open and close."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._handing_over: set[SessionKey] = set()
-        # Sessions whose fold waits until they are at rest; the event ends that.
-        self._resting: dict[SessionBase, anyio.Event] = {}
+        # Sessions whose fold waits until they are at rest.
+        self._resting: dict[SessionBase, _Rest] = {}
         self._given: dict[SessionKey, int] = {}
         # Bound once: a session's hooks bind these to it, which takes a third of closures' memory.
         self._on_saved = self._saved
@@ -241,8 +254,9 @@ class SessionLifecycle:
             return  # nearly always: the rest costs more than this
         if session._folding:
             rest = self._resting.get(session)
-            if rest is not None and self._is_due(session, LONG_TAIL):
-                rest.set()
+            if rest is not None and rest.fold is None and self._is_due(session, LONG_TAIL):
+                rest.fold = _Fold(self, session)  # now, while memory has what is durable
+                rest.ended.set()
         elif self._is_due(session) and not self._runtime.saver.crowded:
             self.fold_soon(session)
 
@@ -272,26 +286,30 @@ class SessionLifecycle:
             raise
 
     async def _fold_in_background(self, session: SessionBase) -> None:
+        self._resting[session] = rest = _Rest()
         try:
-            await self._rest(session)
-            # It may wait until the manager has closed: then the next holder folds.
-            if session._closed_by is None:
+            await self._wait_for_rest(session, rest)
+            if rest.fold is not None:
+                # It may wait until the manager has closed: then the next holder folds.
                 with suppress(HostClosedError):
-                    await self._fold_alone(_Fold(self, session), urgent=False)
+                    await self._fold_alone(rest.fold, urgent=False)
         finally:
+            self._resting.pop(session, None)
             session._folding = False
 
-    async def _rest(self, session: SessionBase) -> None:
-        """Wait until nothing was appended for a moment, or the log's tail has become long."""
-        version = -1
-        self._resting[session] = long = anyio.Event()
-        try:
-            while version != session.version and not (long.is_set() or self._runtime.draining):
-                version = session.version
-                with anyio.move_on_after(REST):
-                    await long.wait()
-        finally:
-            del self._resting[session]
+    async def _wait_for_rest(self, session: SessionBase, rest: _Rest) -> None:
+        """Wait until all is saved and nothing was appended for a moment, or the tail is long."""
+        pause = REST
+        while rest.fold is None and session._closed_by is None and not self._runtime.draining:
+            version = session.version
+            with anyio.move_on_after(pause):
+                await rest.ended.wait()
+            if session.version != version or rest.ended.is_set():
+                pause = REST
+            elif session._tracked.clean:
+                rest.fold = _Fold(self, session)
+            else:
+                pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _fold_alone(self, fold: _Fold, *, urgent: bool) -> None:
         """Fold; only the write waits until no save of the session is with the store."""
