@@ -82,7 +82,7 @@ def adapters(session: nox.Session) -> None:
 @nox.session(python=PYTHONS[0])
 def lowest_adapters(session: nox.Session) -> None:
     """Run the adapters' tests with the lowest versions of the SDKs that pyproject.toml allows."""
-    session.install(".[test-adapters]", *lowest_versions(*SDKS))
+    session.install(".[test-adapters]", *lowest_versions(*SDKS, "pydantic-ai-harness"))
     given = session.posargs or ["-q", "-m", "not deep", "tests/adapters"]
     session.run("pytest", *given, env=INSTALLED)
 
@@ -90,7 +90,7 @@ def lowest_adapters(session: nox.Session) -> None:
 @nox.session(python=PYTHONS[0])
 @nox.parametrize("extra", SDKS)
 def extras(session: nox.Session, extra: str) -> None:
-    """Run the program of an SDK's page where nothing but its extra is installed."""
+    """Run the program of an SDK's page, and its diff, where nothing but its extra is installed."""
     page = Path("docs", f"{extra}.md").read_text(encoding="utf-8")
     program = re.search(r"```python\n(import asyncio\n.*?)```", page, re.DOTALL)
     assert program is not None
@@ -98,6 +98,7 @@ def extras(session: nox.Session, extra: str) -> None:
     with session.chdir(session.create_tmp()):
         Path("program.py").write_text(program[1], encoding="utf-8")
         session.run("python", "program.py")
+    session.run("python", "tests/adapters/quick_starts.py", extra)
 
 
 @nox.session(python=PYTHONS[0])

@@ -1,0 +1,107 @@
+"""The diff of each adapter's page, applied to a program of the SDK's: before and after it runs.
+
+``python tests/adapters/quick_starts.py langgraph`` needs nothing but the extra: it runs the program
+as the diff makes it, and before that as it was, if what that asks for is installed.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+DOCS = Path(__file__).parents[2] / "docs"
+GIVEN = {
+    "openai-agents": """
+        from agents import Agent, set_tracing_disabled
+        from agents.testing import ScriptedModel, assistant_message
+
+        set_tracing_disabled(True)
+        agent = Agent(name="pilot", model=ScriptedModel([[assistant_message("At noon.")]]))
+        """,
+    "pydantic-ai": """
+        from pydantic_ai import Agent
+        from pydantic_ai.models.test import TestModel
+
+        agent = Agent(TestModel(custom_output_text="At noon."))
+        """,
+    "langgraph": """
+        from langgraph.graph import START, MessagesState, StateGraph
+
+        builder = StateGraph(MessagesState)
+        builder.add_node("model", lambda state: {"messages": [("ai", "At noon.")]})
+        builder.add_edge(START, "model")
+        config = {"configurable": {"thread_id": "ada"}}
+        """,
+    "google-adk": """
+        from google.adk.agents import BaseAgent
+        from google.adk.events.event import Event
+        from google.genai import types
+
+        class Noon(BaseAgent):
+            async def _run_async_impl(self, ctx):
+                yield Event(author=self.name, invocation_id=ctx.invocation_id)
+
+        agent = Noon(name="pilot")
+        """,
+}
+"""What a program has besides the page's lines: an agent whose model is a script."""
+BETWEEN = """\
+await service.create_session(app_name="harbor", user_id="ada", session_id="tides")
+question = types.Content(role="user", parts=[types.Part(text="When is low tide?")])
+async for _ in runner.run_async(user_id="ada", session_id="tides", new_message=question):
+    pass
+"""
+"""What stands where a diff has left lines out."""
+FOUND = """
+import perdure
+
+async def look():
+    async with perdure.connect("sqlite:///agents.db") as sessions:
+        (info,) = await sessions.list()
+        assert info.key.agent in ("ada", "harbor/ada"), info
+
+asyncio.run(look())
+"""
+
+
+def program(extra: str, sign: str) -> str:
+    """Return the program before (``-``) or after (``+``) the diff of an SDK's page."""
+    page = (DOCS / f"{extra}.md").read_text(encoding="utf-8")
+    diff = re.search(r"```diff\n(.*?)```", page, re.DOTALL)
+    assert diff is not None
+    lines = [line[1:] for line in diff[1].splitlines() if line[:1] in ("", " ", sign)]
+    imports = [line for line in lines if line.startswith(("import ", "from "))]
+    body = "\n".join(line for line in lines if line not in imports).replace("…\n", BETWEEN)
+    main = f"async def main():\n{textwrap.indent(body, '    ')}\n\nasyncio.run(main())\n"
+    given = textwrap.dedent(GIVEN[extra])
+    found = FOUND if sign == "+" else ""
+    return "\n".join(["import asyncio", *imports, given, main, found])
+
+
+def run(extra: str, sign: str) -> subprocess.CompletedProcess[str]:
+    """Run such a program in an empty folder."""
+    with TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", program(extra, sign)]
+        return subprocess.run(  # noqa: S603  # our own page
+            command, cwd=folder, capture_output=True, text=True, timeout=120, check=False
+        )
+
+
+def main() -> int:
+    """Run the program of the page that was named, on both sides of its diff."""
+    (extra,) = sys.argv[1:]
+    before, after = run(extra, "-"), run(extra, "+")
+    if "ModuleNotFoundError" in before.stderr:
+        print(f"{extra}: before: not run: {before.stderr.splitlines()[-1]}")
+    else:
+        print(f"{extra}: before: {before.returncode}\n{before.stderr}", end="")
+    print(f"{extra}: after: {after.returncode}\n{after.stderr}", end="")
+    return after.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
