@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from perdure import ConfigError, Message, PerdureError, PersistentConfig, Shutdown, connect
+from perdure.records.chunks import name_of
 from perdure.records.records import MESSAGE, Entry
 from perdure.store import Batch, PendingItem, Status, Store
 from perdure.stores.file import FileStore
@@ -23,7 +24,7 @@ from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.stores.s3 import S3Store
 from perdure.stores.sqlite import SqliteStore
 from perdure.stores.wrapped import EncryptedStore
-from perdure.testing.conformance._kit import KEY, manifest_of, name_of
+from perdure.testing.conformance._kit import KEY, manifest_of
 from tests.integration.journeys.backends import BACKENDS, ENVIRONMENT, store_of
 from tests.source_tree import files, functions, parse, pyproject
 

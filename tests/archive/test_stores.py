@@ -114,7 +114,7 @@ async def test_a_sweep_keeps_what_an_archive_names(tmp_path: Path) -> None:
 
 
 def perdure_name(data: bytes) -> str:
-    from perdure.archive.limits import name_of
+    from perdure.records.chunks import name_of
 
     return name_of(data)
 
@@ -139,7 +139,8 @@ async def test_an_archive_that_names_what_it_must_not_is_refused(tmp_path: Path)
     import msgspec
 
     from perdure.archive.archives import entry_of
-    from perdure.archive.limits import Archive, FileEntry, line_of, name_of
+    from perdure.archive.limits import Archive, FileEntry, line_of
+    from perdure.records.chunks import name_of
 
     data = b"x"
     for path in ("../evil", "/tmp/perdure-evil", ".perdure/restoring.json", "a/../../b"):

@@ -10,7 +10,6 @@ itself, so everything that was saved can be restored.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import sys
 import unicodedata
@@ -140,11 +139,6 @@ def pages_of(entries: Iterable[Entry]) -> Iterator[bytes]:
         size += len(lines[-1])
     if lines:
         yield b"".join(lines)
-
-
-def name_of(data: bytes) -> str:
-    """Return the name of bytes as a blob."""
-    return hashlib.sha256(data).hexdigest()
 
 
 CONTROL: Final = ".perdure"

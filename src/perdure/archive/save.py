@@ -27,10 +27,10 @@ from perdure.archive.limits import (
     Selection,
     blobs_of,
     mode_of,
-    name_of,
     pages_of,
     too_large,
 )
+from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
 from perdure.store import Store
 

@@ -5,7 +5,6 @@ Blobs are written before the record that names them, and read when a caller read
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 
@@ -77,8 +76,7 @@ def inherit(have: Documents, key: SessionKey, base: Origin) -> Documents:
     documents = {name: _renamed(name, document, key) for name, document in have.found.items()}
     listed = dict(have.manifest.documents)
     for name, document in documents.items():
-        digest = hashlib.sha256(document.data).hexdigest()
-        listed[name] = FoldedDocument(document.as_of_seq, digest, len(document.data))
+        listed[name] = FoldedDocument.of(document.as_of_seq, document.data)
     manifest = msgspec.structs.replace(
         have.manifest, key=key, epoch=0, documents=listed, base=base, position=msgspec.Raw(b"null")
     )

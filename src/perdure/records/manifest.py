@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -80,6 +80,11 @@ class FoldedDocument(msgspec.Struct, frozen=True):
     sha256: str
     """The hash of its bytes, in hex."""
     size: int
+
+    @classmethod
+    def of(cls, as_of_seq: int, data: bytes) -> Self:
+        """Return the entry of a document with these bytes."""
+        return cls(as_of_seq, hashlib.sha256(data).hexdigest(), len(data))
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -120,7 +120,7 @@ class WorkingContextSnapshotStore:
                 "create one with WorkingContextSnapshotSerializer"
             )
             raise CorruptRecordError(message, key=str(self._key))
-        documents = {**manifest.documents, SNAPSHOT: _folded(folded, data)}
+        documents = {**manifest.documents, SNAPSHOT: FoldedDocument.of(folded, data)}
         changed = msgspec.structs.replace(manifest, epoch=self._epoch, documents=documents)
         await self._store.write_documents(self._key, {SNAPSHOT: data}, changed)
 
@@ -149,9 +149,3 @@ def _shaped(data: bytes) -> bytes:
     context = WorkingContext.of_snapshot(snapshot, _ALL)
     shaped = decode(context.snapshot(snapshot.agent_id, snapshot.session_id))
     return encode({**decode(data), **{name: shaped[name] for name in ("message_seqs", "atoms")}})
-
-
-def _folded(as_of_seq: int, data: bytes) -> FoldedDocument:
-    import hashlib
-
-    return FoldedDocument(as_of_seq, hashlib.sha256(data).hexdigest(), len(data))

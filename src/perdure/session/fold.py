@@ -388,9 +388,7 @@ def manifest_of(
         if name not in changed
     }
     documents |= {
-        name: FoldedDocument(upto, _sha256(data), len(data))
-        for name, data in changed.items()
-        if data is not None
+        name: FoldedDocument.of(upto, data) for name, data in changed.items() if data is not None
     }
     described = decode(changed[SESSION] or b"", SessionDocument)
     return Manifest(
@@ -401,9 +399,3 @@ def manifest_of(
         documents=documents,
         about=described.about,
     )
-
-
-def _sha256(data: bytes) -> str:
-    import hashlib
-
-    return hashlib.sha256(data).hexdigest()

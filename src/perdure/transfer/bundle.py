@@ -20,6 +20,7 @@ from typing import Any, TypeAlias, final
 import msgspec
 
 from perdure.errors import CorruptRecordError, UnsupportedVersionError
+from perdure.records.chunks import name_of
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, Origin
@@ -235,7 +236,7 @@ class Reader:
 
     def _blob(self, line: _Line) -> bytes:
         data = self._bytes(line)
-        if hashlib.sha256(data).hexdigest() != line.blob:
+        if name_of(data) != line.blob:
             raise self._corrupt(f"the blob {line.blob} does not match its name")
         return data
 

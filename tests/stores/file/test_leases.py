@@ -15,6 +15,7 @@ import pytest
 
 from perdure._lib.files import Folder
 from perdure.errors import ConfigError, LeaseHeldError, LeaseLostError, StoreUnavailableError
+from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
 from perdure.store import Status
 from perdure.stores.file import FileStore, documents, leases
@@ -25,7 +26,6 @@ from perdure.testing.conformance._kit import (
     entries,
     group,
     manifest_of,
-    name_of,
     read,
     take,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perdure.errors import CorruptRecordError
+from perdure.records.chunks import name_of
 from perdure.records.records import MESSAGE
 from perdure.store import DeadLetter, PendingItem, Status
 from perdure.stores.postgres import PostgresStore
@@ -15,7 +16,6 @@ from perdure.testing.conformance._kit import (
     entries,
     group,
     manifest_of,
-    name_of,
     read,
     take,
 )

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from perdure.errors import LeaseHeldError, StoreUnavailableError
+from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE
 from perdure.store import Batch, PendingItem, Status
@@ -22,7 +23,6 @@ from perdure.testing.conformance._kit import (
     entries,
     group,
     manifest_of,
-    name_of,
     read,
     take,
 )

@@ -6,10 +6,11 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
 from perdure.records.records import Record
 from perdure.stores.postgres import PostgresStore, connections, log
-from perdure.testing.conformance._kit import KEY, append_ok, group, name_of, take
+from perdure.testing.conformance._kit import KEY, append_ok, group, take
 from perdure.testing.conformance.inbox import posted
 from tests.servers import LONG
 from tests.servers.postgres import Postgres

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perdure.errors import CorruptRecordError
+from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
 from perdure.store import DeadLetter, HeldLease, PendingItem, Status
 from perdure.stores.redis import RedisStore
@@ -16,7 +17,6 @@ from perdure.testing.conformance._kit import (
     entries,
     group,
     manifest_of,
-    name_of,
     read,
     take,
 )

@@ -12,6 +12,7 @@ import pytest
 
 from perdure import LeaseOptions, Message, Shutdown, connect
 from perdure.errors import ConfigError, StoreUnavailableError
+from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE
 from perdure.store import Batch, PendingItem, Status
@@ -24,7 +25,6 @@ from perdure.testing.conformance._kit import (
     entries,
     group,
     manifest_of,
-    name_of,
     read,
     take,
 )

@@ -18,11 +18,12 @@ import anyio.to_thread
 import pytest
 
 from perdure.errors import StoreUnavailableError
+from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE, Entry
 from perdure.store import Batch, HeldLease, Outcome, Status
 from perdure.stores.s3 import S3Store
-from perdure.testing.conformance._kit import manifest_of, name_of
+from perdure.testing.conformance._kit import manifest_of
 from tests.servers import LONG, stop
 from tests.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server, prefix_of, store_on
 from tests.stores.s3.conftest import OpenS3
@@ -201,7 +202,7 @@ from typing import Any
 from perdure.records.keys import SessionKey
 from perdure.store import Batch, Status
 from perdure.stores.s3 import S3Store
-from perdure.testing.conformance._kit import manifest_of, name_of
+from perdure.testing.conformance._kit import manifest_of
 from tests.stores.s3.test_faults import entry
 
 async def main():

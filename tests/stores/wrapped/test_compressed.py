@@ -14,6 +14,7 @@ import zstandard
 from perdure import Message, Shutdown, connect, store_for
 from perdure._connect import unwrap_url
 from perdure.errors import ConfigError, CorruptRecordError, MissingExtraError, TooLargeError
+from perdure.records.chunks import name_of
 from perdure.records.records import MESSAGE, Entry
 from perdure.store import PendingItem
 from perdure.stores.file import FileStore
@@ -27,7 +28,6 @@ from perdure.testing.conformance._kit import (
     entries,
     group,
     manifest_of,
-    name_of,
     read,
     take,
 )

@@ -30,6 +30,7 @@ from perdure.errors import (
     StoreUnavailableError,
     TooLargeError,
 )
+from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import About, Manifest
 from perdure.records.records import MESSAGE, Entry, Record
@@ -48,7 +49,6 @@ from perdure.testing.conformance._kit import (
     entries,
     group,
     manifest_of,
-    name_of,
     read,
     take,
 )

@@ -13,6 +13,7 @@ import pytest
 
 from perdure import Message, Shutdown, connect
 from perdure.errors import ConfigError
+from perdure.records.chunks import name_of
 from perdure.store import Store
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
@@ -20,7 +21,6 @@ from perdure.stores.postgres import PostgresStore
 from perdure.stores.redis import RedisStore
 from perdure.stores.sqlite import SqliteStore
 from perdure.stores.wrapped import CompressedStore, EncryptedStore
-from perdure.testing.conformance._kit import name_of
 from tests.golden.reader import HERE
 from tests.servers import postgres, s3, valkey
 

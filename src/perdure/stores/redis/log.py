@@ -8,7 +8,6 @@ be removed without touching others.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -23,6 +22,7 @@ from perdure.errors import (
     StoreUnavailableError,
 )
 from perdure.records import records as frames
+from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, lease_lost, misplaced, new_entries, refusal_of
 from perdure.records.records import Entry, Record
@@ -99,7 +99,7 @@ class ColdHistory:
                     break
             start = b"(" + part[-1][0]
         data = msgspec.msgpack.encode(entries)
-        name = hashlib.sha256(data).hexdigest()
+        name = name_of(data)
         await self._history.put_blobs(key.tenant, {name: data})
         first, last = span_of(entries[0][0])[0], span_of(entries[-1][0])[1]
         keys = (session_keys.session, session_keys.log, session_keys.segments)

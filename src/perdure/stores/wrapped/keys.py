@@ -484,7 +484,7 @@ async def write(store: Store, key: tuple[str, bytes], manifest: Manifest) -> Non
 
     """
     name, data = key
-    entry = FoldedDocument(manifest.as_of_seq, hashlib.sha256(data).hexdigest(), len(data))
+    entry = FoldedDocument.of(manifest.as_of_seq, data)
     others = {name: other for name, other in manifest.documents.items() if not is_key(name)}
     manifest = msgspec.structs.replace(manifest, documents={**others, name: entry})
     await store.write_documents(manifest.key, {name: data}, manifest)

@@ -56,7 +56,6 @@ from perdure.stores.wrapped.chain import ChainLink, ChainReader, ReadRequest
 from perdure.stores.wrapped.manifests import (
     HiddenManifest,
     ManifestProof,
-    folded_of,
     has_hidden,
     inner_manifest,
     mismatched,
@@ -465,7 +464,7 @@ class TransformingStore:
             }
 
         transformed = await in_thread_if_large(sum(map(len, plain.values())), transform_all)
-        own |= {name: folded_of(data, manifest.as_of_seq) for name, data in new_own.items()}
+        own |= {name: FoldedDocument.of(manifest.as_of_seq, data) for name, data in new_own.items()}
         inner = inner_manifest(manifest, transformed, before, own, tenant, proof)
         # A document that is not the one the engine listed is stored with a hash that no bytes
         # have, so that reading reports it as damaged.

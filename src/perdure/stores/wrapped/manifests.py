@@ -151,7 +151,7 @@ def inner_manifest(
         data = transformed.get(name)
         old = known.get(name)
         if data is not None:
-            entry = folded_of(data, folded.as_of_seq)
+            entry = FoldedDocument.of(folded.as_of_seq, data)
         else:
             entry = FoldedDocument(folded.as_of_seq, old.sha256 if old else _LOST, folded.size)
         documents[name] = entry
@@ -178,11 +178,6 @@ def with_hidden(manifest: Manifest, hidden: HiddenManifest, transform: Transform
             tags=tuple(map(transform.token, about.tags)),
         ),
     )
-
-
-def folded_of(data: bytes, as_of_seq: int) -> FoldedDocument:
-    """Return the manifest's entry for a document with these bytes."""
-    return FoldedDocument(as_of_seq, _sha256(data), len(data))
 
 
 def outer_manifest(inner: Manifest, hidden: HiddenManifest) -> Manifest:

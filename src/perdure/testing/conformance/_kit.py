@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
@@ -114,14 +113,6 @@ def manifest_of(
     grant: HeldLease, as_of_seq: int, documents: Mapping[str, bytes], **fields: object
 ) -> Manifest:
     """Make the manifest of a fold that has just written all of these documents."""
-    folded = {
-        name: FoldedDocument(as_of_seq, hashlib.sha256(data).hexdigest(), len(data))
-        for name, data in documents.items()
-    }
+    folded = {name: FoldedDocument.of(as_of_seq, data) for name, data in documents.items()}
     manifest = Manifest(key=grant.key, epoch=grant.epoch, as_of_seq=as_of_seq, documents=folded)
     return msgspec.structs.replace(manifest, **fields) if fields else manifest
-
-
-def name_of(data: bytes) -> str:
-    """Return a blob's name."""
-    return hashlib.sha256(data).hexdigest()

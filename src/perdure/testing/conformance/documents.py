@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from perdure.errors import CorruptRecordError, LeaseLostError, PerdureError, UnsupportedVersionError
+from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import FORMAT, About, FoldedDocument
 from perdure.store import BlobSweep, Document, Documents, Status, Store
@@ -23,7 +24,6 @@ from perdure.testing.conformance._kit import (
     entries,
     group,
     manifest_of,
-    name_of,
     read,
     take,
 )

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from perdure.errors import LeaseHeldError, LeaseLostError, TooLargeError
+from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, MESSAGE, Entry, Record
 from perdure.store import Batch, Document, HeldLease, Status, Store
@@ -27,7 +28,6 @@ from perdure.testing.conformance._kit import (
     entries,
     group,
     manifest_of,
-    name_of,
     read,
     take,
 )
