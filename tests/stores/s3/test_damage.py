@@ -12,7 +12,7 @@ from perdure.errors import CorruptRecordError, FormatError, PerdureError, Unsupp
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE, Entry, Record
 from perdure.store import Batch, HeldLease, PendingItem, Status
-from perdure.stores.objects import layout, layout as commits
+from perdure.stores.objects import layout
 from perdure.stores.s3 import S3Store
 from perdure.testing.conformance._kit import manifest_of, take
 from tests.stores.s3.conftest import OpenS3
@@ -239,22 +239,22 @@ async def test_a_deleted_session_leaves_nothing_of_what_it_said(
     places = [name for name in everything if "/log/" in name]
     assert places
     for name in places:
-        assert bytes(obstore.get(raw, name).bytes()) == commits.GONE
+        assert bytes(obstore.get(raw, name).bytes()) == layout.GONE
 
 
 async def test_a_scrub_ends_what_a_killed_delete_began(open_store: OpenS3, raw: Any) -> None:
-    from perdure.stores.objects import documents, layout as heads
+    from perdure.stores.objects import documents
 
     store = await open_store()
     await write(store, fold=True)
     before = names(raw)
-    head = heads.decode(HEAD, bytes(obstore.get(raw, HEAD).bytes()), KEY)
-    obstore.put(raw, HEAD, heads.with_checksum(documents.deleted_head(head)))  # and no further
+    head = layout.decode(HEAD, bytes(obstore.get(raw, HEAD).bytes()), KEY)
+    obstore.put(raw, HEAD, layout.with_checksum(documents.deleted_head(head)))  # and no further
     assert await read(store) == []
     assert names(raw) == before
     await store.scrub()
     left = [name for name in names(raw) if name != HEAD]
-    assert {bytes(obstore.get(raw, name).bytes()) for name in left} == {commits.GONE}
+    assert {bytes(obstore.get(raw, name).bytes()) for name in left} == {layout.GONE}
 
 
 async def test_a_scrub_removes_what_killed_folds_left_of_epochs_that_are_over(

@@ -533,13 +533,13 @@ async def lose_manifest(kind: str, root: Path) -> None:
     else:
         import obstore
 
-        from perdure.stores.objects import layout, layout as head
+        from perdure.stores.objects import layout
 
         bucket = shared().client(prefix_of(root))
         name = f"{layout.folder_of(ADA)}/head"
-        there = head.decode(name, bytes(obstore.get(bucket, name).bytes()), ADA)
+        there = layout.decode(name, bytes(obstore.get(bucket, name).bytes()), ADA)
         lost = msgspec.structs.replace(there, manifest=msgspec.Raw(b"null"))
-        obstore.put(bucket, name, head.with_checksum(lost))
+        obstore.put(bucket, name, layout.with_checksum(lost))
 
 
 async def test_a_manifest_that_is_gone_is_told_and_costs_nothing(kind: str, tmp_path: Path) -> None:
