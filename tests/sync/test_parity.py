@@ -12,8 +12,7 @@ import perdure.types
 from perdure.archive import archives
 from perdure.checkpoints import engine, engine as reader, events
 from perdure.memory import state, working_memory
-from perdure.session import contributors, session
-from perdure.sync import session as sync_rendering
+from perdure.session import contributors
 
 INTERNAL = {
     working_memory.WorkingMemory: {"folded", "item", "load", "note", "put"},
@@ -26,7 +25,6 @@ RENAMED = {"aclose": "close"}
 PAIRS = [
     (perdure.SessionManager, perdure.sync.SessionManager),
     (perdure.Session, perdure.sync.Session),
-    (session.Rendered, sync_rendering.Rendered),
     (perdure.SessionView, perdure.sync.SessionView),
     (perdure.Turn, perdure.sync.Turn),
     (working_memory.WorkingMemory, perdure.sync.WorkingMemory),

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, final, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, final, overload
 
 import anyio
 
@@ -379,26 +379,49 @@ class Scope:
         return self._loop.call(self._inner.forget)
 
 
-# What a model is shown of a session, in blocking style
+# What is read of a session, and of a view of one
 
 
-class _Blocking(Protocol):
-    """What the method below needs of a session, or of a view of one."""
+S = TypeVar("S", bound="session.Session | view.SessionView")
 
-    _loop: LoopThread
+
+class Rendered(Generic[S]):
+    """What is read of a session, and what a model is shown; of a `SessionView`, too."""
+
+    def __init__(self, loop: LoopThread, inner: S) -> None:
+        self._loop = loop
+        self._inner: S = inner
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
 
     @property
-    def _inner(self) -> session.Session | view.SessionView: ...
+    def key(self) -> SessionKey:
+        """Tenant, agent id and session id."""
+        return self._inner.key
 
+    @property
+    def restore_report(self) -> RestoreReport:
+        """How it came back; a document that loads later and is damaged is added when it does."""
+        return self._inner.restore_report
 
-class Rendered:
-    """What a model is shown of a session; `Session` and `SessionView` have this method."""
+    @property
+    def memory(self) -> WorkingMemory:
+        """The working memory; it loads when it is first asked."""
+        return WorkingMemory(self._loop, self._inner.memory)
 
-    __slots__ = ()
+    @property
+    def state(self) -> States:
+        """Named states; each loads when it is first asked for."""
+        return States(self._loop, self._inner.state)
+
+    def history(self, *, before: int | None = None, limit: int = 50) -> list[HistoryItem]:
+        """Return up to ``limit`` items, oldest first; page back by the first one's seq."""
+        return self._loop.call(lambda: self._inner.history(before=before, limit=limit))
 
     @overload
     def context(
-        self: _Blocking,
+        self,
         format: Listed | None = None,
         *,
         to: Issuer | str | None = None,
@@ -407,7 +430,7 @@ class Rendered:
 
     @overload
     def context(
-        self: _Blocking,
+        self,
         format: Separate,
         *,
         to: Issuer | str | None = None,
@@ -415,7 +438,7 @@ class Rendered:
     ) -> RenderedContext: ...
 
     def context(
-        self: _Blocking,
+        self,
         format: ContextFormat = None,
         *,
         to: Issuer | str | None = None,
@@ -489,7 +512,7 @@ class LostSession:
 
 
 @final
-class Session(Rendered):
+class Session(Rendered["session.Session"]):
     """One conversation and its state: ``with sessions.open("my-assistant") as session``.
 
     As `perdure.Session`, blocking. Opening the same id again shares the object, in any thread;
@@ -497,12 +520,8 @@ class Session(Rendered):
     """
 
     def __init__(self, loop: LoopThread, inner: session.Session) -> None:
-        self._loop = loop
-        self._inner = inner
+        super().__init__(loop, inner)
         self._in_turn = TurnThread()
-
-    def __repr__(self) -> str:
-        return repr(self._inner)
 
     def _repr_html_(self) -> str:
         return self._loop.read(self._inner._repr_html_)
@@ -521,11 +540,6 @@ class Session(Rendered):
             self._loop.call(lambda: self._inner.__aexit__(exc_type, exc, traceback))
 
     # what it is
-
-    @property
-    def key(self) -> SessionKey:
-        """Tenant, agent id and session id."""
-        return self._inner.key
 
     @property
     def id(self) -> str:
@@ -561,21 +575,6 @@ class Session(Rendered):
     def unsaved_age(self) -> float:
         """Seconds since the oldest change that is not durable, 0 when all is saved."""
         return self._loop.read(lambda: self._inner.unsaved_age)
-
-    @property
-    def restore_report(self) -> RestoreReport:
-        """How it came back; a document that loads later and is damaged is added when it does."""
-        return self._inner.restore_report
-
-    @property
-    def memory(self) -> WorkingMemory:
-        """The working memory; it loads when it is first asked."""
-        return WorkingMemory(self._loop, self._inner.memory)
-
-    @property
-    def state(self) -> States:
-        """Named states; each loads when it is first asked for."""
-        return States(self._loop, self._inner.state)
 
     @property
     def checkpoints(self) -> parts.CheckpointEngine:
@@ -680,12 +679,6 @@ class Session(Rendered):
         """Wait until a version (None: the newest) is durable, without hurrying the save."""
         return self._loop.call(lambda: self._inner.wait_durable(version))
 
-    # reading it
-
-    def history(self, *, before: int | None = None, limit: int = 50) -> list[HistoryItem]:
-        """Return up to ``limit`` items, oldest first; page back by the first one's seq."""
-        return self._loop.call(lambda: self._inner.history(before=before, limit=limit))
-
     def close(self) -> None:
         """Save, fold and let go of the session for everybody in this process.
 
@@ -720,25 +713,13 @@ class Session(Rendered):
 
 
 @final
-class SessionView(Rendered):
+class SessionView(Rendered["view.SessionView"]):
     """A read-only view of a session, as of ``seq``, without a lease: from `SessionManager.load`."""
-
-    def __init__(self, loop: LoopThread, inner: view.SessionView) -> None:
-        self._loop = loop
-        self._inner = inner
-
-    def __repr__(self) -> str:
-        return repr(self._inner)
 
     @property
     def seq(self) -> int:
         """The last record that it shows."""
         return self._inner.seq
-
-    @property
-    def key(self) -> SessionKey:
-        """Tenant, agent id and session id."""
-        return self._inner.key
 
     @property
     def settled(self) -> bool:
@@ -751,21 +732,6 @@ class SessionView(Rendered):
         return self._inner.info
 
     @property
-    def restore_report(self) -> RestoreReport:
-        """How it was read."""
-        return self._inner.restore_report
-
-    @property
-    def memory(self) -> WorkingMemory:
-        """The working memory; it loads when it is first asked."""
-        return WorkingMemory(self._loop, self._inner.memory)
-
-    @property
-    def state(self) -> States:
-        """Named states; each loads when it is first asked for."""
-        return States(self._loop, self._inner.state)
-
-    @property
     def checkpoints(self) -> parts.CheckpointReader:
         """Its checkpoints, as of ``seq``."""
         return parts.CheckpointReader(self._loop, self._inner.checkpoints)
@@ -774,7 +740,3 @@ class SessionView(Rendered):
     def events(self) -> parts.KernelEventReader:
         """Its kernel events, as of ``seq``."""
         return parts.KernelEventReader(self._loop, self._inner.events)
-
-    def history(self, *, before: int | None = None, limit: int = 50) -> list[HistoryItem]:
-        """Return up to ``limit`` items of the log, oldest first; as for `Session.history`."""
-        return self._loop.call(lambda: self._inner.history(before=before, limit=limit))
