@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import lru_cache
 from itertools import chain, repeat
 from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast, final
@@ -528,6 +529,7 @@ _private_of = attrgetter("__pydantic_private__")
 _dict_of = attrgetter("__dict__")
 
 
+@lru_cache(256)
 def _is_model(cls: type) -> bool:
     """Whether all that an object has of its own is in its fields: not in private ones, or slots."""
     if not issubclass(cls, pydantic.BaseModel) or cls.__private_attributes__:
