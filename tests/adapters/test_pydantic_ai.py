@@ -44,7 +44,7 @@ from pydantic_ai.models.test import TestModel
 from pydantic_ai.usage import RunUsage
 
 import perdure
-from perdure import Limits, NotStorableError, SessionManager
+from perdure import Limits, NotStorableError, SessionManager, UnsupportedVersionError
 from perdure.adapters import PerdureConversationStore
 from perdure.testing import FaultyStore, MemoryBacking, MemoryStore
 from tests.adapters import kills
@@ -666,6 +666,28 @@ async def test_one_of_many_runs_at_the_same_time_is_saved_and_the_others_are_tol
     loaded = await stores[0].load("a")
     assert loaded is not None
     assert len(loaded.messages) == 2
+
+
+async def test_a_conversation_of_a_newer_format_is_neither_read_nor_written(
+    sessions: SessionManager,
+) -> None:
+    store = PerdureConversationStore(sessions)
+    held = Conversation(messages=[asked("one")], conversation_id="a")
+    await store.save(held)
+    async with sessions.open("a") as session:
+        text: str = await session.state.get("pydantic-ai/conversation")
+        newer = text.replace('"format_version":1', '"format_version":2')
+        session.state.set("pydantic-ai/conversation", newer)
+        await session.save()
+        record = ConversationRecord(conversation_id="a", head_id=None, usage=RunUsage())
+        for call in (
+            store.load("a"),
+            store.write_record(record, expected_revision=held.revision),
+            store.delete_record("a", expected_revision=held.revision or ""),
+        ):
+            with pytest.raises(UnsupportedVersionError, match="format 2.*upgrade pydantic-ai-slim"):
+                await call
+        assert await session.state.get("pydantic-ai/conversation") == newer
 
 
 async def test_a_handover_between_opening_and_writing_is_asked_back(
