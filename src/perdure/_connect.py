@@ -106,7 +106,7 @@ def _declared(
         return store_for(url), ()
     import msgspec
 
-    from perdure.config.discover import declared_at, keys_of, url_of
+    from perdure.config.persistent_config import declared_at, keys_of, url_of
 
     declared = declared_at(config)
     place = url or os.environ.get(URL_VARIABLE) or url_of(declared, os.environ)

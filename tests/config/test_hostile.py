@@ -12,8 +12,7 @@ import pytest
 import yaml
 
 from perdure import ConfigError, TemplateError
-from perdure.config.discover import declared_at
-from perdure.config.persistent_config import PersistentConfig
+from perdure.config.persistent_config import PersistentConfig, declared_at
 from perdure.config.schema import Declaration, declaration_of
 from perdure.config.yaml_reader import MAX_BYTES, read, read_top
 from tests.config.conftest import AgentFolder

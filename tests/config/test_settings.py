@@ -9,7 +9,7 @@ import pytest
 import perdure
 import perdure.sync
 from perdure import Autosave, ConfigError, Message, Shutdown
-from perdure.config.discover import anchored
+from perdure.config.persistent_config import anchored
 from perdure.session.manager import SessionManager
 from perdure.stores.wrapped import EncryptedStore, MasterKeys
 from tests.config.conftest import AgentFolder

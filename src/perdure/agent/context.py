@@ -17,8 +17,7 @@ from perdure.agent.llm.model import Model
 from perdure.agent.mcp.server import McpServer
 from perdure.agent.tools import Tool
 from perdure.autosave.options import INHERIT, Autosave, Inherit
-from perdure.config.discover import Declared
-from perdure.config.persistent_config import PersistentConfig
+from perdure.config.persistent_config import Declared, PersistentConfig
 from perdure.errors import ConfigError, InvalidArgumentError, SessionError
 from perdure.formats.state import StateStorage
 from perdure.lease import OnHeld

@@ -26,9 +26,14 @@ import msgspec
 from perdure.agent.llm.model import ToolSpec
 from perdure.agent.tools import Permissions, Tool
 from perdure.archive.archives import Archives
-from perdure.config.discover import declared_beside, program_dir
 from perdure.config.locations import AgentPlace, SessionPlace
-from perdure.config.persistent_config import ConfigPart, PersistentConfig, initial_values
+from perdure.config.persistent_config import (
+    ConfigPart,
+    PersistentConfig,
+    declared_beside,
+    initial_values,
+    program_dir,
+)
 from perdure.config.schema import DOCUMENT, own, shared
 from perdure.errors import ConfigError, InvalidArgumentError
 from perdure.memory.working_memory import SessionMemoryStorage

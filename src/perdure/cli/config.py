@@ -30,7 +30,6 @@ from perdure.cli.output import (
     size,
 )
 from perdure.cli.sessions import say_pruned
-from perdure.config.discover import FILE, Declared, declared_at, url_of
 from perdure.config.locations import (
     ConfigReport,
     FolderPlace,
@@ -38,7 +37,7 @@ from perdure.config.locations import (
     apply_to_store,
     state_folder,
 )
-from perdure.config.persistent_config import initial_values
+from perdure.config.persistent_config import FILE, Declared, declared_at, initial_values, url_of
 from perdure.config.schema import Declaration
 from perdure.errors import ConfigError
 from perdure.session.manager import SessionManager

@@ -1,7 +1,8 @@
-"""The values that an agent declares in persistence.yaml: read at once, written durably.
+"""The values that an agent declares in persistence.yaml: found, read at once, written durably.
 
-Template variables get their values here, in the only module of this package with a clock and
-randomness.
+Arguments come first, then the environment, then the file, then the defaults. Paths in the file are
+relative to its folder. Finding and reading it blocks. Template variables get their values here, in
+the only module of this package with a clock and randomness.
 """
 
 from __future__ import annotations
@@ -10,29 +11,217 @@ import datetime
 import logging
 import os
 import secrets
+import stat
+import sys
 import uuid
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from types import CoroutineType, TracebackType
-from typing import Any, Final, NamedTuple, Self, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, final
 
 import anyio
 import anyio.to_thread
+import msgspec
 
-from perdure import errors
-from perdure.config.discover import Declared, declared_at, declared_beside, program_dir
 from perdure.config.locations import FolderPlace, Location, state_folder
 from perdure.config.schema import (
     ConfigKey,
+    Declaration,
     Initial as InitialValue,
+    KeySource,
     StoredValues,
+    StorePlace,
     begun,
     changed,
+    declaration_of,
     evaluate,
+    name_of,
+)
+from perdure.config.yaml_reader import MAX_BYTES, read, read_top
+from perdure.errors import (
+    ConfigError,
+    NotStorableError,
+    StoreUnavailableError,
+    TemplateError,
+    TooLargeError,
+    UnknownConfigKeyError,
 )
 from perdure.records.json import decode
 from perdure.records.values import encode_value, redact
+
+if TYPE_CHECKING:
+    from perdure.stores.wrapped.keys import MasterKeys
+
+
+# Discovery: persistence.yaml and agent.yaml next to the agent's code
+
+
+FILE: Final = "persistence.yaml"
+AGENT_FILE: Final = "agent.yaml"
+
+
+class Declared(msgspec.Struct, frozen=True):
+    """What was found."""
+
+    declaration: Declaration = Declaration()
+    path: Path | None = None
+    """The persistence.yaml; None if there is none."""
+    agent_name: str | None = None
+    """The name in the agent.yaml next to it."""
+
+
+def declared_at(path: str | os.PathLike[str]) -> Declared:
+    """Read a persistence.yaml, and the agent.yaml next to it.
+
+    Raises:
+        ConfigError: It does not exist, or is invalid.
+        MissingExtraError: PyYAML is not installed.
+
+    """
+    file = Path(path).expanduser().absolute()
+    data = _bytes(file)
+    if data is None:
+        raise ConfigError(
+            f"there is no {file}: name another file, or none if nothing is declared",
+            path=str(file),
+        )
+    return _declared(file, data)
+
+
+def declared_beside(folder: str | os.PathLike[str] | None) -> Declared:
+    """Read the persistence.yaml of a folder; nothing is declared where there is none.
+
+    Raises:
+        ConfigError: It is invalid.
+        MissingExtraError: PyYAML is not installed.
+
+    """
+    if folder is None:
+        return Declared()
+    file = Path(folder).expanduser().absolute() / FILE
+    data = _bytes(file)
+    return Declared() if data is None else _declared(file, data)
+
+
+def _declared(file: Path, data: bytes) -> Declared:
+    declaration = declaration_of(read(data, str(file)), str(file))
+    beside = file.with_name(AGENT_FILE)
+    about = _bytes(beside)
+    name = None if about is None else name_of(read_top(about, str(beside)), str(beside))
+    return Declared(declaration, file, name)
+
+
+def _bytes(file: Path) -> bytes | None:
+    """Return what a file holds, at most a byte more than fits; None if it is not there."""
+    try:
+        if not stat.S_ISREG(file.stat().st_mode):
+            raise ConfigError(
+                f"{file} is no file: move it away, or put the declarations there", path=str(file)
+            )
+        with file.open("rb") as opened:
+            return opened.read(MAX_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ConfigError(
+            f"{file} cannot be read: {error.strerror or error}", path=str(file)
+        ) from error
+
+
+def program_dir() -> Path | None:
+    """Return the folder of the program that runs, None in an interpreter or a notebook."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    return None if file is None else Path(file).absolute().parent
+
+
+# The settings that a persistence.yaml gives to ``connect``
+
+
+_ENCRYPTED: Final = "encrypted+"
+
+
+def url_of(declared: Declared, environment: Mapping[str, str]) -> str | None:
+    """Return the URL of the store, None if the file names none.
+
+    Raises:
+        ConfigError: The variable that should hold it is not set.
+
+    """
+    place = declared.declaration.store or StorePlace()
+    if place.url_env is not None:
+        url = environment.get(place.url_env)
+        if not url:
+            raise ConfigError(
+                f"{declared.path}: store: the variable {place.url_env} is not set: set it",
+                variable=place.url_env,
+            )
+        return url
+    if place.url is None or declared.path is None:
+        return place.url
+    return anchored(place.url, declared.path.parent)
+
+
+def anchored(url: str, folder: Path) -> str:
+    """Return a URL whose path, if it is relative, begins at a folder.
+
+    >>> anchored("./data", Path("/agents/gus")), anchored("redis://h", Path("/x"))
+    ('/agents/gus/data', 'redis://h')
+    """
+    if url.lower().startswith(_ENCRYPTED):
+        return url[: len(_ENCRYPTED)] + anchored(url[len(_ENCRYPTED) :], folder)
+    scheme, colon, path = url.partition(":")
+    if not colon or len(scheme) == 1:
+        local = _from(folder, url)
+        return f"file:{local}" if ":" in local else local  # the folder's own name has a colon
+    if scheme.lower() == "file" and not path.startswith("//"):
+        return f"{scheme}:{_from(folder, path)}"
+    if scheme.lower() == "sqlite" and path.startswith("///"):
+        return f"{scheme}:///{_from(folder, path[3:])}"
+    return url
+
+
+def _from(folder: Path, path: str) -> str:
+    return path if path.startswith("~") or not path else str(folder / path)
+
+
+def keys_of(declared: Declared, environment: Mapping[str, str]) -> MasterKeys | None:
+    """Return the master keys; None if the file asks for no encryption.
+
+    Raises:
+        ConfigError: There is no key where the file says.
+        MissingExtraError: cryptography is not installed.
+
+    """
+    from perdure.stores.wrapped.keys import KEY_FILE_VARIABLE, KEY_VARIABLE, MasterKeys
+
+    source = declared.declaration.encryption
+    if source is None or declared.path is None:
+        return None
+    if environment.get(KEY_VARIABLE) or environment.get(KEY_FILE_VARIABLE):
+        return MasterKeys.from_environment(environment)
+    return MasterKeys.from_environment(_standing_in(source, declared.path, environment))
+
+
+def _standing_in(source: KeySource, file: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that would say the same."""
+    from perdure.stores.wrapped.keys import KEY_FILE_VARIABLE, KEY_VARIABLE
+
+    if source.key_file is not None:
+        return {KEY_FILE_VARIABLE: _from(file.parent, source.key_file)}
+    name = source.key_env or ""
+    key = environment.get(name)
+    if not key:
+        raise ConfigError(
+            f"{file}: encryption: the variable {name} is not set: set it to the master key",
+            variable=name,
+        )
+    return {KEY_VARIABLE: key}
+
+
+# The values
+
 
 Now = Callable[[], datetime.datetime]
 Random = Callable[[int], bytes]
@@ -58,7 +247,7 @@ def initial_values(
 
     def name() -> str:
         if agent_name is None:
-            raise errors.TemplateError(
+            raise TemplateError(
                 "a template names agent_name, which nobody has said: put an agent.yaml with "
                 "`name: …` beside persistence.yaml, or give agent_name",
                 variable="agent_name",
@@ -341,7 +530,7 @@ class PersistentConfig:
 
     def _loaded(self) -> dict[str, bytes]:
         if self._parts is None:
-            raise errors.ConfigError(
+            raise ConfigError(
                 "this config is not loaded: use `async with PersistentConfig(…) as config`"
             )
         return self._values | {change.key: change.data for change in self._pending}
@@ -394,7 +583,7 @@ class PersistentConfig:
                 try:
                     await self._save(setting.part, setting.key, setting.data)
                 except Exception as error:  # noqa: BLE001  # whoever awaits it gets it
-                    if patiently and isinstance(error, errors.StoreUnavailableError):
+                    if patiently and isinstance(error, StoreUnavailableError):
                         return
                     setting.failed(error)
                 setting.is_done = True
@@ -420,11 +609,9 @@ def _encoded(key: str, value: Any) -> bytes:
     if types:
         path, tag = next(iter(types.items()))
         place = f"config.{key}{path}".rstrip("/")
-        raise errors.NotStorableError(
-            f"the {tag} at {place} is not JSON: convert it first", key=key
-        )
+        raise NotStorableError(f"the {tag} at {place} is not JSON: convert it first", key=key)
     if len(data) > MAX_VALUE_BYTES:
-        raise errors.TooLargeError(
+        raise TooLargeError(
             f"config.{key} would have {len(data)} bytes, the limit is {MAX_VALUE_BYTES}: "
             "keep it by save_state, or in a file",
             key=key,
@@ -435,9 +622,9 @@ def _encoded(key: str, value: Any) -> bytes:
     return data
 
 
-def _unknown(key: str, keys: Mapping[str, ConfigKey]) -> errors.UnknownConfigKeyError:
+def _unknown(key: str, keys: Mapping[str, ConfigKey]) -> UnknownConfigKeyError:
     known = ", ".join(list(keys)[:10]) if keys else "it declares nothing"
-    return errors.UnknownConfigKeyError(
+    return UnknownConfigKeyError(
         f"config: {key[:60]!r} is not declared in persistence.yaml ({known}): declare it there",
         key=key,
     )
