@@ -137,8 +137,8 @@ class AppSessions:
         await anyio.sleep(NOTICE)
         if self._requests:
             log.warning(
-                "%d requests are still open (such as %s): the server waits for them, and uvicorn "
-                "for ever, unless it has --timeout-graceful-shutdown",
+                "%d requests are still open (such as %s): the server waits for them; a uvicorn "
+                "of your own does so for ever, unless it has --timeout-graceful-shutdown",
                 len(self._requests),
                 min(self._requests.values()),
             )
