@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one benchmark; return 1 if a figure misses its target and ``--check`` was given."""
     given = _parser().parse_args(arguments)
     if given.benchmark == "report":
-        print(report.page(report.Options(given.file, given.images)), end="")
+        print(report.page(report.Options(given.file, given.images, given.adapters)), end="")
         return 0
     measured = _run(given)
     print(measured.table())
@@ -147,6 +147,7 @@ def _parser() -> argparse.ArgumentParser:
     writing = kinds.add_parser("report", help=report.__doc__)
     writing.add_argument("file", type=Path, help="what `peers --json` has written")
     writing.add_argument("--images", type=Path, default=report.Options(Path()).images)
+    writing.add_argument("--adapters", type=Path, help="what `adapters --json` has written")
     return parser
 
 

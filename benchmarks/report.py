@@ -1,6 +1,7 @@
 """A page for people, of figures that ``peers`` has written: tables in Markdown, and plots.
 
-``python -m benchmarks peers --json F && python -m benchmarks report F > docs/performance.md``.
+``python -m benchmarks peers --json F && python -m benchmarks report F > docs/performance.md``,
+with ``--adapters`` and a file of ``python -m benchmarks adapters --json`` for the adapters' part.
 Nothing is measured here, so the page says of each figure what the file says, and on what machine.
 """
 
@@ -51,6 +52,7 @@ class Options(NamedTuple):
 
     file: Path
     images: Path = Path("docs/images")
+    adapters: Path | None = None
 
 
 class _Part(NamedTuple):
@@ -87,7 +89,10 @@ def page(options: Options) -> str:
             "",
             *_failures(document, part),
         ]
-    return "\n".join([*lines, *_ratios(document)]) + "\n"
+    lines += _ratios(document)
+    if options.adapters is not None:
+        lines += _adapters(json.loads(options.adapters.read_text("utf-8")))
+    return "\n".join(lines) + "\n"
 
 
 HEAD = """# Performance beside others
@@ -98,7 +103,8 @@ What the disk and Python allow without a product is next to them as two limits.
 [benchmarks/peers](../benchmarks/peers/contenders.py) has the code of each.
 
     python -m benchmarks peers --json peers.json
-    python -m benchmarks report peers.json > docs/performance.md
+    python -m benchmarks adapters --json adapters.json
+    python -m benchmarks report peers.json --adapters adapters.json > docs/performance.md
 
 The figures below are medians of {rounds} rounds of {turns:,} turns, of all sessions together (an
 eighth of that for the slow ones), with the range of turns a second. Contenders take turns within a
@@ -190,6 +196,41 @@ def _ratios(document: dict[str, Any]) -> list[str]:
         "|---|---:|---:|",
         *(f"| `{name}` | {figures[name]:.2f} | {targets[name]:g} |" for name in names),
     ]
+
+
+ADAPTERS = {
+    "adapters.langgraph.bytes": "LangGraph, bytes written for a thread, over `AsyncSqliteSaver`",
+    "adapters.langgraph.bytes_delta": "the same, over it with a `DeltaChannel`",
+    "adapters.langgraph.time": "LangGraph, time of a thread, over `AsyncSqliteSaver`",
+    "adapters.openai.turns": "OpenAI Agents, turns a second of one session, over `SQLiteSession`",
+    "adapters.openai.turns_many": "the same, of 200 sessions at once",
+    "adapters.adk.turns": "Google ADK, turns a second, over `DatabaseSessionService` on SQLite",
+    "adapters.pydantic_ai.overhead": "Pydantic AI, time of a turn, over one of perdure's own",
+}
+
+
+def _adapters(document: dict[str, Any]) -> list[str]:
+    """Return what the adapters cost, over the SDKs' own stores."""
+    figures, targets = document["figures"], document["targets"]
+    return [
+        "",
+        "## With another SDK",
+        "",
+        "The adapters, over the store that comes with the SDK, in one run; models answer at once.",
+        "[benchmarks/adapters](../benchmarks/adapters.py) has the code.",
+        "",
+        "| | ratio | target |",
+        "|---|---:|---:|",
+        *(
+            f"| {label} | {figures[name]:.3g} | {_bound(name, targets[name])} |"
+            for name, label in ADAPTERS.items()
+            if name in figures
+        ),
+    ]
+
+
+def _bound(name: str, target: float) -> str:
+    return f"{target:g} at {'least' if '.turns' in name else 'most'}"
 
 
 def _plot(part: _Part) -> str:

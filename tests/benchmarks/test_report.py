@@ -95,3 +95,18 @@ def test_a_file_of_another_benchmark_is_refused(tmp_path: Path) -> None:
     file.write_text(json.dumps({"figures": {"save.bytes": 1.0}}))
     with pytest.raises(SystemExit, match="no figures"):
         main(["report", str(file), "--images", str(tmp_path)])
+
+
+def test_the_adapters_have_rows_of_their_own(
+    figures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "adapters.json"
+    found = {"adapters.adk.turns": 15.3, "adapters.langgraph.bytes": 0.00154}
+    targets = {"adapters.adk.turns": 10.0, "adapters.langgraph.bytes": 0.005}
+    file.write_text(json.dumps({"figures": found, "targets": targets}))
+    images = str(tmp_path / "images")
+    assert main(["report", str(figures), "--images", images, "--adapters", str(file)]) == 0
+    page = capsys.readouterr().out
+    assert "over `DatabaseSessionService` on SQLite | 15.3 | 10 at least |" in page
+    assert "over `AsyncSqliteSaver` | 0.00154 | 0.005 at most |" in page
+    assert "Pydantic AI" not in page
