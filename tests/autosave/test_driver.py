@@ -121,7 +121,7 @@ async def test_less_than_a_full_batch_lets_others_join() -> None:
 
 
 async def test_a_batch_waits_in_the_store_s_queue_once_it_is_half_full() -> None:
-    store = InlineStore(parallelism=1, queue_depth=1, batch_max=4, latency=(1.0,))
+    store = InlineStore(parallelism=1, queue_depth=1, batch_max=4, latency=(0.0,))
     async with rig(store) as r:
         sessions = [r.track(str(n)) for n in range(4)]
 
@@ -132,11 +132,26 @@ async def test_a_batch_waits_in_the_store_s_queue_once_it_is_half_full() -> None
             return [len(call) for call in store.calls]
 
         async with anyio.create_task_group() as group:
-            assert await begun(sessions[0]) == [1]
-            assert await begun(sessions[1]) == [1]
-            assert await begun(sessions[2]) == [1, 2]
-            assert await begun(sessions[3]) == [1, 2]
-        assert [len(call) for call in store.calls] == [1, 2, 1]
+            r.append(sessions[0])
+            await r.saver.save(sessions[0])  # so that it is known to be fast
+            store.latency = [1.0]
+            assert await begun(sessions[0]) == [1, 1]
+            assert await begun(sessions[1]) == [1, 1]
+            assert await begun(sessions[2]) == [1, 1, 2]
+            assert await begun(sessions[3]) == [1, 1, 2]
+        assert [len(call) for call in store.calls] == [1, 1, 2, 1]
+
+
+async def test_nothing_waits_in_the_queue_of_a_slow_store() -> None:
+    """What waits there counts against the timeout, and delays its own repetition."""
+    store = InlineStore(parallelism=1, queue_depth=3, batch_max=2, latency=(6.0,))
+    async with rig(store, engine=EngineOptions(save_timeout=10.0)) as r:
+        async with anyio.create_task_group() as group:
+            for n in range(6):
+                t = r.track(str(n))
+                r.append(t)
+                group.start_soon(r.saver.save, t)
+        assert [len(call) for call in store.calls] == [2, 2, 2]
 
 
 async def test_a_turn_s_end_saves_unless_told_otherwise() -> None:

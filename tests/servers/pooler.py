@@ -16,6 +16,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any, Self
 
 import psycopg
@@ -162,7 +163,6 @@ def reached(url: str, way: str) -> Iterator[str]:
     """Yield the URL of a database: as it is, for ``asyncpg``, through a ``pooler``, or both."""
     driver, _, pooler = way.partition(" ")
     if driver == "asyncpg":
-        pytest.importorskip("asyncpg")
         url = url.replace("postgresql:", "postgresql+asyncpg:")
     if not (pooler or driver == "pooler"):
         yield url
@@ -172,7 +172,13 @@ def reached(url: str, way: str) -> Iterator[str]:
         yield re.sub(r"@[^/]*/", f"@127.0.0.1:{running.port}/", url)
 
 
-WAYS = ("direct", "asyncpg", "pooler", "asyncpg pooler")
+_NEEDS_ASYNCPG = pytest.mark.skipif(find_spec("asyncpg") is None, reason="asyncpg is missing")
+WAYS = (
+    "direct",
+    "pooler",
+    pytest.param("asyncpg", marks=_NEEDS_ASYNCPG),
+    pytest.param("asyncpg pooler", marks=_NEEDS_ASYNCPG),
+)
 
 
 def _packed(kind: bytes, data: bytes) -> bytes:

@@ -300,7 +300,8 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
             try:
                 await held.save()
             except LeaseLostError as error:
-                await held.discard_unsaved()  # the caller is told that it was not stored
+                if self._connection.is_own:
+                    await held.discard_unsaved()  # the caller is told that it was not stored
                 await self._refuse(key, error)
         return event
 

@@ -241,10 +241,11 @@ class AdapterManager:
             session: Which.
             cause: What the session raised.
             discard: Whether what it has unsaved is dropped: its callers are told that it was not
-                stored, so neither ``health()`` nor the end of the manager has to.
+                stored, so neither ``health()`` nor the end of the manager has to. Not in a manager
+                of the program's own, which may have appended to the session as well.
 
         """
-        if discard:
+        if discard and self.is_own:
             discard_lost(session)
         other = await other_holder(await self.manager(), session.key)
         message = f"session {session.key} was taken over by {other or 'another process'}: {cause}"

@@ -110,7 +110,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Finer options, which few programs need.
 
     ``batch_max``, ``batch_linger`` and ``max_concurrent_batches`` come from the store's
-    capabilities where they are None.
+    capabilities where they are None. With ``max_concurrent_batches`` none waits in the store's
+    own queue.
     """
 
     debounce_min: float = 0.1

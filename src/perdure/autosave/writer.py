@@ -32,6 +32,8 @@ from perdure.store import Batch, Outcome, Status, Store, SupportsBeginAppend, ca
 
 log: logging.Logger = logging.getLogger("perdure.autosave")
 
+QUEUE_BELOW = 0.05
+"""Seconds that a batch takes at most while others may wait for it in the store's queue."""
 CHUNK = 8
 """Sessions settled, and their callers woken, in one step of the event loop."""
 
@@ -92,6 +94,8 @@ class Writer:
         watch: Callable[[float], None],
     ) -> None:
         self._busy = 0.0
+        # How long the last batch took.
+        self._last_took = float("inf")
         self._core = core
         self._store = store
         self._host = host
@@ -135,7 +139,7 @@ class Writer:
                     raise
             return
         # A worker that is about to start finds this work too, and starts the next one itself.
-        if self._starting is not None or self._is_full or not self._is_worth_waiting:
+        if self._starting is not None or not self._may_call(self._calls):
             return
         if self._core.may_capture(now) and self._host.running:
             worker = self._parked.pop() if self._parked else _Worker()
@@ -181,8 +185,6 @@ class Writer:
         if self._begin is None or self._starting or (self._batches and self._company > 1):
             return False
         if self._is_full or not self._host.running or t.inflight is not None:
-            return False
-        if self._batches and self._calls >= core.parallel:
             return False
         try:
             save = core.capture_alone(t, version)
@@ -274,14 +276,25 @@ class Writer:
 
     @property
     def _is_full(self) -> bool:
-        """Whether the store has as many batches as it takes, those in its queue included."""
-        return self._calls >= self._core.parallel + self._core.queue_depth
+        """Whether the store has as many batches as it works on at a time."""
+        return self._calls >= self._core.parallel
 
-    @property
-    def _is_worth_waiting(self) -> bool:
-        """Whether what is due makes a batch that may wait in the store's queue."""
+    def _may_call(self, others: int) -> bool:
+        """Whether a batch may go to the store beside others that are there.
+
+        One more than the store works on waits in its queue, at least half full, and only while the
+        store is fast: waiting counts against the timeout, and a batch that is given up there runs
+        all the same.
+        """
         core = self._core
-        return self._calls < core.parallel or 2 * len(core.schedule.ready) >= core.batch_max
+        if others < core.parallel:
+            return True
+        is_fast = self._last_took <= QUEUE_BELOW
+        return (
+            is_fast
+            and others < core.parallel + core.queue_depth
+            and 2 * len(core.schedule.ready) >= core.batch_max
+        )
 
     def _signal_idle(self) -> None:
         if not self.is_busy:
@@ -350,7 +363,7 @@ class Writer:
                 await self._wait_for_company()
             finally:
                 self._started(worker)
-            while not scope.cancel_called and (saves := self._take()):
+            while not scope.cancel_called and (saves := self._take(self._calls - 1)):
                 await self._carry(saves, scope)
                 if self._batches and 0 < len(self._core.schedule.ready) < self._core.batch_max:
                     await self._let_others_join(worker)
@@ -377,9 +390,10 @@ class Writer:
         if self._linger and 1 < waiting < self._core.batch_max and not self._core.schedule.draining:
             await anyio.sleep(self._linger)
 
-    def _take(self) -> list[Save]:
+    def _take(self, others: int) -> list[Save]:
+        """Take the next batch, if the store takes one beside these others."""
         now = self._clock()
-        saves = self._capture(now)
+        saves = self._capture(now) if self._may_call(others) else []
         self.launch(now)
         return saves
 
@@ -428,6 +442,7 @@ class Writer:
     ) -> None:
         """Apply the remaining outcomes, and notify the breaker and the engine."""
         self._busy += took
+        self._last_took = took
         self._company = len(saves)
         while not self._settle(unsettled, now, took):
             pass

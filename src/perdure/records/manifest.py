@@ -298,8 +298,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     parallelism: int = 2
     """How many ``append_many`` run at once."""
     queue_depth: int = 0
-    """How many more calls may wait in the store's own queue: it then has its next one at once. A
-    call that waits is at least half full."""
+    """How many more calls may wait in the store's own queue: it then has its next one at once. One
+    waits only if it is at least half full, and if the last call took 50 ms at most."""
     max_record_bytes: int = 16 * 1024 * 1024
     shared: bool = False
     """Whether other machines can use it too."""

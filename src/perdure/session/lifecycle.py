@@ -254,7 +254,9 @@ class SessionLifecycle:
             return  # nearly always: the rest costs more than this
         if session._folding:
             rest = self._resting.get(session)
-            if rest is not None and rest.fold is None and self._is_due(session, LONG_TAIL):
+            if rest is None or rest.fold is not None or self._runtime.saver.crowded:
+                return
+            if self._is_due(session, LONG_TAIL):
                 rest.fold = _Fold(self, session)  # now, while memory has what is durable
                 rest.ended.set()
         elif self._is_due(session) and not self._runtime.saver.crowded:
@@ -300,13 +302,15 @@ class SessionLifecycle:
     async def _wait_for_rest(self, session: SessionBase, rest: _Rest) -> None:
         """Wait until all is saved and nothing was appended for a moment, or the tail is long."""
         pause = REST
-        while rest.fold is None and session._closed_by is None and not self._runtime.draining:
+        while rest.fold is None:
             version = session.version
             with anyio.move_on_after(pause):
                 await rest.ended.wait()
+            if session._closed_by is not None or self._runtime.draining:
+                return
             if session.version != version or rest.ended.is_set():
                 pause = REST
-            elif session._tracked.clean:
+            elif session._tracked.clean and not self._runtime.saver.crowded:
                 rest.fold = _Fold(self, session)
             else:
                 pause = min(2 * pause, LONGEST_PAUSE)

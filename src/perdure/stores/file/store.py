@@ -101,8 +101,6 @@ Ts = TypeVarTuple("Ts")
 THREADS = 16
 """Appends at a time. A sync waits for the disk, not for the CPU, and concurrent syncs share the
 file system's own commits."""
-QUEUE_DEPTH = 5 * THREADS
-"""More appends begun: a thread takes its next one without waiting for the event loop."""
 
 _MAX_OPEN = 256
 """Sessions whose log and folder are kept open: two files each."""
@@ -447,7 +445,6 @@ _CAPABILITIES = Capabilities(
     durability="fsync" if synced_by()[1] else "fsync of files, not of folders",
     batch_max=1,
     parallelism=THREADS,
-    queue_depth=QUEUE_DEPTH,
     dead_letters=True,
 )
 

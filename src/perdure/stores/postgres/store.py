@@ -57,7 +57,6 @@ _CAPABILITIES = Capabilities(
     durability="unknown",
     batch_max=128,
     parallelism=PARALLELISM,
-    queue_depth=PARALLELISM,
     shared=True,
     dead_letters=True,
 )
