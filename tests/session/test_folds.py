@@ -161,43 +161,33 @@ async def test_opening_a_session_very_often_without_a_change_does_not_slow_it_do
             assert len(session.context()) == 1
 
 
+async def folds_of_a_busy_session(changes: int, *, rest: float = 0.0) -> tuple[list[int], int]:
+    """Return what the folds were as of, and the newest record; it never rests, but at the end."""
+    folds: list[Any] = []
+    async with connect(MemoryStore(), shutdown=QUIET, limits=Limits(fold_records=100)) as sessions:
+        sessions.on("folded", folds.append)
+        session = await sessions.open("a")
+        for number in range(changes):
+            await act(session, "memory", number)
+            await session.save()
+            await anyio.sleep(REST / 2)
+        await anyio.sleep(rest)
+        return [fold.as_of_seq for fold in folds], session.version
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_fold_waits_until_the_session_is_at_rest(backend: str) -> None:
-    async def main() -> None:
-        folds: list[Any] = []
-        async with connect(
-            MemoryStore(), shutdown=QUIET, limits=Limits(fold_records=100)
-        ) as sessions:
-            sessions.on("folded", folds.append)
-            session = await sessions.open("a")
-            for number in range(140):  # from the 120th on a fold is due, whatever its phase
-                await act(session, "memory", number)
-                await session.save()
-                await anyio.sleep(REST / 2)
-            assert folds == []
-            await anyio.sleep(3 * REST)
-            assert [fold.as_of_seq for fold in folds] == [session.version]
-
-    run(backend, main)
+    # From the 120th change on a fold is due, whatever its phase.
+    assert run(backend, folds_of_a_busy_session, 140)[0] == []
+    folds, newest = run(backend, folds_of_a_busy_session, 140, rest=3 * REST)
+    assert folds == [newest]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_session_that_never_rests_is_folded_when_its_tail_is_long(backend: str) -> None:
-    async def main() -> None:
-        folds: list[Any] = []
-        async with connect(
-            MemoryStore(), shutdown=QUIET, limits=Limits(fold_records=100)
-        ) as sessions:
-            sessions.on("folded", folds.append)
-            session = await sessions.open("a")
-            for number in range(400):
-                await act(session, "memory", number)
-                await session.save()
-                await anyio.sleep(REST / 2)
-            assert len(folds) == 2
-            assert 150 <= folds[0].as_of_seq <= 1.2 * 150 + 2
-
-    run(backend, main)
+    folds, _ = run(backend, folds_of_a_busy_session, 400)
+    assert len(folds) == 2
+    assert 150 <= folds[0] <= 1.2 * 150 + 2
 
 
 async def test_a_session_that_never_rests_is_folded_from_memory() -> None:

@@ -413,6 +413,24 @@ FEW = 20
 """The minimum number of changes in a store to choose a setting by."""
 
 
+async def _observed(store: Store) -> tuning.Workload:
+    """Return when the store's sessions have changed.
+
+    Raises:
+        SessionError: Too seldom to tell.
+
+    """
+    workload = await observed(store)
+    if workload.changes < FEW:
+        raise SessionError(
+            f"there is nothing to measure in {store.location}: its sessions have changed "
+            f"{workload.changes} times, and it takes {FEW} to tell how they do: let agents "
+            "work in it, or add --imagine for made-up ones",
+            path=store.location,
+        )
+    return workload
+
+
 async def tune(
     *,
     sessions: int = 100,
@@ -463,16 +481,7 @@ async def tune(
         budget=budget,
     )
     async with opened(where.store, write=True) as store:
-        workload = await observed(store)
-        if imagine:
-            workload = made_up()
-        elif workload.changes < FEW:
-            raise SessionError(
-                f"there is nothing to measure in {store.location}: its sessions have changed "
-                f"{workload.changes} times, and it takes {FEW} to tell how they do: let agents "
-                "work in it, or add --imagine for made-up ones",
-                path=store.location,
-            )
+        workload = made_up() if imagine else await _observed(store)
         with stderr().status("measuring the store"):
             measured = await tuning.measure(store, size=workload.size, seconds=seconds)
         location = store.location
