@@ -21,6 +21,7 @@ from perdure.errors import (
     UnsupportedVersionError,
     WrongLoopError,
 )
+from perdure.lease import OnHeld
 from perdure.records.keys import SessionKey
 from perdure.records.messages import Message, decode_message
 from perdure.session.internals import (
@@ -282,6 +283,44 @@ class Adapter:
     async def aclose(self) -> None:
         """Close what ``from_url`` has opened. A manager that you have opened stays open."""
         await self._connection.aclose()
+
+
+class StoreAdapter(Adapter):
+    """An adapter of which one object has many sessions, made of a manager or of a URL."""
+
+    def __init__(
+        self,
+        sessions: SessionManager | None,
+        *,
+        tenant: str = "",
+        tags: Sequence[str] = (),
+        on_held: OnHeld = "handover",
+        wait: float = 10.0,
+    ) -> None:
+        instead = f"{type(self).__name__}.from_url(url)"
+        self._connection = AdapterManager(sessions, instead=instead)
+        self._tenant = tenant
+        self._tags = tags
+        self._on_held: OnHeld = on_held
+        self._wait = wait
+
+    @classmethod
+    def from_url(cls, url: str | os.PathLike[str] | None = None, **options: Any) -> Self:
+        """Return a store that opens perdure's at the first call; close it with `aclose`.
+
+        Args:
+            url: As for `perdure.connect`.
+            options: As for the class.
+
+        """
+        self = cls(None, **options)
+        self._connection.url = url
+        return self
+
+    @classmethod
+    def in_memory(cls, **options: Any) -> Self:
+        """Return a store in memory, for your tests."""
+        return cls.from_url("memory:", **options)
 
 
 class BlockingAdapter(Adapter):

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self, cast, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, cast, final
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -26,10 +25,9 @@ import pydantic
 
 from perdure._lib.lazy import import_extra
 from perdure.adapters.items import (
-    Adapter,
-    AdapterManager,
     ItemEnvelope,
     Piece,
+    StoreAdapter,
     joined,
     newest_messages,
     pieces_of,
@@ -124,7 +122,7 @@ class _Stored(NamedTuple):
 
 
 @final
-class PerdureConversationStore(Adapter, sdk.ConversationStore):
+class PerdureConversationStore(StoreAdapter, sdk.ConversationStore):
     """A ``ConversationStore`` of Pydantic AI in any store of perdure.
 
     Each conversation is a session. A save returns once it is durable. Several processes may save
@@ -155,33 +153,10 @@ class PerdureConversationStore(Adapter, sdk.ConversationStore):
         on_held: OnHeld = "handover",
         wait: float = 10.0,
     ) -> None:
-        instead = "PerdureConversationStore.from_url(url)"
-        self._connection = AdapterManager(sessions, instead=instead)
-        self._tenant = tenant
-        self._tags = tags
-        self._on_held: OnHeld = on_held
-        self._wait = wait
+        super().__init__(sessions, tenant=tenant, tags=tags, on_held=on_held, wait=wait)
         self._conversation_of: OrderedDict[str, str] = OrderedDict()
         self._records: WeakKeyDictionary[Session, tuple[int, str]] = WeakKeyDictionary()
         """Of sessions that are held here: a version, and the record's JSON as of it."""
-
-    @classmethod
-    def from_url(cls, url: str | os.PathLike[str] | None = None, **options: Any) -> Self:
-        """Return a store that opens perdure's at the first call; close it with `aclose`.
-
-        Args:
-            url: As for `perdure.connect`.
-            options: As for the class.
-
-        """
-        self = cls(None, **options)
-        self._connection.url = url
-        return self
-
-    @classmethod
-    def in_memory(cls, **options: Any) -> Self:
-        """Return a store in memory, for your tests."""
-        return cls.from_url("memory:", **options)
 
     # What the SDK calls
 

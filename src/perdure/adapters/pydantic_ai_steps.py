@@ -8,17 +8,16 @@ messages it begins with alike, and the bytes of those that follow.
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Final, Self, final
+from typing import TYPE_CHECKING, Any, Final, final
 from weakref import WeakKeyDictionary
 
 import msgspec
 import pydantic
 
 from perdure._lib.lazy import import_extra
-from perdure.adapters.items import Adapter, AdapterManager
+from perdure.adapters.items import StoreAdapter
 from perdure.adapters.versions import unreadable, warn_untested
 from perdure.errors import (
     LeaseLostError,
@@ -133,7 +132,7 @@ def _sequence_of(key: str) -> int:
 
 
 @final
-class PerdureStepStore(Adapter):
+class PerdureStepStore(StoreAdapter):
     """A ``StepStore`` of Pydantic AI's harness in any store of perdure.
 
     Each run is a session, and a call returns once what it stores is durable. Reading takes no
@@ -162,31 +161,9 @@ class PerdureStepStore(Adapter):
         on_held: OnHeld = "handover",
         wait: float = 10.0,
     ) -> None:
-        self._connection = AdapterManager(sessions, instead="PerdureStepStore.from_url(url)")
-        self._tenant = tenant
-        self._tags = tags
-        self._on_held: OnHeld = on_held
-        self._wait = wait
+        super().__init__(sessions, tenant=tenant, tags=tags, on_held=on_held, wait=wait)
         self._runs: WeakKeyDictionary[Session, tuple[int, _Run]] = WeakKeyDictionary()
         """Of sessions that are held here: a version, and the run as of it."""
-
-    @classmethod
-    def from_url(cls, url: str | os.PathLike[str] | None = None, **options: Any) -> Self:
-        """Return a store that opens perdure's at the first call; close it with `aclose`.
-
-        Args:
-            url: As for `perdure.connect`.
-            options: As for the class.
-
-        """
-        self = cls(None, **options)
-        self._connection.url = url
-        return self
-
-    @classmethod
-    def in_memory(cls, **options: Any) -> Self:
-        """Return a store in memory, for your tests."""
-        return cls.from_url("memory:", **options)
 
     # What the SDK calls
 
