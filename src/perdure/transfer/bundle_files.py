@@ -79,9 +79,9 @@ async def items(
     async with contextlib.aclosing(content(store, key, head)) as records:
         async for record in records:
             yield record
-    for name, document in sorted(documents.found.items()):
-        yield bundle.BundleDocument(name, document)
-    if documents.manifest is not None:
+    if documents.manifest is not None:  # else the first fold is under way, and the log has it all
+        for name, document in sorted(documents.found.items()):
+            yield bundle.BundleDocument(name, document)
         yield documents.manifest
     yield bundle.BundleFooter()
 

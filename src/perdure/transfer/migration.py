@@ -774,4 +774,4 @@ async def _documents(store: Store, key: SessionKey) -> tuple[object, dict[str, D
     """Return a session's documents, without store-specific fields of the manifest."""
     documents = await store.read_documents(key)
     manifest = documents.manifest
-    return None if manifest is None else neutral(manifest), documents.found
+    return (None, {}) if manifest is None else (neutral(manifest), documents.found)

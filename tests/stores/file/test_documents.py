@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from perdure.errors import LeaseLostError, StoreUnavailableError
+from perdure.records.manifest import FoldedDocument
 from perdure.store import Document
 from perdure.stores.file import leases
 from perdure.testing.conformance._kit import append_ok, group, manifest_of, take
@@ -60,8 +61,11 @@ async def test_a_fold_that_fails_at_any_step_leaves_each_document_old_or_new(
         got = await reader.read_documents(KEY)
         assert got.damaged == ()
         assert got.found.keys() == OLD.keys()
-        for document in got.found.values():
+        assert got.manifest is not None
+        for name, document in got.found.items():
             assert document in (Document(b"old", 1), Document(b"new", head))
+            listed = FoldedDocument.of(document.as_of_seq, document.data)
+            assert got.manifest.documents[name] == listed  # so that a copy of both is whole
         if not failed:
             break
         await store.write_documents(KEY, OLD, manifest_of(grant, 1, OLD))

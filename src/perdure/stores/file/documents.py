@@ -23,7 +23,7 @@ from perdure._lib.logs import LogOnce
 from perdure.errors import CorruptRecordError, UnsupportedVersionError
 from perdure.records.chunks import is_name, require_named, verified
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import FORMAT, Manifest, newer_format
+from perdure.records.manifest import FORMAT, FoldedDocument, Manifest, newer_format
 from perdure.store import BlobSweep, Document, Documents
 from perdure.stores.file.layout import (
     LOG,
@@ -180,6 +180,13 @@ def _match(
             documents[name] = document
         elif current is not None and name in current.documents:
             damaged.append(name)
+    if current is not None:  # a document that is just being replaced is newer than it says
+        newer = {
+            name: FoldedDocument.of(document.as_of_seq, document.data)
+            for name, document in documents.items()
+            if document.as_of_seq != current.documents[name].as_of_seq
+        }
+        current = msgspec.structs.replace(current, documents={**current.documents, **newer})
     return Documents(current, documents, tuple(damaged))
 
 
