@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from perdure import Limits, Message, Session, Shutdown, connect
 from perdure.records.keys import SessionKey
 from perdure.session.base import MOST_EPOCHS
-from perdure.session.lifecycle import REST
+from perdure.session.lifecycle import LONGEST_PAUSE, REST
 from perdure.store import LogChunk
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests._virtual import BACKENDS, run
@@ -179,7 +179,7 @@ async def folds_of_a_busy_session(changes: int, *, rest: float = 0.0) -> tuple[l
 def test_a_fold_waits_until_the_session_is_at_rest(backend: str) -> None:
     # From the 120th change on a fold is due, whatever its phase.
     assert run(backend, folds_of_a_busy_session, 140)[0] == []
-    folds, newest = run(backend, folds_of_a_busy_session, 140, rest=3 * REST)
+    folds, newest = run(backend, folds_of_a_busy_session, 140, rest=LONGEST_PAUSE + REST)
     assert folds == [newest]
 
 

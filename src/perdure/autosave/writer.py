@@ -6,7 +6,7 @@ All of it runs in the host, so that no caller's cancellation ever reaches a save
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final, NamedTuple, final
 
@@ -34,8 +34,10 @@ log: logging.Logger = logging.getLogger("perdure.autosave")
 
 QUEUE_BELOW = 0.05
 """Seconds that a batch takes at most while others may wait for it in the store's queue."""
-CHUNK = 8
-"""Sessions settled, and their callers woken, in one step of the event loop."""
+AT_ONCE = 8
+"""Sessions of a batch that are settled in one step of the event loop."""
+CHUNK = 2
+"""The same, of a larger batch."""
 
 
 class _InFlightSave(NamedTuple):
@@ -228,7 +230,7 @@ class Writer:
         except Exception as error:  # noqa: BLE001  # becomes the outcome
             self._answered(flight, outcome_of(error))
             return
-        self._captured((save,))  # now, while the store's thread wakes up
+        self._captured(iter((save,)))  # now, while the store's thread wakes up
         if len(self._flights) == 1:
             self._watch(until)
 
@@ -417,7 +419,7 @@ class Writer:
     async def _commit(self, saves: list[Save], scope: anyio.CancelScope) -> None:
         began = self._clock()
         outcomes: list[Outcome] | None = None
-        self._soon(self._captured, saves)
+        self._soon(self._captured, iter(saves))
         try:
             outcomes = await self._send([save.batch for save in saves], scope)
         finally:
@@ -426,11 +428,37 @@ class Writer:
             now = self._clock()
             unsettled = iter(zip(saves, outcomes, strict=True))
             try:
-                while not self._settle(unsettled, now, now - began):
-                    await cancel_shielded_checkpoint()
+                # In a slow start, the next batch's size follows from this one: settle it at once.
+                if len(saves) > AT_ONCE and self._core.breaker.state == "closed":
+                    await self._settle_in_steps(unsettled, now, now - began)
             finally:
                 # A native cancel at this point must not leave a session in flight forever.
                 self._finish(saves, outcomes, now, now - began, unsettled)
+
+    async def _settle_in_steps(
+        self, unsettled: Iterator[tuple[Save, Outcome]], now: float, took: float
+    ) -> None:
+        """Apply all outcomes, a few in each step of the event loop.
+
+        Each caller that is woken does something at once, such as its next turn: all of a batch in
+        one step would keep the loop busy for many milliseconds.
+        """
+        ended = self._new_event()
+
+        def step() -> None:
+            more = False
+            try:
+                more = not self._settle(unsettled, now, took)
+            except Exception:
+                log.exception("a save was not settled")
+            finally:
+                if more:
+                    self._soon(step)
+                else:
+                    ended.set()
+
+        step()
+        await ended.wait()
 
     def _finish(
         self,
@@ -480,11 +508,7 @@ class Writer:
         return f"the store did not answer within {timeout} s; the records will be sent again"
 
     def _settle(self, unsettled: Iterator[tuple[Save, Outcome]], now: float, took: float) -> bool:
-        """Apply some outcomes; return whether all are applied.
-
-        Each caller that is woken does something at once, such as its next turn: all of a batch in
-        one step of the event loop would keep it busy for many milliseconds.
-        """
+        """Apply some outcomes; return whether all are applied."""
         for n, (save, outcome) in enumerate(unsettled, 1):
             t = save.t
             had_ended = t.end
@@ -501,11 +525,17 @@ class Writer:
                 return False
         return True
 
-    def _captured(self, saves: Sequence[Save]) -> None:
-        """Call the sessions' ``on_captured`` hooks, while the store is busy."""
-        for save in saves:
-            if save.t.on_captured is not None:
-                self._call(save.t, save.t.on_captured)
+    def _captured(self, saves: Iterator[Save]) -> None:
+        """Call the sessions' ``on_captured`` hooks while the store is busy, some in each step."""
+        for n, save in enumerate(saves, 1):
+            t = save.t
+            if t.inflight is None:
+                return  # it is answered already: settling calls the hooks that are left
+            if t.on_captured is not None:
+                self._call(t, t.on_captured)
+            if n % CHUNK == 0:
+                self._soon(self._captured, saves)
+                return
 
     def _call(self, t: Tracked, hook: Callable[..., None], *args: int) -> None:
         try:

@@ -110,7 +110,7 @@ PATIENCE = 1.0
 REST = 0.05
 """Seconds without an append after which a session is at rest: a fold then delays no turn."""
 LONGEST_PAUSE = 1.0
-"""Seconds between two looks at a session whose changes are not saved yet."""
+"""Seconds between two looks at a session that is not at rest."""
 LONG_TAIL = 1.5
 """A session that never is at rest is folded with a tail this many times as long."""
 MAX_HANDED_OVER = 1000
@@ -300,20 +300,20 @@ class SessionLifecycle:
             session._folding = False
 
     async def _wait_for_rest(self, session: SessionBase, rest: _Rest) -> None:
-        """Wait until all is saved and nothing was appended for a moment, or the tail is long."""
-        pause = REST
+        """Wait until all is saved and nothing was appended for a moment, or the tail is long.
+
+        A session that is busy for long is looked at more and more rarely: thousands may be.
+        """
+        saver, tracked, pause = self._runtime.saver, session._tracked, REST
         while rest.fold is None:
-            version = session.version
             with anyio.move_on_after(pause):
                 await rest.ended.wait()
             if session._closed_by is not None or self._runtime.draining:
                 return
-            if session.version != version or rest.ended.is_set():
-                pause = REST
-            elif session._tracked.clean and not self._runtime.saver.crowded:
+            at_rest = tracked.clean and saver.unused_for(tracked) >= REST
+            if at_rest and not (rest.ended.is_set() or saver.crowded):
                 rest.fold = _Fold(self, session)
-            else:
-                pause = min(2 * pause, LONGEST_PAUSE)
+            pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _fold_alone(self, fold: _Fold, *, urgent: bool) -> None:
         """Fold; only the write waits until no save of the session is with the store."""

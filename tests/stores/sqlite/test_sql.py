@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import anyio
+
 from perdure.records.keys import SessionKey
 from perdure.store import Batch, Status
 from perdure.stores.sqlite import SqliteStore
@@ -53,6 +55,34 @@ async def test_a_commit_of_many_sessions_with_one_that_moved_keeps_the_others(
             batches[n].records[-1].payload
         ]
     assert len(await read(store, keys[77])) == 1
+    await store.aclose()
+
+
+async def test_what_is_sent_again_while_the_first_call_runs_is_stored_once(tmp_path: Path) -> None:
+    """Both calls are framed for the same end of each log, and only one of them can be there."""
+    store = SqliteStore(tmp_path / "kept" / "x.db")
+    await store.open()
+    keys = [SessionKey(f"agent-{n:03d}") for n in range(40)]
+    grants = [await take(store, key) for key in keys]
+    calls = [
+        [
+            Batch(key, grant.epoch, grant.head + 1, group("first") + group("later") * later)
+            for key, grant in zip(keys, grants, strict=True)
+        ]
+        for later in (0, 0, 1)
+    ]
+    outcomes: list[Status] = []
+
+    async def send(batches: list[Batch]) -> None:
+        outcomes.extend(outcome.status for outcome in await store.append_many(batches))
+
+    async with anyio.create_task_group() as group_of_calls:
+        for batches in calls:
+            group_of_calls.start_soon(send, batches)
+    assert outcomes == [Status.OK] * 120
+    expected = [entry.payload for entry in calls[-1][0].records]
+    for key, grant in zip(keys, grants, strict=True):
+        assert [one.payload for one in await read(store, key)][grant.head :] == expected
     await store.aclose()
 
 
