@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
+from anyio.lowlevel import checkpoint
 
 from perdure.autosave import events
 from perdure.autosave.options import Autosave, EngineOptions
@@ -112,6 +113,33 @@ async def two_saves_each(sessions: int) -> tuple[list[int], int]:
 
 async def test_a_full_batch_waits_for_nobody() -> None:
     assert await two_saves_each(4) == ([2, 2, 2, 2], 0)
+
+
+async def test_many_callers_are_woken_a_few_at_a_time() -> None:
+    steps = 0
+    woken: dict[int, int] = {}
+
+    async def count() -> None:
+        nonlocal steps
+        while True:
+            steps += 1
+            await checkpoint()
+
+    async def save(r: Rig, t: Tracked) -> None:
+        r.append(t)
+        await r.saver.save(t)
+        woken[steps] = woken.get(steps, 0) + 1
+
+    async with rig(InlineStore(parallelism=1, batch_max=64)) as r:
+        async with anyio.create_task_group() as counting:
+            counting.start_soon(count)
+            async with anyio.create_task_group() as group:
+                for n in range(64):
+                    group.start_soon(save, r, r.track(str(n)))
+            counting.cancel_scope.cancel()
+        assert [len(call) for call in r.store.calls] == [64]
+    assert sum(woken.values()) == 64
+    assert max(woken.values()) <= 16
 
 
 @pytest.mark.deep

@@ -131,7 +131,7 @@ as27 whole_groups : without bool 1 1
 as28 whole_groups : take arith 1 1
 as29 Writer._commit : set call in_doubt 1 outcome_of(OSError())
 as30 Writer._answered : drop return 1
-as31 Writer._settle_in_steps : drop call _soon 1
+as31 Writer._commit : drop call cancel_shielded_checkpoint 1
 as32 Autosaver.untrack : set assign ended 1 True
 as33 Autosaver.flush : drop call ask_quiet 1
 as34 Autosaver._save_all : drop call ask_quiet 1

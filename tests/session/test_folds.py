@@ -183,6 +183,27 @@ def test_a_fold_waits_until_the_session_is_at_rest(backend: str) -> None:
     assert folds == [newest]
 
 
+async def folds_while_it_is_looked_at() -> tuple[list[int], int]:
+    """Return what the folds were as of, and the newest record, of a session opened all the time."""
+    folds: list[Any] = []
+    async with connect(MemoryStore(), shutdown=QUIET, limits=Limits(fold_records=100)) as sessions:
+        sessions.on("folded", folds.append)
+        async with sessions.open("a") as session:
+            for number in range(140):
+                await act(session, "memory", number)
+            await session.save()
+        for _ in range(int(4 * LONGEST_PAUSE / REST)):
+            async with sessions.open("a"):
+                await anyio.sleep(REST / 2)
+        return [fold.as_of_seq for fold in folds], session.version
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_who_only_looks_at_a_session_does_not_keep_it_from_its_fold(backend: str) -> None:
+    folds, newest = run(backend, folds_while_it_is_looked_at)
+    assert folds == [newest]
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_session_that_never_rests_is_folded_when_its_tail_is_long(backend: str) -> None:
     folds, _ = run(backend, folds_of_a_busy_session, 400)

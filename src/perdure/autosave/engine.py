@@ -427,10 +427,6 @@ class Autosaver:
         """Return for how long the session's oldest change has not been durable, in seconds."""
         return 0.0 if t.oldest_at is None else self._clock() - t.oldest_at
 
-    def unused_for(self, t: Tracked) -> float:
-        """Return for how long nothing was appended to a session, in seconds."""
-        return self._clock() - t.used_at
-
     def health(self) -> Health:
         """Return the state of autosave."""
         now = self._clock()

@@ -419,7 +419,7 @@ class IdleWheel:
         _, begun = self._wheel.pop(now, limit)
         idle = []
         for t in begun:
-            used = t.used_at
+            used = max(t.last_at, t.idle_since)
             if t.pins or not t.clean or t.end is not None:
                 used = now
             elif used + self._after <= now:

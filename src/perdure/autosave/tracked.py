@@ -319,11 +319,6 @@ class Tracked(_Hot):
         return self.version == self.durable and self.inflight is None
 
     @property
-    def used_at(self) -> float:
-        """When something was appended last, or it was used otherwise."""
-        return max(self.last_at, self.idle_since)
-
-    @property
     def missing(self) -> int:
         """How many acknowledged records the store no longer has."""
         if isinstance(self.last_error, AcknowledgedRecordsLostError):

@@ -34,10 +34,8 @@ log: logging.Logger = logging.getLogger("perdure.autosave")
 
 QUEUE_BELOW = 0.05
 """Seconds that a batch takes at most while others may wait for it in the store's queue."""
-AT_ONCE = 8
-"""Sessions of a batch that are settled in one step of the event loop."""
-CHUNK = 2
-"""The same, of a larger batch."""
+CHUNK = 8
+"""Sessions whose hooks are called, or callers woken, in one step of the event loop."""
 
 
 class _InFlightSave(NamedTuple):
@@ -428,37 +426,11 @@ class Writer:
             now = self._clock()
             unsettled = iter(zip(saves, outcomes, strict=True))
             try:
-                # In a slow start, the next batch's size follows from this one: settle it at once.
-                if len(saves) > AT_ONCE and self._core.breaker.state == "closed":
-                    await self._settle_in_steps(unsettled, now, now - began)
+                while not self._settle(unsettled, now, now - began):
+                    await cancel_shielded_checkpoint()
             finally:
                 # A native cancel at this point must not leave a session in flight forever.
                 self._finish(saves, outcomes, now, now - began, unsettled)
-
-    async def _settle_in_steps(
-        self, unsettled: Iterator[tuple[Save, Outcome]], now: float, took: float
-    ) -> None:
-        """Apply all outcomes, a few in each step of the event loop.
-
-        Each caller that is woken does something at once, such as its next turn: all of a batch in
-        one step would keep the loop busy for many milliseconds.
-        """
-        ended = self._new_event()
-
-        def step() -> None:
-            more = False
-            try:
-                more = not self._settle(unsettled, now, took)
-            except Exception:
-                log.exception("a save was not settled")
-            finally:
-                if more:
-                    self._soon(step)
-                else:
-                    ended.set()
-
-        step()
-        await ended.wait()
 
     def _finish(
         self,
@@ -508,7 +480,11 @@ class Writer:
         return f"the store did not answer within {timeout} s; the records will be sent again"
 
     def _settle(self, unsettled: Iterator[tuple[Save, Outcome]], now: float, took: float) -> bool:
-        """Apply some outcomes; return whether all are applied."""
+        """Apply some outcomes; return whether all are applied.
+
+        Each caller that is woken does something at once, such as its next turn: all of a batch in
+        one step of the event loop would keep it busy for many milliseconds.
+        """
         for n, (save, outcome) in enumerate(unsettled, 1):
             t = save.t
             had_ended = t.end

@@ -304,16 +304,19 @@ class SessionLifecycle:
 
         A session that is busy for long is looked at more and more rarely: thousands may be.
         """
-        saver, tracked, pause = self._runtime.saver, session._tracked, REST
+        pause = 0.0
         while rest.fold is None:
             with anyio.move_on_after(pause):
                 await rest.ended.wait()
+            version = session.version
+            with anyio.move_on_after(REST):
+                await rest.ended.wait()
             if session._closed_by is not None or self._runtime.draining:
                 return
-            at_rest = tracked.clean and saver.unused_for(tracked) >= REST
-            if at_rest and not (rest.ended.is_set() or saver.crowded):
+            at_rest = session.version == version and session._tracked.clean
+            if at_rest and not (rest.ended.is_set() or self._runtime.saver.crowded):
                 rest.fold = _Fold(self, session)
-            pause = min(2 * pause, LONGEST_PAUSE)
+            pause = min(2 * pause + REST, LONGEST_PAUSE)
 
     async def _fold_alone(self, fold: _Fold, *, urgent: bool) -> None:
         """Fold; only the write waits until no save of the session is with the store."""

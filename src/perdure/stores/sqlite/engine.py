@@ -50,14 +50,7 @@ from perdure.stores.sqlite.errors import (
     map_errors,
     perdure_error,
 )
-from perdure.stores.sqlite.log import (
-    UNKNOWN_END,
-    LogTail,
-    PlannedWrite,
-    append_one,
-    plan_write,
-    save_all,
-)
+from perdure.stores.sqlite.log import LogTail, PlannedWrite, append_one, plan_write, save_all
 from perdure.stores.sqlite.sql import MAX_ROWS, MIGRATIONS
 
 if TYPE_CHECKING:
@@ -68,7 +61,7 @@ if TYPE_CHECKING:
 class Engine:
     """Durable transactions, and the tails of the logs that this store writes.
 
-    Blocking. Everything but the constructor and `plan` runs in the writer's thread.
+    Blocking. Everything but the constructor runs in the writer's thread.
     """
 
     def __init__(self, path: str, timeout: float) -> None:
@@ -161,12 +154,10 @@ class Engine:
 
     # appending
 
-    def append(
-        self, batches: Sequence[Batch], plans: Sequence[PlannedWrite] | None = None
-    ) -> list[Outcome]:
-        """Make batches durable in one commit, as planned if they are; raise nothing."""
+    def append(self, batches: Sequence[Batch]) -> list[Outcome]:
+        """Make batches durable in one commit; raise nothing."""
         now = time.time()
-        plans = plans or self.plan(batches)
+        plans = self._plan(batches)
         try:
             if plans is not None and self._save(plans, now):
                 return [Outcome(Status.OK, None, len(plan.data)) for plan in plans]
@@ -174,8 +165,7 @@ class Engine:
         except (driver_error(), InDoubtError, PerdureError, OSError, UnicodeDecodeError) as error:
             return self._outcomes_of_error(batches, error, now)
 
-    def plan(self, batches: Sequence[Batch]) -> list[PlannedWrite] | None:
-        """Frame batches for where their logs end, in any thread; None if one cannot be."""
+    def _plan(self, batches: Sequence[Batch]) -> list[PlannedWrite] | None:
         plans: list[PlannedWrite] = []
         tails = self.tails
         for batch in batches:
@@ -187,9 +177,9 @@ class Engine:
             if plan is None:
                 return None
             plans.append(plan)
-        return plans
+        return plans if len({plan.tail.id for plan in plans}) == len(plans) else None
 
-    def _save(self, plans: Sequence[PlannedWrite], now: float) -> bool:
+    def _save(self, plans: list[PlannedWrite], now: float) -> bool:
         """Append all of them; False if a log is not where its holder left it."""
         try:
             if len(plans) <= MAX_ROWS:
@@ -202,7 +192,7 @@ class Engine:
         except integrity_error():
             return False
         for plan in plans:
-            plan.tail.end = plan.end
+            plan.tail.advance(plan)
         return True
 
     def _one_by_one(self, batches: Sequence[Batch], now: float) -> list[Outcome]:
@@ -248,7 +238,7 @@ class Engine:
         """Read the end of a log again before the next append to it; its owner stays known."""
         tail = self.tails.get(key)
         if tail is not None:
-            tail.end = UNKNOWN_END
+            tail.head = -1
 
 
 # Writes that share a transaction

@@ -178,39 +178,32 @@ def damage_error(key: SessionKey, what: str) -> CorruptRecordError:
 _EPOCH_MARK = b',"k":"%b"' % EPOCH.encode()
 
 
-class LogEnd(NamedTuple):
-    """The end of a log: its newest record, that one's checksum, and the row's."""
-
-    head: int
-    crc: int
-    sum: int
-
-
-UNKNOWN_END = LogEnd(-1, 0, 0)
-"""Where nothing can be appended: the row has to be read first."""
-
-
 class LogTail:
     """Where the log of a session ends, as its holder in this process last knew."""
 
-    __slots__ = ("base", "end", "epoch", "id", "owner")
+    __slots__ = ("base", "crc", "epoch", "head", "id", "owner", "sum")
 
     def __init__(self, row: SessionRow) -> None:
         self.id: int = row.id
         self.epoch: int = row.epoch
         self.owner: str = row.owner
         self.base: int = row.base()
-        # One value, so that another thread never sees a part of a new one.
-        self.end: LogEnd = LogEnd(row.head, row.crc, total(self.base, row.head, row.crc))
+        self.head: int = row.head
+        self.crc: int = row.crc
+        self.sum: int = total(self.base, self.head, self.crc)
+
+    def advance(self, plan: PlannedWrite) -> None:
+        """Move the tail to the end of a committed write."""
+        self.head, self.crc, self.sum = plan.head, plan.crc, plan.sum
 
 
 class PlannedWrite(NamedTuple):
     """One session's part of a commit."""
 
     tail: LogTail
-    before: LogEnd
-    """Where it begins; a log that ends elsewhere by then refuses it."""
-    end: LogEnd
+    head: int
+    crc: int
+    sum: int
     data: bytes
 
 
@@ -229,16 +222,15 @@ def plan_write(tail: LogTail, batch: Batch) -> PlannedWrite | None:
 
     """
     records = batch.records
-    before = tail.end
-    first = before.head + 1
+    first = tail.head + 1
     if batch.first != first or batch.epoch != tail.epoch or not records:
         return None
-    data, crc = frames.encode(records, first=first, epoch=tail.epoch, crc=before.crc)
+    data, crc = frames.encode(records, first=first, epoch=tail.epoch, crc=tail.crc)
     # Only a batch that may break a rule is checked record by record.
     if len(data) > MAX_RECORD_BYTES or not records[-1].end or _EPOCH_MARK in data:
         require_fit(batch)
-    head = before.head + len(records)
-    return PlannedWrite(tail, before, LogEnd(head, crc, total(tail.base, head, crc)), data)
+    head = tail.head + len(records)
+    return PlannedWrite(tail, head, crc, total(tail.base, head, crc), data)
 
 
 _NO_ROW = (None,) * 10
@@ -254,8 +246,8 @@ def save_all(con: sqlite3.Connection, plans: Sequence[PlannedWrite], now: float)
     for at in range(0, len(plans), MAX_ROWS):
         part = plans[at : at + MAX_ROWS]
         rows: list[object] = []
-        for tail, before, end, data in part:
-            rows += (tail.id, tail.epoch, *before, *end, now, data)
+        for tail, head, crc, sum_, data in part:
+            rows += (tail.id, tail.epoch, tail.head, tail.crc, tail.sum, head, crc, sum_, now, data)
         count = next(count for count in ROWS_AT_ONCE if count >= len(part))
         rows += _NO_ROW * (count - len(part))
         con.execute(at_once("save", count), rows)
@@ -287,7 +279,7 @@ def append_one(
         return Outcome(Status.PERMANENT, error), tail
     assert plan is not None
     save_all(con, [plan], now)
-    tail.end = plan.end
+    tail.advance(plan)
     return Outcome(Status.OK, None, len(plan.data)), tail
 
 

@@ -14,7 +14,6 @@ from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Seque
 from typing import TYPE_CHECKING, final
 
 import anyio.to_thread
-from anyio.lowlevel import checkpoint
 
 from perdure._lib.ids import random_id
 from perdure._lib.loop import ThreadCall, unopened
@@ -42,14 +41,13 @@ from perdure.store import (
 from perdure.stores.sqlite import connections, documents as content, inbox, leases
 from perdure.stores.sqlite.connections import PART_BYTES, RowPage, read_page, resolve
 from perdure.stores.sqlite.engine import (
-    Engine,
     OpenDatabase,
     open_database,
     open_database_read_only,
     rebuild_indexes,
 )
 from perdure.stores.sqlite.errors import map_errors
-from perdure.stores.sqlite.log import DELETED, PlannedWrite, find
+from perdure.stores.sqlite.log import DELETED, find
 
 if TYPE_CHECKING:
     import sqlite3
@@ -60,9 +58,6 @@ _FIRST_BYTES = 32 * 1024
 """Of a log that is read backward without a limit: mostly its newest records are all it takes."""
 _END = 2**62
 
-_PLANNED_AT_ONCE = 16
-"""Sessions whose records are framed in one step of the event loop."""
-
 _CAPABILITIES = Capabilities(
     durability="fsync",
     batch_max=96,
@@ -70,21 +65,6 @@ _CAPABILITIES = Capabilities(
     queue_depth=1,
     dead_letters=True,
 )
-
-
-async def _planned(engine: Engine, batches: Sequence[Batch]) -> list[PlannedWrite] | None:
-    """Frame batches on the event loop, some in each step; None if one cannot be.
-
-    In the writer's thread it would take the interpreter from the loop for all of them at once.
-    """
-    plans: list[PlannedWrite] = []
-    for at in range(0, len(batches), _PLANNED_AT_ONCE):
-        some = engine.plan(batches[at : at + _PLANNED_AT_ONCE])
-        if some is None:
-            return None
-        plans += some
-        await checkpoint()
-    return plans
 
 
 @final
@@ -190,8 +170,7 @@ class SqliteStore:
             opened = self._database
         except StoreUnavailableError as error:
             return [Outcome(Status.TRANSIENT, error)] * len(batches)
-        plans = await _planned(opened.engine, batches) if len(batches) > _PLANNED_AT_ONCE else None
-        return await opened.writes.run(opened.engine.append, batches, plans)
+        return await opened.writes.run(opened.engine.append, batches)
 
     def begin_append(self, batch: Batch, done: Callable[[Outcome], object]) -> bool:
         """Append one batch without a task, and call ``done``; False while the writer is busy."""
