@@ -811,6 +811,32 @@ def block(r: Rig, seconds: float) -> None:
         loop.jump(seconds)
 
 
+@pytest.mark.parametrize("way", ["close", "flush"])
+async def test_a_deadline_holds_on_a_loop_whose_steps_are_long(way: str) -> None:
+    """A task that is woken in each step, as by a large batch that is settled, is not cancelled."""
+    async with rig(InlineStore(parallelism=1, batch_max=256)) as r:
+        sessions = [r.track(str(n)) for n in range(256)]
+        for t in sessions:
+            r.append(t)
+
+        async def keep_busy() -> None:
+            while True:
+                block(r, 0.02)
+                await checkpoint()
+
+        async with anyio.create_task_group() as others:
+            others.start_soon(keep_busy)
+            began = anyio.current_time()
+            if way == "flush":
+                await r.saver.flush(0.1)
+            else:
+                report = await r.saver.aclose(deadline=0.1, hard_grace=0.1)
+                assert not report.unsaved
+                assert not report.in_doubt
+            assert anyio.current_time() - began < 0.3
+            others.cancel_scope.cancel()
+
+
 async def test_the_host_s_end_is_the_engine_s() -> None:
     async with rig() as r:
         t = r.track()

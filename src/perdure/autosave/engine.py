@@ -319,11 +319,13 @@ class Autosaver:
     async def flush(self, deadline: float | None = None) -> None:
         """Save all sessions now; return when they are durable, or after ``deadline`` seconds."""
         tracked.require_outside(None, "to flush")
-        with anyio.move_on_after(deadline):
+        with anyio.move_on_after(deadline) as scope:
             self._flush()
             await self._contributors.ask_quiet()
             self._flush()
             for t, version in [(t, t.version) for t in self._registry.unsaved]:
+                if scope.cancel_called:  # no cancellation reaches a task that is always woken
+                    return
                 await self._until_settled(t, version)
 
     def _flush(self) -> None:
@@ -478,7 +480,7 @@ class Autosaver:
             before = list(self._registry.unsaved)
             with anyio.move_on_after(deadline) as self._flushing:
                 if not self._cut:
-                    await self._save_all()
+                    await self._save_all(self._flushing)
             # From here on nothing new is sent: what the report says stays true.
             self._core.stopped = True
             self._writer.cut()
@@ -487,9 +489,10 @@ class Autosaver:
                 await self._writer.idle()
             return self._finish(began, saved=len([t for t in before if t.clean]))
 
-    async def _save_all(self) -> None:
+    async def _save_all(self, scope: anyio.CancelScope) -> None:
         await self._contributors.ask_quiet()
-        while self._registry.unsaved:
+        # No cancellation reaches a task that is woken in each step, as by a batch being settled.
+        while self._registry.unsaved and not scope.cancel_called:
             t = next(iter(self._registry.unsaved))
             await self._until_settled(t, t.version)
 

@@ -427,7 +427,8 @@ class Writer:
             unsettled = iter(zip(saves, outcomes, strict=True))
             try:
                 while not self._settle(unsettled, now, now - began):
-                    await cancel_shielded_checkpoint()
+                    if not self._core.stopped:  # else the report waits for it
+                        await cancel_shielded_checkpoint()
             finally:
                 # A native cancel at this point must not leave a session in flight forever.
                 self._finish(saves, outcomes, now, now - began, unsettled)
