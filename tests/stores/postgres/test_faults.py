@@ -275,6 +275,20 @@ async def test_idle_connections_that_the_server_ended_are_not_used(
     await append_ok(store, grant, 2, *group("a"))
 
 
+async def test_a_read_is_repeated_on_a_new_connection_when_all_were_lost(
+    server: Postgres, schema: str, open_store: OpenStore
+) -> None:
+    """As when the server restarts: the others in the pool are as dead as the first."""
+    store = await open_store("one")
+    await take(store)
+    for _ in range(3):
+        async with anyio.create_task_group() as group_of_reads:
+            for _ in range(12):
+                group_of_reads.start_soon(store.head, KEY)
+        end_connections(server, schema)
+        assert await store.head(KEY) == 1
+
+
 async def test_a_server_that_takes_no_writes_is_left_for_one_that_does(
     server: Postgres, schema: str, open_store: OpenStore
 ) -> None:

@@ -358,6 +358,7 @@ class Calls:
                         rollbacks += 1
                     elif tries > 1 and is_broken(error, connection):
                         tries -= 1
+                        self.connections.drop_idle()
                     else:
                         raise self.connections.handle_error(error, connection, doing) from error
             if rollbacks:  # the other transaction needs time to finish, or they deadlock again

@@ -35,7 +35,7 @@ import msgspec
 from perdure._lib.backoff import backoff
 from perdure.errors import ConfigError, MissingExtraError, PerdureError, StoreUnavailableError
 from perdure.store import ConnectionEvent, ConnectionHook
-from perdure.stores.postgres.errors import perdure_error
+from perdure.stores.postgres.errors import is_broken, perdure_error
 
 if TYPE_CHECKING:
     import psycopg
@@ -425,14 +425,19 @@ class Connections:
     def handle_error(
         self, error: psycopg.Error, connection: Connection, doing: str
     ) -> PerdureError:
-        """Return the perdure error, and drop the connections to a server that takes no writes."""
-        if error.sqlstate == READ_ONLY:  # a standby by now: the next connection may be better
+        """Return the perdure error; drop the connections that are lost, or to a standby by now."""
+        if error.sqlstate == READ_ONLY:
             connection.close()
-            with self._lock:
-                idle, self._idle = self._idle, []
-            for other, _ in idle:
-                other.close()
+        if error.sqlstate == READ_ONLY or is_broken(error, connection):
+            self.drop_idle()
         return self.perdure_error(error, doing)
+
+    def drop_idle(self) -> None:
+        """Close the idle connections: what broke one, such as a restart, has broken others."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection, _ in idle:
+            connection.close()
 
     @contextlib.contextmanager
     def borrow(self, seconds: float | None = None) -> Iterator[Connection]:
