@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVarTuple, final
 
 import anyio
-from anyio.lowlevel import checkpoint
+from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
 from perdure._lib.loop import event_maker
 from perdure._lib.tasks import Host
@@ -301,6 +301,8 @@ class Autosaver:
     async def _until_settled(self, t: Tracked, version: int) -> None:
         """Wait until a version is durable, or will not be; raise nothing."""
         while t.durable < version and t in self._registry.unsaved and not self._core.stopped:
+            # A task that is woken in each step, as by a large batch, may never be cancelled.
+            await checkpoint_if_cancelled()
             await self._woken(t, version)
 
     async def _woken(self, t: Tracked, version: int) -> None:
@@ -319,13 +321,11 @@ class Autosaver:
     async def flush(self, deadline: float | None = None) -> None:
         """Save all sessions now; return when they are durable, or after ``deadline`` seconds."""
         tracked.require_outside(None, "to flush")
-        with anyio.move_on_after(deadline) as scope:
+        with anyio.move_on_after(deadline):
             self._flush()
             await self._contributors.ask_quiet()
             self._flush()
             for t, version in [(t, t.version) for t in self._registry.unsaved]:
-                if scope.cancel_called:  # no cancellation reaches a task that is always woken
-                    return
                 await self._until_settled(t, version)
 
     def _flush(self) -> None:
@@ -480,7 +480,7 @@ class Autosaver:
             before = list(self._registry.unsaved)
             with anyio.move_on_after(deadline) as self._flushing:
                 if not self._cut:
-                    await self._save_all(self._flushing)
+                    await self._save_all()
             # From here on nothing new is sent: what the report says stays true.
             self._core.stopped = True
             self._writer.cut()
@@ -489,10 +489,9 @@ class Autosaver:
                 await self._writer.idle()
             return self._finish(began, saved=len([t for t in before if t.clean]))
 
-    async def _save_all(self, scope: anyio.CancelScope) -> None:
+    async def _save_all(self) -> None:
         await self._contributors.ask_quiet()
-        # No cancellation reaches a task that is woken in each step, as by a batch being settled.
-        while self._registry.unsaved and not scope.cancel_called:
+        while self._registry.unsaved:
             t = next(iter(self._registry.unsaved))
             await self._until_settled(t, t.version)
 

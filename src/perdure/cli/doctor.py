@@ -474,11 +474,7 @@ async def tune(
         if value is not None and not least <= value < float("inf"):
             raise ConfigError(f"invalid {name} {value:g}: give a number from {least:g} on")
     needs = tuning.Requirements(
-        sessions=sessions,
-        max_loss=max_loss,
-        shutdown=shutdown,
-        price=price,
-        budget=budget,
+        sessions=sessions, max_loss=max_loss, shutdown=shutdown, price=price, budget=budget
     )
     async with opened(where.store, write=True) as store:
         workload = made_up() if imagine else await _observed(store)

@@ -425,10 +425,10 @@ class Connections:
     def handle_error(
         self, error: psycopg.Error, connection: Connection, doing: str
     ) -> PerdureError:
-        """Return the perdure error; drop the connections that are lost, or to a standby by now."""
-        if error.sqlstate == READ_ONLY:
+        """Return the perdure error; drop the pool's connections if this one is of no use."""
+        if error.sqlstate == READ_ONLY:  # a standby by now: the next connection may be better
             connection.close()
-        if error.sqlstate == READ_ONLY or is_broken(error, connection):
+        if is_broken(error, connection):
             self.drop_idle()
         return self.perdure_error(error, doing)
 
