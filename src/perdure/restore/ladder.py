@@ -167,7 +167,7 @@ def _shape_problem(snapshot: Snapshot) -> str | None:
     unpinned = len(snapshot.messages) - snapshot.pinned
     if unpinned < 0 or len(snapshot.message_seqs) != len(snapshot.messages):
         return "its messages and their seqs differ in number"
-    if sum(snapshot.atoms) != unpinned or any(length < 1 for length in snapshot.atoms):
+    if sum(snapshot.atoms) != unpinned or min(snapshot.atoms, default=1) < 1:
         return "its atoms do not add up to its messages"
     return None
 
