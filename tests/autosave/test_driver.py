@@ -480,6 +480,19 @@ async def test_an_engine_whose_time_is_over_begins_no_save() -> None:
         assert len(r.store.calls) == 1
 
 
+@pytest.mark.parametrize("hard_grace", [0.5, 2.0])
+async def test_a_save_that_runs_at_the_deadline_has_the_hard_grace(hard_grace: float) -> None:
+    async with rig(InlineStore(latency=(2.5,))) as r:
+        t = r.track()
+        r.append(t)
+        began = anyio.current_time()
+        report = await r.saver.aclose(deadline=1, hard_grace=hard_grace)
+        assert anyio.current_time() - began <= 1 + hard_grace
+        assert report.clean is (hard_grace > 1.5)
+        if not report.clean:
+            assert "before the manager was closed" in str(r.of(events.SaveFailed)[-1].error)
+
+
 async def test_a_refused_group_is_quarantined_and_those_before_it_are_saved() -> None:
     async with rig() as r:
         t, other = r.track(), r.track("other")
@@ -699,6 +712,22 @@ async def test_a_failing_session_s_age_blocks_until_it_is_saved() -> None:
         r.store.down = False
         await r.saver.flush()
         assert r.append(t) == 3
+
+
+async def test_the_last_failing_session_that_goes_lets_the_others_append_again() -> None:
+    async with rig(engine=EngineOptions(max_unsaved_age=50, backpressure_timeout=60)) as r:
+        gone, other = r.track("gone"), r.track("other")
+        r.store.down = True
+        r.append(gone)
+        await anyio.sleep(70)
+        with pytest.raises(StoreUnavailableError):
+            r.append(other)
+        async with anyio.create_task_group() as group:
+            group.start_soon(r.saver.room, other)
+            await r.saver.abandon(gone)
+        r.store.down = False
+        r.append(other)
+        assert await r.saver.save(other) == 1
 
 
 async def test_continue_never_blocks() -> None:
@@ -1017,6 +1046,19 @@ async def test_the_last_state_is_asked_for_when_the_engine_stops() -> None:
         for t in sessions:
             t.before_capture = lambda t=t: contribute(r, t)  # type: ignore[misc]
         report = await r.saver.aclose(deadline=10, hard_grace=0)
+        assert report.clean
+        assert all(r.stored(t) == 1 for t in sessions)
+
+
+async def test_records_do_not_wait_for_contributors_that_hang_while_the_engine_stops() -> None:
+    async with rig() as r:
+        sessions = [r.track(str(n)) for n in range(200)]
+        for t in sessions:
+            t.before_capture = anyio.sleep_forever
+            r.append(t)
+        quiet = r.track("quiet")
+        quiet.before_capture = anyio.sleep_forever
+        report = await r.saver.aclose(deadline=20, hard_grace=1)
         assert report.clean
         assert all(r.stored(t) == 1 for t in sessions)
 

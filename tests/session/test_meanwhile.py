@@ -9,8 +9,9 @@ from typing import Any
 
 import anyio
 import pytest
+from anyio.lowlevel import checkpoint
 
-from perdure import Autosave, Message, Shutdown, connect
+from perdure import Autosave, Limits, Message, Shutdown, connect
 from perdure.errors import (
     CorruptRecordError,
     HistoryPrunedError,
@@ -18,6 +19,8 @@ from perdure.errors import (
     LeaseHeldError,
     NotStorableError,
     PerdureError,
+    SessionError,
+    SessionQuarantinedError,
     StoreUnavailableError,
 )
 from perdure.lineage.store import Lineage
@@ -51,6 +54,7 @@ class Store(MemoryStore):
 
     async def append_many(self, batches: Any) -> list[Outcome]:
         self.asked.set()
+        await self._call(self.hooks, "append_many")
         if self.refuses is not None:
             return [Outcome(self.refuses, NotStorableError("no")) for _ in batches]
         outcomes = await super().append_many(batches)
@@ -89,53 +93,116 @@ async def stuck(sessions: SessionManager, store: Store) -> Any:
     return session
 
 
-async def test_what_is_saved_while_the_rest_is_discarded_stays() -> None:
+async def test_what_is_appended_while_the_rest_is_discarded_goes_with_it() -> None:
     store = Store()
     async with connect(store, shutdown=QUIET) as sessions:
         session = await stuck(sessions, store)
 
         async def save() -> None:
             session.append(Message.user("two"))
-            await session.save()
+            with pytest.raises(SessionQuarantinedError):
+                await session.save()
 
-        log = MemoryStore.read_log
-
-        async def read_log(key: SessionKey, **where: Any) -> AsyncGenerator[Any, None]:
-            chunks = [chunk async for chunk in log(store, key, **where)]
-            await store._call(store.hooks, "read_log")
-            for chunk in chunks:
-                yield chunk
-
-        store.read_log = read_log  # type: ignore[method-assign]
-        store.hooks["read_log"] = save
-        assert await session.discard_unsaved() == 1
-        assert said(session) == ["one", "two"]
+        store.after["read_documents"] = save
+        assert await session.discard_unsaved() == 2
+        assert said(session) == ["one"]
+        session.append(Message.user("three"))
+        await session.save()
+        assert said(session) == ["one", "three"]
 
 
-async def test_what_is_being_saved_while_the_rest_is_discarded_is_there_once() -> None:
+async def test_what_is_sent_again_while_it_is_discarded_stays() -> None:
     store = Store()
-    written, told_of = anyio.Event(), anyio.Event()
     async with connect(store, shutdown=QUIET) as sessions:
         session = await stuck(sessions, store)
 
-        async def on_its_way() -> None:
-            written.set()
-            await told_of.wait()
+        async def send_again() -> None:
+            session.retry()
 
-        async def begin() -> None:
-            store.after["append_many"] = on_its_way
-            session.append(Message.user("two"))
-            tasks.start_soon(session.save)
-            with anyio.fail_after(60):
-                await written.wait()
-
-        store.after["read_documents"] = begin
-        async with anyio.create_task_group() as tasks:
+        store.after["read_documents"] = send_again
+        with pytest.raises(SessionError, match="only stuck sessions discard"):
             await session.discard_unsaved()
-            told_of.set()
-        assert said(session) == ["one", "two"]
         await session.save()
-        assert said(session) == ["one", "two"]
+        assert said(session) == ["one", "bad"]
+
+
+async def test_nothing_is_discarded_before_the_store_was_read() -> None:
+    """What a session holds is what is folded: it must never be ahead of its log."""
+    store = Store()
+    async with connect(store, shutdown=QUIET, limits=Limits(fold_records=2)) as sessions:
+        session = await stuck(sessions, store)
+
+        async def fail() -> None:
+            raise StoreUnavailableError("a short outage")
+
+        store.after["read_documents"] = fail
+        with pytest.raises(StoreUnavailableError, match="a short outage"):
+            await session.discard_unsaved()
+        session.append(Message.user("two"))
+        with pytest.raises(SessionQuarantinedError):
+            await session.save()
+        assert len(session.unsaved()) == 2
+        assert await session.discard_unsaved() == 2
+        for text in ("three", "four", "five"):
+            session.append(Message.user(text))
+            await session.save()
+        assert said(session) == ["one", "three", "four", "five"]
+        await session.aclose()
+        session = await sessions.open("a")
+        assert said(session) == ["one", "three", "four", "five"]
+        report = await sessions.rebuild_working_context("a", dry_run=True)
+        assert not report.wrong, report
+
+
+async def test_a_save_whose_records_are_discarded_meanwhile_says_so() -> None:
+    store = Store()
+    sent, refused, asked, answered = (anyio.Event() for _ in range(4))
+
+    class Contributor:
+        name = "slow"
+        version = 1
+
+        async def capture(self) -> int:
+            if sent.is_set():
+                asked.set()
+                await answered.wait()
+            return 1
+
+        async def restore(self, state: Any, context: Any) -> None: ...
+
+    async def refuse() -> None:
+        sent.set()
+        await refused.wait()
+
+    async with connect(store, shutdown=QUIET, autosave=None) as sessions:
+        session = await sessions.open("a")
+        await session.attach(Contributor())
+        session.append(Message.user("one"))
+        await session.save()
+
+        async def save(text: str, error: type[PerdureError]) -> None:
+            session.append(Message.user(text))
+            with pytest.raises(error) as raised:
+                await session.save()
+            errors.append(raised.value)
+
+        errors: list[PerdureError] = []
+        store.refuses = Status.PERMANENT
+        store.hooks["append_many"] = refuse
+        async with anyio.create_task_group() as tasks:
+            with anyio.fail_after(60):
+                tasks.start_soon(save, "bad", SessionQuarantinedError)
+                await sent.wait()
+                tasks.start_soon(save, "two", SessionError)
+                await asked.wait()
+                refused.set()
+                while not errors:
+                    await checkpoint()
+                store.refuses = None
+                assert await session.discard_unsaved() == 2
+                answered.set()
+        assert "discarded while they were about to be saved" in str(errors[1])
+        assert said(session) == ["one"]
 
 
 async def test_a_turn_that_was_spilled_is_known_by_its_id(tmp_path: Path) -> None:

@@ -684,6 +684,7 @@ class Core:
     def discard(self, t: Tracked) -> int:
         """Drop a stuck session's unsaved records; return how many. It leaves quarantine."""
         count = t.version - t.durable
+        t.dropped += count
         if t.end is State.LOST:
             self.settle_lost(t)
         if t.end is State.QUARANTINED:

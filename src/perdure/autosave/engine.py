@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TypeVarTuple, final
+from typing import Final, TypeVarTuple, final
 
 import anyio
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
@@ -31,6 +31,11 @@ from perdure.records.records import Entry
 from perdure.store import Store
 
 Ts = TypeVarTuple("Ts")
+
+CAPTURE_SHARE: Final = 0.5
+"""The share of the shutdown's deadline for which accepted records wait for contributors."""
+SAVE_SHARE: Final = 0.9
+"""The share of ``hard_grace`` after which saves in flight are cut off; the rest is for that."""
 
 
 @final
@@ -163,6 +168,7 @@ class Autosaver:
         _wake(self._core.drop(t, keep_lost=keep_lost))
         # No hook is called any more: do not keep alive what they refer to.
         t.before_capture = t.on_saved = t.on_idle = t.on_lost = None
+        self._make_room()
 
     def tune(self, autosave: Autosave | None, t: Tracked | None = None) -> None:
         """Change the setting of one session, or of all that have none of their own."""
@@ -252,12 +258,16 @@ class Autosaver:
         Raises:
             LeaseLostError: Another process has the session.
             SessionClosedError: The engine stopped before.
+            SessionError: What was appended was discarded while contributors were asked.
             SessionQuarantinedError: The store refuses a record permanently.
 
         """
         if t.before_capture is not None and t.end is None and not self._core.stopped:
             tracked.require_outside(t, "to save it")
+            dropped = t.dropped
             await self._host.call(self._contributors.capture, t)
+            if t.dropped != dropped:
+                raise tracked.discarded(t, t.dropped - dropped)
         version = t.version
         if t.durable < version:
             self._check(t)
@@ -373,10 +383,16 @@ class Autosaver:
             SessionError: It is neither.
 
         """
+        self.require_stuck(t)
+        count = self._core.discard(t)
+        self._make_room()
+        return count
+
+    def require_stuck(self, t: Tracked) -> None:
+        """Raise SessionError unless a session is quarantined or lost."""
         if t.end not in (State.QUARANTINED, State.LOST):
             message = f"session {t.key} is {t.state.value}: only stuck sessions discard records"
             raise SessionError(message, key=t.key)
-        return self._core.discard(t)
 
     def report_saves(self, *, wanted: bool) -> None:
         """Have an event for each save, or none: nobody may listen, and there are very many."""
@@ -480,17 +496,28 @@ class Autosaver:
             before = list(self._registry.unsaved)
             with anyio.move_on_after(deadline) as self._flushing:
                 if not self._cut:
-                    await self._save_all()
+                    await self._save_all(deadline)
             # From here on nothing new is sent: what the report says stays true.
             self._core.stopped = True
-            self._writer.cut()
             self._jobs.cut()
-            with anyio.move_on_after(hard_grace):
+            if not self._cut:
+                with anyio.move_on_after(hard_grace * SAVE_SHARE):
+                    await self._writer.idle()
+            self._writer.cut()
+            with anyio.move_on_after(hard_grace * (1 - SAVE_SHARE)):
                 await self._writer.idle()
             return self._finish(began, saved=len([t for t in before if t.clean]))
 
-    async def _save_all(self) -> None:
-        await self._contributors.ask_quiet()
+    async def _save_all(self, within: float) -> None:
+        with anyio.move_on_after(within * CAPTURE_SHARE) as asking:
+            await self._contributors.ask_quiet()
+            await self._all_settled()
+        if asking.cancelled_caught:
+            self._contributors.stop()
+            self._timer.serve_due()
+            await self._all_settled()
+
+    async def _all_settled(self) -> None:
         while self._registry.unsaved:
             t = next(iter(self._registry.unsaved))
             await self._until_settled(t, t.version)

@@ -171,7 +171,7 @@ class BackgroundJobs:
         return max(0.0, -self._credit / SHARE)
 
 
-RUNNERS = 16
+RUNNERS = 64
 
 
 @final
@@ -208,9 +208,13 @@ class StateCapture:
         self._locks: dict[Tracked, anyio.Lock] = {}
         self._idle = anyio.Event()
         self._idle.set()
+        self._stopped = False
 
     def ask(self, sessions: Iterable[Tracked]) -> None:
         """Ask the contributors of sessions that the core holds back for that."""
+        if self._stopped:
+            self._leave_out(sessions)
+            return
         self._queue.extend(sessions)
         while len(self._runners) < min(RUNNERS, len(self._queue)):
             if not self._runners:
@@ -242,6 +246,16 @@ class StateCapture:
             t.preparing = True
         self.ask(quiet)
         await self.idle()
+
+    def stop(self) -> None:
+        """Ask no more: accepted records are saved without those who have not answered yet."""
+        self._stopped = True
+        self._queue.clear()
+        self._leave_out([t for t in self._core.registry.sessions if t.preparing])
+
+    def _leave_out(self, sessions: Iterable[Tracked]) -> None:
+        for t in sessions:
+            self._core.prepared(t, self._clock())
 
     @property
     def is_busy(self) -> bool:

@@ -205,6 +205,7 @@ class Tracked(_Hot):
         "captured_bytes",
         "contributing",
         "doubt_to",
+        "dropped",
         "epoch",
         "granted",
         "group_at",
@@ -257,6 +258,7 @@ class Tracked(_Hot):
         self.narrow: int = 0
         # The store may have records up to this one, beyond ``durable``.
         self.doubt_to: int = 0
+        self.dropped: int = 0  # records that were discarded, ever
         self.last_error: Exception | None = None  # why the last save failed
         self.sealed: bool = False
         # One append is accepted although too much is unsaved.
@@ -392,6 +394,15 @@ def _gone(t: Tracked) -> AcknowledgedRecordsLostError:
     )
     error.__cause__ = t.last_error
     return error
+
+
+def discarded(t: Tracked, count: int) -> SessionError:
+    """Return the error of who waits for records that were discarded."""
+    message = (
+        f"session {t.key}: {count} unsaved records were discarded while they were about to be "
+        "saved; append again what is still wanted"
+    )
+    return SessionError(message, key=t.key, discarded=count)
 
 
 def _quarantined(t: Tracked) -> SessionQuarantinedError:
@@ -544,6 +555,8 @@ class SessionRegistry:
         if t in self.failed:
             del self.failed[t]
             if not self.failed:
+                self.overdue = False
+                self._set_ceiling()
                 self.events.append(Recovered())
 
     def note_age(self, now: float) -> None:

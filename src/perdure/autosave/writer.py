@@ -477,6 +477,8 @@ class Writer:
         return self._too_late()
 
     def _too_late(self) -> str:
+        if self._core.stopped:
+            return "the store did not answer before the manager was closed"
         timeout = self._core.engine.save_timeout
         return f"the store did not answer within {timeout} s; the records will be sent again"
 

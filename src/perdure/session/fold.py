@@ -173,7 +173,9 @@ async def prepare_fold(
         documents = {name: data for name, data in changed.items() if data is not None}
         return PreparedFold(key, work.blobs, documents, manifest)
 
-    return await anyio.to_thread.run_sync(compute) if size > OFFLOAD else compute()
+    if size <= OFFLOAD:
+        return compute()
+    return await anyio.to_thread.run_sync(compute, abandon_on_cancel=True)
 
 
 async def fold(

@@ -53,7 +53,7 @@ from perdure.records.records import (
     Entry,
     Record,
 )
-from perdure.restore.ladder import restore
+from perdure.restore.ladder import RestoredSession, restore
 from perdure.session.fold import (
     LEAST_TAIL,
     PreparedFold,
@@ -449,9 +449,16 @@ class SessionLifecycle:
             session._turns.leave()
 
     async def discard(self, session: SessionBase) -> int:
-        """Drop what is not durable of a session, and return how many records that were."""
-        dropped = self._runtime.saver.discard(session._tracked)
-        await read_again(session)
+        """Drop what is not durable of a session, and return how many records that were.
+
+        If the store cannot be read, nothing is dropped: what the session holds would be wrong.
+        """
+        saver, tracked = self._runtime.saver, session._tracked
+        saver.require_stuck(tracked)
+        restored = await _read(session)
+        dropped = saver.discard(tracked)  # raises if it was retried meanwhile
+        session._renew(restored)
+        await session._load_memory()
         return dropped
 
     async def delete(self, session: SessionBase) -> None:
@@ -546,6 +553,12 @@ _MOST_SAVES = 100
 
 async def read_again(session: SessionBase) -> None:
     """Reload a session's contents from the store."""
+    session._renew(await _read(session))
+    await session._load_memory()
+
+
+async def _read(session: SessionBase) -> RestoredSession:
+    """Return what the store has of a session, nothing that is durable left out."""
     runtime = session._runtime
     limit = runtime.limits.context_bytes
     restored = await restore(runtime.store, session.key, context_bytes=limit)
@@ -554,8 +567,7 @@ async def read_again(session: SessionBase) -> None:
             break
         # A save came between, and what it saved has left memory.
         restored = await restore(runtime.store, session.key, context_bytes=limit)
-    session._renew(restored)
-    await session._load_memory()
+    return restored
 
 
 _TRIES = 3

@@ -300,8 +300,14 @@ class Session(SessionBase, Rendered):
     async def discard_unsaved(self) -> int:
         """Drop the records that are not durable, and return how many.
 
-        A way out of quarantine: what the session holds afterwards is what the store has. Of a
-        session that was lost, it confirms that they are not needed; that session stays closed.
+        A way out of quarantine: what the session holds afterwards is what the store has. What is
+        appended meanwhile goes with it. Of a session that was lost, it confirms that they are not
+        needed; that session stays closed.
+
+        Raises:
+            SessionError: The session is neither quarantined nor lost.
+            StoreError: The store cannot be read: nothing was dropped.
+
         """
         self._check_home()
         if self._tracked.end is State.LOST:
