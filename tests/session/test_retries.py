@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import anyio
 import pytest
+from anyio.lowlevel import checkpoint
 
 from perdure import Message, Session, connect
 from perdure.sync import connect as connect_blocking
@@ -83,6 +85,72 @@ async def test_a_retry_after_an_error_takes_back_what_the_attempt_had() -> None:
             assert said(session) == ["of no turn"]
         await ask(session)
         assert said(session) == ["of no turn"]
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+async def test_what_another_task_appended_amid_the_attempt_is_not_taken_back(
+    reopened: bool,
+) -> None:
+    async with connect("memory:") as sessions, sessions.open("ada") as session:
+        in_turn, told = anyio.Event(), anyio.Event()
+
+        async def other() -> None:
+            await in_turn.wait()
+            session.append(Message.user("paid"))
+            await session.save()
+            told.set()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(other)
+            with pytest.raises(ConnectionError):
+                async with session.turn("request-17"):
+                    session.append(Message.user("Q"))
+                    in_turn.set()
+                    await told.wait()
+                    session.append(Message.assistant("half an"))
+                    raise ConnectionError
+        if reopened:
+            await session.aclose()
+        again = await sessions.open("ada")
+        await ask(again)
+        assert said(again) == ["Q", "paid", "half an", "Q", "A"]
+        history = [item.value for item in await again.history()]
+        assert [one.text for one in history if isinstance(one, Message)] == said(again)
+
+
+async def test_what_tasks_of_the_turn_appended_is_taken_back() -> None:
+    async with connect("memory:") as sessions, sessions.open("ada") as session:
+
+        async def tool(text: str) -> None:
+            await checkpoint()
+            async with sessions.open("other") as other, other.turn():
+                other.append(Message.user(text))
+                session.append(Message.user(text))
+
+        with pytest.raises(ConnectionError):
+            async with session.turn("request-17"):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(tool, "one")
+                    tasks.start_soon(tool, "two")
+                raise ConnectionError
+        assert sorted(said(session)) == ["one", "two"]
+        await ask(session)
+        assert said(session) == ["Q", "A"]
+
+
+def test_in_blocking_style_another_thread_is_another_task() -> None:
+    with connect_blocking("memory:") as sessions, sessions.open("ada") as session:
+        for other in (True, False):
+            with pytest.raises(ConnectionError), session.turn("request-17"):
+                session.append(Message.user("Q"))
+                if other:
+                    thread = threading.Thread(target=session.append, args=[Message.user("paid")])
+                    thread.start()
+                    thread.join(60)
+                raise ConnectionError
+        with session.turn("request-17"):
+            session.append(Message.user("Q"), Message.assistant("A"))
+        assert [message.text for message in session.context()] == ["Q", "paid", "Q", "A"]
 
 
 async def test_a_retry_may_go_on_from_what_the_attempts_had() -> None:

@@ -1,43 +1,51 @@
 """The scopes that a task is inside of, inherited by the tasks that it starts there.
 
-They detect deadlocks at once: a task inside a scope must not wait for something that waits for the
-scope's end. `Host.call` passes them on to the background task.
+`stays` detect deadlocks at once: a task inside a scope must not wait for something that waits for
+the scope's end. `Host.call` passes them on to the background task. `turns` tell whose turn it is
+that a task works for.
 """
 
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import Final, final
+from typing import Final, TypeAlias, final
 
 
 @final
 class TaskScope:
     """One scope that a task is inside of; it references nothing once it has ended."""
 
-    __slots__ = ("of",)
+    __slots__ = ("_kind", "of")
 
-    def __init__(self, of: object) -> None:
+    def __init__(self, of: object, kind: Scopes) -> None:
         self.of: object = of
+        self._kind = kind
 
     def leave(self) -> None:
         """End it, also for tasks that continue to run."""
         self.of = None
-        stays.set(tuple([stay for stay in stays.get() if stay.of is not None]))
+        self._kind.set(tuple([scope for scope in self._kind.get() if scope.of is not None]))
 
 
-stays: Final[ContextVar[tuple[TaskScope, ...]]] = ContextVar("perdure_stays", default=())
+Scopes: TypeAlias = ContextVar[tuple[TaskScope, ...]]
+
+stays: Final[Scopes] = ContextVar("perdure_stays", default=())
+turns: Final[Scopes] = ContextVar("perdure_turns", default=())
 
 
-def enter(of: object) -> TaskScope:
+def enter(of: object, kind: Scopes = stays) -> TaskScope:
     """Enter a scope with this task, and with every task that it starts from now on."""
-    stay = TaskScope(of)
-    stays.set((*stays.get(), stay))
-    return stay
+    scope = TaskScope(of, kind)
+    kind.set((*kind.get(), scope))
+    return scope
 
 
-def is_within(of: object) -> bool:
+def is_within(of: object, kind: Scopes = stays) -> bool:
     """Return whether this task is inside the scope of an object, or was started there."""
-    return any(stay.of is of for stay in stays.get())
+    for scope in kind.get():  # noqa: SIM110  # called by each append in a turn
+        if scope.of is of:
+            return True
+    return False
 
 
 def is_within_any(kind: type) -> bool:

@@ -212,6 +212,8 @@ class WorkingContext:
         return True
 
     def _take_back(self, seq: int, after: int) -> None:
+        if after >= seq - 1:
+            return  # nothing is between
         while self._kept and self._kept[-1][0] > after:
             self.size -= len(self._kept.pop()[1])
         while self._retracted and self._retracted[-1][0] >= after:

@@ -24,6 +24,7 @@ import anyio
 import msgspec
 
 from perdure._lib.loop import loop_timer
+from perdure._lib.task_scope import TaskScope, enter, is_within, turns
 from perdure._lib.tasks import CurrentTask, task_finder
 from perdure.autosave.tracked import require_outside
 from perdure.errors import InvalidArgumentError, SessionError
@@ -70,7 +71,8 @@ class Turn:
     appended in a turn is durable when the block has been left without an error. A turn that an
     exception or a cancellation leaves is closed as interrupted, and saved too; a
     cancellation does not wait for that. What such an attempt, or one that a kill has cut, left of
-    the conversation is taken back when its id is tried again, if nothing follows it.
+    the conversation is taken back when its id is tried again, if nothing follows it, and if nobody
+    else appended amid it: a task that neither is in the turn nor was started there.
     """
 
     __slots__ = (
@@ -135,7 +137,7 @@ class Turn:
             if not self.replayed:
                 session._accept((self._entry("begin"),))
                 session._behind.turns = self.number
-            queue.number = self.number
+            queue.begin(self.number)
         except BaseException:
             queue.leave()
             raise
@@ -210,6 +212,7 @@ class TurnQueue:
         "_find_task",
         "_free",
         "_holder",
+        "_scope",
         "_since",
         "_used",
         "_waiting",
@@ -230,6 +233,7 @@ class TurnQueue:
         """Set when the running turn ends, if a task waits for that."""
         self.number: int = 0
         """The running turn's number, 0 between turns."""
+        self._scope: TaskScope | None = None
 
     @property
     def busy(self) -> bool:
@@ -328,9 +332,21 @@ class TurnQueue:
             )
             raise SessionError(message, key=session)
 
+    def begin(self, number: int) -> None:
+        """Note the number of the turn that this task has entered."""
+        self.number = number
+        self._scope = enter(self, turns)
+
+    def runs_elsewhere(self) -> bool:
+        """Whether a turn is running that neither this task is in, nor who has started it."""
+        return self._scope is not None and not is_within(self, turns)
+
     def leave(self) -> None:
         """End the turn, and let the next one begin."""
         self.number = 0
+        if self._scope is not None:
+            self._scope.leave()
+            self._scope = None
         self._holder = None
         if self._free is not None:
             self._free.release()
@@ -470,10 +486,13 @@ class SessionBase(_Hot):
         if len(items) == 1:
             item = items[0]
             entry = item.entry if type(item) is EncodedRecord else entry_of(item, registry)
-            return self._accept((entry,))
-        entries = tuple([entry_of(item, registry) for item in items])
-        if not entries:
-            return self.version
+            entries: tuple[Entry, ...] = (entry,)
+        else:
+            entries = tuple([entry_of(item, registry) for item in items])
+            if not entries:
+                return self.version
+        if self._turns.runs_elsewhere():
+            entries += (_continued(self.version + len(entries)),)
         return self._accept(entries)
 
     def turn(self, id: str | None = None, *, resume: bool = False) -> Turn:
@@ -690,6 +709,11 @@ class SessionBase(_Hot):
         self._tail_records = max(self._tail_records - records, 0)
         self._rewrite_bytes = _size(manifest)
         self._folded_epoch = manifest.epoch
+
+
+def _continued(at: int) -> Entry:
+    """Return what takes nothing back, and lets no retry of a turn take back what is before it."""
+    return Entry(RETRACT, encode(RetractionPayload(at)))
 
 
 def entry_of(item: Message | EncodedRecord | Any, registry: Registry) -> Entry:

@@ -122,7 +122,7 @@ class _Attempt:
             (self.messages if self.begin is None else self._older).append(record)
         elif kind == EPOCH:  # what a holder appends belongs to no turn of an earlier one
             return self.begin is not None or not self.messages
-        elif kind == RETRACT:  # an attempt before it was taken back
+        elif kind == RETRACT:  # an attempt before it was taken back, or others appended amid it
             return False
         elif kind == TURN:
             return self._is_its(decode(record.payload, TurnPayload), record.seq)
