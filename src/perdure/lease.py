@@ -191,6 +191,7 @@ async def acquire_lease(
     wait: float,
     given: int = 0,
     check: Callable[[LeaseState | None], Awaitable[None]] | None = None,
+    on_wait: Callable[[LeaseState], object] = bool,
 ) -> HeldLease:
     """Acquire the lease of a session, by handover if another process holds it.
 
@@ -207,6 +208,7 @@ async def acquire_lease(
         given: The epoch in which this process handed the session over, if it did: then the
             process that asked comes first.
         check: Called with the holder that is read first; it may refuse by raising.
+        on_wait: Called with a holder that is waited for, each time that it was read.
 
     Raises:
         LeaseHeldError: The holder is alive and did not hand over in time.
@@ -227,6 +229,7 @@ async def acquire_lease(
         elif holder is not None:
             if on_held == "raise" or now - start >= wait:
                 raise lease_held(key, holder, on_held, now - start)
+            on_wait(holder)
             if on_held == "handover":
                 await asking.ask(holder, now)
             await asking.pause(holder.epoch, at_most=max(wait - (now - start), 0.001))

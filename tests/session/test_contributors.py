@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
 import anyio
 import pytest
+from anyio.abc import TaskStatus
 
 from perdure import (
     ConfigError,
@@ -257,6 +259,58 @@ async def test_one_that_fails_or_is_late_keeps_nobody_from_being_saved(
             counter = Counter(name)
             await session.attach(counter)
             assert counter.state == {"count": count}
+
+
+async def test_one_that_awaits_what_was_cancelled_has_failed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Awaiting(Counter):
+        async def capture(self) -> Any:
+            raise anyio.get_cancelled_exc_class()
+
+    if anyio.get_cancelled_exc_class() is not asyncio.CancelledError:
+        pytest.skip("on trio nothing but a scope raises it")
+    async with connect("memory:", shutdown=QUIET) as sessions, sessions.open("a") as session:
+        await session.attach(Awaiting("awaiting"))
+        session.append(Message.user("x"))
+        await session.save()
+    assert "raised by the contributor 'awaiting'" in caplog.text
+
+
+async def test_the_end_of_a_turn_asks_once() -> None:
+    async with connect("memory:", shutdown=QUIET) as sessions, sessions.open("a") as session:
+        counter = Counter(count=1)
+        await session.attach(counter)
+        async with session.turn():
+            session.append(Message.user("x"))
+        assert counter.captures == 1
+
+
+async def test_a_turn_whose_end_is_cancelled_is_saved_all_the_same() -> None:
+    asked, answered = anyio.Event(), anyio.Event()
+
+    class Slow(Counter):
+        async def capture(self) -> Any:
+            asked.set()
+            await answered.wait()
+            return {"count": 1}
+
+    async with connect("memory:", shutdown=QUIET) as sessions, sessions.open("a") as session:
+        await session.attach(Slow())
+
+        async def turn(*, task_status: TaskStatus[anyio.CancelScope]) -> None:
+            with anyio.CancelScope() as scope:
+                task_status.started(scope)
+                async with session.turn():
+                    session.append(Message.user("x"))
+
+        async with anyio.create_task_group() as tasks:
+            scope = await tasks.start(turn)
+            await asked.wait()
+            scope.cancel()
+        answered.set()
+        with anyio.fail_after(60):
+            await session.wait_durable()
 
 
 async def test_a_state_that_cannot_be_stored_is_reported_and_the_save_goes_on(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import trio
 
 from perdure import (
+    LeaseHeldError,
     Message,
     Session,
     SessionClosedError,
@@ -25,6 +27,8 @@ from perdure import (
 )
 from perdure._lib import signals
 from perdure.autosave.options import EngineOptions
+from perdure.autosave.reports import ShutdownReport
+from perdure.session.runtime import EventName
 from perdure.store import Outcome, Status
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing import SwitchedStore
@@ -444,3 +448,90 @@ def test_closing_that_is_cancelled_while_the_store_closes_closes_it_whole(steps:
         assert store.closed == store.closing == 1
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("event", ["opened", "saved", "folded", "drain"])
+async def test_a_hook_may_close_the_manager(event: EventName) -> None:
+    reports: list[ShutdownReport] = []
+    with anyio.fail_after(60):
+        async with connect("memory:", shutdown=Shutdown(signals=False)) as sessions:
+
+            async def close(_: object) -> None:
+                reports.append(await sessions.aclose())
+
+            session = await sessions.open("ada")
+            sessions.on(event, close)
+            with contextlib.suppress(SessionClosedError):
+                if event == "opened":
+                    await sessions.open("grace")
+                session.append(Message.user("Hello"))
+                await session.save()
+    assert [report.clean for report in reports] == [True]
+
+
+async def test_a_close_that_a_turn_keeps_waiting_says_so() -> None:
+    shutdown = Shutdown(signals=False, deadline=0.2, turn_grace=0.1)
+    async with connect("memory:", shutdown=shutdown) as sessions:
+        session = await sessions.open("ada")
+        begun, ended = anyio.Event(), anyio.Event()
+
+        async def turn() -> None:
+            async with session.turn():
+                await session.save()
+                begun.set()
+                await ended.wait()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(turn)
+            await begun.wait()
+            with pytest.raises(SessionError, match="a turn of session ada still runs after"):
+                await session.aclose()
+            ended.set()
+        await session.aclose()
+
+
+async def test_who_joins_a_load_waits_for_another_process_no_longer_than_wanted() -> None:
+    backing = MemoryBacking()
+    async with (
+        connect(MemoryStore(backing=backing), shutdown=QUIET) as others,
+        connect(MemoryStore(backing=backing), shutdown=QUIET) as sessions,
+    ):
+        held = await others.open("ada")
+        async with held.turn(), anyio.create_task_group() as tasks:  # it is not handed over
+
+            async def load() -> None:
+                await sessions.open("ada", wait=600.0)
+
+            tasks.start_soon(load)
+            await anyio.wait_all_tasks_blocked()
+            with anyio.fail_after(60):
+                for how in ({"wait": 0.1}, {"on_held": "raise"}):
+                    with pytest.raises(LeaseHeldError):
+                        await sessions.open("ada", **how)
+                tasks.cancel_scope.cancel()
+
+
+async def test_who_joins_a_load_waits_on_when_that_has_given_up() -> None:
+    backing = MemoryBacking()
+    async with (
+        connect(MemoryStore(backing=backing), shutdown=QUIET) as others,
+        connect(MemoryStore(backing=backing), shutdown=QUIET) as sessions,
+    ):
+        held = await others.open("ada")
+        async with anyio.create_task_group() as tasks:
+            async with held.turn():
+                given_up = anyio.Event()
+
+                async def give_up() -> None:
+                    with pytest.raises(LeaseHeldError):
+                        await sessions.open("ada", wait=0.2)
+                    given_up.set()
+
+                async def join() -> None:
+                    session = await sessions.open("ada", wait=600.0)
+                    assert session.is_writable
+
+                tasks.start_soon(give_up)
+                await anyio.wait_all_tasks_blocked()
+                tasks.start_soon(join)
+                await given_up.wait()

@@ -273,6 +273,10 @@ Ts = TypeVarTuple("Ts")
 log = logging.getLogger("perdure.host")
 
 
+_mark: contextvars.ContextVar[object] = contextvars.ContextVar("perdure_host", default=None)
+"""The mark of the host whose task this is, or was started by; a context may outlive the host."""
+
+
 class HostClosedError(SessionClosedError):
     """The background tasks have ended with their manager: call connect(…) for a new one."""
 
@@ -344,6 +348,7 @@ class Host:
         """Those of the unstarted that a bare callback asked for."""
         self._in_task: Callable[[], bool] = bool
         self._task: object = None
+        self._own_mark = object()
 
     @property
     def torn_down(self) -> bool:
@@ -436,15 +441,16 @@ class Host:
         self._at_end.append(call)
 
     async def aclose(self) -> None:
-        """Cancel the running tasks and wait for their end; from any task but the host's own."""
+        """Cancel the running tasks and wait for their end, unless this is one of them."""
         self._stop = True
         self._wake.set()
-        if self._task is not None:
+        if self._task is not None and _mark.get() is not self._own_mark:
             await self._ended.wait()
 
     # in the host's own task
 
     async def _main(self) -> None:
+        _mark.set(self._own_mark)
         try:
             await self._serve_in_group()
         except BaseException as error:

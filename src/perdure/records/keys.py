@@ -42,8 +42,7 @@ class SessionKey(msgspec.Struct, frozen=True, order=True):
         if self.session == DEFAULT_SESSION and self.session is not DEFAULT_SESSION:
             # Encoders omit a default by its identity: equal keys must encode to the same bytes.
             msgspec.structs.force_setattr(self, "session", DEFAULT_SESSION)
-        if self.tenant:
-            _check("tenant", self.tenant)
+        _check_tenant(self.tenant)
 
     def __str__(self) -> str:
         session = "" if self.session == DEFAULT_SESSION else f"/{self.session}"
@@ -75,12 +74,16 @@ def require_filters(
     *, tenant: str = "", owner: str | None = None, tag: str | None = None, prefix: str = ""
 ) -> None:
     """Raise InvalidArgumentError for a filter that is not text, or that no id can match."""
-    if tenant:
-        _check("tenant", tenant)
+    _check_tenant(tenant)
     for what, value in (("owner", owner), ("tag", tag), ("prefix", prefix)):
         if value is not None:
             require_text(what, value)
     _require_printable("prefix", prefix)
+
+
+def _check_tenant(tenant: str) -> None:
+    if tenant != "":  # also where it is None, or another value that is no text
+        _check("tenant", tenant)
 
 
 def _check(what: str, value: str) -> None:

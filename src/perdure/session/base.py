@@ -154,13 +154,13 @@ class Turn:
                 await self._session.save()
             elif exc_type is None:
                 self._session._end_turn(self._turned("end"), self._closing, is_saved=True)
-                await self._session.save()
+                await self._session._save_ended()
             elif self._session.is_writable:
                 turned = self._turned("interrupted", exc_type.__name__)
                 is_saved = issubclass(exc_type, Exception)
                 self._session._end_turn(turned, self._closing, is_saved=is_saved)
                 if is_saved:
-                    await self._session.save()
+                    await self._session._save_ended()
         finally:
             self._queue.leave()
 
@@ -672,14 +672,23 @@ class SessionBase(_Hot):
     ) -> None:
         """Append a turn's last record, in one group with others; a save is due with it.
 
-        With ``is_saved`` the caller saves at once, and only contributors have to be asked.
+        With ``is_saved`` the caller saves at once, by `_save_ended`.
         """
         self._accept((*closing, Entry(TURN, encode(turned))))
         if turned.given:
             note_turn(self._behind.turn_ids, turned)
         self._may_be_cut = turned.phase != "end"
-        if not is_saved or self._tracked.before_capture is not None:
+        if not is_saved:
             self._runtime.saver.turn_ended(self._tracked)
+
+    async def _save_ended(self) -> None:
+        """Save a turn that has ended; if the caller is cancelled meanwhile, that goes on."""
+        try:
+            await self.save()
+        except BaseException:
+            if self.is_writable and not self._tracked.clean:
+                self._runtime.saver.turn_ended(self._tracked)
+            raise
 
     @property
     def _has_tail(self) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 import anyio
 import msgspec
 
+from perdure._lib.tasks import was_cancelled
 from perdure.errors import InvalidArgumentError, UnsupportedVersionError
 from perdure.memory.documents import StateSet, fold_state, typed
 from perdure.records.json import decode, encode
@@ -360,6 +361,11 @@ class Contributors:
             states[attachment] = await attachment.contributor.capture()
         except (KeyboardInterrupt, SystemExit) as error:
             self._session._runtime.host.leave(error)  # raised here it would end the loop at once
+        except anyio.get_cancelled_exc_class() as error:
+            if was_cancelled(error):
+                raise
+            # It awaited what was cancelled, which is its failure.
+            errors.append(_named(RuntimeError(f"it ended with {error!r}"), attachment))
         except Exception as error:  # noqa: BLE001  # raised when all are done
             errors.append(_named(error, attachment))
 

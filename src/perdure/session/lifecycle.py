@@ -433,11 +433,7 @@ class SessionLifecycle:
                 if session._closed_by is None:
                     await self._close_alone(session)
         if session._closed_by is None:
-            message = (
-                f"session {session.key} could not be saved within {deadline} s; it stays open "
-                "and autosave keeps trying: see sessions.health()"
-            )
-            raise UnsavedChangesError(message, key=str(session.key))
+            raise _still_open(session, deadline)
 
     async def _close_alone(self, session: SessionBase) -> None:
         """Close a session after the running and waiting turns; no other turn begins meanwhile."""
@@ -532,6 +528,22 @@ class SessionLifecycle:
         self._runtime.saver.untrack(session._tracked)
         facts = SessionClosed(str(session.key), reason, session._tracked.durable)
         self._runtime.hooks.emit("closed", facts)
+
+
+def _still_open(session: SessionBase, deadline: float) -> SessionError:
+    """Return the error for a session that could not be closed in time."""
+    if session._turns.busy:
+        message = (
+            f"a turn of session {session.key} still runs after {deadline} s; the session stays "
+            "open, and is saved as before: close it when the turn has ended"
+        )
+        error = SessionError if session._tracked.clean else UnsavedChangesError
+        return error(message, key=str(session.key))
+    message = (
+        f"session {session.key} could not be saved within {deadline} s; it stays open "
+        "and autosave keeps trying: see sessions.health()"
+    )
+    return UnsavedChangesError(message, key=str(session.key))
 
 
 def _closed(key: SessionKey) -> SessionClosedError:

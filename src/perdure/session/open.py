@@ -21,11 +21,12 @@ from perdure.errors import (
     CorruptRecordError,
     FormatError,
     InvalidArgumentError,
+    LeaseHeldError,
     SessionClosedError,
     SessionError,
     SessionNotFoundError,
 )
-from perdure.lease import OnHeld, acquire_lease
+from perdure.lease import LATE, OnHeld, acquire_lease, lease_held
 from perdure.lineage.store import is_begun_by
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry, Record
@@ -106,6 +107,24 @@ class SessionOpening:
             await self._session.__aexit__(exc_type, exc, traceback)
 
 
+async def _joined(pending_load: PendingLoad, wanted: OpenRequest, began: float) -> None:
+    """Wait for a load that another caller has begun, but for its holder only as long as wanted.
+
+    Raises:
+        LeaseHeldError: Another process still has the session then.
+
+    """
+    wait = 0.0 if wanted.on_held == "raise" else wanted.wait
+    with anyio.CancelScope(deadline=began + wait):
+        await pending_load.done.wait()
+    while not pending_load.done.is_set():
+        if pending_load.holder is not None:
+            waited = anyio.current_time() - began
+            raise lease_held(wanted.key, pending_load.holder, wanted.on_held, waited)
+        with anyio.move_on_after(LATE):
+            await pending_load.done.wait()
+
+
 class Opener:
     """Load sessions, each once, in the manager's own task."""
 
@@ -117,14 +136,10 @@ class Opener:
 
     async def open(self, wanted: OpenRequest) -> Session:
         """Return the session, pinned once more."""
-        runtime = self._runtime
+        runtime, began = self._runtime, anyio.current_time()
+        own: PendingLoad | None = None
         while True:
-            stray = runtime.home.stray()
-            if stray is not None:
-                raise wrong_loop("this manager", stray)
-            if runtime.draining:
-                message = f"session {wanted.key} cannot be opened: the manager is stopping"
-                raise SessionClosedError(message, key=str(wanted.key))
+            self._require_running(wanted.key)
             pending_load = runtime.pending_loads.get(wanted.key)
             session = cast("Session | None", runtime.sessions.get(wanted.key))  # made below
             is_current_turn = (
@@ -134,17 +149,37 @@ class Opener:
                 # Inside of a turn that a handover waits for, too.
                 if session is not None:
                     return self._pinned(session, wanted)
-                pending_load = runtime.pending_loads[wanted.key] = PendingLoad()
-                try:
-                    runtime.host.spawn(self._run_load, pending_load, wanted)
-                except BaseException:
-                    del runtime.pending_loads[wanted.key]
-                    raise
+                pending_load = own = self._begin_load(wanted, began)
                 wanted = msgspec.structs.replace(wanted, new=False)  # what it makes is ours
             # Cancelled while waiting: the load continues, and the next open finds the session.
-            await pending_load.done.wait()
-            if pending_load.error is not None:
-                raise pending_load.error.with_traceback(None)
+            if pending_load is own:
+                await pending_load.done.wait()
+            else:
+                await _joined(pending_load, wanted, began)
+            error = pending_load.error
+            if error is not None and (pending_load is own or not isinstance(error, LeaseHeldError)):
+                raise error.with_traceback(None)
+
+    def _require_running(self, key: SessionKey) -> None:
+        stray = self._runtime.home.stray()
+        if stray is not None:
+            raise wrong_loop("this manager", stray)
+        if self._runtime.draining:
+            message = f"session {key} cannot be opened: the manager is stopping"
+            raise SessionClosedError(message, key=str(key))
+
+    def _begin_load(self, wanted: OpenRequest, began: float) -> PendingLoad:
+        """Begin to load a session for a caller that has waited since *began*."""
+        runtime = self._runtime
+        pending_load = runtime.pending_loads[wanted.key] = PendingLoad()
+        remaining = max(wanted.wait - (anyio.current_time() - began), 0.0)
+        load = msgspec.structs.replace(wanted, wait=remaining)
+        try:
+            runtime.host.spawn(self._run_load, pending_load, load)
+        except BaseException:
+            del runtime.pending_loads[wanted.key]
+            raise
+        return pending_load
 
     def _pinned(self, session: Session, wanted: OpenRequest) -> Session:
         if wanted.new:
@@ -171,7 +206,7 @@ class Opener:
         try:
             with pending_load.scope:
                 async with self._loads:
-                    await self._load(wanted)
+                    await self._load(pending_load, wanted)
         except Exception as error:  # noqa: BLE001  # it goes to those who wait
             pending_load.error = error
         except (KeyboardInterrupt, SystemExit):
@@ -181,7 +216,7 @@ class Opener:
             del self._runtime.pending_loads[wanted.key]
             pending_load.done.set()
 
-    async def _load(self, wanted: OpenRequest) -> None:
+    async def _load(self, pending_load: PendingLoad, wanted: OpenRequest) -> None:
         runtime, key = self._runtime, wanted.key
         began = anyio.current_time()
         grant = await acquire_lease(
@@ -193,7 +228,9 @@ class Opener:
             wait=wanted.wait,
             given=self._lifecycle.given(key),
             check=partial(self._check_exists, wanted),
+            on_wait=pending_load.note_holder,
         )
+        pending_load.holder = None
         session: Session | None = None
         try:
             session, may_have_items = await self._restore(grant, wanted)

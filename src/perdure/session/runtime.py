@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked
     from perdure.records.records import Entry
     from perdure.session.base import SessionBase
+    from perdure.store import LeaseState
 
 
 log: logging.Logger = logging.getLogger("perdure")
@@ -209,14 +210,20 @@ async def _finish(event: str, result: Awaitable[None]) -> None:
 class PendingLoad:
     """An operation under way with a session, for others to wait for."""
 
-    __slots__ = ("done", "error", "scope")
+    __slots__ = ("done", "error", "holder", "scope")
 
     def __init__(self) -> None:
         self.done: anyio.Event = anyio.Event()
         self.error: Exception | None = None
         """Why a load has failed."""
+        self.holder: LeaseState | None = None
+        """The owner that a load waits for, of another process."""
         self.scope: anyio.CancelScope = anyio.CancelScope()
         """Around a load, if it is one: cancelled when its manager stops."""
+
+    def note_holder(self, holder: LeaseState) -> None:
+        """Note whom a load waits for."""
+        self.holder = holder
 
 
 PendingLoads: TypeAlias = dict[SessionKey, PendingLoad]
