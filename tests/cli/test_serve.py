@@ -32,7 +32,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(
     missing: str, command: list[str], extra: str, tmp_path: Path
 ) -> None:
     status, said = run(tmp_path, missing, *command)
-    assert (status, "Traceback" in said) == (1, False), said
+    assert (status, "Traceback" in said) == (2, False), said
     assert f"{missing}: pip install 'perdure[{extra}]'" in said
 
 

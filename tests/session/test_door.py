@@ -72,6 +72,22 @@ async def test_a_retraction_goes_to_a_record_s_number(after: Any) -> None:
             await session.retract(after=after)
 
 
+@pytest.mark.parametrize("version", [1.0, "1", 5])
+async def test_a_version_that_no_append_has_returned_is_not_waited_for(version: Any) -> None:
+    async with perdure.connect("memory:") as sessions, sessions.open("ada") as session:
+        session.append(Message.user("Hello"))
+        with pytest.raises(ConfigError, match=f"none at {version!r}"):
+            await session.wait_durable(version)
+
+
+@pytest.mark.parametrize("at", [1.5, True, b"x"])
+async def test_a_fork_is_at_a_record_a_turn_or_a_checkpoint(at: Any) -> None:
+    async with perdure.connect("memory:") as sessions, sessions.open("ada") as session:
+        session.append(Message.user("Hello"))
+        with pytest.raises(ConfigError, match="invalid at="):
+            await sessions.fork("ada", "bea", at=at)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -80,8 +96,11 @@ async def test_a_retraction_goes_to_a_record_s_number(after: Any) -> None:
         ({"tags": "draft"}, r"tags='draft'.*\['draft'\]"),
         ({"on_held": "stael"}, "on_held='stael'.*handover, raise, steal"),
         ({"autosave": True}, "autosave=True.*Autosave"),
+        ({"wait": None}, "wait=None"),
+        ({"wait": -1}, "wait=-1"),
+        ({"tenant": None}, "tenant must be a string, not NoneType"),
     ],
-    ids=["owner", "tag", "tags", "on_held", "autosave"],
+    ids=["owner", "tag", "tags", "on_held", "autosave", "wait", "less than 0", "tenant"],
 )
 async def test_an_open_that_does_not_fit_makes_no_session(
     options: dict[str, Any], said: str

@@ -43,7 +43,9 @@ def existing(url: str | None) -> Store:
     place = None if local is None else local.local_path
     if place is not None and not Path(place).exists():
         cure = (
-            "name one with --store or PERDURE_URL" if url is None else "see that the path is right"
+            "name one (--help says how), or set PERDURE_URL"
+            if url is None
+            else "see that the path is right"
         )
         raise StoreUnavailableError(
             f"there is no store at {place}, where the first connect makes one: {cure}", path=place

@@ -23,7 +23,12 @@ from perdure.cli.serve import inspect, serve
 from perdure.cli.sessions import copy, forget, fork, ls, prune, rename, show
 from perdure.cli.transfer import backup, export, import_, migrate, restore_backup
 from perdure.cli.types import types
-from perdure.errors import ConfigError, InvalidArgumentError, PerdureError
+from perdure.errors import (
+    ConfigError,
+    InvalidArgumentError,
+    MissingExtraError,
+    PerdureError,
+)
 
 FAILED = 1
 INTERRUPTED = 130
@@ -103,7 +108,8 @@ def _failed(error: Exception, tokens: Sequence[str]) -> int:
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     if isinstance(error, PerdureError):
-        status = USAGE if type(error) in {ConfigError, InvalidArgumentError} else FAILED
+        usage = type(error) in {ConfigError, InvalidArgumentError, MissingExtraError}
+        status = USAGE if usage else FAILED
         return _report_error(error, str(error), status, tokens)
     if isinstance(error, OSError) and error.filename is not None:
         message = f"{os.fsdecode(error.filename)}: {error.strerror}"

@@ -143,6 +143,9 @@ class ForkBuilder:
         self, parent: SessionKey, head: int, at: int | str | Checkpoint | None
     ) -> Record:
         """Return the record that a fork continues from."""
+        if not (at is None or type(at) is int or isinstance(at, str | Checkpoint)):
+            message = f"invalid at={at!r}: give a record's seq, a turn's id or a checkpoint"
+            raise InvalidArgumentError(message, option="at")
         seq = at if isinstance(at, int) else head
         if isinstance(at, Checkpoint):
             seq = await self._end_of(parent, at)

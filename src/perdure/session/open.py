@@ -68,6 +68,10 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
             choices = ", ".join(get_args(OnHeld))
             message = f"invalid on_held={self.on_held!r}: choose {choices}"
             raise InvalidArgumentError(message, option="on_held", value=self.on_held)
+        wait: Any = self.wait
+        if not isinstance(wait, int | float) or not wait >= 0:
+            message = f"invalid wait={wait!r}: give seconds, 0 or more"
+            raise InvalidArgumentError(message, option="wait")
         check_said(owner=self.owner, tags=self.tags)
         if self.autosave is not INHERIT:
             require_options(autosave=self.autosave)

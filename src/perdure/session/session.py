@@ -332,8 +332,14 @@ class Session(SessionBase, Rendered):
         )
 
     async def wait_durable(self, version: int | None = None) -> Receipt:
-        """Wait until a version (None: the newest) is durable, without hurrying the save."""
+        """Wait until a version (None: the newest) is durable, without hurrying the save.
+
+        Raises: as ``save``, and InvalidArgumentError for a version that no append has returned.
+        """
         self._check_home()
+        if version is not None and (type(version) is not int or version > self.version):
+            message = f"session {self.key} has records up to {self.version}, none at {version!r}"
+            raise InvalidArgumentError(message, version=version)
         return self._receipt(await self._runtime.saver.wait_durable(self._tracked, version))
 
     async def history(self, *, before: int | None = None, limit: int = 50) -> list[HistoryItem]:
