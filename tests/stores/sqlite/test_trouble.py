@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
+from perdure._lib.loop import Threads
 from perdure.errors import (
     CorruptRecordError,
     LeaseHeldError,
@@ -153,6 +154,31 @@ async def test_a_commit_that_fails_is_in_doubt_for_all_that_share_it(
     assert [type(write.error) for write in writes] == [InDoubtError] * 8
     assert [await store.holder(key) is not None for key in keys] == [applied] * 8
     assert (await store.acquire(keys[0], after=int(applied))).epoch == 1 + applied
+    await store.aclose()
+
+
+@pytest.mark.parametrize("together", [0.02, 0.0])
+async def test_a_write_that_a_ctrl_c_kept_from_the_thread_keeps_back_no_later_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch, together: float
+) -> None:
+    monkeypatch.setattr("perdure.stores.sqlite.engine._TOGETHER_SECONDS", together)
+    store = await opened(path)
+    items = [PendingItem(name, "message", b"{}", 1.0) for name in ("cut", "next")]
+
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Threads, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            await store.enqueue(KEY, items[:1])
+    store._database.shared.add(partial(leases.remove_owner, owner="other"))  # and just before
+    assert await store.enqueue(KEY, items[1:]) == 1
+    grant = await store.acquire(KEY, after=0)
+    received = await store.receive(KEY, grant.epoch)
+    assert received[-1:] == items[1:]
+    assert not store._database.shared._waiting
+    await store.heartbeat()
     await store.aclose()
 
 

@@ -272,7 +272,8 @@ class _SharedWrite(Generic[T]):
 class SharedWrites:
     """Writes of several callers: those that wait at the same time are one commit.
 
-    `add` is called on the event loop, and `run` then in the writer's thread, in the same order.
+    `add` is called on the event loop, and then `run` in the writer's thread. A Ctrl-C may come
+    between the two: such a write is made with the next one.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -286,11 +287,12 @@ class SharedWrites:
         return write
 
     def run(self, write: _SharedWrite[Any]) -> None:
-        """Commit a write and those that wait behind it, unless an earlier commit took it along."""
-        if write.is_done:
-            return
+        """Commit what waits, in its order, until a write is done; an earlier commit may have it."""
+        while not write.is_done:
+            self._commit_next()
+
+    def _commit_next(self) -> None:
         writes = [self._waiting.popleft()]
-        assert writes[0] is write
         try:
             with self._engine.transaction() as con:
                 self._take_in(con, writes)
