@@ -367,7 +367,10 @@ class Store(
         ...
 
     async def aclose(self) -> None:
-        """Give up what the store holds open; leases that are not released expire."""
+        """Give up what the store holds open; leases that are not released expire.
+
+        A manager cancels it once the deadline of its shutdown is over.
+        """
         ...
 
     async def scrub(self) -> None:

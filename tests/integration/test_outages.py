@@ -250,3 +250,37 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+LOCKING = """
+import sqlite3, sys, time
+other = sqlite3.connect(sys.argv[1], isolation_level=None)
+other.execute("BEGIN IMMEDIATE")
+print("locked", flush=True)
+time.sleep(60)
+"""
+
+
+async def test_another_process_that_keeps_sqlite_s_lock_keeps_no_manager_from_closing(
+    tmp_path: Path,
+) -> None:
+    url, ids = f"sqlite:///{tmp_path}/x.db", [f"agent-{number}" for number in range(10)]
+    shutdown = Shutdown(signals=False, deadline=0.2, turn_grace=0.1, hard_grace=0.1)
+    sessions = await perdure.connect(url, shutdown=shutdown)
+    for id in ids:
+        session = await sessions.open(id)
+        session.append(Message.user("kept"))
+        await session.save()
+    command = [sys.executable, "-c", LOCKING, f"{tmp_path}/x.db"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+        try:
+            assert other.stdout is not None
+            other.stdout.readline()
+            assert (await sessions.aclose()).clean
+            assert other.poll() is None  # each fold and each release would wait five seconds
+        finally:
+            other.kill()
+    async with perdure.connect(url, shutdown=Shutdown(signals=False)) as again:
+        for id in ids:
+            async with again.open(id, wait=60) as session:
+                assert [message.text for message in session.context()] == ["kept"]

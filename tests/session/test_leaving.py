@@ -31,7 +31,7 @@ from perdure.autosave.reports import ShutdownReport
 from perdure.session.runtime import EventName
 from perdure.store import Outcome, Status
 from perdure.stores.memory import MemoryBacking, MemoryStore
-from perdure.testing import SwitchedStore
+from perdure.testing import FaultyStore, SwitchedStore
 from tests._virtual import BACKENDS, run
 from tests.session.conftest import Connect
 from tests.session.lives import said
@@ -247,6 +247,24 @@ def test_a_store_that_hangs_at_the_end_costs_no_more_than_was_promised(backend: 
         assert 3 <= report.duration <= 3.5
 
     run(backend, main)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("store", [MemoryStore, Hanging])
+def test_a_store_that_does_not_close_costs_no_more_than_a_second(
+    backend: str, store: type[MemoryStore], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        shutdown = Shutdown(signals=False, deadline=3, turn_grace=1, hard_grace=0.5)
+        hanging = FaultyStore(store(), fail_on="aclose", how="hang")
+        sessions = await connect(hanging, shutdown=shutdown)
+        (await sessions.open("a")).append(Message.user("one"))
+        began = anyio.current_time()
+        assert (await sessions.aclose()).clean
+        assert anyio.current_time() - began <= (4.5 if store is Hanging else 3.5)
+
+    run(backend, main)
+    assert "the store did not close in time" in caplog.text
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextvars
 import logging
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from functools import partial
@@ -63,6 +64,25 @@ async def wait_through(done: anyio.Event) -> None:
                 cancelled = error
     if cancelled is not None:
         raise cancelled
+
+
+CLOSE_TIMEOUT = 5.0
+"""Seconds for which the closing of a store is waited for where there is no deadline."""
+CLOSE_AT_LEAST = 1.0
+"""Seconds for which it is waited for although the deadline is over."""
+
+
+def closing_scope(deadline: float | None = None) -> anyio.CancelScope:
+    """Return a shield around the closing of a store, until a deadline: by default the caller's.
+
+    A caller without one, or that is cancelled already, waits for `CLOSE_TIMEOUT`.
+    """
+    now = anyio.current_time()
+    if deadline is None:
+        deadline = anyio.current_effective_deadline()
+    if math.isinf(deadline):
+        deadline = now + CLOSE_TIMEOUT
+    return anyio.CancelScope(deadline=max(deadline, now + CLOSE_AT_LEAST), shield=True)
 
 
 # Whether one task waits for another to end, as far as the event loop can tell

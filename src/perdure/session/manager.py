@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, final
 import anyio
 
 from perdure._lib.logs import card
-from perdure._lib.tasks import Host, wait_through
+from perdure._lib.tasks import wait_through
 from perdure.autosave.options import INHERIT, Autosave, EngineOptions, Inherit, Shutdown
 from perdure.autosave.reports import ShutdownReport
 from perdure.autosave.tracked import require_outside
@@ -497,22 +497,23 @@ class SessionManager:
 
     async def _disconnect(self, connected: ManagerParts) -> None:
         connected.signals.uninstall()
-        host = connected.runtime.host
+        host, closing = connected.runtime.host, connected.closing
         with anyio.CancelScope(shield=True):
             try:
-                await (self._close_store(host) if host.running else self._store.aclose())
+                await (self._close_store(connected) if host.running else closing.close_store())
             finally:
                 await host.aclose()
 
-    async def _close_store(self, host: Host) -> None:
+    async def _close_store(self, connected: ManagerParts) -> None:
         """Close the store in the background: a native cancel, which no shield stops, waits too."""
+        host, closing = connected.runtime.host, connected.closing
         errors: list[Exception] = []
         closed = anyio.Event()
         host.at_end(closed.set)
 
         async def close() -> None:
             try:
-                await self._store.aclose()
+                await closing.close_store()
             except Exception as error:  # noqa: BLE001  # for the task that closes
                 errors.append(error)
             finally:

@@ -38,7 +38,7 @@ import msgspec
 from anyio import to_thread
 
 from perdure._lib import signals
-from perdure._lib.tasks import each, was_cancelled
+from perdure._lib.tasks import closing_scope, each, was_cancelled
 from perdure.autosave.reports import ShutdownReport, Unsaved
 from perdure.autosave.tracked import State, Tracked
 from perdure.errors import SessionClosedError, UnsupportedVersionError
@@ -113,7 +113,17 @@ class ManagerShutdown:
             await self._run()
         self.done.set()
         self.report_rest({})  # no caller gets the report
-        await self.runtime.store.aclose()  # no other task may
+        await self.close_store()  # no other task may
+
+    async def close_store(self) -> None:
+        """Close the store, by the deadline, or within a second if that is over."""
+        runtime = self.runtime
+        with closing_scope(self._until + runtime.shutdown.hard_grace) as scope:
+            await runtime.store.aclose()
+        if scope.cancelled_caught:
+            log.warning(
+                "the store did not close in time", extra={"location": runtime.store.location}
+            )
 
     async def _run(self) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import re
 import shlex
@@ -366,7 +367,7 @@ async def test_an_open_that_nobody_waits_for_leaves_nothing_open(
 async def test_calls_that_hang_do_not_keep_the_store_from_being_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(place, "_CLOSE_TIMEOUT", 60.0)
+    monkeypatch.setattr("perdure._lib.tasks.CLOSE_TIMEOUT", 60.0)
     store = await opened(tmp_path / "store")
     assert store._opened is not None
     release, ended = threading.Event(), []
@@ -384,20 +385,27 @@ async def test_calls_that_hang_do_not_keep_the_store_from_being_closed(
     release.set()
 
 
+@pytest.mark.parametrize(("timeout", "deadline"), [(0.0, math.inf), (3600.0, 0.01)])
 async def test_a_disk_that_hangs_does_not_keep_the_store_from_being_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    timeout: float,
+    deadline: float,
 ) -> None:
     release, close_files, closed = threading.Event(), place.Home._close_files, threading.Event()
 
     def hang(self: place.Home) -> None:
-        release.wait(10.0)
+        release.wait(30.0)
         close_files(self)
         closed.set()
 
     monkeypatch.setattr(place.Home, "_close_files", hang)
-    monkeypatch.setattr(place, "_CLOSE_TIMEOUT", 0.0)
+    monkeypatch.setattr("perdure._lib.tasks.CLOSE_TIMEOUT", timeout)
+    monkeypatch.setattr("perdure._lib.tasks.CLOSE_AT_LEAST", 0.0)
     store = await opened(tmp_path / "store")
-    await store.aclose()
+    with anyio.move_on_after(deadline):
+        await store.aclose()
     assert not closed.is_set()
     assert "the disk did not answer while the store was closed" in caplog.text
     release.set()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from perdure._lib.loop import Threads
@@ -225,6 +227,62 @@ async def test_the_same_session_twice_in_one_call(path: Path) -> None:
     assert [one.status for one in outcomes] == [Status.OK, Status.OK]
     assert tuple(entries(await read(store))) == group("a") + group("b")
     await store.aclose()
+
+
+async def test_a_write_whose_caller_has_gone_is_not_begun(path: Path) -> None:
+    store = await opened(path, timeout=60.0)
+    grant = await take(store)
+    other = sqlite3.connect(path, isolation_level=None)
+    async with anyio.create_task_group() as stay:
+        async with anyio.create_task_group() as leave:
+            await locked_out(store, other)
+            stay.start_soon(store.heartbeat)
+            leave.start_soon(store.enqueue, KEY, [PendingItem("left", "message", b"{}", 1.0)])
+            leave.start_soon(store.release, KEY, grant.epoch)
+            await anyio.wait_all_tasks_blocked()
+            leave.cancel_scope.cancel()
+        stay.start_soon(store.enqueue, KEY, [PendingItem("stayed", "message", b"{}", 1.0)])
+        await anyio.wait_all_tasks_blocked()
+        other.execute("ROLLBACK")
+    other.close()
+    assert [item.op_id for item in await store.receive(KEY, grant.epoch)] == ["stayed"]
+    await append_ok(store, grant, 2, *group("a"))
+    await store.aclose()
+
+
+async def locked_out(store: SqliteStore, other: sqlite3.Connection) -> None:
+    """Have another connection keep the store's thread waiting, with a write that nobody awaits."""
+    begun = threading.Event()
+    store._database.engine.connection.set_trace_callback(lambda _: begun.set())
+    other.execute("BEGIN IMMEDIATE")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(store.heartbeat)
+        assert await anyio.to_thread.run_sync(begun.wait, 60.0)
+        tasks.cancel_scope.cancel()
+
+
+async def test_another_process_that_writes_does_not_keep_the_store_from_being_closed(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("perdure._lib.tasks.CLOSE_TIMEOUT", 3600.0)
+    monkeypatch.setattr("perdure._lib.tasks.CLOSE_AT_LEAST", 0.0)
+    store, watcher = await opened(path, timeout=30.0), await opened(path)
+    await take(store)
+    other = sqlite3.connect(path, isolation_level=None)
+    await locked_out(store, other)
+    with anyio.move_on_after(0.01):
+        await store.aclose()
+    holder = await watcher.holder(KEY)
+    assert holder is not None
+    assert holder.alive  # it is not closed yet
+    assert "the database was busy while the store was closed" in caplog.text
+    other.execute("ROLLBACK")
+    other.close()
+    with anyio.fail_after(60):
+        while holder is not None and holder.alive:
+            await anyio.sleep(0.001)
+            holder = await watcher.holder(KEY)
+    await watcher.aclose()
 
 
 async def test_a_trim_keeps_the_rest_readable_from_both_ends(path: Path) -> None:

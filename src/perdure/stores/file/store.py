@@ -26,7 +26,7 @@ from perdure._lib.files import Folder, open_private as open_root, store_errors
 from perdure._lib.ids import random_id
 from perdure._lib.loop import ThreadCall, Threads, unopened
 from perdure._lib.platform import network_file_system, open_files_limit, synced_by
-from perdure._lib.tasks import all_of
+from perdure._lib.tasks import all_of, closing_scope
 from perdure.errors import ConfigError, SessionError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, SessionQuery
@@ -105,9 +105,6 @@ file system's own commits."""
 _MAX_OPEN = 256
 """Sessions whose log and folder are kept open: two files each."""
 
-_CLOSE_TIMEOUT = 5.0
-"""Seconds for which the closing waits for the disk."""
-
 
 @final
 class Home:
@@ -156,7 +153,7 @@ class Home:
         self.appends.close()
         self.owners.wake_waiter()
         closing = Threads(1, name="perdure close")  # abandoned calls may hold all other threads
-        with anyio.move_on_after(_CLOSE_TIMEOUT, shield=True) as scope:
+        with closing_scope() as scope:
             try:
                 await closing.run(self._close_files)
             except StoreUnavailableError:  # there is no thread for it

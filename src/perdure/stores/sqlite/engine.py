@@ -7,6 +7,7 @@ functions in its thread, in a durable transaction each, or in the readers' threa
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from collections import deque
@@ -20,6 +21,7 @@ from perdure._lib.files import Folder
 from perdure._lib.locks import Presence, PresenceReader
 from perdure._lib.loop import Threads
 from perdure._lib.platform import host_name
+from perdure._lib.tasks import closing_scope
 from perdure.errors import (
     ConfigError,
     CorruptRecordError,
@@ -55,6 +57,8 @@ from perdure.stores.sqlite.sql import MAX_ROWS, MIGRATIONS
 
 if TYPE_CHECKING:
     import sqlite3
+
+_log = logging.getLogger("perdure")
 
 
 @final
@@ -260,10 +264,12 @@ class _WriteError(Exception):
 class _SharedWrite(Generic[T]):
     """One caller's write, and what became of it."""
 
-    __slots__ = ("error", "function", "is_done", "value")
+    __slots__ = ("error", "function", "is_awaited", "is_done", "value")
 
     def __init__(self, function: Callable[[sqlite3.Connection], T]) -> None:
         self.function: Callable[[sqlite3.Connection], T] = function
+        self.is_awaited: bool = True
+        """Whether its caller waits for it: if not, it is not begun any more."""
         self.is_done: bool = False
         self.error: Exception | None = None
         self.value: T
@@ -288,11 +294,19 @@ class SharedWrites:
 
     def run(self, write: _SharedWrite[Any]) -> None:
         """Commit what waits, in its order, until a write is done; an earlier commit may have it."""
-        while not write.is_done:
-            self._commit_next()
+        while not write.is_done and (first := self._next()):
+            self._commit([first])
 
-    def _commit_next(self) -> None:
-        writes = [self._waiting.popleft()]
+    def _next(self) -> _SharedWrite[Any] | None:
+        """Take the first write whose caller still waits."""
+        while self._waiting:
+            write = self._waiting.popleft()
+            if write.is_awaited:
+                return write
+            write.is_done = True
+        return None
+
+    def _commit(self, writes: list[_SharedWrite[Any]]) -> None:
         try:
             with self._engine.transaction() as con:
                 self._take_in(con, writes)
@@ -308,9 +322,9 @@ class SharedWrites:
         until = time.monotonic() + _TOGETHER_SECONDS
         try:
             writes[0].value = writes[0].function(con)
-            while self._waiting and len(writes) < TOGETHER and time.monotonic() < until:
-                writes.append(self._waiting.popleft())
-                writes[-1].value = writes[-1].function(con)
+            while len(writes) < TOGETHER and time.monotonic() < until and (write := self._next()):
+                writes.append(write)
+                write.value = write.function(con)
         except Exception as error:
             raise _WriteError from error
 
@@ -356,9 +370,10 @@ class OpenDatabase(msgspec.Struct, frozen=True):
         *args: P.args,
         **options: P.kwargs,
     ) -> T:
-        """Call a function in a durable transaction; after a cancellation it still runs to its end.
+        """Call a function in a durable transaction.
 
-        It may be called twice, and has to do the same then: see `SharedWrites`.
+        After a cancellation it is not begun any more; begun, it runs to its end. It may be called
+        twice, and has to do the same then: see `SharedWrites`.
 
         Raises:
             SessionError: The store was opened read-only.
@@ -371,7 +386,11 @@ class OpenDatabase(msgspec.Struct, frozen=True):
 
         write = self.shared.add(lambda con: function(con, *args, **options))
         with map_errors(doing, self.path):
-            await self.writes.run(self.shared.run, write)
+            try:
+                await self.writes.run(self.shared.run, write)
+            except BaseException:
+                write.is_awaited = False
+                raise
             if write.error is not None:
                 raise write.error.with_traceback(None)
             return write.value
@@ -412,9 +431,15 @@ class OpenDatabase(msgspec.Struct, frozen=True):
             await self.writes.run(_scrub, self.engine)
 
     async def aclose(self) -> None:
-        """Close everything, after the pending writes."""
-        with anyio.CancelScope(shield=True):
+        """Close everything, after the pending writes; if they take too long, only begin to."""
+        with closing_scope() as scope:
             await self.writes.run(_close_all, self)
+        if scope.cancelled_caught:
+            _log.warning(
+                "the database was busy while the store was closed: it stays open until its last "
+                "write has ended",
+                extra={"path": self.path},
+            )
         self.writes.close()
         self.reads.close()
 

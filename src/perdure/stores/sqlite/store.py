@@ -2,8 +2,8 @@
 
 All writes go through one connection in one thread, in order of the calls; one commit saves every
 session that is due. Reads have their own connections and wait for no writer. Cancelling a method
-abandons its thread, which runs to its end: a transaction is complete or absent. Several processes
-may use one file.
+leaves out a write that has not begun, and else abandons its thread, which runs to its end: a
+transaction is complete or absent. Several processes may use one file.
 """
 
 from __future__ import annotations
