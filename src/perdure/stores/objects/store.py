@@ -25,7 +25,7 @@ import msgspec
 
 from perdure._lib.ids import first_beat, random_id
 from perdure._lib.loop import Threads, unopened
-from perdure._lib.tasks import all_of
+from perdure._lib.tasks import all_of, closing_scope
 from perdure.errors import CorruptRecordError, LeaseLostError, PerdureError, StoreUnavailableError
 from perdure.records.keys import SessionKey, salvage_cure
 from perdure.records.manifest import Manifest, SessionQuery, lease_lost
@@ -475,7 +475,7 @@ class OpenBucket:
         self._appends.close()
         self._merges.shutdown(wait=False, cancel_futures=True)
         try:
-            with anyio.move_on_after(_SIGN_OFF_SECONDS, shield=True):
+            with closing_scope(), anyio.move_on_after(_SIGN_OFF_SECONDS):
                 await anyio.to_thread.run_sync(
                     self.bucket.remove, [layout.owner_name(self._owner)], abandon_on_cancel=True
                 )

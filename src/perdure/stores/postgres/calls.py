@@ -20,6 +20,7 @@ import anyio
 
 from perdure._lib.backoff import backoff
 from perdure._lib.loop import Threads
+from perdure._lib.tasks import closing_scope
 from perdure.errors import PerdureError, StoreUnavailableError
 from perdure.store import Batch, ConnectionHook, ConnectionPool, Outcome, Status
 from perdure.stores.postgres import leases, log
@@ -380,7 +381,7 @@ class Calls:
         listener = self._listener
         if listener is not None:
             listener.stop()
-        with anyio.CancelScope(shield=True):
+        with closing_scope():
             with anyio.move_on_after(CLOSE_TIMEOUT), contextlib.suppress(PerdureError):
                 await self._run("close", leases.unregister_owner, (owner,), 1, CLOSE_TIMEOUT)
             if listener is not None:
