@@ -11,6 +11,7 @@ import anyio.to_thread
 import pytest
 
 from examples.own_bucket import TableBucket
+from perdure import Message, Shutdown, connect
 from perdure.errors import ConfigError, StoreUnavailableError
 from perdure.stores import ObjectStore
 
@@ -64,6 +65,41 @@ async def test_a_bucket_that_was_made_too_late_is_closed(tmp_path: Path) -> None
     assert await anyio.to_thread.run_sync(made[0].closed.wait, 10)
     with pytest.raises(StoreUnavailableError, match="not open"):
         await store.heartbeat()
+
+
+class Refusing(TableBucket):
+    """A bucket that refuses one head which lets go of a session."""
+
+    is_armed = False
+
+    def replace(self, name: str, data: bytes, tag: str) -> str | None:
+        if self.is_armed and b'"released":true' in data:
+            self.is_armed = False
+            raise StoreUnavailableError("not now", unwritten=True)
+        return super().replace(name, data, tag)
+
+
+@pytest.mark.parametrize("act", ["release", "delete"])
+async def test_a_session_that_was_not_let_go_of_for_once_is_there_for_others_when_they_ask(
+    act: str, tmp_path: Path
+) -> None:
+    bucket = Refusing(tmp_path / "x.db")
+    first = ObjectStore(lambda: bucket, location="x")
+    second = ObjectStore(lambda: TableBucket(tmp_path / "x.db"), location="x")
+    quiet = Shutdown(signals=False)
+    async with connect(first, shutdown=quiet) as one, connect(second, shutdown=quiet) as two:
+        session = await one.open("agent")
+        session.append(Message.user("hello"))
+        await session.save()
+        bucket.is_armed = True
+        if act == "release":
+            await session.aclose()
+        else:
+            with pytest.raises(StoreUnavailableError, match="not now"):
+                await one.delete("agent")
+        assert not bucket.is_armed
+        theirs = await two.open("agent", wait=60)
+        assert [message.text for message in theirs.context()] == ["hello"]
 
 
 async def test_a_bucket_that_keeps_no_conditions_is_closed(tmp_path: Path) -> None:

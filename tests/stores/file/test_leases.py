@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from perdure import Message, Shutdown, connect
 from perdure._lib.files import Folder
 from perdure.errors import ConfigError, LeaseHeldError, LeaseLostError, StoreUnavailableError
 from perdure.records.chunks import name_of
@@ -494,11 +497,93 @@ async def test_an_acquire_that_nobody_waits_for_lets_go(
     with anyio.fail_after(60):
         while True:
             holder = await store.holder(KEY)
-            if holder is not None and holder.released:
+            if holder is not None and holder.released and KEY not in store._held_sessions:
                 break
             await anyio.sleep(0.001)
-    assert KEY not in store._held_sessions._writers
     assert (await take(store)).epoch == 2
+
+
+# releases that fail
+
+
+def fail_once(monkeypatch: pytest.MonkeyPatch, function: str, code: int, end: str) -> list[str]:
+    """Let a call of the system fail the first time that it is for a name with this end."""
+    real, failed = getattr(os, function), list[str]()
+
+    def fail(*args, **options):
+        name = args[1] if function == "link" else args[0]
+        if str(name).endswith(end) and not failed:
+            failed.append(str(name))
+            raise OSError(code, os.strerror(code), name)
+        return real(*args, **options)
+
+    monkeypatch.setattr(os, function, fail)
+    return failed
+
+
+@pytest.mark.parametrize("act", ["release", "delete"])
+async def test_a_session_that_was_not_let_go_of_for_once_is_there_for_others_when_they_ask(
+    act: str, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet = Shutdown(signals=False)
+    async with connect(root, shutdown=quiet) as one, connect(root, shutdown=quiet) as two:
+        session = await one.open("agent")
+        session.append(Message.user("hello"))
+        await session.save()
+        if act == "release":
+            failed = fail_once(monkeypatch, "open", errno.EMFILE, ".released")
+            await session.aclose()
+        else:
+            failed = fail_once(monkeypatch, "link", errno.ENOSPC, "lease-2.json")
+            with pytest.raises(StoreUnavailableError, match="No space left"):
+                await one.delete("agent")
+        assert len(failed) == 1
+        theirs = await two.open("agent", wait=60)
+        assert [message.text for message in theirs.context()] == ["hello"]
+
+
+async def test_an_acquire_that_nobody_waits_for_may_be_released_later(
+    store, open_store, disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own release has failed, and nobody has its lease but the store."""
+    failed = fail_once(monkeypatch, "open", errno.EMFILE, ".released")
+    acquire, claims = HeldSessions.acquire, []
+
+    def take_it(self, here, key, after, claim):
+        claims.append(claim)
+        return acquire(self, here, key, after, claim)
+
+    monkeypatch.setattr(HeldSessions, "acquire", take_it)
+    loop = anyio.lowlevel.current_token()
+    with anyio.CancelScope() as scope:
+
+        def cancel() -> None:
+            anyio.from_thread.run_sync(scope.cancel, token=loop)
+            while not claims[0].abandoned:
+                pass
+
+        disk.before_sync = cancel
+        await store.acquire(KEY, after=0)
+    with anyio.fail_after(60):
+        while not failed:
+            await anyio.sleep(0.001)
+    other = await open_store("other")
+    holder = await other.holder(KEY)
+    assert holder is not None
+    assert not holder.released
+    await store.release(KEY, holder.epoch)
+    holder = await other.holder(KEY)
+    assert holder is not None
+    assert holder.released
+
+
+async def test_releasing_a_session_whose_folder_is_gone_is_nothing(store, root: Path) -> None:
+    grant = await take(store)
+    shutil.rmtree(root / "agents")
+    with pytest.raises(LeaseLostError):
+        await store.delete(KEY, grant.epoch)
+    await store.release(KEY, grant.epoch)
+    assert KEY not in store._held_sessions
 
 
 # deletion

@@ -230,7 +230,7 @@ class LogWriter:
                     status, _store_error(error, f"the log of {self.key}", self._root.path)
                 )
             except (CorruptRecordError, NotStorableError) as error:
-                if not self._is_held():
+                if not self.is_held():
                     return self._conflict(self.durable.at.seq)
                 return Outcome(Status.PERMANENT, error)
             finally:
@@ -447,10 +447,11 @@ class LogWriter:
 
     def require_held(self) -> None:
         """Raise LeaseLostError unless the session is held. The caller has the lock."""
-        if not self._is_held():
+        if not self.is_held():
             raise lease_lost_error(self.key, self.epoch)
 
-    def _is_held(self) -> bool:
+    def is_held(self) -> bool:
+        """Return whether the session is held. The caller has the lock."""
         with contextlib.suppress(FileNotFoundError):
             return self.fence.is_valid(self.folder())
         return False

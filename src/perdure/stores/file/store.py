@@ -276,10 +276,10 @@ def read_documents(
 def release(writer: LogWriter) -> None:
     """Mark the session as released, if this writer still holds it."""
     with writer.lock:
-        folder = writer.folder()
-        if writer.fence.is_valid(folder):
+        if writer.is_held():
             # Empty, so it needs no temporary file, which a successor could clean up.
-            os.close(folder.open(released_name(writer.epoch), os.O_WRONLY | os.O_CREAT))
+            name = released_name(writer.epoch)
+            os.close(writer.folder().open(name, os.O_WRONLY | os.O_CREAT))
         writer.close_files()
 
 
@@ -332,14 +332,17 @@ def _vouched_position(
 
 
 class PendingAcquire:
-    """Whether the caller of an acquire still waits for it; guarded by `HeldSessions`' lock."""
+    """Whether the caller of an acquire still waits for it."""
 
     abandoned: bool = False
 
 
 @final
 class HeldSessions:
-    """The writers of this store, by session."""
+    """The writers of this store, by session: each until its lease is released, or lost.
+
+    Threads release and delete, since they go on when their callers are cancelled.
+    """
 
     def __init__(self) -> None:
         self._writers: dict[SessionKey, LogWriter] = {}
@@ -350,7 +353,8 @@ class HeldSessions:
 
     def clear(self) -> None:
         """Forget every session."""
-        self._writers.clear()
+        with self._lock:
+            self._writers.clear()
 
     def durable_position(self, key: SessionKey) -> DurablePosition | None:
         """Return how far a session's log is durable, if held here with its files intact."""
@@ -377,8 +381,19 @@ class HeldSessions:
 
     def drop(self, writer: LogWriter) -> None:
         """Forget a session, unless a newer writer holds it."""
-        if self._writers.get(writer.key) is writer:
-            del self._writers[writer.key]
+        with self._lock:
+            if self._writers.get(writer.key) is writer:
+                del self._writers[writer.key]
+
+    def release(self, writer: LogWriter) -> None:
+        """Release a session; if that fails it stays held, and may be released again."""
+        release(writer)
+        self.drop(writer)
+
+    def delete(self, writer: LogWriter, me: FileOwner) -> None:
+        """Delete a session; if that fails it stays held."""
+        delete(writer, me)
+        self.drop(writer)
 
     def acquire(self, home: Home, key: SessionKey, after: int, claim: PendingAcquire) -> HeldLease:
         """Acquire a session with epoch ``after + 1``; release it if the caller was cancelled."""
@@ -386,18 +401,13 @@ class HeldSessions:
         writer = LogWriter(home.root, key, acquired, home.files)
         with self._lock:
             previous = self._writers.get(key)
-            if not claim.abandoned and (previous is None or previous.epoch < writer.epoch):
+            if previous is None or previous.epoch < writer.epoch:
                 self._writers[key] = writer
-        if claim.abandoned:
-            release(writer)  # so that the next caller can have it at once
-        elif previous is not None:
+        if previous is not None:
             home.files.close(previous)
+        if claim.abandoned:
+            self.release(writer)  # so that the next caller can have it at once
         return HeldLease(key, writer.epoch, acquired.end.seq, acquired.created)
-
-    def abandon(self, claim: PendingAcquire) -> None:
-        """Note that the caller of an acquire was cancelled."""
-        with self._lock:
-            claim.abandoned = True
 
     # appending
 
@@ -654,15 +664,14 @@ class FileStore:
                 "write", self._held_sessions.acquire, self._home, key, after, claim
             )
         except BaseException:
-            self._held_sessions.abandon(claim)
+            claim.abandoned = True
             raise
 
     async def release(self, key: SessionKey, epoch: int) -> None:
         self._home  # noqa: B018  # raises if it is closed
         if self._held_sessions.writer_of(key, epoch) is not None:
             writer = await self._idle(key, epoch)
-            self._held_sessions.drop(writer)
-            await self._run_in_thread("write", release, writer)
+            await self._run_in_thread("write", self._held_sessions.release, writer)
 
     async def heartbeat(self) -> HeartbeatRequests:
         """Renew this owner's heartbeat, and drain its mailbox."""
@@ -733,8 +742,7 @@ class FileStore:
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
         writer = await self._idle(key, epoch)
-        self._held_sessions.drop(writer)
-        await self._run_in_thread("delete", delete, writer, self._owners.me)
+        await self._run_in_thread("delete", self._held_sessions.delete, writer, self._owners.me)
 
     async def scrub(self) -> None:
         """Finish interrupted deletions and heartbeats. Removed files need no further work."""

@@ -391,7 +391,7 @@ def release(bucket: Bucket, writer: ObjectLogWriter) -> None:
     with writer.head_lock:
         current = writer.stored_head or reader.read_head(bucket, writer.key)
         for _ in range(_ATTEMPTS):
-            if current is None or current[0].epoch != writer.epoch:
+            if current is None or current[0].epoch != writer.epoch or current[0].released:
                 return
             head = msgspec.structs.replace(
                 current[0], released=True, newest=writer.newest, nonce=random_id(8)

@@ -81,7 +81,7 @@ _MAX_SEEN = 1000
 
 
 class _Claim:
-    """Whether a caller still awaits an acquire; guarded by the store's lock."""
+    """Whether a caller still awaits an acquire."""
 
     abandoned = False
 
@@ -146,7 +146,8 @@ class ObjectStore:
     async def aclose(self) -> None:
         """Close the bucket; leases that were not released look like those of a dead owner."""
         bucket, self._opened = self._opened, None
-        self._writers.clear()
+        with self._lock:
+            self._writers.clear()
         self._seen.clear()
         if bucket is not None and bucket.is_own_process:
             await bucket.sign_off()
@@ -195,8 +196,8 @@ class ObjectStore:
         ):
             return Outcome(Status.CONFLICT, lease_lost(batch.key, batch.epoch))
         outcome = await bucket.append(writer, batch)
-        if outcome.status is Status.CONFLICT and self._writers.get(batch.key) is writer:
-            del self._writers[batch.key]  # a past epoch never becomes current again
+        if outcome.status is Status.CONFLICT:
+            self._drop(writer)  # a past epoch never becomes current again
         return outcome
 
     async def read_log(
@@ -290,8 +291,7 @@ class ObjectStore:
         try:
             return await self._run(self._acquire, key, after, claim, seen)
         except BaseException:
-            with self._lock:
-                claim.abandoned = True
+            claim.abandoned = True
             raise
 
     def _acquire(
@@ -305,18 +305,27 @@ class ObjectStore:
         writer = leases.acquire(bucket, key, after, self._owner, seen)
         with self._lock:
             before = self._writers.get(key)
-            if not claim.abandoned and (before is None or before.epoch < writer.epoch):
+            if before is None or before.epoch < writer.epoch:
                 self._writers[key] = writer
         if claim.abandoned:
-            leases.release(bucket, writer)  # the caller was cancelled
+            self._release(bucket, writer)  # the caller was cancelled
         return HeldLease(key, writer.epoch, writer.epoch_seq, writer.epoch_seq == 1)
 
     async def release(self, key: SessionKey, epoch: int) -> None:
         writer = self._writers.get(key)
         if writer is not None and writer.epoch == epoch:
             await wait_idle(writer)
-            self._writers.pop(key, None)
-            await self._run(leases.release, writer)
+            await self._run(self._release, writer)
+
+    def _release(self, bucket: Bucket, writer: ObjectLogWriter) -> None:
+        writer.opening = None  # another process may write from now on
+        leases.release(bucket, writer)
+        self._drop(writer)  # only now: if that fails, it is held, and may be released again
+
+    def _drop(self, writer: ObjectLogWriter) -> None:
+        with self._lock:
+            if self._writers.get(writer.key) is writer:
+                del self._writers[writer.key]
 
     async def heartbeat(self) -> HeartbeatRequests:
         return await self._open_bucket.heartbeat(self._doubt)
@@ -394,8 +403,11 @@ class ObjectStore:
     async def delete(self, key: SessionKey, epoch: int) -> None:
         writer = self._writer(key, epoch)
         await wait_idle(writer)
-        self._writers.pop(key, None)
-        await self._run(content.delete, writer)
+        await self._run(self._delete, writer)
+
+    def _delete(self, bucket: Bucket, writer: ObjectLogWriter) -> None:
+        content.delete(bucket, writer)
+        self._drop(writer)
 
     async def scrub(self) -> None:
         """Remove what killed deletions and folds have left.
