@@ -14,6 +14,7 @@ import anyio
 import pytest
 
 from perdure import PerdureError, Shutdown, connect
+from perdure.records.keys import SessionKey
 from perdure.session.manager import SessionManager
 from perdure.session.retention import Retention
 from perdure.store import Store
@@ -115,6 +116,10 @@ async def test_a_store_that_fails_anywhere_leaves_what_can_be_done_again(
             await check_between(sessions, name, before)
             await ACTS[name](sessions)
             await check_after(sessions, name, before)
+            if name == "prune":
+                log = store.read_log(SessionKey("a"))
+                stored = [record.payload async for chunk in log for record in chunk.records]
+                assert not any(b"re one" in payload for payload in stored)
         await doomed.aclose()
         if not failed:
             break

@@ -14,9 +14,10 @@ from perdure.records.keys import SessionKey
 from perdure.session.manager import SessionManager
 from perdure.session.options import Limits
 from perdure.session.retention import Retention
+from perdure.store import Store
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
-from perdure.testing.faulty import SwitchedStore
+from perdure.testing.faulty import FaultyStore, SwitchedStore
 from tests.session.conftest import Connect
 from tests.session.lives import converse, looks, said, told
 
@@ -315,6 +316,63 @@ async def test_what_another_process_holds_is_left_alone_and_named() -> None:
     await theirs.save()
     await two.aclose()
     await one.aclose()
+
+
+@pytest.mark.parametrize("open_here", [True, False])
+@pytest.mark.parametrize("step", ["second fold", "trim"])
+async def test_a_pruning_that_failed_is_completed_by_pruning_again(
+    step: str, open_here: bool, tmp_path: Path
+) -> None:
+    place = tmp_path / "data"
+    async with connect(place, shutdown=QUIET) as sessions:
+        for text in ("one", "two", "three"):
+            await converse(sessions, "a", text)
+    fold = step == "second fold"
+    method, nth = ("write_documents", 2) if fold else ("trim", 1)
+    store = FaultyStore(FileStore(place), fail_on=method, nth=nth)
+    async with connect(store, shutdown=QUIET) as sessions:
+        if open_here:
+            await sessions.open("a")
+        before = await looks(await sessions.load("a"))
+        failed = "was not pruned: try again" if fold and open_here else "was made to fail"
+        with pytest.raises(StoreUnavailableError, match=failed):
+            await sessions.prune(Retention(keep_turns=1), id="a")
+        assert store.injected == 1
+        seen = await looks(await sessions.load("a"))
+        assert seen == (before if fold else {**before, "told": before["told"][-2:]})
+        assert "re one" in await stored(store)
+        [pruned] = (await sessions.prune(Retention(keep_turns=1), id="a")).pruned
+        assert pruned.cut < before["told"][-2][0]
+        assert "re one" not in await stored(store)
+        after = {**before, "told": before["told"][-2:]}
+        assert await looks(await sessions.load("a")) == after
+        for _ in range(2):
+            assert (await sessions.prune(Retention(keep_turns=1), id="a")).pruned == ()
+        async with sessions.open("a") as session:
+            assert await looks(session) == after
+    async with connect(place, shutdown=QUIET) as sessions, sessions.open("a") as session:
+        assert await looks(session) == after
+
+
+async def stored(store: Store) -> str:
+    """Return what a store has of the session's own log."""
+    log = store.read_log(SessionKey("a"))
+    return "".join([record.payload.decode() async for chunk in log for record in chunk.records])
+
+
+async def test_a_session_that_was_pruned_is_looked_after_once_and_not_each_time(
+    tmp_path: Path,
+) -> None:
+    store = FaultyStore(FileStore(tmp_path / "data"), times=0)
+    async with connect(store, shutdown=QUIET) as sessions:
+        await converse(sessions, "a", "one", "two")
+        counts = []
+        for _ in range(4):
+            store.calls.clear()
+            await sessions.prune(Retention(keep_turns=1))
+            counts.append(store.calls["acquire"])
+        assert counts[0] > 0
+        assert counts[1:] == [1, 0, 0]  # its first file also has records that stay
 
 
 @pytest.mark.parametrize("open_here", [True, False])

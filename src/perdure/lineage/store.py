@@ -15,7 +15,7 @@ lost records that it had acknowledged.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
 from typing import final
 
 import anyio
@@ -239,6 +239,21 @@ class Lineage(DelegatingStore):
         session = self._held[key] = _HeldSession(epoch, base)
         if before is not None:
             session.folded, session.inherited = before.folded, before.inherited
+
+    @contextlib.contextmanager
+    def undo_rebased(self, key: SessionKey, epoch: int) -> Iterator[None]:
+        """Give a session held here its origin back if the block fails, whatever it noted."""
+        before = self._held.get(key)
+        try:
+            yield
+        except BaseException:
+            if self._epoch_of(key) == epoch:  # else it was lost meanwhile
+                if before is None:
+                    self._held.pop(key, None)
+                    self._plain[key] = epoch
+                else:
+                    self._held[key] = before
+            raise
 
     # The log.
 

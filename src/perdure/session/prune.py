@@ -1,9 +1,9 @@
 """Pruning: remove history that a retention no longer keeps, below a record that says so.
 
 First the documents as of the cut are kept as blobs, then a ``base`` record names them, then the
-session is folded, and only then the store removes records. So a kill at any step leaves a session
-that opens as before, and pruning again completes it. Forks of the session first get their own copy
-of the history that they refer to.
+session is folded, and only then the store removes records. So a failure or a kill at any step
+leaves a session that opens as before, and pruning again completes it. Forks of the session first
+get their own copy of the history that they refer to.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from perdure.errors import (
     CorruptRecordError,
     FormatError,
     LeaseHeldError,
+    LeaseLostError,
     StoreUnavailableError,
 )
 from perdure.lineage.history import keep_documents, keep_history
@@ -59,9 +60,11 @@ from perdure.session.fold import put_blobs
 from perdure.session.lifecycle import ExclusiveAccess, Terms
 from perdure.session.point_in_time import base_documents, folded_at
 from perdure.session.retention import Retention, TurnEndAt, cut_after, is_expired
-from perdure.store import Document, Documents, Store
+from perdure.store import Document, Documents, Store, first_record
 
 log: logging.Logger = logging.getLogger("perdure")
+
+_IF_FREE = Terms(on_held="raise", wait=0)
 
 
 class Pruned(msgspec.Struct, frozen=True):
@@ -238,13 +241,41 @@ class Pruner:
     ) -> list[Pruned]:
         before = await self._store.base_of(key)
         if cut.after <= (before.cut if before else 0):
-            return []
+            return [] if before is None or dry_run else await self._finish(key, before)
         if dry_run:
             return [Pruned(key, cut.after, cut.turns)]
         await self._forgetter.settle_heirs(key, terms)
         base = await self._base(key, cut.after)
         freed = await self._rebase(key, base, terms)
         return [Pruned(key, cut.after, cut.turns, freed)]
+
+    async def _finish(self, key: SessionKey, base: Origin) -> list[Pruned]:
+        """Remove what a pruning that failed, or was killed, has left in the store below its cut."""
+        before, freed = await self._first(key), 0
+        if not 0 < before <= base.cut - base.at:
+            return []
+        with suppress(LeaseHeldError, LeaseLostError):
+            async with self._access.exclusive(key):
+                freed = await self._trim_again(key, base)
+        return [Pruned(key, base.cut, 0, freed)] if await self._first(key) > before else []
+
+    async def _trim_again(self, key: SessionKey, base: Origin) -> int:
+        store, session = self._store, self._access.runtime.sessions.get(key)
+        manifest = (await store.inner.read_documents(key, ())).manifest
+        if manifest is None or manifest.base is None or manifest.base.cut < base.cut:
+            return 0
+        if session is not None:
+            return await store.trim(key, session.epoch, base.cut + 1)
+        holder = await store.holder(key)
+        if holder is not None and holder.epoch == manifest.epoch:  # not acquired since: that trims
+            async with self._access.held(key, _IF_FREE):
+                pass
+        return 0
+
+    async def _first(self, key: SessionKey) -> int:
+        """Return the first record that the store has of a session's own log, 0 for none."""
+        first = await first_record(self._store.inner.read_log(key, limit=1))
+        return 0 if first is None else first.seq
 
     async def _cut(self, key: SessionKey, retention: Retention, now: float) -> _Cut:
         ends = _TurnEnds()
@@ -314,17 +345,19 @@ class Pruner:
                 await self._require_folded(key, base.cut)
                 await access.announce_open(session, base)
                 await forgetter.settle_known_forks(key, session.epoch, terms)
-                await access.count_open(session, base)
-                await self._require_counted(key, base)
+                with self._store.undo_rebased(key, session.epoch):
+                    await access.count_open(session, base)
+                    await self._require_counted(key, base)
                 return await self._store.trim(key, session.epoch, base.cut + 1)
             async with access.held(key, terms) as hold:
                 await access.fold(hold)
                 await self._require_folded(key, base.cut)
                 await hold.announce(base)
                 await forgetter.settle_known_forks(key, hold.epoch, terms)
-                hold.count(base)
-                await access.fold(hold)
-                await self._require_counted(key, base)
+                with self._store.undo_rebased(key, hold.epoch):
+                    hold.count(base)
+                    await access.fold(hold)
+                    await self._require_counted(key, base)
                 return await self._store.trim(key, hold.epoch, base.cut + 1)
 
     async def _require_folded(self, key: SessionKey, cut: int) -> None:
