@@ -322,7 +322,34 @@ async def test_it_says_what_it_is(tmp_path: Path) -> None:
     assert not store.capabilities.memory_bound
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # trio waits for the thread
+@pytest.mark.parametrize("read_only", [False, True])
+async def test_a_connection_to_a_disk_that_hangs_can_be_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_only: bool
+) -> None:
+    root = tmp_path / "store"
+    await (await opened(root)).aclose()
+    began, go_on, open_root, roots = threading.Event(), threading.Event(), place.open_root, []
+
+    def hang(*args, **options):
+        began.set()
+        go_on.wait(30)
+        roots.append(open_root(*args, **options))
+        return roots[0]
+
+    monkeypatch.setattr(place, "open_root", hang)
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(perdure.connect(root, read_only=read_only).__aenter__)
+            await anyio.to_thread.run_sync(began.wait, 30)
+            scope.cancel()
+    assert roots == []  # the disk still hangs
+    go_on.set()
+    with anyio.fail_after(60):
+        while not roots or roots[0]._fd not in {-1, None} or any((root / "owners").iterdir()):
+            await anyio.sleep(0.001)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # trio has no other cancellation
 async def test_an_open_that_nobody_waits_for_leaves_nothing_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

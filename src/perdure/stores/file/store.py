@@ -8,7 +8,6 @@ its end and leaves the session's state consistent. A forked child has to open it
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import os
@@ -19,7 +18,6 @@ from functools import partial
 from typing import TypeVar, TypeVarTuple, final
 
 import anyio
-import anyio.to_thread
 import msgspec
 
 from perdure._lib.files import Folder, open_private as open_root, store_errors
@@ -186,29 +184,26 @@ async def open_home(
 
     """
     path, parents = resolve_root(root_argument)
-    is_cancelled = False
-    handed_over: list[tuple[Folder, Owners]] = []
+    opening = Threads(1, name="perdure open")
+    opened: list[tuple[Folder, Owners]] = []
 
-    def open_in_thread() -> tuple[Folder, Owners]:
-        opened = _open(path, owner, parents=parents, read_only=read_only)
-        handed_over.append(opened)
-        if is_cancelled:
-            _discard(handed_over)
-        return opened
+    def open_in_thread() -> None:
+        opened.append(_open(path, owner, parents=parents, read_only=read_only))
 
     try:
         with store_errors("open", path):
-            root, owners = await anyio.to_thread.run_sync(open_in_thread)
-    except BaseException:  # a native cancellation passes every shield
-        is_cancelled = True
-        _discard(handed_over)
+            await opening.run(open_in_thread)
+    except BaseException:  # after a cancellation the thread is still opening it
+        opening.start(_discard, opened, then=bool)  # after that, in the same thread
         raise
+    finally:
+        opening.close()
+    ((root, owners),) = opened
     return Home(root, owners, read_only=read_only)
 
 
-def _discard(handed_over: list[tuple[Folder, Owners]]) -> None:
-    with contextlib.suppress(IndexError):  # loop and thread race for it
-        root, owners = handed_over.pop()
+def _discard(opened: list[tuple[Folder, Owners]]) -> None:
+    for root, owners in opened:
         owners.close()
         root.close()
 
