@@ -72,11 +72,11 @@ async def test_a_retraction_goes_to_a_record_s_number(after: Any) -> None:
             await session.retract(after=after)
 
 
-@pytest.mark.parametrize("version", [1.0, "1", 5])
-async def test_a_version_that_no_append_has_returned_is_not_waited_for(version: Any) -> None:
+@pytest.mark.parametrize("version", [1.0, "1"])
+async def test_what_is_no_version_is_not_waited_for(version: Any) -> None:
     async with perdure.connect("memory:") as sessions, sessions.open("ada") as session:
         session.append(Message.user("Hello"))
-        with pytest.raises(ConfigError, match=f"none at {version!r}"):
+        with pytest.raises(ConfigError, match=f"invalid version={version!r}"):
             await session.wait_durable(version)
 
 

@@ -334,12 +334,12 @@ class Session(SessionBase, Rendered):
     async def wait_durable(self, version: int | None = None) -> Receipt:
         """Wait until a version (None: the newest) is durable, without hurrying the save.
 
-        Raises: as ``save``, and InvalidArgumentError for a version that no append has returned.
+        One that no append has returned yet is waited for as well.
         """
         self._check_home()
-        if version is not None and (type(version) is not int or version > self.version):
-            message = f"session {self.key} has records up to {self.version}, none at {version!r}"
-            raise InvalidArgumentError(message, version=version)
+        if version is not None and type(version) is not int:
+            message = f"invalid version={version!r}: give what append returned, or None"
+            raise InvalidArgumentError(message, option="version")
         return self._receipt(await self._runtime.saver.wait_durable(self._tracked, version))
 
     async def history(self, *, before: int | None = None, limit: int = 50) -> list[HistoryItem]:
