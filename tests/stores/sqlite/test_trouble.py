@@ -250,6 +250,30 @@ async def test_a_write_whose_caller_has_gone_is_not_begun(path: Path) -> None:
     await store.aclose()
 
 
+async def test_writes_that_waited_for_another_process_together_fail_together(path: Path) -> None:
+    store = await opened(path, timeout=1.0)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    begun: list[str] = []
+    store._database.engine.connection.set_trace_callback(begun.append)
+    failed: list[StoreUnavailableError] = []
+
+    async def post(number: int) -> None:
+        with pytest.raises(StoreUnavailableError, match="another process") as raised:
+            await store.enqueue(KEY, [PendingItem(f"op-{number}", "message", b"{}", 1.0)])
+        failed.append(raised.value)
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(20):
+            tasks.start_soon(post, number)
+    assert len(failed) == 20
+    assert len(begun) <= 2
+    other.execute("ROLLBACK")
+    other.close()
+    await store.enqueue(KEY, [PendingItem("op-20", "message", b"{}", 1.0)])
+    await store.aclose()
+
+
 async def locked_out(store: SqliteStore, other: sqlite3.Connection) -> None:
     """Have another connection keep the store's thread waiting, with a write that nobody awaits."""
     begun = threading.Event()

@@ -48,6 +48,7 @@ from perdure.stores.sqlite.errors import (
     InDoubtError,
     driver_error,
     integrity_error,
+    is_busy,
     is_not_durable,
     map_errors,
     perdure_error,
@@ -264,13 +265,14 @@ class _WriteError(Exception):
 class _SharedWrite(Generic[T]):
     """One caller's write, and what became of it."""
 
-    __slots__ = ("error", "function", "is_awaited", "is_done", "value")
+    __slots__ = ("error", "function", "is_awaited", "is_done", "since", "value")
 
     def __init__(self, function: Callable[[sqlite3.Connection], T]) -> None:
         self.function: Callable[[sqlite3.Connection], T] = function
         self.is_awaited: bool = True
         """Whether its caller waits for it: if not, it is not begun any more."""
         self.is_done: bool = False
+        self.since: float = time.monotonic()
         self.error: Exception | None = None
         self.value: T
 
@@ -307,16 +309,24 @@ class SharedWrites:
         return None
 
     def _commit(self, writes: list[_SharedWrite[Any]]) -> None:
+        began = time.monotonic()
         try:
             with self._engine.transaction() as con:
                 self._take_in(con, writes)
         except _WriteError as error:
             self._run_alone(writes, error)
         except Exception as error:  # noqa: BLE001  # raised in the callers
+            if is_busy(error):
+                self._take_waiting((began + time.monotonic()) / 2, writes)
             for one in writes:
                 one.error = error
         for one in writes:
             one.is_done = True
+
+    def _take_waiting(self, since: float, writes: list[_SharedWrite[Any]]) -> None:
+        """Take what has waited for the same lock, at least half as long as SQLite has."""
+        while self._waiting and self._waiting[0].since <= since:
+            writes.append(self._waiting.popleft())
 
     def _take_in(self, con: sqlite3.Connection, writes: list[_SharedWrite[Any]]) -> None:
         until = time.monotonic() + _TOGETHER_SECONDS

@@ -70,6 +70,11 @@ def is_not_durable(error: BaseException) -> bool:
     return code_of(error) in _NOT_DURABLE
 
 
+def is_busy(error: BaseException) -> bool:
+    """Return whether another process has kept the write lock for as long as it may be waited."""
+    return code_of(error) == _BUSY
+
+
 def is_damage(error: BaseException) -> bool:
     """Return whether SQLite found the file, or a text in it, to be damaged."""
     if code_of(error) in {_CORRUPT, _NOTADB} or isinstance(error, UnicodeDecodeError):
