@@ -205,6 +205,62 @@ loop.run_forever()
     assert "kept 1 record of ada (1) in " in told
 
 
+HANGING = """
+import functools
+from perdure.session import spill
+from perdure.stores.file.log import LogWriter
+
+spill.PATIENCE = 0.1
+perdure.connect = functools.partial(
+    perdure.connect, shutdown=perdure.Shutdown(deadline=0.2, turn_grace=0, hard_grace=0.2)
+)
+
+def hang(*_, **__):
+    threading.Event().wait()
+
+def hang_disk():
+    LogWriter.append = spill.write = hang
+
+async def main():
+    await opened()
+    hang_disk()
+"""
+BLOCKING = """
+import perdure.sync
+spill.PATIENCE = 2  # longer than the exit waits: exit handlers spill again
+shutdown = perdure.Shutdown(deadline=0.2, turn_grace=0, hard_grace=0)
+sessions = perdure.sync.connect(URL, autosave=PATIENT, shutdown=shutdown)
+session = sessions.open("ada")
+hang_disk()
+session.append(Message.user("accepted"))
+"""
+NO_THREAD = """
+import atexit
+
+def refused(thread):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+@atexit.register
+def start_no_thread():
+    threading.Thread.start = refused
+"""
+HANGING_WAYS = {
+    "the loop was stopped": "loop = asyncio.new_event_loop()\nloop.run_until_complete(main())\n",
+    "the loop was closed": f"{IN_A_LOOP}loop.close()\nhang_disk()",
+    "asyncio.run": "asyncio.run(main())",
+    "trio.run": "import trio\ntrio.run(main)",
+    "blocking": BLOCKING,
+    "blocking, with no thread at the end": BLOCKING + NO_THREAD,
+}
+
+
+@pytest.mark.parametrize("way", HANGING_WAYS)
+def test_a_disk_that_hangs_holds_no_exit_up(way: str, tmp_path: Path) -> None:
+    ended, told = program(HANGING + HANGING_WAYS[way], str(tmp_path / "data"), tmp_path)
+    assert ended == 0
+    assert "LOST 1 record of ada (1) at exit" in told
+
+
 def program(code: str, url: str, folder: Path) -> tuple[int, str]:
     """Run a program to its end; return its status, and what it wrote to stderr."""
     done = subprocess.run([sys.executable, "-c", HEAD + code, url], **run_with(folder))

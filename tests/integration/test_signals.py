@@ -43,6 +43,27 @@ def term():
 def tell(*words):
     print(*words, flush=True)
 """
+HANGING = """
+from perdure.session import spill
+from perdure.stores.file.log import LogWriter
+
+spill.PATIENCE = 0.1
+spilling = threading.Event()
+
+def hang(*_, **__):
+    threading.Event().wait()
+
+def hang_spilling(*_, **__):
+    spilling.set()
+    hang()
+
+def hang_disk():
+    LogWriter.append, spill.write = hang, hang_spilling
+
+def connect(root):
+    shutdown = Shutdown(deadline=0.2, turn_grace=0.1, hard_grace=0.1, spill=ROOT + "/spill")
+    return perdure.connect(root, autosave=PATIENT, shutdown=shutdown)
+"""
 
 
 def program(code: str, runner: str, root: Path) -> tuple[int, str, str]:
@@ -288,6 +309,93 @@ async def main():
 run(main)
 """
     assert program(code, "asyncio", tmp_path)[:2] == (-signal.SIGTERM, "stuck\n")
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_sigterm_ends_a_process_whose_disk_hangs(runner: str, tmp_path: Path) -> None:
+    code = """
+async def main():
+    async with connect(ROOT) as sessions:
+        (await sessions.open("a")).append(Message.user("a"))
+        hang_disk()
+        term()
+        await anyio.sleep_forever()
+run(main)
+"""
+    assert program(HANGING + code, runner, tmp_path)[0] == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_a_second_sigterm_ends_a_process_that_spills_to_a_disk_that_hangs(
+    runner: str, tmp_path: Path
+) -> None:
+    code = """
+from perdure._lib import signals
+spill.PATIENCE = 1000
+def again():
+    spilling.wait()
+    while signals.time_left() > 0:
+        time.sleep(0.02)
+    spill.PATIENCE = 0.1
+    tell("again")
+    term()
+async def main():
+    async with connect(ROOT) as sessions:
+        (await sessions.open("a")).append(Message.user("a"))
+        hang_disk()
+        threading.Thread(target=again, daemon=True).start()
+        term()
+        await anyio.sleep_forever()
+run(main)
+"""
+    status, told, said = program(HANGING + code, runner, tmp_path)
+    assert (status, told) == (-signal.SIGTERM, "again\n")
+    assert "LOST 1 record of a (1)" in said
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_sigterm_ends_a_process_whose_closing_is_stuck(runner: str, tmp_path: Path) -> None:
+    code = """
+from perdure.stores.delegate import DelegatingStore
+class Stuck(DelegatingStore):
+    async def release(self, *_):
+        with anyio.CancelScope(shield=True):
+            await anyio.sleep_forever()
+async def main():
+    async with connect(Stuck(perdure.store_for(ROOT))) as sessions:
+        (await sessions.open("a")).append(Message.user("a"))
+        term()
+        await anyio.sleep_forever()
+run(main)
+"""
+    assert program(HANGING + code, runner, tmp_path)[0] == -signal.SIGTERM
+    assert kept(tmp_path, "a") == [["a"]]
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_what_a_loop_of_another_thread_has_that_hangs_is_spilled(
+    runner: str, tmp_path: Path
+) -> None:
+    code = """
+opened = threading.Event()
+async def beside():
+    async with connect(ROOT + "/store") as sessions:
+        (await sessions.open("b")).append(Message.user("b"))
+        opened.set()
+        hang()
+threading.Thread(target=asyncio.run, args=(beside(),), daemon=True).start()
+async def main():
+    async with connect(ROOT + "/store") as sessions:
+        opened.wait()
+        spill.PATIENCE = 60
+        term()
+        await anyio.sleep_forever()
+run(main)
+"""
+    status, _, said = program(HANGING + code, runner, tmp_path)
+    assert status == -signal.SIGTERM
+    assert f"kept 1 record of b (1) in {tmp_path / 'spill'}" in said
+    assert len(list((tmp_path / "spill").iterdir())) == 1
 
 
 @pytest.mark.parametrize("times", [1, 3])

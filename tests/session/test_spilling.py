@@ -6,6 +6,8 @@ import logging
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import anyio
@@ -14,6 +16,7 @@ import pytest
 from perdure import Message, Shutdown, UnsavedChangesError, connect
 from perdure.autosave.reports import ShutdownReport
 from perdure.records.keys import SessionKey
+from perdure.session import spill as spilling
 from perdure.session.manager import SessionManager
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
@@ -189,3 +192,105 @@ async def test_damaged_spill_is_left_as_it_is(tmp_path: Path) -> None:
     async with manager(backing, tmp_path) as sessions, sessions.open("a") as session:
         assert said(session) == ["saved"]
     assert list(tmp_path.iterdir()) == [file]
+
+
+# a disk that hangs
+
+
+class Disk:
+    """Blocks calls that write to it, until `mend`."""
+
+    def __init__(self) -> None:
+        self.answers: threading.Event = threading.Event()
+        self.ended: list[str] = []
+        """The names of the blocked calls that came to their end."""
+
+    def blocking(self, call: Callable[..., str], *, only: str = "") -> Callable[..., str]:
+        def blocked(folder: str, *key: SessionKey, **rest: object) -> str:
+            name = key[0].agent if key else folder
+            if not only or name == only:
+                self.answers.wait(60)
+                self.ended.append(name)
+            return call(folder, *key, **rest)
+
+        return blocked
+
+    def mend(self) -> None:
+        self.answers.set()
+        for thread in threading.enumerate():
+            if thread.name == "perdure spill":
+                thread.join()
+
+
+@pytest.fixture
+def disk() -> Iterator[Disk]:
+    disk = Disk()
+    yield disk
+    disk.mend()
+
+
+async def closed_without_store(backing: MemoryBacking, spill: Path, *ids: str) -> ShutdownReport:
+    store = FaultyStore(MemoryStore(backing=backing), fail_on="append_many", nth=2, times=None)
+    shutdown = Shutdown(deadline=0, turn_grace=0, hard_grace=0, signals=False, spill=str(spill))
+    sessions = await connect(store, autosave=None, shutdown=shutdown)
+    first = await sessions.open(ids[0])
+    first.append(Message.user("saved"))
+    await first.save()
+    for id in ids:
+        (await sessions.open(id)).append(Message.user("unsaved"))
+    return await sessions.aclose()
+
+
+async def test_closing_does_not_wait_for_a_disk_that_hangs(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spilling, "PATIENCE", 0.1)
+    monkeypatch.setattr(spilling, "write", disk.blocking(spilling.write))
+    backing = MemoryBacking()
+    report = await closed_without_store(backing, tmp_path, "a")
+    assert disk.ended == []
+    assert not report.clean
+    assert report.spilled == ()
+    [unsaved] = report.unsaved + report.in_doubt
+    assert (unsaved.records, unsaved.kept_in) == (1, None)
+    disk.mend()
+    for _ in range(2):  # what its thread has written since does no harm
+        async with manager(backing, tmp_path) as sessions, sessions.open("a") as session:
+            assert said(session) == ["saved", "unsaved"]
+        assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_spill_file_whose_name_may_be_lost_counts_as_unsaved(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spilling, "settle", disk.blocking(spilling.settle))
+    report = await closed_without_store(MemoryBacking(), tmp_path, "a")
+    assert disk.ended == []
+    assert report.spilled == ()
+    assert len(report.unsaved + report.in_doubt) == 1
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+async def test_one_spill_that_hangs_costs_the_others_nothing(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spilling, "write", disk.blocking(spilling.write, only="b"))
+    report = await closed_without_store(MemoryBacking(), tmp_path, "a", "b", "c")
+    assert disk.ended == []
+    assert [one.key.agent for one in report.spilled] == ["a", "c"]
+    assert [one.key.agent for one in report.unsaved + report.in_doubt] == ["b"]
+
+
+async def test_all_is_spilled_however_little_time_is_left(tmp_path: Path) -> None:
+    ids = [f"a{number}" for number in range(40)]
+    report = await closed_without_store(MemoryBacking(), tmp_path, *ids)
+    assert report.clean
+    assert sorted(one.key.agent for one in report.spilled) == sorted(ids)
+
+
+def test_without_another_thread_the_callers_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError(f"can't start {thread.name}")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert list(spilling.completed("a folder", [lambda: 1, lambda: 2])) == [1, 2]

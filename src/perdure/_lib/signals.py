@@ -48,7 +48,10 @@ class Watch(Protocol):
         ...
 
     def rescue(self) -> None:
-        """Save what can be saved now: the process ends, and the event loop does not run."""
+        """Save what can be saved now, within seconds: the process ends, and it has not finished.
+
+        From any thread.
+        """
 
 
 _watches: dict[Watch, None] = {}

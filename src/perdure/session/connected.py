@@ -214,7 +214,11 @@ class ManagerParts:
         with anyio.move_on_after(options.turn_grace):
             await self.closing.done.wait()
         self.closing.begin(options.deadline - options.turn_grace)
-        await self.closing.done.wait()
+        with anyio.move_on_after(self.closing.time_left()):
+            await self.closing.done.wait()
+        if not self.closing.done.is_set():  # it is stuck
+            rescue = self.signals.rescue
+            await anyio.to_thread.run_sync(rescue, limiter=anyio.CapacityLimiter(1))
         # A body that is leaving ends the process itself.
         await anyio.sleep(min(options.hard_grace, max(until - clock(), 0)))
         await self.signals.end_process_by_force()

@@ -58,10 +58,6 @@ AT_ONCE = 64
 """Sessions at most that are folded, or released, at a time."""
 
 
-SPILLERS: Final = 8
-"""Spill files that are written at once: a disk syncs several about as fast as one."""
-
-
 class ManagerShutdown:
     """The shutdown of one manager, done once, however often it is asked for."""
 
@@ -75,8 +71,10 @@ class ManagerShutdown:
         self.done: anyio.Event = anyio.Event()
         self.report: ShutdownReport | None = None
         runtime.host.at_end(self.done.set)  # whatever ended it: every waiter returns
-        self._spilled: set[_Id] = set()
+        self._written: set[_Id] = set()
         """The records that are in spill files."""
+        self._spilled: set[_Id] = set()
+        """Those whose files are durable."""
 
     def drain(self) -> None:
         """Save every change at once, and open nothing new; turns continue."""
@@ -155,6 +153,10 @@ class ManagerShutdown:
     def _left(self) -> float:
         return max(self._until - self.runtime.clock(), 0.0)
 
+    def time_left(self) -> float:
+        """Return the seconds that the shutdown, once it has begun, may still take."""
+        return self._left() + self.runtime.shutdown.hard_grace + spilling.PATIENCE + _MARGIN
+
     async def _spill(self, report: ShutdownReport) -> ShutdownReport:
         """Keep in local files what the store would not take."""
         folder, is_named = self.runtime.spill_folder, self.runtime.shutdown.spill is not None
@@ -172,20 +174,35 @@ class ManagerShutdown:
             tracked += [lost for lost in self.runtime.saver.lost if lost.pending]
         if folder is None or not tracked:
             return report
-        spilled: set[_Id] = set()
-
-        async def spill(unsaved: Tracked) -> None:
-            if await to_thread.run_sync(self._spill_one, folder, unsaved):
-                spilled.add(_id(unsaved))
-
-        await each(tracked, spill, at_once=SPILLERS)
-        settled = await to_thread.run_sync(_settled, folder)
-        self._spilled = spilled if settled else set()
+        left = self._until + self.runtime.shutdown.hard_grace - self.runtime.clock()
+        own = anyio.CapacityLimiter(1)  # the disk may hang in all other threads
+        await to_thread.run_sync(self._spill_all, folder, tracked, left, limiter=own)
         if is_named:
             return _with_spilled(report, self._spilled)
         return _with_folder(report, self._spilled, folder)
 
-    def _spill_one(self, folder: str, tracked: Tracked) -> bool:
+    def _spill_all(self, folder: str, tracked: Sequence[Tracked], seconds: float = 0.0) -> None:
+        """Spill what is in no file yet; blocking, but a disk that hangs is not waited for."""
+        until = time.monotonic() + seconds
+        unwritten = [unsaved for unsaved in tracked if _id(unsaved) not in self._written]
+        calls = [partial(self._spill_one, folder, unsaved) for unsaved in unwritten]
+        for unsaved, outcome in spilling.completed(folder, calls, seconds):
+            session = str(unsaved.key)
+            if isinstance(outcome, Exception):  # the others' are to be kept all the same
+                log.error("spill failed", extra={"session": session}, exc_info=outcome)
+            else:
+                self._written.add(_id(unsaved))
+                log.warning("spilled", extra={"session": session, "path": outcome})
+        unsettled = self._written - self._spilled
+        settle = [partial(_settle, folder)] if unsettled else []
+        for error in spilling.completed(folder, settle, until - time.monotonic()):
+            if error is None:
+                self._spilled |= unsettled
+            else:
+                log.error("spill failed", extra={"path": folder}, exc_info=error)
+
+    def _spill_one(self, folder: str, tracked: Tracked) -> tuple[Tracked, str | Exception]:
+        """Write a session's spill file; return its path, or why there is none."""
         key, epoch, base = tracked.key, tracked.epoch, tracked.durable
         try:
             entries = spilling.transformed(
@@ -200,11 +217,9 @@ class ManagerShutdown:
                 owner=self.runtime.store.owner,
                 begun=self.runtime.store.begun_at(key, epoch),
             )
-        except Exception as error:  # the others' are to be kept all the same
-            log.exception("spill failed", extra={"session": str(key)}, exc_info=error)
-            return False
-        log.warning("spilled", extra={"session": str(key), "path": path})
-        return True
+        except Exception as error:  # noqa: BLE001  # logged, not in this thread
+            return tracked, error
+        return tracked, path
 
     # the end of the process
 
@@ -223,15 +238,9 @@ class ManagerShutdown:
 
         """
         folder, tracked = self.runtime.spill_folder, self._rest()
-        to_spill = [
-            session
-            for session in tracked
-            if _id(session) not in self._spilled and session.pending and not _is_refused(session)
-        ]
+        to_spill = [session for session in tracked if session.pending and not _is_refused(session)]
         if folder is not None:
-            spilled = {_id(session) for session in to_spill if self._spill_one(folder, session)}
-            if spilled and _settled(folder):
-                self._spilled |= spilled
+            self._spill_all(folder, to_spill)
         if self.runtime.durability == "memory":
             return  # which has nothing to lose
         counts = {
@@ -284,14 +293,13 @@ class ManagerShutdown:
             await self._lifecycle.fold(session)
 
 
-def _settled(folder: str) -> bool:
-    """Make spill files durable; False if that fails, and then they may be lost."""
+def _settle(folder: str) -> OSError | None:
+    """Make spill files durable; return why that failed, and then they may be lost."""
     try:
         spilling.settle(folder)
     except OSError as error:
-        log.exception("spill failed", extra={"path": folder}, exc_info=error)
-        return False
-    return True
+        return error
+    return None
 
 
 def _with_folder(report: ShutdownReport, spilled: set[_Id], folder: str) -> ShutdownReport:
@@ -353,7 +361,8 @@ class SignalWatch:
         patience: Seconds that closing may take.
         on_term: Called on the event loop when SIGTERM has come, each time.
         on_end: Called then, once, if it came over the default action.
-        on_stopped: Called when it comes after the event loop has stopped, as the process ends.
+        on_stopped: Called as the process ends, where the event loop has stopped or hangs; from
+            any thread.
 
     """
 
@@ -408,6 +417,8 @@ class SignalWatch:
             # They are in other threads, too: no event of this loop reports them.
             while signals.waited_for() and signals.time_left() > 0:  # noqa: ASYNC110
                 await anyio.sleep(_STEP)
+            for watch in signals.waited_for():  # its loop hangs, or it spills just now
+                await to_thread.run_sync(watch.rescue, limiter=anyio.CapacityLimiter(1))
         signals.end_process()
 
     # in the signal handler
@@ -514,7 +525,7 @@ class ExitHandler:
     def patience(self) -> float:
         """Seconds that closing may take."""
         options = self.closing.runtime.shutdown
-        return options.deadline + options.hard_grace + _MARGIN
+        return options.deadline + options.hard_grace + spilling.PATIENCE + _MARGIN
 
     @property
     def is_running(self) -> bool:
@@ -584,6 +595,8 @@ def _register() -> bool:
 def _before_threads_end() -> None:
     global _main_has_ended  # noqa: PLW0603  # once a process
     _main_has_ended = True
+    if _open:
+        spilling.keep_thread()
     handlers = [handler for handler in tuple(_open) if handler.is_ours]
     running = [handler for handler in handlers if handler.is_running]
     _close([handler for handler in handlers if handler not in running])

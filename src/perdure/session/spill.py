@@ -7,7 +7,8 @@ the log holds already must be the same, byte for byte; if another process has wr
 other ones since, the file is kept and named in the restore report. So is one of a store that
 was at this place before: the log's epoch record names another owner.
 
-Blocking: called in threads, or when nothing else can be waited for any more.
+Blocking: called in threads, or when nothing else can be waited for any more; `completed` is for
+a disk that may hang.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ import hashlib
 import logging
 import os
 import stat
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from queue import Empty, SimpleQueue
+from typing import Final, Literal, TypeVar
 
 import msgspec
 
@@ -34,6 +38,11 @@ from perdure.store import Store, SupportsSpill, capability
 log: logging.Logger = logging.getLogger("perdure")
 
 FORMAT = 1
+
+AT_ONCE: Final = 8
+"""Files that are written at once: a disk syncs several about as fast as one."""
+PATIENCE: Final = 2.0
+"""Seconds without a result after which a disk hangs: a busy one may take a second to sync."""
 
 
 class SpillFile(msgspec.Struct, frozen=True):
@@ -122,6 +131,64 @@ def settle(folder: str) -> None:
     """
     with Folder.root(str(Path(folder))) as place:
         place.sync()
+
+
+T = TypeVar("T")
+
+_late: SimpleQueue[Callable[[], object]] | None = None
+"""Calls for the thread that was started while threads could be."""
+
+
+def completed(folder: str, calls: Sequence[Callable[[], T]], seconds: float = 0.0) -> Iterator[T]:
+    """Make calls that write to a folder, and yield what they return, unless the disk hangs.
+
+    They run in threads that keep no process alive. After *seconds*, and once none has ended for
+    `PATIENCE`, those that have begun are left to themselves, and no other begins. A call must not
+    raise, nor log: in a signal handler, the interrupted code may hold a handler's lock.
+    """
+    results: SimpleQueue[T] = SimpleQueue()
+    remaining, until = iter(calls), time.monotonic() + seconds
+
+    def work() -> None:
+        for call in remaining:
+            results.put(call())
+
+    _start(work, min(len(calls), AT_ONCE))
+    with contextlib.suppress(Empty):
+        for _ in calls:
+            yield results.get(timeout=max(until - time.monotonic(), PATIENCE))
+        return
+    list(remaining)  # the threads find none any more
+    log.error("spilling was given up: the disk hangs", extra={"path": folder})
+
+
+def _start(work: Callable[[], object], most: int) -> None:
+    """Work in some threads; in the caller's if there is no other."""
+    for started in range(most):
+        try:
+            threading.Thread(target=work, name="perdure spill", daemon=True).start()
+        except RuntimeError:  # there are too many, or the interpreter is ending
+            if started:
+                return
+            if _late is None:
+                work()
+            else:
+                _late.put(work)
+            return
+
+
+def keep_thread() -> None:
+    """Start the thread that `completed` uses once the interpreter starts no other."""
+    global _late  # noqa: PLW0603  # the process ends once
+    calls: SimpleQueue[Callable[[], object]] = SimpleQueue()
+
+    def work() -> None:
+        while True:
+            calls.get()()
+
+    with contextlib.suppress(RuntimeError):
+        threading.Thread(target=work, name="perdure spill", daemon=True).start()
+        _late = calls
 
 
 def find(folder: str, key: SessionKey) -> list[SpillFile]:
