@@ -23,6 +23,8 @@ from perdure.errors import ConfigError
         (Autosave, {"max_records": 0}, "max_records=0"),
         (Shutdown, {"deadline": -1}, "deadline=-1"),
         (Shutdown, {"turn_grace": 30}, "turn_grace=30"),
+        (Shutdown, {"spill": True}, "spill=True"),
+        (Shutdown, {"spill": ""}, "spill=''"),
         (Shutdown, {"deadline": "20"}, "deadline='20'"),
         (EngineOptions, {"save_timeout": "10"}, "save_timeout='10'"),
         (EngineOptions, {"outage_policy": "hope"}, "'hope'"),

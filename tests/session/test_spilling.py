@@ -13,7 +13,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from perdure import Message, Shutdown, UnsavedChangesError, connect
+from perdure import ConfigError, Message, Shutdown, UnsavedChangesError, connect
 from perdure.autosave.reports import ShutdownReport
 from perdure.records.keys import SessionKey
 from perdure.session import spill as spilling
@@ -294,3 +294,13 @@ def test_without_another_thread_the_callers_writes(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     assert list(spilling.completed("a folder", [lambda: 1, lambda: 2])) == [1, 2]
+
+
+@pytest.mark.anyio
+async def test_a_folder_that_can_hold_no_spill_files_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    spill = str(tmp_path / "file" / "spill")
+    with pytest.raises(ConfigError, match=f"spill='{spill}' cannot be used, .*file is no folder"):
+        await connect("memory:", shutdown=Shutdown(signals=False, spill=spill))
+    async with connect("memory:", shutdown=Shutdown(signals=False, spill=str(tmp_path / "a/b"))):
+        assert not (tmp_path / "a").exists()

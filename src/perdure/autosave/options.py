@@ -104,6 +104,10 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True):
                 f"deadline={self.deadline!r}: turns end within the deadline"
             )
             raise InvalidArgumentError(message, turn_grace=self.turn_grace, deadline=self.deadline)
+        spill: Any = self.spill
+        if not (spill is None or spill is False or (isinstance(spill, str) and spill)):
+            message = f"shutdown: invalid spill={spill!r}: give the path of a folder, None or False"
+            raise InvalidArgumentError(message, option="spill")
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ from perdure.autosave.reports import NAMED, Health
 from perdure.lease import LeaseOptions, renew_heartbeat
 from perdure.lineage.store import Lineage
 from perdure.records.types import Registry
+from perdure.session import spill
 from perdure.session.delete import (
     ForgetReport,
     Forgetter,
@@ -244,6 +245,9 @@ async def connected(
     """Open the store, and start everything."""
     host = Host()
     try:
+        if shutdown.spill:
+            check = partial(spill.require_usable, shutdown.spill)
+            await anyio.to_thread.run_sync(check, abandon_on_cancel=True)
         await host.start()
         await store.open()
         try:

@@ -28,7 +28,7 @@ from typing import Final, Literal, TypeVar
 import msgspec
 
 from perdure._lib.files import Folder
-from perdure.errors import CorruptRecordError
+from perdure.errors import ConfigError, CorruptRecordError
 from perdure.records import records as frames
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
@@ -80,6 +80,17 @@ def folder_for(store: Store, wanted: str | Literal[False] | None) -> str | None:
 
     digest = hashlib.sha256(store.location.encode()).hexdigest()
     return str(Path(user_state_dir("perdure", appauthor=False), "spill", digest[:32]))
+
+
+def require_usable(folder: str) -> None:
+    """Raise ConfigError if a folder that was named can hold no files; blocking, makes nothing."""
+    path = Path(folder).expanduser()
+    there = next((one for one in (path, *path.absolute().parents) if one.exists()), path)
+    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+        return
+    reason = "cannot be written to" if there.is_dir() else "is no folder"
+    message = f"shutdown: spill={folder!r} cannot be used, since {there} {reason}: name another"
+    raise ConfigError(message, option="spill", path=str(there))
 
 
 def exists(folder: str) -> bool:
