@@ -244,6 +244,25 @@ run(main)
     assert program(code, "asyncio", tmp_path) == (-signal.SIGTERM, "-15\n", "")
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGCHLD"), reason="needs fork")
+def test_a_forked_child_that_ends_by_itself_keeps_nothing_of_its_parent_s(tmp_path: Path) -> None:
+    code = """
+async def main():
+    spill = ROOT + "/spill"
+    async with connect(ROOT + "/store", autosave=None, shutdown=Shutdown(spill=spill)) as sessions:
+        (await sessions.open("a")).append(Message.user("a"))
+        child = os.fork()
+        if not child:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            sys.exit(5)
+        _, status = await anyio.to_thread.run_sync(os.waitpid, child, 0)
+        tell(os.waitstatus_to_exitcode(status))
+        tell(os.path.exists(spill))
+run(main)
+"""
+    assert program(code, "asyncio", tmp_path)[:2] == (0, "5\nFalse\n")
+
+
 # a loop that stands still
 
 

@@ -120,6 +120,8 @@ class SessionManager:
         traceback: TracebackType | None,
     ) -> None:
         connected = self._connected
+        if connected is not None and connected.runtime.home.stray() == "fork" and exc is not None:
+            return  # a child that ends: the manager is the parent's
         report = await self._close(None)
         if connected is not None and connected.signals.received:
             await connected.signals.end_process()

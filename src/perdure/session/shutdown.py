@@ -103,6 +103,9 @@ class ManagerShutdown:
 
     async def torn_down(self) -> None:
         """Save what can be saved: the loop is ending under a manager that is open, or closing."""
+        if self.runtime.home.stray() == "fork":
+            self.done.set()  # the records are the parent's
+            return
         if not self.begun:
             self._begin()
             await self._run()
