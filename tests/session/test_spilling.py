@@ -300,7 +300,7 @@ def test_without_another_thread_the_callers_writes(monkeypatch: pytest.MonkeyPat
 async def test_a_folder_that_can_hold_no_spill_files_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     spill = str(tmp_path / "file" / "spill")
-    with pytest.raises(ConfigError, match=f"spill='{spill}' cannot be used, .*file is no folder"):
+    with pytest.raises(ConfigError, match=f"spill='{spill}' cannot be used: .*file is no folder"):
         await connect("memory:", shutdown=Shutdown(signals=False, spill=spill))
     async with connect("memory:", shutdown=Shutdown(signals=False, spill=str(tmp_path / "a/b"))):
         assert not (tmp_path / "a").exists()

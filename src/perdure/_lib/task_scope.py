@@ -36,7 +36,8 @@ turns: Final[Scopes] = ContextVar("perdure_turns", default=())
 def enter(of: object, kind: Scopes = stays) -> TaskScope:
     """Enter a scope with this task, and with every task that it starts from now on."""
     scope = TaskScope(of, kind)
-    kind.set((*kind.get(), scope))
+    # Without those that were left in other tasks.
+    kind.set((*[one for one in kind.get() if one.of is not None], scope))
     return scope
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final, Self, final
 import anyio
 import msgspec
 
-from perdure.memory.context import RetractionPayload
+from perdure.memory.context import RetractionPayload, takes_back
 from perdure.memory.documents import TurnPayload
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
@@ -236,7 +236,8 @@ def event_of(record: Record) -> FeedEvent | None:
         return None if name is None else FeedEvent(name, place, data)
     if record.kind == RETRACT:
         after = decode(record.payload, RetractionPayload).after
-        return FeedEvent("retracted", place, {"after": after})
+        shown = takes_back(record.seq, after)
+        return FeedEvent("retracted", place, {"after": after}) if shown else None
     return None
 
 

@@ -90,6 +90,11 @@ class RetractionPayload(msgspec.Struct):
     after: int
 
 
+def takes_back(seq: int, after: int) -> bool:
+    """Whether a retraction takes anything back; if not, it only follows another task's input."""
+    return after < seq - 1
+
+
 class WorkingContext:
     """The newest whole atoms of a session, within a number of bytes.
 
@@ -212,8 +217,8 @@ class WorkingContext:
         return True
 
     def _take_back(self, seq: int, after: int) -> None:
-        if after >= seq - 1:
-            return  # nothing is between
+        if not takes_back(seq, after):
+            return
         while self._kept and self._kept[-1][0] > after:
             self.size -= len(self._kept.pop()[1])
         while self._retracted and self._retracted[-1][0] >= after:

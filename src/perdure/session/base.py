@@ -71,8 +71,8 @@ class Turn:
     appended in a turn is durable when the block has been left without an error. A turn that an
     exception or a cancellation leaves is closed as interrupted, and saved too; a
     cancellation does not wait for that. What such an attempt, or one that a kill has cut, left of
-    the conversation is taken back when its id is tried again, if nothing follows it, and if nobody
-    else appended amid it: a task that neither is in the turn nor was started there.
+    the conversation is taken back when its id is tried again, if nothing follows it, and if no
+    user's message was appended amid it by a task that neither is in the turn nor was started there.
     """
 
     __slots__ = (
@@ -137,7 +137,7 @@ class Turn:
             if not self.replayed:
                 session._accept((self._entry("begin"),))
                 session._behind.turns = self.number
-            queue.begin(self.number)
+            queue.begin(self.number, may_be_retried=self._given and not self.replayed)
         except BaseException:
             queue.leave()
             raise
@@ -165,13 +165,21 @@ class Turn:
             self._queue.leave()
 
     async def _find_interrupted(self) -> None:
-        attempt = await self._session._find_attempt(self.id)
-        if attempt is None:
-            return
-        before, self.messages = attempt
+        """Take back what an interrupted attempt of this id left, or continue from it."""
+        session, version = self._session, -1
+        retraction: tuple[Entry, ...] = ()
+        while version != session.version:  # what is appended meanwhile may follow the attempt
+            version = session.version
+            attempt = await session._find_attempt(self.id, resume=self._resume)
+            if attempt is None:
+                self.messages = ()
+                return
+            before, self.messages = attempt
+            if not self._resume:
+                retraction = await session._retraction(before)
         self.resumed = self._resume
-        if not self._resume:
-            await self._session.retract(after=before)
+        if retraction:
+            session._accept(retraction)
 
     async def emit(self, item: T, send: Callable[[T], Awaitable[object] | object]) -> None:
         """Send something once everything before it is durable: the output gate.
@@ -332,13 +340,14 @@ class TurnQueue:
             )
             raise SessionError(message, key=session)
 
-    def begin(self, number: int) -> None:
+    def begin(self, number: int, *, may_be_retried: bool) -> None:
         """Note the number of the turn that this task has entered."""
         self.number = number
-        self._scope = enter(self, turns)
+        if may_be_retried:
+            self._scope = enter(self, turns)
 
-    def runs_elsewhere(self) -> bool:
-        """Whether a turn is running that neither this task is in, nor who has started it."""
+    def may_be_retried_elsewhere(self) -> bool:
+        """Whether a turn with an id runs that neither this task is in, nor who has started it."""
         return self._scope is not None and not is_within(self, turns)
 
     def leave(self) -> None:
@@ -482,18 +491,28 @@ class SessionBase(_Hot):
             WrongLoopError: The session belongs to another loop, thread or process.
 
         """
+        version = self._append(items)
+        if self._turns.may_be_retried_elsewhere() and self._is_input(items):
+            # Takes nothing back, and lets no retry of that turn take this back.
+            self._accept((Entry(RETRACT, encode(RetractionPayload(version))),))
+        return version
+
+    def _append(self, items: tuple[Any, ...]) -> int:
         registry = self._runtime.registry
         if len(items) == 1:
             item = items[0]
             entry = item.entry if type(item) is EncodedRecord else entry_of(item, registry)
-            entries: tuple[Entry, ...] = (entry,)
-        else:
-            entries = tuple([entry_of(item, registry) for item in items])
-            if not entries:
-                return self.version
-        if self._turns.runs_elsewhere():
-            entries += (_continued(self.version + len(entries)),)
+            return self._accept((entry,))
+        entries = tuple([entry_of(item, registry) for item in items])
+        if not entries:
+            return self.version
         return self._accept(entries)
+
+    def _is_input(self, items: tuple[Any, ...]) -> bool:
+        """Whether a user's message is among the items, and no hook of a save appends them."""
+        if self._tracked.contributing:
+            return False
+        return any(isinstance(item, Message) and item.role == "user" for item in items)
 
     def turn(self, id: str | None = None, *, resume: bool = False) -> Turn:
         """Return a turn to enter: ``async with session.turn() as turn``.
@@ -655,17 +674,22 @@ class SessionBase(_Hot):
         await self._runtime.saver.room(self._tracked)
         return self._behind.turn_ids.get(turn_id)
 
-    async def _find_attempt(self, turn_id: str) -> tuple[int, tuple[Any, ...]] | None:
+    async def _find_attempt(
+        self, turn_id: str, *, resume: bool
+    ) -> tuple[int, tuple[Any, ...]] | None:
         """Return what an interrupted turn of this id has appended, if nothing follows it.
 
-        The seq of the record before it, and its messages.
+        The seq of the record before it, and its messages. With ``resume`` it does not matter
+        whether others have appended amid it.
         """
         if not self._may_be_cut:
             return None
         tracked = self._tracked
         pending, durable = tracked.pending, tracked.durable
         unsaved = reversed(tracked.pending_records()) if pending else ()
-        return await self._contents.attempt(turn_id, unsaved=unsaved, durable=durable)
+        return await self._contents.attempt(
+            turn_id, resume=resume, unsaved=unsaved, durable=durable
+        )
 
     def _end_turn(
         self, turned: TurnPayload, closing: tuple[Entry, ...] = (), *, is_saved: bool = False
@@ -718,11 +742,6 @@ class SessionBase(_Hot):
         self._tail_records = max(self._tail_records - records, 0)
         self._rewrite_bytes = _size(manifest)
         self._folded_epoch = manifest.epoch
-
-
-def _continued(at: int) -> Entry:
-    """Return what takes nothing back, and lets no retry of a turn take back what is before it."""
-    return Entry(RETRACT, encode(RetractionPayload(at)))
 
 
 def entry_of(item: Message | EncodedRecord | Any, registry: Registry) -> Entry:

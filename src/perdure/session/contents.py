@@ -22,7 +22,12 @@ from perdure.errors import (
     TooLargeError,
 )
 from perdure.lineage.store import followed
-from perdure.memory.context import CONTEXT_KINDS, RetractionPayload, WorkingContext
+from perdure.memory.context import (
+    CONTEXT_KINDS,
+    RetractionPayload,
+    WorkingContext,
+    takes_back,
+)
 from perdure.memory.documents import (
     DATED_KINDS,
     TIMED_KINDS,
@@ -105,10 +110,11 @@ class _RetractionFilter:
 class _Attempt:
     """Records that an interrupted turn left at the end of a log, read backwards."""
 
-    __slots__ = ("_id", "_older", "begin", "messages")
+    __slots__ = ("_id", "_older", "_resume", "begin", "messages")
 
-    def __init__(self, turn_id: str) -> None:
+    def __init__(self, turn_id: str, *, resume: bool) -> None:
         self._id = turn_id
+        self._resume = resume
         self.begin: int | None = None
         """The seq of its first record, once that was seen."""
         self.messages: list[Record] = []
@@ -123,7 +129,8 @@ class _Attempt:
         elif kind == EPOCH:  # what a holder appends belongs to no turn of an earlier one
             return self.begin is not None or not self.messages
         elif kind == RETRACT:  # an attempt before it was taken back, or others appended amid it
-            return False
+            after = decode(record.payload, RetractionPayload).after
+            return self._resume and not takes_back(record.seq, after)
         elif kind == TURN:
             return self._is_its(decode(record.payload, TurnPayload), record.seq)
         return True
@@ -441,13 +448,13 @@ class Contents:
         return document
 
     async def attempt(
-        self, turn_id: str, *, unsaved: Iterable[Record], durable: int
+        self, turn_id: str, *, resume: bool, unsaved: Iterable[Record], durable: int
     ) -> tuple[int, tuple[Any, ...]] | None:
         """Return what an interrupted turn has appended, if nothing follows it.
 
         The seq of the record before it, and its messages. ``unsaved`` is newest first.
         """
-        attempt = _Attempt(turn_id)
+        attempt = _Attempt(turn_id, resume=resume)
         more = all(map(attempt.accept, unsaved))
         if more:
             log = self._store.read_log(self.key, before=durable + 1, reverse=True)

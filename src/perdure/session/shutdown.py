@@ -51,11 +51,15 @@ from perdure.session.runtime import Runtime
 if TYPE_CHECKING:
     import asyncio
 
+    from perdure.records.records import Entry
+
 
 log: logging.Logger = logging.getLogger("perdure")
 
 AT_ONCE = 64
 """Sessions at most that are folded, or released, at a time."""
+_LOOKS: Final = 100
+"""How often a session that is being changed is looked at until it is at rest."""
 
 
 class ManagerShutdown:
@@ -206,10 +210,11 @@ class ManagerShutdown:
 
     def _spill_one(self, folder: str, tracked: Tracked) -> tuple[Tracked, str | Exception]:
         """Write a session's spill file; return its path, or why there is none."""
-        key, epoch, base = tracked.key, tracked.epoch, tracked.durable
+        key, epoch = tracked.key, tracked.epoch
+        base, pending = _unsaved_of(tracked)
         try:
             entries = spilling.transformed(
-                self.runtime.store, key, epoch=epoch, base=base, entries=tracked.pending
+                self.runtime.store, key, epoch=epoch, base=base, entries=pending
             )
             path = spilling.write(
                 folder,
@@ -294,6 +299,16 @@ class ManagerShutdown:
     async def _fold(self, session: SessionBase) -> None:
         if session._has_tail:
             await self._lifecycle.fold(session)
+
+
+def _unsaved_of(tracked: Tracked) -> tuple[int, tuple[Entry, ...]]:
+    """Return the durable record before a session's unsaved ones, and these; from any thread."""
+    base, pending = tracked.durable, tuple(tracked.pending)
+    for _ in range(_LOOKS):  # the event loop, if it runs, may apply a save just now
+        if (tracked.durable, base + len(pending)) == (base, tracked.version):
+            break
+        base, pending = tracked.durable, tuple(tracked.pending)
+    return base, pending
 
 
 def _settle(folder: str) -> OSError | None:

@@ -84,13 +84,16 @@ def folder_for(store: Store, wanted: str | Literal[False] | None) -> str | None:
 
 def require_usable(folder: str) -> None:
     """Raise ConfigError if a folder that was named can hold no files; blocking, makes nothing."""
-    path = Path(folder).expanduser()
-    there = next((one for one in (path, *path.absolute().parents) if one.exists()), path)
-    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
-        return
-    reason = "cannot be written to" if there.is_dir() else "is no folder"
-    message = f"shutdown: spill={folder!r} cannot be used, since {there} {reason}: name another"
-    raise ConfigError(message, option="spill", path=str(there))
+    try:
+        path = Path(folder).expanduser()
+        there = next((one for one in (path, *path.absolute().parents) if one.exists()), path)
+        if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+            return
+        reason = f"{there} " + ("cannot be written to" if there.is_dir() else "is no folder")
+    except (OSError, RuntimeError, ValueError) as error:  # too long, or of no user, say
+        reason = str(error)
+    message = f"shutdown: spill={folder!r} cannot be used: {reason}; name another folder"
+    raise ConfigError(message, option="spill", path=folder)
 
 
 def exists(folder: str) -> bool:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
-from contextvars import Context, copy_context
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, final, overload
 
@@ -98,7 +96,7 @@ class Turn:
             # Ctrl-C may come when the turn has just begun.
             self._loop.post(self._life.give_up)
             raise
-        self._in_turn.begin(self._life.context)
+        self._in_turn.thread = threading.get_ident()
         return self
 
     def __exit__(
@@ -137,15 +135,6 @@ class TurnThread:
     """Which thread has the session's turn: shared by the session's turns."""
 
     thread = 0
-    _context = Context()
-
-    def begin(self, context: Context) -> None:
-        """Note that this thread has a turn, whose task has this context."""
-        self.thread, self._context = threading.get_ident(), context
-
-    def within(self, act: Callable[[], T]) -> Callable[[], T]:
-        """Return what calls ``act`` in the turn, if it is this thread's."""
-        return partial(self._context.run, act) if self.thread == threading.get_ident() else act
 
     def refuse(self, key: SessionKey, what: str) -> None:
         """Raise if it is this thread: what it wants waits for the turn's end."""
@@ -163,8 +152,6 @@ class _BlockTask:
         self._inner = inner
         self.entered: Any = None
         """What entering it gave."""
-        self.context: Context
-        """The task's, once it was entered."""
         self._scope: anyio.CancelScope | None = None
         self._error: Exception | None = None
         self._given_up = False
@@ -177,7 +164,6 @@ class _BlockTask:
             if self._given_up:
                 return
             self.entered = await self._inner.__aenter__()
-            self.context = copy_context()
             try:
                 task_status.started()
                 await self._leave.wait()
@@ -606,9 +592,9 @@ class Session(Rendered["session.Session"]):
         """Append items as one group, and return the new version.
 
         As `perdure.Session.append`. What was accepted is saved even if Ctrl-C comes before this
-        returns.
+        returns. While a turn runs, it counts as that turn's, whatever thread appends it.
         """
-        return self._loop.do(self._in_turn.within(lambda: self._inner.append(*items)))
+        return self._loop.do(lambda: self._inner._append(items))
 
     def extend(
         self, history: Iterable[Any], format: Format, *, issuer: Issuer | str | None = None
