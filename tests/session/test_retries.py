@@ -252,7 +252,7 @@ async def test_what_is_saved_while_a_retry_looks_for_its_attempt_stays() -> None
 def test_in_blocking_style_all_that_is_appended_while_a_turn_runs_is_its_own() -> None:
     with connect_blocking("memory:") as sessions, sessions.open("ada") as session:
         with pytest.raises(ConnectionError), session.turn("request-17"):
-            session.append(Message.user("Q"))
+            session.extend([{"role": "user", "content": "Q"}], "openai")
             thread = threading.Thread(target=session.append, args=[Message.user("more")])
             thread.start()
             thread.join(60)

@@ -252,7 +252,7 @@ class Session(SessionBase, Rendered):
         from perdure.providers import parse_history  # imported when used: few sessions need it
 
         self._check_open()
-        self.append(*parse_history(history, format, issuer=issuer))
+        self._append(tuple(parse_history(history, format, issuer=issuer)))
         return await self.save()
 
     def describe(
