@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -508,13 +508,19 @@ async def test_a_close_that_a_turn_keeps_waiting_says_so() -> None:
         await session.aclose()
 
 
-async def test_who_joins_a_load_waits_for_another_process_no_longer_than_wanted() -> None:
+@contextlib.asynccontextmanager
+async def held_elsewhere() -> AsyncGenerator[tuple[Session, SessionManager], None]:
+    """Yield a session that one manager has, and another manager of the same store."""
     backing = MemoryBacking()
     async with (
         connect(MemoryStore(backing=backing), shutdown=QUIET) as others,
         connect(MemoryStore(backing=backing), shutdown=QUIET) as sessions,
     ):
-        held = await others.open("ada")
+        yield await others.open("ada"), sessions
+
+
+async def test_who_joins_a_load_waits_for_another_process_no_longer_than_wanted() -> None:
+    async with held_elsewhere() as (held, sessions):
         async with held.turn(), anyio.create_task_group() as tasks:  # it is not handed over
 
             async def load() -> None:
@@ -530,12 +536,7 @@ async def test_who_joins_a_load_waits_for_another_process_no_longer_than_wanted(
 
 
 async def test_who_joins_a_load_waits_on_when_that_has_given_up() -> None:
-    backing = MemoryBacking()
-    async with (
-        connect(MemoryStore(backing=backing), shutdown=QUIET) as others,
-        connect(MemoryStore(backing=backing), shutdown=QUIET) as sessions,
-    ):
-        held = await others.open("ada")
+    async with held_elsewhere() as (held, sessions):
         async with anyio.create_task_group() as tasks:
             async with held.turn():
                 given_up = anyio.Event()

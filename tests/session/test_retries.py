@@ -58,6 +58,27 @@ async def broken(session: Session, op: str = "request-17") -> None:
             raise ConnectionError
 
 
+async def cut_amid(session: Session, message: Message, *after: Message) -> None:
+    """Cut a turn in which another task, from before it, has appended and saved a message."""
+    in_turn, told = anyio.Event(), anyio.Event()
+
+    async def other() -> None:
+        await in_turn.wait()
+        session.append(message)
+        await session.save()
+        told.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(other)
+        with pytest.raises(ConnectionError):
+            async with session.turn("request-17"):
+                session.append(Message.user("Q"))
+                in_turn.set()
+                await told.wait()
+                session.append(*after)
+                raise ConnectionError
+
+
 def said(session: Session) -> list[str]:
     return [message.text for message in session.context()]
 
@@ -99,23 +120,7 @@ async def test_what_another_task_appended_amid_the_attempt_is_not_taken_back(
     reopened: bool,
 ) -> None:
     async with connect("memory:") as sessions, sessions.open("ada") as session:
-        in_turn, told = anyio.Event(), anyio.Event()
-
-        async def other() -> None:
-            await in_turn.wait()
-            session.append(Message.user("paid"))
-            await session.save()
-            told.set()
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(other)
-            with pytest.raises(ConnectionError):
-                async with session.turn("request-17"):
-                    session.append(Message.user("Q"))
-                    in_turn.set()
-                    await told.wait()
-                    session.append(Message.assistant("half an"))
-                    raise ConnectionError
+        await cut_amid(session, Message.user("paid"), Message.assistant("half an"))
         if reopened:
             await session.aclose()
         again = await sessions.open("ada")
@@ -147,21 +152,7 @@ async def test_what_tasks_of_the_turn_appended_is_taken_back() -> None:
 
 async def test_what_a_task_from_before_the_turn_does_for_it_is_taken_back() -> None:
     async with connect("memory:") as sessions, sessions.open("ada") as session:
-        asked, done = anyio.Event(), anyio.Event()
-
-        async def worker() -> None:
-            await asked.wait()
-            session.append(Message.tool("call", "found"))
-            done.set()
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(worker)
-            with pytest.raises(ConnectionError):
-                async with session.turn("request-17"):
-                    session.append(Message.user("Q"))
-                    asked.set()
-                    await done.wait()
-                    raise ConnectionError
+        await cut_amid(session, Message.tool("call", "found"))
         await ask(session)
         assert said(session) == ["Q", "A"]
 
@@ -206,21 +197,7 @@ async def test_what_a_hook_of_a_save_appends_amid_the_attempt_is_taken_back() ->
 
 async def test_a_retry_that_goes_on_has_what_others_appended_amid_the_attempt() -> None:
     async with connect("memory:") as sessions, sessions.open("ada") as session:
-        in_turn, told = anyio.Event(), anyio.Event()
-
-        async def other() -> None:
-            await in_turn.wait()
-            session.append(Message.user("paid"))
-            told.set()
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(other)
-            with pytest.raises(ConnectionError):
-                async with session.turn("request-17"):
-                    session.append(Message.user("Q"))
-                    in_turn.set()
-                    await told.wait()
-                    raise ConnectionError
+        await cut_amid(session, Message.user("paid"))
         async with session.turn("request-17", resume=True) as turn:
             assert turn.resumed
             assert [message.text for message in turn.messages] == ["Q", "paid"]

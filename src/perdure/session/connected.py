@@ -243,19 +243,13 @@ async def connected(
     close: Callable[[], Awaitable[object]],
 ) -> ManagerParts:
     """Open the store, and start everything."""
+    if shutdown.spill:
+        check = partial(spill.require_usable, shutdown.spill)
+        await anyio.to_thread.run_sync(check, abandon_on_cancel=True)
     host = Host()
     try:
-        if shutdown.spill:
-            check = partial(spill.require_usable, shutdown.spill)
-            await anyio.to_thread.run_sync(check, abandon_on_cancel=True)
         await host.start()
-        await store.open()
-        try:
-            await require_sessions(store)
-        except BaseException:
-            with anyio.CancelScope(shield=True):
-                await store.aclose()
-            raise
+        await _open_store(store)
     except BaseException:
         await host.aclose()
         raise
@@ -293,6 +287,16 @@ async def connected(
         clock.drive(partial(catch_up, runtime))
     log.info("connected", extra={"location": store.location, "owner": store.owner})
     return ManagerParts(runtime, close)
+
+
+async def _open_store(store: Lineage) -> None:
+    await store.open()
+    try:
+        await require_sessions(store)
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            await store.aclose()
+        raise
 
 
 def manager_facts(connected: ManagerParts | None) -> dict[str, object]:

@@ -472,28 +472,31 @@ async def test_a_fold_of_less_than_the_epoch_has_before_it_keeps_nobody_out(
     assert (await take(await open_store("other"))).head == grant.head + 1
 
 
-async def test_an_acquire_that_nobody_waits_for_lets_go(
-    store, disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def acquire_abandoned(store, disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cancel an acquire while its thread has the disk, which has to find that out itself."""
+    acquire, claims = HeldSessions.acquire, []
+
+    def take_it(self, here, key, after, claim):
+        claims.append(claim)
+        return acquire(self, here, key, after, claim)
+
+    monkeypatch.setattr(HeldSessions, "acquire", take_it)
     loop = anyio.lowlevel.current_token()
     with anyio.CancelScope() as scope:
 
         def cancel() -> None:
             anyio.from_thread.run_sync(scope.cancel, token=loop)
-            # The caller is gone before the thread is: it must find that out itself.
             while not claims[0].abandoned:
                 pass
 
-        claims = []
-        original = HeldSessions.acquire
-
-        def take_it(self, here, key, after, claim):
-            claims.append(claim)
-            return original(self, here, key, after, claim)
-
-        monkeypatch.setattr(HeldSessions, "acquire", take_it)
         disk.before_sync = cancel
         await store.acquire(KEY, after=0)
+
+
+async def test_an_acquire_that_nobody_waits_for_lets_go(
+    store, disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await acquire_abandoned(store, disk, monkeypatch)
     with anyio.fail_after(60):
         while True:
             holder = await store.holder(KEY)
@@ -547,23 +550,7 @@ async def test_an_acquire_that_nobody_waits_for_may_be_released_later(
 ) -> None:
     """Its own release has failed, and nobody has its lease but the store."""
     failed = fail_once(monkeypatch, "open", errno.EMFILE, ".released")
-    acquire, claims = HeldSessions.acquire, []
-
-    def take_it(self, here, key, after, claim):
-        claims.append(claim)
-        return acquire(self, here, key, after, claim)
-
-    monkeypatch.setattr(HeldSessions, "acquire", take_it)
-    loop = anyio.lowlevel.current_token()
-    with anyio.CancelScope() as scope:
-
-        def cancel() -> None:
-            anyio.from_thread.run_sync(scope.cancel, token=loop)
-            while not claims[0].abandoned:
-                pass
-
-        disk.before_sync = cancel
-        await store.acquire(KEY, after=0)
+    await acquire_abandoned(store, disk, monkeypatch)
     with anyio.fail_after(60):
         while not failed:
             await anyio.sleep(0.001)
