@@ -14,9 +14,9 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from perdure import Message, Session, connect
+from perdure import EngineOptions, Message, Session, StoreUnavailableError, connect
 from perdure.records.keys import SessionKey
-from perdure.store import LogChunk
+from perdure.store import LogChunk, Status
 from perdure.stores.memory import MemoryStore
 from perdure.sync import connect as connect_blocking
 from tests.session.test_meanwhile import Store
@@ -128,6 +128,35 @@ async def test_what_another_task_appended_amid_the_attempt_is_not_taken_back(
         assert said(again) == ["Q", "paid", "half an", "Q", "A"]
         history = [item.value for item in await again.history()]
         assert [one.text for one in history if isinstance(one, Message)] == said(again)
+
+
+@pytest.mark.parametrize("size", range(100, 200, 9))
+async def test_an_append_amid_another_task_s_turn_that_is_refused_appends_nothing(
+    size: int,
+) -> None:
+    """Where there is room for one record only, that is not the message with an error."""
+    engine = EngineOptions(dirty_hard=2_000, dirty_soft=1_000, outage_policy="reject")
+    store = Store()
+    async with connect(store, engine=engine) as sessions, sessions.open("ada") as session:
+        refused = anyio.Event()
+
+        async def other() -> None:
+            with pytest.raises(StoreUnavailableError):
+                while True:
+                    session.append(Message.user("m" * size))
+                    sent.append("m" * size)
+            refused.set()
+
+        sent: list[str] = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(other)
+            async with session.turn("request-17"):
+                store.refuses = Status.TRANSIENT
+                await refused.wait()
+                assert said(session) == sent
+                store.refuses = None
+                await session.save()
+        assert sent
 
 
 async def test_what_tasks_of_the_turn_appended_is_taken_back() -> None:

@@ -91,7 +91,7 @@ class RetractionPayload(msgspec.Struct):
 
 
 def takes_back(seq: int, after: int) -> bool:
-    """Whether a retraction takes anything back; if not, it only follows another task's input."""
+    """Whether a retraction takes anything back; if not, another task's input follows it."""
     return after < seq - 1
 
 

@@ -491,21 +491,22 @@ class SessionBase(_Hot):
             WrongLoopError: The session belongs to another loop, thread or process.
 
         """
-        version = self._append(items)
-        if self._turns.may_be_retried_elsewhere() and self._is_input(items):
-            # Takes nothing back, and lets no retry of that turn take this back.
-            self._accept((Entry(RETRACT, encode(RetractionPayload(version))),))
-        return version
+        apart = self._turns.may_be_retried_elsewhere() and self._is_input(items)
+        return self._append(items, apart=apart)
 
-    def _append(self, items: tuple[Any, ...]) -> int:
+    def _append(self, items: tuple[Any, ...], *, apart: bool = False) -> int:
+        """Append items; *apart* from the running turn, so that no retry takes them back."""
         registry = self._runtime.registry
         if len(items) == 1:
             item = items[0]
             entry = item.entry if type(item) is EncodedRecord else entry_of(item, registry)
-            return self._accept((entry,))
-        entries = tuple([entry_of(item, registry) for item in items])
-        if not entries:
-            return self.version
+            entries: tuple[Entry, ...] = (entry,)
+        else:
+            entries = tuple([entry_of(item, registry) for item in items])
+            if not entries:
+                return self.version
+        if apart:  # takes nothing back; before them, since what is refused then is not there
+            self._accept((Entry(RETRACT, encode(RetractionPayload(self.version))),))
         return self._accept(entries)
 
     def _is_input(self, items: tuple[Any, ...]) -> bool:
