@@ -101,7 +101,7 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True):
         if self.turn_grace > self.deadline:
             message = (
                 f"shutdown: turn_grace={self.turn_grace!r} is longer than "
-                f"deadline={self.deadline!r}: turns end within the deadline"
+                f"deadline={self.deadline!r}: turns end within it, so give a shorter turn_grace"
             )
             raise InvalidArgumentError(message, turn_grace=self.turn_grace, deadline=self.deadline)
         spill: Any = self.spill
