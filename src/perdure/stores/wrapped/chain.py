@@ -460,7 +460,7 @@ class ChainReader:
         await self._require_folded(part.folded)
         return part
 
-    def _walk(  # noqa: C901, PLR0915  # one pass over the records
+    def _walk(  # one pass over the records
         self, records: Sequence[Record], before: Record | None, link: ChainLink | None, facts: Facts
     ) -> _Part:
         chain = self._chain

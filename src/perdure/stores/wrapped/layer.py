@@ -298,7 +298,7 @@ class TransformingStore:
         if largest > self._max_payload:
             raise too_large(key, largest, self._max_payload, what)
 
-    async def read_log(  # noqa: C901  # both wrappers' reading, chunk by chunk
+    async def read_log(  # both wrappers' reading, chunk by chunk
         self,
         key: SessionKey,
         *,
