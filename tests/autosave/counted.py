@@ -19,7 +19,6 @@ import sys
 import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, final
 
@@ -223,20 +222,24 @@ def broken(
                 yield f"a save at {save.began:.2f} without timers"
             continue
         quiet = DEFAULT if setting.debounce is None else (setting.debounce, setting.debounce)
-        pauses = list(pairwise([*(change.at for change in captured), float("inf")]))
-
-        def quiet_at(debounce: float) -> float:
-            """Return when it was quiet for so long, before or after which others may have come."""
-            return next(at + debounce for at, following in pauses if at + debounce <= following)
-
         soonest = min(
-            quiet_at(early(quiet[0], 1)), first + early(setting.max_delay, 1), *ends, until
+            quiet_after(captured, early(quiet[0], 1)),
+            first + early(setting.max_delay, 1),
+            *ends,
+            until,
         )
-        latest = min(quiet_at(quiet[1]), first + setting.max_delay, *ends, until)
+        latest = min(quiet_after(captured, quiet[1]), first + setting.max_delay, *ends, until)
         if save.began < soonest - 1e-3:
             yield f"a save at {save.began:.2f}, due at {soonest:.2f} at the earliest"
         if save.began > latest + late:
             yield f"a save at {save.began:.2f}, due at {latest:.2f} at the latest"
+
+
+def quiet_after(changes: Sequence[Change], debounce: float) -> float:
+    """Return when it was quiet for so long; others may have come after it, or at that moment."""
+    following = [*(change.at for change in changes[1:]), float("inf")]
+    quiet = [change.at + debounce for change in changes]
+    return next(at for at, before in zip(quiet, following, strict=True) if at <= before)
 
 
 class Row(NamedTuple):

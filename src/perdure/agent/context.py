@@ -308,7 +308,7 @@ def memory_of(
 def autosave_of(persistence: PersistentSession) -> Autosave | None:
     """Return the timers of a session that is kept so."""
     interval = persistence.autosave_interval
-    return None if interval == 0 else Autosave(debounce=min(2.0, interval), max_delay=interval)
+    return None if interval == 0 else Autosave(max_delay=interval)
 
 
 class Features(msgspec.Struct, frozen=True, kw_only=True):

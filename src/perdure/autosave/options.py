@@ -43,7 +43,8 @@ class Autosave(msgspec.Struct, frozen=True, kw_only=True):
         debounce: Quiet time before a save; 0 saves every change at once. None: 2 s while the
             store is busy, and down to 0.1 s while it is not.
         max_delay: The longest time from a change to the start of its save.
-        on_turn_end: Whether the end of a turn saves at once.
+        on_turn_end: Whether a turn that is cancelled is saved at once; any other is saved before it
+            is left.
         max_bytes: Save at once when this much is unsaved in one session.
         max_records: The same, counted in records.
 
