@@ -18,6 +18,7 @@ from typing import Any, Final, final
 
 import msgspec
 
+from perdure._lib.tasks import stray_cancellation_fails
 from perdure.agent.effects import without_cut_answers
 from perdure.agent.events import (
     AgentEvent,
@@ -278,7 +279,10 @@ class LLMRequestAssembler:
         self._emit(CompactionStarted(agent_id=agent_id, turn_id=turn_id))
         try:
             notes = "" if self._notes is None else self._notes()
-            done = await self._memory.compact(system_prompt, exclude_turn_id=turn_id, notes=notes)
+            with stray_cancellation_fails():  # a compaction model's: it has failed
+                done = await self._memory.compact(
+                    system_prompt, exclude_turn_id=turn_id, notes=notes
+                )
         except Exception as error:
             self._memory.request_compaction()
             self._emit(CompactionFailed(agent_id=agent_id, turn_id=turn_id, error=error))
