@@ -20,7 +20,7 @@ from perdure.agent.context import AgentContext
 from perdure.agent.effects import SKIPPED, Verdict, is_intact, verdict
 from perdure.agent.events import ApprovalRequested, EffectUnknown, ToolFinished, ToolStarted
 from perdure.agent.requests import claimed
-from perdure.agent.tools import CANCELLED, Tool, is_certain, processed, told, waited_for
+from perdure.agent.tools import CANCELLED, Tool, error_text, is_certain, processed, waited_for
 from perdure.errors import PerdureError
 from perdure.memory.ledger import Effect
 from perdure.providers.tool_pairs import INTERRUPTED
@@ -98,7 +98,7 @@ async def refusal(call: ToolCall, context: AgentContext) -> str | None:
             answer = approve(call, context)
             answer = await answer if inspect.isawaitable(answer) else answer
     except Exception as error:  # noqa: BLE001  # nobody has approved it
-        return f"the tool {name!r} could not be approved: {told(error)}"
+        return f"the tool {name!r} could not be approved: {error_text(error)}"
     return await _asked(call, context) if answer == "ask" else _answered(answer, call, context)
 
 

@@ -276,7 +276,7 @@ class Toolbox:
             if any(is_stray(cause) for cause in causes):
                 facts = {"tool": call.name, "call": call.id}
                 log.warning("a tool let a cancellation out", extra=facts, exc_info=error)
-            return _failed(call, told(error))  # the model's to deal with
+            return _failed(call, error_text(error))  # the model's to deal with
         return ToolResult(call.id, call.name, result)
 
 
@@ -295,7 +295,7 @@ def _check_choice(option: str, value: object, choices: tuple[object, ...]) -> No
 _FAILURES: Final = (Exception, SystemExit)
 
 
-def told(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return what the model is told of an exception: of a group, the causes in it."""
     causes = causes_of(error)
     reasons = [_reason(cause, LONGEST_ERROR // len(causes)) for cause in causes]
@@ -527,7 +527,7 @@ async def processed(result: ToolResult, call: ToolCall, context: AgentContext) -
         return ToolResult(
             call.id,
             call.name,
-            error=f"the result could not be processed: {told(error)}",
+            error=f"the result could not be processed: {error_text(error)}",
         )
     return result
 
