@@ -20,6 +20,7 @@ import msgspec
 from perdure.agent.compaction import Compacted, ExistingMemories, LogCompaction, TurnBlocks, trimmer
 from perdure.agent.llm.failures import Overflow
 from perdure.agent.llm.model import ToolSpec
+from perdure.agent.tools import storable
 from perdure.errors import NotStorableError, SessionError
 from perdure.memory.compaction import (
     Compaction,
@@ -387,7 +388,7 @@ class MemoryManager:
     ) -> bool:
         """Keep what came of a tool call; False if that call has its result already.
 
-        What cannot be stored is kept as an error that says so.
+        Lone surrogates are escaped. What cannot be stored is kept as an error that says so.
         """
         self._enter(turn_id)
         message = with_source(message, source_event)
@@ -396,9 +397,12 @@ class MemoryManager:
             return False
         try:
             self._append(message)
-        except NotStorableError as error:
-            reason = f"the tool's result cannot be stored: {error}"
-            self._append(Message.tool(result.call_id, name=result.name, error=reason))
+        except NotStorableError:
+            try:
+                self._append(msgspec.structs.replace(message, tool_result=storable(result)))
+            except (NotStorableError, RecursionError) as error:
+                reason = f"the tool's result cannot be stored: {error}"
+                self._append(Message.tool(result.call_id, name=result.name, error=reason))
         return True
 
     def ingest_assistant_response(

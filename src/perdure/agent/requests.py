@@ -27,6 +27,7 @@ from perdure.agent.events import (
     CompactionStarted,
 )
 from perdure.agent.memory import MemoryManager
+from perdure.agent.tools import storable
 from perdure.errors import CorruptRecordError, FormatError, NotStorableError, StoreError
 from perdure.providers import render
 from perdure.records.chunks import name_of
@@ -78,8 +79,9 @@ async def claimed(
 ) -> ToolResult:
     """Return a result as it is to be kept: a large one's blob is durable then.
 
-    A result that cannot be stored is returned as it is, and so is a large one where the store
-    keeps no blobs, or cannot be reached: the log takes it then.
+    A result that cannot be stored is returned as it is, but for its lone surrogates, which are
+    escaped, and so is a large one where the store keeps no blobs, or cannot be reached: the log
+    takes it then.
     """
     types = registry_of(session)
     if _is_small(result.result, max_inline_bytes) and unstorable == "raise":
@@ -87,7 +89,11 @@ async def claimed(
     try:
         data, tags = encode_value(result.result, types, on_unstorable=unstorable)
     except NotStorableError:
-        return result
+        try:
+            result = storable(result)
+            data, tags = encode_value(result.result, types)
+        except (NotStorableError, RecursionError):
+            return result
     if unstorable == "repr":
         result = _with(result, decode_value(data, tags, types))
     store = store_of(session)

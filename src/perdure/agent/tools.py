@@ -318,6 +318,22 @@ def _reason(error: BaseException, longest: int) -> str:
     return f"{name}: {_clipped(str(error), longest)}"
 
 
+def storable(result: ToolResult) -> ToolResult:
+    r"""Return a result with its lone surrogates escaped, which are not text: ``\udce9``."""
+    error = None if result.error is None else _escaped(result.error)
+    return replace(result, result=_escaped(result.result), error=error)
+
+
+def _escaped(value: Any) -> Any:
+    if type(value) is str:
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+    if type(value) in {list, tuple}:
+        return type(value)(_escaped(item) for item in value)
+    if type(value) is dict:
+        return {_escaped(name): _escaped(item) for name, item in value.items()}
+    return value
+
+
 def is_certain(result: ToolResult) -> bool:
     """Whether a result proves what the tool did: one that timed out may still be running."""
     return not (result.error or "").startswith(UNCERTAIN)

@@ -32,7 +32,7 @@ from perdure.checkpoints.chain import CheckpointChain, canonical, sealed
 from perdure.checkpoints.journal import Journal, JournalReader, LogWalk
 from perdure.checkpoints.replay import Replay, ReplayItem, ReplayReport, TimelineRow, event_of
 from perdure.checkpoints.states import CheckpointStates, read_bytes
-from perdure.errors import ConfigError, FormatError, ReplayError
+from perdure.errors import ConfigError, CorruptRecordError, FormatError, ReplayError
 from perdure.records.checkpoints import (
     PRUNED,
     SNAPSHOT_CREATED,
@@ -41,7 +41,14 @@ from perdure.records.checkpoints import (
     ExplicitState,
     KernelEvent,
 )
-from perdure.records.json import MAX_VALUE_DEPTH, check_depth, decoder_of, encode, is_deeper
+from perdure.records.json import (
+    MAX_VALUE_DEPTH,
+    as_utf8,
+    check_depth,
+    decoder_of,
+    encode,
+    is_deeper,
+)
 from perdure.records.records import CHECKPOINT, EVENT, Entry
 
 T = TypeVar("T")
@@ -130,6 +137,11 @@ def _lines(path: Path, tell: Callable[[str, int], object]) -> Iterator[tuple[int
                     path=str(path),
                     line=number,
                 )
+            if number == 1:
+                try:
+                    line = as_utf8(line)
+                except CorruptRecordError as error:
+                    raise ReplayError(f"{path} cannot be read: {error}", path=str(path)) from None
             if line.strip():
                 yield number, line, line.endswith(b"\n")
             else:
@@ -238,8 +250,8 @@ def _summary(folder: Path) -> AuditSummary | None:
         return None
     try:
         with path.open("rb") as file:
-            return decoder_of(AuditSummary).decode(file.read(SUMMARY_BYTES))
-    except (msgspec.MsgspecError, UnicodeDecodeError, OSError) as error:
+            return decoder_of(AuditSummary).decode(as_utf8(file.read(SUMMARY_BYTES)))
+    except (msgspec.MsgspecError, UnicodeDecodeError, OSError, FormatError) as error:
         raise ReplayError(
             f"{path} cannot be read: {error}: remove it to replay without it", path=str(path)
         ) from error
