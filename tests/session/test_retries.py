@@ -58,7 +58,7 @@ async def broken(session: Session, op: str = "request-17") -> None:
             raise ConnectionError
 
 
-async def cut_amid(session: Session, message: Message, *after: Message) -> None:
+async def cut_amid(session: Session, message: Message | dict[str, str], *after: Message) -> None:
     """Cut a turn in which another task, from before it, has appended and saved a message."""
     in_turn, told = anyio.Event(), anyio.Event()
 
@@ -177,6 +177,13 @@ async def test_what_tasks_of_the_turn_appended_is_taken_back() -> None:
         assert sorted(said(session)) == ["one", "two"]
         await ask(session)
         assert said(session) == ["Q", "A"]
+
+
+async def test_a_users_message_from_outside_stays_also_as_a_dict() -> None:
+    async with connect("memory:") as sessions, sessions.open("ada") as session:
+        await cut_amid(session, {"role": "user", "content": "paid"})
+        await ask(session)
+        assert "paid" in said(session)
 
 
 async def test_what_a_task_from_before_the_turn_does_for_it_is_taken_back() -> None:

@@ -14,6 +14,7 @@ from perdure import (
     Autosave,
     ConfigError,
     Message,
+    NotStorableError,
     SessionClosedError,
     SessionError,
     SessionNotFoundError,
@@ -342,3 +343,11 @@ def test_codec_code_of_the_user_cannot_wait_for_itself(again: Connect) -> None:
 def test_engine_options_are_passed_on(again: Connect) -> None:
     with again(engine=EngineOptions(outage_policy="reject"), autosave=None) as sessions:
         assert sessions.health().status == "ok"
+
+
+def test_a_dict_of_a_role_and_text_is_a_message(again: Connect) -> None:
+    with again() as sessions, sessions.open("mia") as session:
+        session.append({"role": "user", "content": "hello"})
+        with pytest.raises(NotStorableError, match="extend"):
+            session.append({"role": "user", "content": ["hello"]})
+        assert [message.text for message in session.context()] == ["hello"]

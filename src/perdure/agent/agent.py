@@ -33,7 +33,7 @@ from perdure.agent.worker import AgentRuntime, AgentShutdown
 from perdure.config.locations import check_state_key
 from perdure.errors import InvalidArgumentError, SessionClosedError, SessionError
 from perdure.records.keys import require_name, require_text
-from perdure.records.messages import Message
+from perdure.records.messages import Message, message_of
 from perdure.records.values import encode_value
 
 if TYPE_CHECKING:
@@ -260,7 +260,7 @@ class Agent:
         return self.runtime.interrupt()
 
     async def post_user_message(
-        self, message: str | Message, *, turn_id: str | None = None
+        self, message: str | Message | dict[str, Any], *, turn_id: str | None = None
     ) -> None:
         """Post a message; returns when it is durable, not with the answer.
 
@@ -268,7 +268,7 @@ class Agent:
         is found among ``unfinished`` when the agent comes back.
 
         Args:
-            message: What the user says.
+            message: What the user says: text, a `Message`, or ``{"role": …, "content": "text"}``.
             turn_id: An id of one's own for its turn: a turn of this id that has ended is not
                 run again, but answered as before. For requests that may be retried.
 
@@ -282,7 +282,7 @@ class Agent:
         await self._post(message, None, turn_id)
         await self.session.save()
 
-    def stream(self, message: str | Message, *, turn_id: str | None = None) -> EventStream:
+    def stream(self, message: str | Message | dict[str, Any], *, turn_id: str | None = None) -> EventStream:
         """Return the events of a turn: ``async for event in agent.stream("Hello")``.
 
         The message is posted when the first event is fetched. The last event is a `TurnEnded`,
@@ -295,7 +295,7 @@ class Agent:
             begin=lambda stream: self._post(message, stream, turn_id),
         )
 
-    async def ask(self, message: str | Message, *, turn_id: str | None = None) -> str:
+    async def ask(self, message: str | Message | dict[str, Any], *, turn_id: str | None = None) -> str:
         """Post a message, and return the answer once it is durable.
 
         Cancelling the caller ends the wait only: `interrupt` ends the turn.
@@ -322,9 +322,11 @@ class Agent:
         raise SessionClosedError(f"agent {self.id!r} stopped before it had answered", agent=self.id)
 
     async def _post(
-        self, message: str | Message, stream: EventStream | None, turn_id: str | None
+        self, message: str | Message | dict[str, Any], stream: EventStream | None, turn_id: str | None
     ) -> None:
         given = Message.user(message) if isinstance(message, str) else message
+        if type(given) is dict:
+            given = message_of(given)
         if not isinstance(given, Message):
             raise InvalidArgumentError(
                 f"a message is text or a Message, not {type(given).__name__}", agent=self.id

@@ -33,7 +33,7 @@ from perdure.memory.documents import SessionDocument, TurnPayload, note_turn
 from perdure.memory.working_memory import MemoryInfo, MemoryLimit, MemorySearch
 from perdure.records.json import encode
 from perdure.records.keys import SessionKey, require_name
-from perdure.records.messages import EncodedRecord, Message, encode_message
+from perdure.records.messages import EncodedRecord, Message, encode_message, message_of
 from perdure.records.records import CONTEXT, RETRACT, TURN, Entry
 from perdure.records.types import Registry
 from perdure.restore.ladder import RestoredSession
@@ -478,7 +478,8 @@ class SessionBase(_Hot):
         Cheap and synchronous; autosave makes it durable within its window, ``save`` at once.
 
         Args:
-            items: Messages, encoded records, or objects of registered types.
+            items: Messages, also as ``{"role": …, "content": "text"}``, encoded records, or
+                objects of registered types. `extend` takes all other dicts of providers.
 
         Raises:
             NotStorableError: An item cannot be stored; nothing was appended. It names
@@ -513,7 +514,11 @@ class SessionBase(_Hot):
         """Whether a user's message is among the items, and no hook of a save appends them."""
         if self._tracked.contributing:
             return False
-        return any(isinstance(item, Message) and item.role == "user" for item in items)
+        roles = (
+            item.role if isinstance(item, Message) else type(item) is dict and item.get("role")
+            for item in items
+        )
+        return "user" in roles
 
     def turn(self, id: str | None = None, *, resume: bool = False) -> Turn:
         """Return a turn to enter: ``async with session.turn() as turn``.
@@ -748,6 +753,8 @@ class SessionBase(_Hot):
 def entry_of(item: Message | EncodedRecord | Any, registry: Registry) -> Entry:
     """Return an item as a record; a message without a time gets the present one.
 
+    A message may be a dict of a role and text.
+
     Raises:
         NotStorableError: It cannot be stored.
 
@@ -756,6 +763,8 @@ def entry_of(item: Message | EncodedRecord | Any, registry: Registry) -> Entry:
         return encode_message(item, registry, now=time.time())
     if isinstance(item, EncodedRecord):
         return item.entry
+    if type(item) is dict:
+        return encode_message(message_of(item), registry, now=time.time())
     return registry.encode_record(item)
 
 
