@@ -282,7 +282,9 @@ class Agent:
         await self._post(message, None, turn_id)
         await self.session.save()
 
-    def stream(self, message: str | Message | dict[str, Any], *, turn_id: str | None = None) -> EventStream:
+    def stream(
+        self, message: str | Message | dict[str, Any], *, turn_id: str | None = None
+    ) -> EventStream:
         """Return the events of a turn: ``async for event in agent.stream("Hello")``.
 
         The message is posted when the first event is fetched. The last event is a `TurnEnded`,
@@ -295,7 +297,9 @@ class Agent:
             begin=lambda stream: self._post(message, stream, turn_id),
         )
 
-    async def ask(self, message: str | Message | dict[str, Any], *, turn_id: str | None = None) -> str:
+    async def ask(
+        self, message: str | Message | dict[str, Any], *, turn_id: str | None = None
+    ) -> str:
         """Post a message, and return the answer once it is durable.
 
         Cancelling the caller ends the wait only: `interrupt` ends the turn.
@@ -322,7 +326,10 @@ class Agent:
         raise SessionClosedError(f"agent {self.id!r} stopped before it had answered", agent=self.id)
 
     async def _post(
-        self, message: str | Message | dict[str, Any], stream: EventStream | None, turn_id: str | None
+        self,
+        message: str | Message | dict[str, Any],
+        stream: EventStream | None,
+        turn_id: str | None,
     ) -> None:
         given = Message.user(message) if isinstance(message, str) else message
         if type(given) is dict:

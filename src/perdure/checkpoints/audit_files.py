@@ -233,7 +233,17 @@ def replay_folder(
         if event.kind == SNAPSHOT_CREATED:
             snapshots.compare(number, event)
     snapshots.end(all_are_told=not cut)
-    if summary is not None and (seals.seal.count, seals.last) != (
+    if seals.unsealed:
+        run.unproven.append(
+            f"{seals.unsealed:,} events have no hash: nothing proves that none was changed, put in "
+            "or taken away"
+        )
+    if summary is None:
+        run.unproven.append(
+            f"there is no {SUMMARY_FILE}, which says how many events there are: nothing proves "
+            "that none is missing at the end"
+        )
+    elif (seals.seal.count, seals.last) != (
         summary.events,
         summary.last_hash,
     ):
@@ -263,13 +273,18 @@ class _Sealed:
     def __init__(self, run: Replay, *, expected: bool) -> None:
         self.seal = EventSigner()
         self.last = ""
+        self.unsealed = 0
+        """Events of others, without a hash."""
         self._run = run
         self._expected = expected  # others write events without seals, and none with some
 
     def check(self, number: int, event: SavedEvent) -> None:
         before, self.last = self._expected, event.hash or ""
         self._expected = before or event.hash is not None
-        if self.seal.next(event) == event.hash or not self._expected:
+        if self.seal.next(event) == event.hash:
+            return
+        if not self._expected:
+            self.unsealed += 1
             return
         self._run.problem(
             "the event was changed, or the one before it was changed, moved or taken away", number
@@ -384,10 +399,12 @@ class _Snapshots:
         elif event.label is not None and header.label != event.label:
             what = f"it is called {header.label!r} in line {header.line} of {CHECKPOINTS_FILE}"
             run.problem(f"checkpoint {which}: {what}", number)
-        elif recorded is not None and recorded != header.digest:
+        elif recorded is None:
+            run.unverified += 1
+        elif recorded != header.digest:
             what = f"its state in line {header.line} of {CHECKPOINTS_FILE} is not what was recorded"
             run.problem(f"checkpoint {which}: {what}", number)
-        elif recorded is not None and header.timestamp + 1 != event.timestamp:
+        elif header.timestamp + 1 != event.timestamp:
             what = f"its time in line {header.line} of {CHECKPOINTS_FILE} is not what was recorded"
             run.problem(f"checkpoint {which}: {what}", number)
         else:

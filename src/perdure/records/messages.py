@@ -210,10 +210,10 @@ def message_of(given: dict[str, Any]) -> Message:
         NotStorableError: It is any other dict, which only a format says how to read.
 
     """
-    role, content = given.get("role"), given.get("content")
-    if len(given) == 2 and isinstance(content, str) and isinstance(role, str):
-        if role in {"system", "user", "assistant"}:
-            return Message(role, content)
+    match given:
+        case {"role": "system" | "user" | "assistant" as role, "content": str(content)}:
+            if len(given) == 2:
+                return Message(role, content)
     raise NotStorableError(
         'of dicts only {"role": …, "content": "text"} with the role system, user or assistant is '
         'read the same by all providers: for any other use session.extend([…], "openai"), or '
