@@ -17,7 +17,7 @@ from perdure._connect import connect
 from perdure._lib.ids import random_id
 from perdure.agent import create
 from perdure.agent.bootstrap import unfinished, unknown
-from perdure.agent.context import AgentConfig, AgentContext
+from perdure.agent.context import AgentConfig, AgentContext, kept_as
 from perdure.agent.effects import is_intact, is_unknown
 from perdure.agent.events import (
     AgentStopped,
@@ -118,9 +118,10 @@ class Agent:
             mcp: Servers of more tools: `McpServer`, a command line, or a URL.
             instructions: The system prompt; without any, the stored one is kept.
             sessions: Where its session is kept.
-            persistent_session: True, or how it is kept: without ``sessions``, in a store that
-                the agent opens and closes. False: in memory only, no file is made. None:
-                kept if ``sessions`` are given.
+            persistent_session: True, or how it is kept: a `PersistentSession`, a mapping of its
+                options, or a path or URL. Without ``sessions``, in a store that the agent opens
+                and closes. False: in memory only, no file is made. None: kept if ``sessions``
+                are given.
             if_exists: Continue the stored session, refuse, or delete it and start over.
             config: All of it in one, instead of model, tools, mcp and instructions.
             options: Everything else that an `AgentConfig` takes.
@@ -135,6 +136,7 @@ class Agent:
             "mcp": mcp,
             "instructions": instructions,
         }
+        kept_as(persistent_session)
         settings = create.merged(config, id, **given, options=options)
         return create.AgentCreation(
             lambda: create.create(cls, settings, id, sessions, persistent_session, if_exists)
