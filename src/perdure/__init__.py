@@ -77,6 +77,7 @@ _HOMES = {
         "ModelError",
         "ModelUnavailableError",
         "NotStorableError",
+        "OwnerMismatchError",
         "PerdureError",
         "ReplayDivergedError",
         "ReplayError",

@@ -26,6 +26,7 @@ and how to fix it. They contain ids and sizes, never content.
     │   ├── CheckpointNotFoundError (also a LookupError)
     │   ├── CompactionError
     │   ├── HistoryPrunedError
+    │   ├── OwnerMismatchError
     │   ├── SessionNotFoundError
     │   ├── SessionAlreadyActiveError
     │   ├── SessionClosedError
@@ -64,6 +65,7 @@ __all__ = [
     "ModelError",
     "ModelUnavailableError",
     "NotStorableError",
+    "OwnerMismatchError",
     "PerdureError",
     "ReplayDivergedError",
     "ReplayError",
@@ -180,6 +182,10 @@ class CompactionError(SessionError):
 
 class HistoryPrunedError(SessionError):
     """The history that this needs was pruned."""
+
+
+class OwnerMismatchError(SessionError):
+    """The session belongs to another owner than the one that was named."""
 
 
 class SessionNotFoundError(SessionError):

@@ -167,8 +167,8 @@ class AppSessions:
                 await app(scope, receive, sending)
             except Exception as error:
                 problem = responses.problem_of(error)
-                if started or problem.status == 500:
-                    raise
+                if started or (problem.status == 500 and not responses.is_logged(error)):
+                    raise  # the server logs it
                 await responses.send_problem(send, problem)
             finally:
                 del self._requests[request]

@@ -15,7 +15,7 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from perdure.asgi.feed import Channel, Cursor, Feed, FeedEvent
-from perdure.asgi.responses import Events, FeedResponse, failure
+from perdure.asgi.responses import Events, FeedResponse, answered, failure
 from perdure.errors import HistoryPrunedError, SessionClosedError, SessionError
 from perdure.records.keys import SessionKey
 from perdure.records.messages import Message
@@ -165,6 +165,7 @@ class Runs:
                 with run.scope:
                     await work(run, channel)
             except Exception as error:  # noqa: BLE001  # raised to whoever waits
+                answered(error)  # perhaps nobody does
                 run.error = error
             finally:
                 self._running.discard(run)

@@ -28,7 +28,7 @@ from perdure.agent import Agent, AgentConfig, AgentFactory
 from perdure.agent.events import AgentStopped, Segment, TurnEnded, TurnFailed, TurnStarted
 from perdure.asgi.app import AppSessions
 from perdure.asgi.feed import Channel, message_fields
-from perdure.asgi.responses import ASGIApp, Problem, Receive, Scope, Send, problem_of, send_problem
+from perdure.asgi.responses import ASGIApp, Problem, Receive, Scope, Send, answered, send_problem
 from perdure.asgi.runs import Run, RunOutcome
 from perdure.errors import (
     LeaseLostError,
@@ -336,7 +336,10 @@ class AgentServer:
             raise not_found(agent)
         if "text/event-stream" in request.headers.get("accept", ""):
             return self.sessions.respond(run)
-        outcome = await run.wait()
+        try:
+            outcome = await run.wait()
+        except Exception as error:
+            raise answered(error) from error
         return _json({"agent": agent, **msgspec.structs.asdict(outcome)})
 
     async def _history(self, request: Request) -> Response:
@@ -473,7 +476,7 @@ def _problem(problem: Problem) -> Response:
 
 
 async def _answer_problem(_: Request, error: Exception) -> Response:
-    return _problem(problem_of(error))
+    return _problem(answered(error))
 
 
 async def _answer_http(_: Request, error: Exception) -> Response:

@@ -204,7 +204,8 @@ class SessionManager:
             InvalidArgumentError: An argument is invalid, or ``new`` is True and ``create`` False.
             LeaseHeldError: Another process keeps holding it.
             SessionNotFoundError: It does not exist, and ``create`` is False.
-            SessionError: It exists, and ``new`` is True; or it has another owner.
+            SessionError: It exists, and ``new`` is True.
+            OwnerMismatchError: It has another owner.
             SessionQuarantinedError: The store permanently refuses one of its records.
             CorruptRecordError: Its log is damaged before the tail; if strict, or a document is.
             UnsupportedVersionError: A newer release wrote it.

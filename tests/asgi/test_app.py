@@ -1,0 +1,116 @@
+"""An application's requests: another owner's sessions, and errors that only the operator reads."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from perdure import Message, Session, Shutdown
+from perdure.agent import AgentConfig
+from perdure.asgi import AppSessions
+from perdure.serve.api import AgentServer
+from perdure.session.base import Turn
+
+
+async def answer(session: Session, turn: Turn) -> AsyncGenerator[str, None]:
+    session.append(Message.user("When is low tide?"))
+    yield "at noon"
+
+
+async def late(session: Session, turn: Turn) -> AsyncGenerator[str, None]:
+    session.append(Message.user("When is low tide?"))
+    yield "at"
+    raise ValueError("a bug of the application's")
+
+
+def application(sessions: AppSessions) -> Any:
+    async def stream(request: Request) -> Response:
+        user, id = request.path_params["user"], request.path_params["id"]
+        how = late if id == "late" else answer
+        return sessions.stream(id, how, owner=user, turn_id=request.headers.get("idempotency-key"))
+
+    async def plain(request: Request) -> Response:
+        user, id = request.path_params["user"], request.path_params["id"]
+        async with sessions.turn(id, owner=user) as (session, _):
+            return JSONResponse(session.id)
+
+    routes = [
+        Route("/stream/{user}/{id}", stream, methods=["POST"]),
+        Route("/plain/{user}/{id}", plain, methods=["POST"]),
+    ]
+    return Starlette(routes=routes, middleware=[Middleware(sessions.middleware)])
+
+
+@pytest.fixture
+async def client() -> AsyncGenerator[httpx.AsyncClient, None]:
+    sessions = AppSessions("memory:", shutdown=Shutdown(signals=False))
+    async with sessions.lifespan():
+        transport = httpx.ASGITransport(application(sessions))
+        async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
+            yield client
+
+
+@pytest.mark.parametrize("road", ["stream", "plain"])
+async def test_another_owners_session_is_not_found(
+    client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, road: str
+) -> None:
+    assert (await client.post(f"/{road}/ann/tide")).status_code == 200
+    refused = await client.post(f"/{road}/bob/tide")
+    assert refused.status_code == 404
+    assert refused.json() == {
+        "type": "about:blank",
+        "title": "Not found",
+        "status": 404,
+        "code": "SessionNotFoundError",
+    }
+    assert caplog.records == []
+
+
+async def test_a_failure_in_a_stream_is_logged_once(
+    client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = await client.post("/stream/ann/late")
+    assert told.status_code == 200
+    assert "event: interrupted" in told.text
+    assert "a bug" not in told.text
+    (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert record.exc_info is not None
+    assert "a bug of the application's" in str(record.exc_info[1])
+
+
+@pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
+async def test_a_failed_answer_of_a_served_agent_is_logged_once(
+    caplog: pytest.LogCaptureFixture, accept: str
+) -> None:
+    class Broken:
+        async def stream(self, messages: Any, tools: Any) -> AsyncGenerator[Any, None]:
+            raise ValueError("a bug of the model's")
+            yield
+
+    server = AgentServer(
+        AgentConfig(name="ada", model=Broken()), "memory:", shutdown=Shutdown(signals=False)
+    )
+    async with server.sessions.lifespan():
+        transport = httpx.ASGITransport(server.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            told = await client.post(
+                "/agents/ada/messages", json={"text": "Hi"}, headers={"accept": accept}
+            )
+    if accept == "application/json":
+        assert told.status_code == 500
+        assert told.json()["title"] == "Internal error"
+    else:
+        assert "event: interrupted" in told.text
+    assert "a bug" not in told.text
+    (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert record.exc_info is not None
+    assert "a bug of the model's" in str(record.exc_info[1])
