@@ -93,6 +93,7 @@ _HOMES = {
         "TooLargeError",
         "ToolOutcomeUnknownError",
         "ToolServerError",
+        "TurnReusedError",
         "UnknownConfigKeyError",
         "UnsavedChangesError",
         "UnsupportedVersionError",

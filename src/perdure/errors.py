@@ -32,6 +32,7 @@ and how to fix it. They contain ids and sizes, never content.
     │   ├── SessionClosedError
     │   ├── SessionQuarantinedError
     │   ├── StalePlanError
+    │   ├── TurnReusedError
     │   ├── UnsavedChangesError
     │   └── WrongLoopError
     ├── ReplayError
@@ -81,6 +82,7 @@ __all__ = [
     "TooLargeError",
     "ToolOutcomeUnknownError",
     "ToolServerError",
+    "TurnReusedError",
     "UnknownConfigKeyError",
     "UnsavedChangesError",
     "UnsupportedVersionError",
@@ -206,6 +208,10 @@ class SessionQuarantinedError(SessionError):
 
 class StalePlanError(SessionError):
     """The session has changed since the plan was made; nothing was applied."""
+
+
+class TurnReusedError(SessionError):
+    """The id of this turn was used for another request."""
 
 
 class UnsavedChangesError(SessionError):

@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 from starlette.applications import Starlette
@@ -14,9 +15,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from perdure import Message, Session, Shutdown
-from perdure.agent import AgentConfig
-from perdure.asgi import AppSessions
+from perdure import Message, Session, Shutdown, TurnReusedError
+from perdure.agent import AgentConfig, EchoModel
+from perdure.asgi import AppSessions, Channel, Run
+from perdure.records.keys import SessionKey
 from perdure.serve.api import AgentServer
 from perdure.session.base import Turn
 
@@ -36,11 +38,13 @@ def application(sessions: AppSessions) -> Any:
     async def stream(request: Request) -> Response:
         user, id = request.path_params["user"], request.path_params["id"]
         how = late if id == "late" else answer
-        return sessions.stream(id, how, owner=user, turn_id=request.headers.get("idempotency-key"))
+        key, body = request.headers.get("idempotency-key"), await request.body()
+        return sessions.stream(id, how, owner=user, turn_id=key, request=body)
 
     async def plain(request: Request) -> Response:
         user, id = request.path_params["user"], request.path_params["id"]
-        async with sessions.turn(id, owner=user) as (session, _):
+        key, body = request.headers.get("idempotency-key"), await request.body()
+        async with sessions.turn(id, key, owner=user, request=body) as (session, _):
             return JSONResponse(session.id)
 
     routes = [
@@ -114,3 +118,52 @@ async def test_a_failed_answer_of_a_served_agent_is_logged_once(
     (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert record.exc_info is not None
     assert "a bug of the model's" in str(record.exc_info[1])
+
+
+@pytest.mark.parametrize("road", ["stream", "plain"])
+async def test_an_id_that_comes_with_another_body_is_422(
+    client: httpx.AsyncClient, road: str
+) -> None:
+    key = {"idempotency-key": "1"}
+    for _ in range(2):
+        told = await client.post(f"/{road}/ann/tide", content=b"When?", headers=key)
+        assert told.status_code == 200
+    told = await client.post(f"/{road}/ann/tide", content=b"Delete it", headers=key)
+    assert told.status_code == 422
+    assert told.json()["code"] == "TurnReusedError"
+
+
+@pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
+async def test_an_idempotency_key_of_a_served_agent_is_for_one_message(accept: str) -> None:
+    server = AgentServer(
+        AgentConfig(name="ada", model=EchoModel()), "memory:", shutdown=Shutdown(signals=False)
+    )
+    headers = {"accept": accept, "idempotency-key": "1"}
+    async with server.sessions.lifespan():
+        transport = httpx.ASGITransport(server.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            statuses = [
+                (
+                    await client.post("/agents/ada/messages", json={"text": text}, headers=headers)
+                ).status_code
+                for text in ("Hello", "Delete my account", "Hello")
+            ]
+    assert statuses == [200, 422, 200]
+
+
+async def test_a_running_turn_is_not_joined_by_another_request() -> None:
+    sessions = AppSessions("memory:", shutdown=Shutdown(signals=False))
+    go = anyio.Event()
+
+    async def work(run: Run, channel: Channel) -> None:
+        await go.wait()
+
+    async with sessions.lifespan():
+        key = SessionKey("ada")
+        run = sessions.start(key, "1", work, request="When?")
+        assert sessions.start(key, "1", work, request="When?") is run
+        assert sessions.start(key, "1", work) is run
+        with pytest.raises(TurnReusedError):
+            sessions.start(key, "1", work, request="Delete it")
+        go.set()
+        await run.done.wait()

@@ -37,6 +37,7 @@ _STATUS: tuple[tuple[type[errors.PerdureError], int, str, int | None], ...] = (
     (errors.StoreUnavailableError, 503, "Store unavailable", 1),
     (errors.TooLargeError, 413, "Too large", None),
     (errors.NotStorableError, 422, "Not storable", None),
+    (errors.TurnReusedError, 422, "Used for another request", None),
     (errors.InvalidArgumentError, 400, "Invalid", None),
     (errors.ContextOverflowError, 422, "Too long for the model", None),
     (errors.ModelUnavailableError, 503, "Model unavailable", 1),

@@ -77,6 +77,8 @@ class TurnPayload(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The type of the exception that interrupted it."""
     given: bool = False
     """Whether the caller chose the id, so that it identifies a retry."""
+    request: str | None = None
+    """A fingerprint of what was asked, in the begin of a turn whose caller said it."""
 
 
 class InboxTakenPayload(msgspec.Struct):

@@ -330,7 +330,7 @@ class AgentServer:
         if len(turn) > MAX_TURN:
             raise Problem(400, "Invalid", f"Idempotency-Key has at most {MAX_TURN} characters")
         work = partial(self._pool.work, message=message, config=config, token=token)
-        run = self.sessions.start(key, turn, work)
+        run = self.sessions.start(key, turn, work, request=message.text)
         starter = self._starters.setdefault(run, token)
         if starter is not token and not token.opens(starter.owner):
             raise not_found(agent)

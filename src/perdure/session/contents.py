@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -110,13 +110,15 @@ class _RetractionFilter:
 class _Attempt:
     """Records that an interrupted turn left at the end of a log, read backwards."""
 
-    __slots__ = ("_id", "_older", "_resume", "begin", "messages")
+    __slots__ = ("_id", "_older", "_resume", "begin", "messages", "request")
 
     def __init__(self, turn_id: str, *, resume: bool) -> None:
         self._id = turn_id
         self._resume = resume
         self.begin: int | None = None
         """The seq of its first record, once that was seen."""
+        self.request: str | None = None
+        """The fingerprint of what was asked in it."""
         self.messages: list[Record] = []
         self._older: list[Record] = []
         """What is an earlier attempt's if one began before it, which this one continued."""
@@ -139,7 +141,7 @@ class _Attempt:
         if turned.turn != self._id or not turned.given or turned.phase == "end":
             return False
         if turned.phase == "begin":
-            self.begin = seq
+            self.begin, self.request = seq, turned.request
             self.messages += self._older
             self._older.clear()
             return True
@@ -449,10 +451,11 @@ class Contents:
 
     async def attempt(
         self, turn_id: str, *, resume: bool, unsaved: Iterable[Record], durable: int
-    ) -> tuple[int, tuple[Any, ...]] | None:
+    ) -> tuple[int, tuple[Any, ...], str | None] | None:
         """Return what an interrupted turn has appended, if nothing follows it.
 
-        The seq of the record before it, and its messages. ``unsaved`` is newest first.
+        The seq of the record before it, its messages, and the fingerprint of its request.
+        ``unsaved`` is newest first.
         """
         attempt = _Attempt(turn_id, resume=resume)
         more = all(map(attempt.accept, unsaved))
@@ -467,7 +470,25 @@ class Contents:
         texts = [
             decode_message(record.payload, self._registry) for record in reversed(attempt.messages)
         ]
-        return attempt.begin - 1, tuple(texts)
+        return attempt.begin - 1, tuple(texts), attempt.request
+
+    async def request_of(
+        self, turn_id: str, *, unsaved: Iterable[Record], durable: int
+    ) -> str | None:
+        """Return the fingerprint of what was asked in a turn; None if it is not known."""
+
+        def begin(records: Iterable[Record]) -> Iterator[TurnPayload]:
+            turns = (decode(one.payload, TurnPayload) for one in records if one.kind == TURN)
+            return (one for one in turns if one.turn == turn_id and one.phase == "begin")
+
+        for turned in begin(unsaved):
+            return turned.request
+        log = self._store.read_log(self.key, before=durable + 1, reverse=True)
+        async with contextlib.aclosing(log):
+            async for chunk in log:
+                for turned in begin(chunk.records):
+                    return turned.request
+        return None
 
     async def history(
         self,
