@@ -19,6 +19,7 @@ from perdure import Message, Session, Shutdown, TurnReusedError
 from perdure.agent import AgentConfig, EchoModel
 from perdure.asgi import AppSessions, Channel, Run
 from perdure.records.keys import SessionKey
+from perdure.serve.access import Access, Token
 from perdure.serve.api import AgentServer
 from perdure.session.base import Turn
 
@@ -167,3 +168,40 @@ async def test_a_running_turn_is_not_joined_by_another_request() -> None:
             sessions.start(key, "1", work, request="Delete it")
         go.set()
         await run.done.wait()
+
+
+async def test_agents_in_use_are_listed_by_last_use_and_only_the_owners() -> None:
+    server = AgentServer(
+        AgentConfig(name="ada", model=EchoModel()),
+        "memory:",
+        shutdown=Shutdown(signals=False),
+        access=Access(
+            [
+                Token(token="ann-token-0123456789", owners=("ann", "team")),
+                Token(token="bob-token-0123456789", owners=("bob",)),
+            ]
+        ),
+    )
+    async with server.sessions.lifespan():
+        transport = httpx.ASGITransport(server.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            ann, bob = (
+                {"authorization": f"Bearer {name}-token-0123456789"} for name in ("ann", "bob")
+            )
+            for agent in ("c", "a", "b"):
+                for headers, prefix in ((ann, "ann"), (bob, "bob")):
+                    url = f"/agents/{prefix}-{agent}/messages"
+                    await client.post(url, json={"text": "Hi"}, headers=headers)
+            listed, after, pages = [], "", 0
+            while after is not None:
+                params = {"order": "newest", "limit": 2, "after": after}
+                page = (await client.get("/agents", params=params, headers=ann)).json()
+                listed += page["agents"]
+                after, pages = page["after"], pages + 1
+            assert [info["agent"] for info in listed] == ["ann-b", "ann-a", "ann-c"]
+            assert [info["turns"] for info in listed] == [1, 1, 1]
+            assert pages == 2
+            by_id = (await client.get("/agents", headers=ann)).json()["agents"]
+            assert [info["agent"] for info in by_id] == ["ann-a", "ann-b", "ann-c"]
+            params = {"order": "newest", "after": "nonsense"}
+            assert (await client.get("/agents", params=params, headers=ann)).status_code == 400

@@ -342,7 +342,7 @@ def _note_times(document: SessionDocument, records: Sequence[Record]) -> None:
 
 def _first_time(records: Iterable[Record]) -> str | None:
     times = (at for record in records if (at := time_of(record)) is not None)
-    return next(map(_iso, times), None)
+    return next(map(iso_of, times), None)
 
 
 def _count(document: SessionDocument, record: Record) -> None:
@@ -362,7 +362,7 @@ def _count(document: SessionDocument, record: Record) -> None:
         _describe(document.metadata, meta)
         document.agent_type = meta.agent_type or document.agent_type
         if meta.created_at is not None:
-            document.created_at = _iso(meta.created_at)
+            document.created_at = iso_of(meta.created_at)
 
 
 DATED_KINDS = MESSAGE_KINDS | {TURN, META}
@@ -393,6 +393,18 @@ def note_taken(received: dict[str, int], seq: int, payload: bytes) -> None:
         del received[next(iter(received))]
 
 
+def described(about: About, meta: bytes) -> About:
+    """Return what a listing shows after a change of the labels."""
+    change = decode(meta, MetadataPayload)
+    return About(
+        title=about.title if change.title is None else change.title,
+        tags=about.tags if change.tags is None else tuple(change.tags),
+        owner=about.owner if change.owner is None else change.owner,
+        created_at=about.created_at if change.created_at is None else change.created_at,
+        updated_at=about.updated_at,
+    )
+
+
 def _describe(metadata: SessionLabels, meta: MetadataPayload) -> None:
     if meta.title is not None:
         metadata.title = meta.title
@@ -407,7 +419,8 @@ def _seconds(iso: str) -> float | None:
     return datetime.datetime.fromisoformat(iso).timestamp() if iso else None
 
 
-def _iso(at: float) -> str:
+def iso_of(at: float) -> str:
+    """Return a time as session.json has it."""
     return datetime.datetime.fromtimestamp(at, datetime.UTC).isoformat()
 
 

@@ -35,8 +35,10 @@ from perdure.memory.documents import (
     SessionCounts,
     SessionDocument,
     TurnPayload,
+    described,
     fold_session,
     fold_state,
+    iso_of,
     names_of,
     note_taken,
     stamp_of,
@@ -47,6 +49,7 @@ from perdure.memory.working_memory import Lazy, MemoryLimit, SessionValues, Work
 from perdure.records.checkpoints import CHECKPOINTS
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey, require_text
+from perdure.records.manifest import About
 from perdure.records.messages import (
     RESERVED_KINDS,
     Message,
@@ -171,6 +174,13 @@ class _DatedRecords:
         turns = [at for at in dated if entries[at][0] == TURN]
         if turns:
             self._turn = Record(first + turns[-1], epoch, *entries[turns[-1]])
+
+    def times(self) -> tuple[float | None, float | None]:
+        """Return the times of the first and the newest of them that is known here."""
+        first, newest = [
+            None if record is None else time_of(record) for record in (self._first, self._newest)
+        ]
+        return first, newest
 
     def folded(self, as_of_seq: int) -> None:
         """Begin again after a fold."""
@@ -447,7 +457,22 @@ class Contents:
         document = decode(folded, SessionDocument)
         document.turns = self.turns
         document.messages = self.messages
+        _, newest = self._dated.times()
+        if newest is not None:
+            document.last_active_at = iso_of(newest)
         return document
+
+    def about(self) -> About:
+        """Return what a listing shows, as of now; as cheap as the labels that no fold has yet."""
+        about = About() if self.info_document is None else self.info_document.about
+        for record in self._session_tail:
+            about = described(about, record.payload)
+        first, newest = self._dated.times()
+        return msgspec.structs.replace(
+            about,
+            created_at=first if about.created_at is None else about.created_at,
+            updated_at=about.updated_at if newest is None else newest,
+        )
 
     async def attempt(
         self, turn_id: str, *, resume: bool, unsaved: Iterable[Record], durable: int

@@ -24,10 +24,12 @@ from perdure.lease import LeaseOptions, OnHeld
 from perdure.lineage.store import followed
 from perdure.providers.context_fit import Format
 from perdure.records.keys import DEFAULT_SESSION, SessionKey, require_filters
+from perdure.records.manifest import SessionQuery
 from perdure.records.types import Registry
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
 from perdure.restore.ladder import restore
 from perdure.restore.report import RestorePlan
+from perdure.session import listing
 from perdure.session.connected import ManagerCore, ManagerParts, connected, manager_facts
 from perdure.session.delete import (
     ForgetReport,
@@ -42,7 +44,7 @@ from perdure.session.prune import PruneReport
 from perdure.session.rebuild import RebuildReport, rebuild_session
 from perdure.session.retention import Retention
 from perdure.session.runtime import Clock, EventName, Hook, wrong_loop
-from perdure.session.scope import Scope, list_scopes, list_sessions, scope_key
+from perdure.session.scope import Scope, list_scopes, scope_key
 from perdure.session.session import SessionView
 from perdure.store import DeadLetter, SessionInfo, Store
 
@@ -380,17 +382,31 @@ class SessionManager:
         prefix: str = "",
         after: SessionInfo | None = None,
         limit: int = 100,
+        newest_first: bool = False,
     ) -> list[SessionInfo]:
         """List sessions by id; pass the last one as ``after`` for the next page.
 
-        What it reports, and what ``owner`` and ``tag`` match, is as of each session's last fold.
-        Scopes are not in it: see `list_scopes`.
+        What it reports, and what ``owner`` and ``tag`` match, is as of now for sessions that are
+        open here, and as of its last fold for any other. Scopes are not in it: see `list_scopes`.
+
+        Args:
+            tenant: Whose, where customers share a store.
+            owner: Only sessions of this owner.
+            tag: Only sessions with this tag.
+            prefix: Only agents whose id begins with this.
+            after: The last session of the page before.
+            limit: How many, at most.
+            newest_first: List them by their last use instead; reads the whole listing each time.
+
         """
-        self._check()
-        last = None if after is None else after.key
-        return await list_sessions(
-            self._store, tenant, owner=owner, tag=tag, prefix=prefix, after=last, limit=limit
+        sessions = self._check().runtime.sessions
+        last = None if after is None or newest_first else after.key
+        query = SessionQuery(
+            tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=last, limit=limit
         )
+        if newest_first:
+            return await listing.newest_first(self._store, sessions, query, after)
+        return await listing.by_id(self._store, sessions, query)
 
     async def exists(
         self,

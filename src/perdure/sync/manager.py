@@ -481,6 +481,7 @@ class SessionManager:
         prefix: str = "",
         after: SessionInfo | None = None,
         limit: int = 100,
+        newest_first: bool = False,
     ) -> list[SessionInfo]:
         """List sessions by id; pass the last one as ``after`` for the next page.
 
@@ -488,7 +489,13 @@ class SessionManager:
         """
         return self._loop.call(
             lambda: self._inner.list(
-                tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after, limit=limit
+                tenant=tenant,
+                owner=owner,
+                tag=tag,
+                prefix=prefix,
+                after=after,
+                limit=limit,
+                newest_first=newest_first,
             )
         )
 
