@@ -552,9 +552,16 @@ class MemoryManager:
             self._window, self._room = tokens, int(tokens * SPARE)
 
     def note_usage(self, asked_with: Sequence[Message], tokens: int | None) -> None:
-        """Take note of how many tokens the model has read: more than is counted here."""
+        """Take note of how many tokens the model has read: more than is counted here.
+
+        Of a model that does not say it, what it would read next is counted.
+        """
         policy = self.policy
-        if tokens is None or policy.max_tokens is None:
+        if policy.max_tokens is None:
+            return
+        if tokens is None:
+            if self.is_over_budget(self.safe_messages()):
+                self.request_compaction()
             return
         counted = tokens_of(asked_with, policy.count_tokens)
         self._beside = max(int(tokens * self._scale) - counted, 0)

@@ -295,7 +295,7 @@ def fold_session(
         if old is None
         else decode(old, WholeSessionDocument)
     )
-    _note_times(document, records)
+    _note_times(in_one_form(document), records)
     for record in records:
         _count(document, record)
     if counts is not None:
@@ -415,13 +415,29 @@ def _describe(metadata: SessionLabels, meta: MetadataPayload) -> None:
     metadata.extra = {**metadata.extra, **meta.metadata}
 
 
+D = TypeVar("D", bound=SessionDocument)
+
+
+def in_one_form(document: D) -> D:
+    """Return a document with its times as they are written now; an older release had others."""
+    created, active = _seconds(document.created_at), _seconds(document.last_active_at)
+    document.created_at = "" if created is None else iso_of(created)
+    document.last_active_at = "" if active is None else iso_of(active)
+    return document
+
+
 def _seconds(iso: str) -> float | None:
     return datetime.datetime.fromisoformat(iso).timestamp() if iso else None
 
 
 def iso_of(at: float) -> str:
-    """Return a time as session.json has it."""
-    return datetime.datetime.fromtimestamp(at, datetime.UTC).isoformat()
+    """Return a time as session.json has it.
+
+    >>> iso_of(1769853600.0)
+    '2026-01-31T10:00:00.000Z'
+    """
+    time = datetime.datetime.fromtimestamp(at, datetime.UTC)
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def fold_items(old: bytes | None, records: Iterable[Record]) -> bytes:
