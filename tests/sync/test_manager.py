@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import anyio
+import anyio.to_thread
 import pytest
 
 import perdure.sync
@@ -351,3 +354,13 @@ def test_a_dict_of_a_role_and_text_is_a_message(again: Connect) -> None:
         with pytest.raises(NotStorableError, match="extend"):
             session.append({"role": "user", "content": ["hello"]})
         assert [message.text for message in session.context()] == ["hello"]
+
+
+async def test_a_loop_that_it_would_block_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.warns(RuntimeWarning, match=r"blocks the event loop .*to_thread"):
+        perdure.sync.connect("memory:", shutdown=QUIET).close()
+    await anyio.to_thread.run_sync(lambda: perdure.sync.connect("memory:", shutdown=QUIET).close())
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)  # as in a notebook
+    perdure.sync.connect("memory:", shutdown=QUIET).close()

@@ -61,6 +61,12 @@ def on_trio() -> bool:
     return trio is not None and trio.lowlevel.in_trio_run()
 
 
+def in_event_loop() -> bool:
+    """Return whether an event loop runs this."""
+    asyncio = sys.modules.get("asyncio")
+    return on_trio() or (asyncio is not None and asyncio._get_running_loop() is not None)
+
+
 def loop_timer() -> Callable[[float, Callable[[], None]], Callable[[], None]]:
     """Return a function that schedules a call on the running event loop after some seconds.
 

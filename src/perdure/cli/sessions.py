@@ -47,8 +47,8 @@ from perdure.records.messages import Message
 from perdure.records.records import Record
 from perdure.session.contents import HistoryItem
 from perdure.session.delete import ForgetReport
+from perdure.session.directory import newest_first
 from perdure.session.fork import Fork
-from perdure.session.listing import newest_first
 from perdure.session.prune import PruneReport
 from perdure.session.retention import Retention
 from perdure.session.scope import list_sessions

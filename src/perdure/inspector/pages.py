@@ -26,6 +26,7 @@ from perdure.records.messages import decode_message
 from perdure.records.records import MESSAGE_KINDS, Record
 from perdure.restore.report import RestorePlan, RestoreReport
 from perdure.session.contents import HistoryItem
+from perdure.session.directory import last_used
 from perdure.session.internals import (
     in_managers_background,
     registry_of,
@@ -34,7 +35,6 @@ from perdure.session.internals import (
     store_of,
     working_context,
 )
-from perdure.session.listing import last_used
 from perdure.session.manager import SessionManager
 from perdure.session.session import SessionView
 from perdure.store import DeadLetter, LeaseState, PendingItem, SessionInfo, Store, first_record

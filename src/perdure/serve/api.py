@@ -41,7 +41,7 @@ from perdure.observe import Metrics
 from perdure.records.keys import SessionKey
 from perdure.records.messages import Message
 from perdure.serve.access import Access, Token, not_found
-from perdure.session.listing import last_used
+from perdure.session.directory import last_used
 from perdure.session.session import SessionView
 from perdure.store import SessionInfo
 

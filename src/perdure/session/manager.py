@@ -29,7 +29,7 @@ from perdure.records.types import Registry
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
 from perdure.restore.ladder import restore
 from perdure.restore.report import RestorePlan
-from perdure.session import listing
+from perdure.session import directory
 from perdure.session.connected import ManagerCore, ManagerParts, connected, manager_facts
 from perdure.session.delete import (
     ForgetReport,
@@ -405,8 +405,8 @@ class SessionManager:
             tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=last, limit=limit
         )
         if newest_first:
-            return await listing.newest_first(self._store, sessions, query, after)
-        return await listing.by_id(self._store, sessions, query)
+            return await directory.newest_first(self._store, sessions, query, after)
+        return await directory.by_id(self._store, sessions, query)
 
     async def exists(
         self,
