@@ -63,8 +63,15 @@ def on_trio() -> bool:
 
 def in_event_loop() -> bool:
     """Return whether an event loop runs this."""
-    asyncio = sys.modules.get("asyncio")
-    return on_trio() or (asyncio is not None and asyncio._get_running_loop() is not None)
+    if on_trio():
+        return True
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def loop_timer() -> Callable[[float, Callable[[], None]], Callable[[], None]]:
