@@ -190,6 +190,20 @@ def test_space(free: int, files: int | None, level: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("free", "total", "level"),
+    [
+        (62 * MIB, 64 * MIB, "ok"),
+        (10 * MIB, 64 * MIB, "warning"),
+        (2 * MIB, 64 * MIB, "problem"),
+        (MIB // 2, MIB, "problem"),
+        (50 * MIB, 2_000_000 * MIB, "problem"),
+    ],
+)
+def test_space_is_judged_by_the_size_of_the_disk(free: int, total: int, level: str) -> None:
+    assert doctor.of_space(free, total, None).level == level
+
+
+@pytest.mark.parametrize(
     ("now", "stamped", "newest", "level"),
     [
         (NOW, NOW, NOW, "ok"),

@@ -94,6 +94,18 @@ def test_ls_chooses_and_pages(
     assert names == expected
 
 
+def test_ls_lists_those_used_last_first(command: Command, several: str) -> None:
+    found = command("ls", "--newest", "--store", several, "--json").json["sessions"]
+    times = [one["updated_at"] for one in found]
+    assert times == sorted(times, reverse=True)
+    by_id = command("ls", "--store", several, "--json").json["sessions"]
+    assert sorted(map(str, found)) == sorted(map(str, by_id))
+    two = command("ls", "--newest", "--limit", "2", "--store", several, "--json").json["sessions"]
+    assert two == found[:2]
+    refused = command("ls", "--newest", "--after", "ada", "--store", several)
+    assert (refused.status, "--newest goes without" in refused.err) == (2, True)
+
+
 def test_ls_lists_what_waits_for_sessions_that_nobody_has_opened(
     command: Command, several: str
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ async def _session(
     return {
         **found,
         "there": True,
-        "info": _plain(view.info),
+        "info": _info(view.info),
         "source": view.restore_report.source,
         "context": view.context("openai"),
         "history": [_item(item) for item in await view.history(limit=1000)],
@@ -76,6 +77,15 @@ async def _session(
 
 def _plain(value: Any) -> Any:
     return msgspec.json.decode(msgspec.json.encode(value))
+
+
+def _info(info: Any) -> Any:
+    """Return what is said of a session; its times are the same, in whatever form they are."""
+    plain = _plain(info)
+    for name in ("createdAt", "lastActiveAt"):
+        if plain[name]:
+            plain[name] = datetime.fromisoformat(plain[name]).isoformat()
+    return plain
 
 
 def _item(item: Any) -> list[Any]:

@@ -222,7 +222,6 @@ async def test_sessions_are_filtered_and_searched() -> None:
     async with connected() as sessions, client(sessions) as http:
         async with sessions.open("ada", owner="lovelace", tags=["x"]) as ada:
             ada.describe(title="The engine")
-            await ada.aclose()  # which folds: a listing is as of the last fold
         for params, found in (
             ({"owner": "lovelace"}, True),
             ({"owner": "love"}, False),
@@ -237,6 +236,16 @@ async def test_sessions_are_filtered_and_searched() -> None:
             assert [info["key"]["agent"] for info in page["sessions"]] == ["ada"] * found, params
         assert await get(http, "/complete", prefix="a") == ["ada"]
         assert (await http.get("/?prefix=%00")).status_code == 400
+
+
+async def test_sessions_that_were_used_last_come_first() -> None:
+    async with connected() as sessions, client(sessions) as http:
+        for at, name in enumerate(("a", "c", "b")):
+            async with sessions.open(name) as session:
+                session.append(Message(role="user", content="x", created_at=4_000_000_000.0 + at))
+        page = await get(http, "/", newest="1", limit=2)
+        assert [info["key"]["agent"] for info in page["sessions"]] == ["b", "c"]
+        assert (page["searched"], page["next"]) == (3, None)
 
 
 async def test_a_search_that_takes_long_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:

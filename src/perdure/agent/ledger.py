@@ -175,6 +175,11 @@ class AgentLedger:
         if over:
             accept(self._session, tuple(over))
 
+    def refuse(self, id: str | None) -> None:
+        """Record that a message is refused; what was not noted yet never is."""
+        if id is not None and self._fresh.pop(id, None) is None:
+            accept(self._session, (self._noted(ADMITTED, id, state=OVER, how="refused"),))
+
     def drop(self, id: str) -> None:
         """Record that a message will not be answered, and that its turn is not waited for."""
         turns = [

@@ -20,6 +20,7 @@ import msgspec
 from perdure.agent.compaction import Compacted, ExistingMemories, LogCompaction, TurnBlocks, trimmer
 from perdure.agent.llm.failures import Overflow
 from perdure.agent.llm.model import ToolSpec
+from perdure.agent.tools import storable
 from perdure.errors import NotStorableError, SessionError
 from perdure.memory.compaction import (
     Compaction,
@@ -387,7 +388,7 @@ class MemoryManager:
     ) -> bool:
         """Keep what came of a tool call; False if that call has its result already.
 
-        What cannot be stored is kept as an error that says so.
+        Lone surrogates are escaped. What cannot be stored is kept as an error that says so.
         """
         self._enter(turn_id)
         message = with_source(message, source_event)
@@ -396,9 +397,12 @@ class MemoryManager:
             return False
         try:
             self._append(message)
-        except NotStorableError as error:
-            reason = f"the tool's result cannot be stored: {error}"
-            self._append(Message.tool(result.call_id, name=result.name, error=reason))
+        except NotStorableError:
+            try:
+                self._append(msgspec.structs.replace(message, tool_result=storable(result)))
+            except (NotStorableError, RecursionError) as error:
+                reason = f"the tool's result cannot be stored: {error}"
+                self._append(Message.tool(result.call_id, name=result.name, error=reason))
         return True
 
     def ingest_assistant_response(
@@ -548,9 +552,16 @@ class MemoryManager:
             self._window, self._room = tokens, int(tokens * SPARE)
 
     def note_usage(self, asked_with: Sequence[Message], tokens: int | None) -> None:
-        """Take note of how many tokens the model has read: more than is counted here."""
+        """Take note of how many tokens the model has read: more than is counted here.
+
+        Of a model that does not say it, what it would read next is counted.
+        """
         policy = self.policy
-        if tokens is None or policy.max_tokens is None:
+        if policy.max_tokens is None:
+            return
+        if tokens is None:
+            if self.is_over_budget(self.safe_messages()):
+                self.request_compaction()
             return
         counted = tokens_of(asked_with, policy.count_tokens)
         self._beside = max(int(tokens * self._scale) - counted, 0)

@@ -18,6 +18,7 @@ from typing import Any, Final, final
 
 import msgspec
 
+from perdure._lib.tasks import stray_cancellation_fails
 from perdure.agent.effects import without_cut_answers
 from perdure.agent.events import (
     AgentEvent,
@@ -26,6 +27,7 @@ from perdure.agent.events import (
     CompactionStarted,
 )
 from perdure.agent.memory import MemoryManager
+from perdure.agent.tools import storable
 from perdure.errors import CorruptRecordError, FormatError, NotStorableError, StoreError
 from perdure.providers import render
 from perdure.records.chunks import name_of
@@ -77,8 +79,9 @@ async def claimed(
 ) -> ToolResult:
     """Return a result as it is to be kept: a large one's blob is durable then.
 
-    A result that cannot be stored is returned as it is, and so is a large one where the store
-    keeps no blobs, or cannot be reached: the log takes it then.
+    A result that cannot be stored is returned as it is, but for its lone surrogates, which are
+    escaped, and so is a large one where the store keeps no blobs, or cannot be reached: the log
+    takes it then.
     """
     types = registry_of(session)
     if _is_small(result.result, max_inline_bytes) and unstorable == "raise":
@@ -86,7 +89,11 @@ async def claimed(
     try:
         data, tags = encode_value(result.result, types, on_unstorable=unstorable)
     except NotStorableError:
-        return result
+        try:
+            result = storable(result)
+            data, tags = encode_value(result.result, types)
+        except (NotStorableError, RecursionError):
+            return result
     if unstorable == "repr":
         result = _with(result, decode_value(data, tags, types))
     store = store_of(session)
@@ -278,7 +285,10 @@ class LLMRequestAssembler:
         self._emit(CompactionStarted(agent_id=agent_id, turn_id=turn_id))
         try:
             notes = "" if self._notes is None else self._notes()
-            done = await self._memory.compact(system_prompt, exclude_turn_id=turn_id, notes=notes)
+            with stray_cancellation_fails():  # a compaction model's: it has failed
+                done = await self._memory.compact(
+                    system_prompt, exclude_turn_id=turn_id, notes=notes
+                )
         except Exception as error:
             self._memory.request_compaction()
             self._emit(CompactionFailed(agent_id=agent_id, turn_id=turn_id, error=error))

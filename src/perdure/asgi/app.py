@@ -167,8 +167,8 @@ class AppSessions:
                 await app(scope, receive, sending)
             except Exception as error:
                 problem = responses.problem_of(error)
-                if started or problem.status == 500:
-                    raise
+                if started or (problem.status == 500 and not responses.is_logged(error)):
+                    raise  # the server logs it
                 await responses.send_problem(send, problem)
             finally:
                 del self._requests[request]
@@ -177,7 +177,12 @@ class AppSessions:
 
     @contextlib.asynccontextmanager
     async def turn(
-        self, id: str, turn_id: str | None = None, **options: Any
+        self,
+        id: str,
+        turn_id: str | None = None,
+        *,
+        request: str | bytes | None = None,
+        **options: Any,
     ) -> AsyncGenerator[tuple[Session, Turn], None]:
         """Open a session for a request, and run a turn in it: ``as (session, turn)``.
 
@@ -188,16 +193,19 @@ class AppSessions:
             id: The agent's id.
             turn_id: The request's own id: of a request that is sent again, ``turn.replayed`` is
                 True, and there is nothing left to do.
+            request: What is asked, such as the request's body: a ``turn_id`` that comes again
+                with another one is refused with 422.
             options: As for `SessionManager.open`.
 
         Raises:
             SessionClosedError: The process stops.
             LeaseHeldError: Another process keeps holding the session.
+            TurnReusedError: The turn was begun with another request.
 
         """
         async with (
             self.manager.open(id, **options) as session,
-            session.turn(turn_id) as turn,
+            session.turn(turn_id, request=request) as turn,
         ):
             yield session, turn
 
@@ -207,6 +215,7 @@ class AppSessions:
         answer: Answer,
         *,
         turn_id: str | None = None,
+        request: str | bytes | None = None,
         linger: float | None = 10.0,
         session: str = DEFAULT_SESSION,
         tenant: str = "",
@@ -224,6 +233,8 @@ class AppSessions:
                 by itself.
             turn_id: The request's own id. One that runs is joined, and one that has ended is not
                 run again.
+            request: What is asked, such as the request's body: a ``turn_id`` that comes again
+                with another one is refused with 422.
             linger: Seconds for which the turn continues when its client has gone away. Then it is
                 cut: what came of the answer is kept as an interrupted message. None: it continues
                 to its end.
@@ -239,10 +250,15 @@ class AppSessions:
             async with opening as opened:
                 run.outcome = await answer_in(opened, run, channel, answer)
 
-        return self.respond(self.start(key, turn_id, work), linger=linger)
+        return self.respond(self.start(key, turn_id, work, request=request), linger=linger)
 
     def start(
-        self, key: SessionKey, turn: str | None, work: Callable[[Run, Channel], Awaitable[None]]
+        self,
+        key: SessionKey,
+        turn: str | None,
+        work: Callable[[Run, Channel], Awaitable[None]],
+        *,
+        request: str | bytes | None = None,
     ) -> Run:
         """Run a turn in a task of the application, or join the one of this id that runs.
 
@@ -250,12 +266,14 @@ class AppSessions:
             key: The session.
             turn: The turn's id; None: it joins no other.
             work: Does it: calls ``run.begin``, and sets ``run.outcome``.
+            request: What is asked: kept as ``run.request``, for ``session.turn``.
 
         Raises:
             SessionClosedError: The process stops.
+            TurnReusedError: The one that runs has been asked something else.
 
         """
-        return require_started(self._runs).start(key, turn, work)
+        return require_started(self._runs).start(key, turn, work, request=request)
 
     def respond(self, run: Run, *, linger: float | None = None) -> responses.FeedResponse:
         """Return a response that streams a turn which `start` has begun."""

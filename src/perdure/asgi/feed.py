@@ -186,11 +186,12 @@ class Feed:
             read = visible = cursor.seq
             while True:
                 news = channel.news
-                async for seq, event in self._stored(key, read):
-                    read = seq
-                    if event is not None:
-                        visible = seq
-                        yield event
+                async with contextlib.aclosing(self._stored(key, read)) as stored:
+                    async for seq, event in stored:
+                        read = seq
+                        if event is not None:
+                            visible = seq
+                            yield event
                 piece = channel.after(cursor, visible, read)
                 if piece is not None:
                     cursor = piece.id or cursor

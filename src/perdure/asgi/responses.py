@@ -6,6 +6,7 @@ again.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
@@ -17,6 +18,8 @@ import msgspec
 from perdure import errors
 from perdure._lib.lazy import import_extra
 from perdure.asgi.feed import KEEP_ALIVE, Cursor, FeedEvent
+
+log: logging.Logger = logging.getLogger("perdure.asgi")
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -34,6 +37,7 @@ _STATUS: tuple[tuple[type[errors.PerdureError], int, str, int | None], ...] = (
     (errors.StoreUnavailableError, 503, "Store unavailable", 1),
     (errors.TooLargeError, 413, "Too large", None),
     (errors.NotStorableError, 422, "Not storable", None),
+    (errors.TurnReusedError, 422, "Used for another request", None),
     (errors.InvalidArgumentError, 400, "Invalid", None),
     (errors.ContextOverflowError, 422, "Too long for the model", None),
     (errors.ModelUnavailableError, 503, "Model unavailable", 1),
@@ -96,11 +100,14 @@ def problem_of(error: BaseException) -> Problem:
     """Return what a client is told of an error.
 
     What is not perdure's own, and what concerns the operator alone, is a 500 without details.
+    Another owner's session is one that is not there.
     """
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     if isinstance(error, Problem):
         return error
+    if isinstance(error, errors.OwnerMismatchError):
+        return Problem(404, "Not found", code=errors.SessionNotFoundError.__name__)
     for kind, status, title, retry_after in _STATUS:
         if isinstance(error, kind):
             detail = None if status == 502 else str(error)
@@ -108,6 +115,22 @@ def problem_of(error: BaseException) -> Problem:
             return Problem(status, title, detail, retry_after=retry_after, code=code)
     return Problem(500, "Internal error", code=type(error).__name__)
 
+
+def answered(error: BaseException) -> Problem:
+    """Return what a client is told of an error that nobody else sees: a 500 is logged, once."""
+    problem = problem_of(error)
+    if problem.status == 500 and error is not problem and not is_logged(error):
+        setattr(error, _LOGGED, True)
+        log.error("a request failed", exc_info=error)
+    return problem
+
+
+def is_logged(error: BaseException) -> bool:
+    """Whether `answered` has logged an error."""
+    return hasattr(error, _LOGGED)
+
+
+_LOGGED: Final = "_perdure_logged"
 
 Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
@@ -151,8 +174,10 @@ class FeedResponse(Response):
         try:
             try:
                 events = await self._begin(place_of(scope))
-            except (errors.PerdureError, Problem) as error:
-                await send_problem(send, problem_of(error))
+            except Exception as error:
+                if not (isinstance(error, errors.PerdureError | Problem) or is_logged(error)):
+                    raise
+                await send_problem(send, answered(error))
                 return
             start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
             await send(start)
@@ -200,7 +225,7 @@ async def _send_events(events: Events, send: Send) -> None:
 
 def failure(error: BaseException) -> FeedEvent:
     """Return the event that says why a stream ends early."""
-    return FeedEvent("error", None, msgspec.json.decode(problem_of(error).body))
+    return FeedEvent("error", None, msgspec.json.decode(answered(error).body))
 
 
 def as_text(event: FeedEvent) -> bytes:

@@ -42,11 +42,12 @@ from perdure.providers.context_fit import Format
 from perdure.providers.issued import stamp_of
 from perdure.records.checkpoints import Checkpoint
 from perdure.records.keys import DEFAULT_SESSION, SCOPES, SessionKey, require_filters
-from perdure.records.manifest import Manifest
+from perdure.records.manifest import Manifest, SessionQuery
 from perdure.records.messages import Message
 from perdure.records.records import Record
 from perdure.session.contents import HistoryItem
 from perdure.session.delete import ForgetReport
+from perdure.session.directory import newest_first
 from perdure.session.fork import Fork
 from perdure.session.prune import PruneReport
 from perdure.session.retention import Retention
@@ -75,6 +76,7 @@ async def ls(
     after: str | None = None,
     after_session: str = DEFAULT_SESSION,
     limit: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 1000,
+    newest: bool = False,
     waiting: bool = False,
     scopes: bool = False,
     where: StoreOption = StoreOption(),  # noqa: B008  # frozen
@@ -91,25 +93,40 @@ async def ls(
         after: Start after this agent's session: the last one of the previous page.
         after_session: Which of its sessions that was.
         limit: The maximum number to list.
+        newest: List those first that were used last; reads the whole listing.
         waiting: List the sessions for which a post waits instead, opened before or not.
         scopes: List the scopes instead, which sessions share; `show` and `forget` take their
             agent and session as they are listed.
 
     """
+    if newest and (after is not None or waiting or scopes):
+        raise ConfigError("--newest goes without --after, --waiting and --scopes", option="newest")
     filters = {"tenant": tenant, "owner": owner, "tag": tag, "prefix": prefix}
     last = None if after is None else SessionKey(after, after_session, tenant)
     if scopes:
         filters["prefix"] = SCOPES
         last = SessionKey(SCOPES, after, tenant) if after is not None else None
-    await (_ls_waiting if waiting else _ls)(filters, last, limit, where)
+    if waiting:
+        await _ls_waiting(filters, last, limit, where)
+    else:
+        await _ls(filters, last, limit, where, newest=newest)
     return 0
 
 
 async def _ls(
-    filters: dict[str, Any], after: SessionKey | None, limit: int, where: StoreOption
+    filters: dict[str, Any],
+    after: SessionKey | None,
+    limit: int,
+    where: StoreOption,
+    *,
+    newest: bool,
 ) -> None:
     async with opened(where.store) as store:
-        sessions = await _list(store, filters, after, limit)
+        if newest:
+            require_filters(**filters)
+            sessions = await newest_first(store, {}, SessionQuery(**filters, limit=limit), None)
+        else:
+            sessions = await _list(store, filters, after, limit)
         location = store.location
     if where.json:
         print_json({"location": location, "sessions": [_listed(info) for info in sessions]})

@@ -26,7 +26,7 @@ from perdure.memory.compaction import EpisodicItem, SemanticItem, items_of
 from perdure.memory.context import SNAPSHOT, Snapshot, WorkingContext
 from perdure.memory.documents import EPISODIC, SEMANTIC
 from perdure.memory.traces import RawTurn
-from perdure.records.json import decode
+from perdure.records.json import as_utf8, decode
 from perdure.records.messages import decode_message
 from perdure.records.values import NO_TYPES, Types
 
@@ -412,6 +412,12 @@ def _numbered(
             if len(line) == LINE:
                 tell(number, f"it has more than {LINE} bytes")
                 return
+            if number == 1:
+                try:
+                    line = as_utf8(line)
+                except CorruptRecordError as error:
+                    tell(0, str(error))
+                    return
             if line.strip():
                 yield number, line
 

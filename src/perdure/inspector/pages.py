@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
 import math
 import time
 from collections.abc import Awaitable, Callable, Hashable, Sequence
@@ -25,6 +26,7 @@ from perdure.records.messages import decode_message
 from perdure.records.records import MESSAGE_KINDS, Record
 from perdure.restore.report import RestorePlan, RestoreReport
 from perdure.session.contents import HistoryItem
+from perdure.session.directory import last_used
 from perdure.session.internals import (
     in_managers_background,
     registry_of,
@@ -135,6 +137,8 @@ class SessionFilters(msgspec.Struct, frozen=True, kw_only=True):
     prefix: str = ""
     owner: str = ""
     tag: str = ""
+    newest: str = ""
+    """"1" to show those first that were used last."""
     q: str = ""
     """Text in an id, a title, an owner or a tag."""
 
@@ -188,6 +192,9 @@ async def sessions_page(
     )
     until = anyio.current_time() + BUDGET
     last = None if after is None else SessionInfo(key=after)
+    if filters.newest:
+        await _newest(sessions, page, until, limit)
+        return page
     while True:
         chunk = await sessions.list(
             tenant=filters.tenant, prefix=filters.prefix, after=last, limit=limit
@@ -205,6 +212,19 @@ async def sessions_page(
         if anyio.current_time() > until:
             page.next = last.key
             return page
+
+
+async def _newest(sessions: SessionManager, page: SessionsPage, until: float, limit: int) -> None:
+    """Show the sessions that were used last; of very many, those of the first that are read."""
+    last: SessionInfo | None = None
+    filters = page.filters
+    while anyio.current_time() <= until and (
+        chunk := await sessions.list(tenant=filters.tenant, prefix=filters.prefix, after=last)
+    ):
+        page.searched += len(chunk)
+        fitting = filter(filters.fits, chunk)
+        page.sessions = heapq.nlargest(limit, (*page.sessions, *fitting), key=last_used)
+        last = chunk[-1]
 
 
 async def completions(sessions: SessionManager, tenant: str, prefix: str) -> list[str]:

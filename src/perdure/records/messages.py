@@ -90,13 +90,24 @@ class ToolResult(msgspec.Struct, frozen=True):
             _keep(self, "extra", RESULT_FIELDS)
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
+class _RoleAndContent(msgspec.Struct, frozen=True):
+    """The fields of a message that may be given without their names."""
+
+    role: str
+    """system, user, assistant or tool."""
+    content: str | list[Any] | None = None
+    """Text, or a list of content parts as the provider shapes them: JSON."""
+
+
+class Message(_RoleAndContent, frozen=True, kw_only=True):
     """One message of a conversation.
 
     `Message.system`, `Message.user`, `Message.assistant` and `Message.tool` create the usual ones.
 
     >>> Message.user("Where is the harbor?").text
     'Where is the harbor?'
+    >>> Message("user", "Where is the harbor?").role
+    'user'
 
     Raises:
         InvalidArgumentError: A field is invalid.
@@ -104,10 +115,6 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
     """
 
-    role: str
-    """system, user, assistant or tool."""
-    content: str | list[Any] | None = None
-    """Text, or a list of content parts as the provider shapes them: JSON."""
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_result: ToolResult | None = None
@@ -194,6 +201,26 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
             texts = (part.get("text") for part in self.content if isinstance(part, dict))
             return "".join(text for text in texts if isinstance(text, str))
         return self.content or ""
+
+
+def message_of(given: dict[str, Any]) -> Message:
+    """Return ``{"role": …, "content": "text"}`` as a message: all formats mean the same by it.
+
+    Raises:
+        NotStorableError: It is any other dict, which only a format says how to read.
+
+    """
+    match given:
+        case {"role": "system" | "user" | "assistant" as role, "content": str(content)}:
+            if len(given) == 2:
+                return Message(role, content)
+    raise NotStorableError(
+        'of dicts only {"role": …, "content": "text"} with the role system, user or assistant is '
+        'read the same by all providers: for any other use session.extend([…], "openai"), or '
+        'which format it has: "openai-responses", "anthropic", "gemini"',
+        path="$",
+        type="dict",
+    )
 
 
 def _freeze(message: Message, name: str) -> None:

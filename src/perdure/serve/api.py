@@ -8,6 +8,7 @@ id, so trying it again doubles nothing.
 from __future__ import annotations
 
 import contextlib
+import heapq
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
@@ -28,7 +29,7 @@ from perdure.agent import Agent, AgentConfig, AgentFactory
 from perdure.agent.events import AgentStopped, Segment, TurnEnded, TurnFailed, TurnStarted
 from perdure.asgi.app import AppSessions
 from perdure.asgi.feed import Channel, message_fields
-from perdure.asgi.responses import ASGIApp, Problem, Receive, Scope, Send, problem_of, send_problem
+from perdure.asgi.responses import ASGIApp, Problem, Receive, Scope, Send, answered, send_problem
 from perdure.asgi.runs import Run, RunOutcome
 from perdure.errors import (
     LeaseLostError,
@@ -40,6 +41,7 @@ from perdure.observe import Metrics
 from perdure.records.keys import SessionKey
 from perdure.records.messages import Message
 from perdure.serve.access import Access, Token, not_found
+from perdure.session.directory import last_used
 from perdure.session.session import SessionView
 from perdure.store import SessionInfo
 
@@ -330,13 +332,16 @@ class AgentServer:
         if len(turn) > MAX_TURN:
             raise Problem(400, "Invalid", f"Idempotency-Key has at most {MAX_TURN} characters")
         work = partial(self._pool.work, message=message, config=config, token=token)
-        run = self.sessions.start(key, turn, work)
+        run = self.sessions.start(key, turn, work, request=message.text)
         starter = self._starters.setdefault(run, token)
         if starter is not token and not token.opens(starter.owner):
             raise not_found(agent)
         if "text/event-stream" in request.headers.get("accept", ""):
             return self.sessions.respond(run)
-        outcome = await run.wait()
+        try:
+            outcome = await run.wait()
+        except Exception as error:
+            raise answered(error) from error
         return _json({"agent": agent, **msgspec.structs.asdict(outcome)})
 
     async def _history(self, request: Request) -> Response:
@@ -371,6 +376,8 @@ class AgentServer:
         last = request.query_params.get("after")
         config = await self._pool.config(last or "any", token.tenant)
         after = None
+        if request.query_params.get("order", "id") == "newest":
+            return await self._list_newest(request, limit)
         if last:
             after = SessionInfo(key=SessionKey(last, config.session, token.tenant))
         shown: list[SessionInfo] = []
@@ -390,6 +397,28 @@ class AgentServer:
         shown = shown[:limit]
         agents = [_listed(info) for info in shown]
         return _json({"agents": agents, "after": shown[-1].key.agent if more and shown else None})
+
+    async def _list_newest(self, request: Request, limit: int) -> Response:
+        token: Token = request.scope["perdure.token"]
+        after, place = None, request.query_params.get("after")
+        if place:
+            after = _last_of(place, token.tenant)
+        found: list[SessionInfo] = []
+        for owner in token.owners or (None,):
+            found += await self.sessions.manager.list(
+                tenant=token.tenant,
+                owner=owner,
+                prefix=request.query_params.get("prefix", ""),
+                after=after,
+                limit=limit + 1,
+                newest_first=True,
+            )
+        shown = heapq.nlargest(limit, found, key=last_used)
+        more = None
+        if len(found) > limit:
+            at, key = last_used(shown[-1])
+            more = msgspec.json.encode((at, key.agent, key.session)).decode()
+        return _json({"agents": [_listed(info) for info in shown], "after": more})
 
     async def _delete(self, request: Request) -> Response:
         await self._view(request)
@@ -451,6 +480,20 @@ def _number(request: Request, name: str, default: int, *, most: int = 2**62) -> 
     return int(text)
 
 
+def _last_of(place: str, tenant: str) -> SessionInfo:
+    """Return the last session of a page by last use, as its ``after`` names it.
+
+    Raises:
+        Problem: It names none.
+
+    """
+    try:
+        at, agent, session = msgspec.json.decode(place, type=tuple[float, str, str])
+        return SessionInfo(key=SessionKey(agent, session, tenant), updated_at=at)
+    except ValueError:
+        raise Problem(400, "Invalid", "after is what the page before has as after") from None
+
+
 def _listed(info: SessionInfo) -> dict[str, Any]:
     return {
         "agent": info.key.agent,
@@ -473,7 +516,7 @@ def _problem(problem: Problem) -> Response:
 
 
 async def _answer_problem(_: Request, error: Exception) -> Response:
-    return _problem(problem_of(error))
+    return _problem(answered(error))
 
 
 async def _answer_http(_: Request, error: Exception) -> Response:

@@ -12,6 +12,7 @@ A turn is one input up to the end of its answer, saved when it ends.
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import logging
 import time
@@ -27,13 +28,13 @@ from perdure._lib.loop import loop_timer
 from perdure._lib.task_scope import TaskScope, enter, is_within, turns
 from perdure._lib.tasks import CurrentTask, task_finder
 from perdure.autosave.tracked import require_outside
-from perdure.errors import InvalidArgumentError, SessionError
+from perdure.errors import InvalidArgumentError, SessionError, TurnReusedError
 from perdure.memory.context import RetractionPayload, WorkingContext
 from perdure.memory.documents import SessionDocument, TurnPayload, note_turn
 from perdure.memory.working_memory import MemoryInfo, MemoryLimit, MemorySearch
 from perdure.records.json import encode
 from perdure.records.keys import SessionKey, require_name
-from perdure.records.messages import EncodedRecord, Message, encode_message
+from perdure.records.messages import EncodedRecord, Message, encode_message, message_of
 from perdure.records.records import CONTEXT, RETRACT, TURN, Entry
 from perdure.records.types import Registry
 from perdure.restore.ladder import RestoredSession
@@ -80,6 +81,7 @@ class Turn:
         "_entered",
         "_given",
         "_queue",
+        "_request",
         "_resume",
         "_session",
         "id",
@@ -90,7 +92,13 @@ class Turn:
     )
 
     def __init__(
-        self, session: SessionBase, queue: TurnQueue, turn_id: str | None, *, resume: bool = False
+        self,
+        session: SessionBase,
+        queue: TurnQueue,
+        turn_id: str | None,
+        *,
+        resume: bool = False,
+        request: str | bytes | None = None,
     ) -> None:
         self._entered = True  # so that nothing is said of one that is refused
         if turn_id is not None:
@@ -101,6 +109,7 @@ class Turn:
         self._given = turn_id is not None
         self._closing: tuple[Entry, ...] = ()
         self._resume = resume
+        self._request = None if request is None else fingerprint(request)
         self.messages: tuple[Any, ...] = ()
         """What an interrupted attempt of this id had appended: it is taken back, or, with
         ``resume=True``, still there."""
@@ -129,6 +138,8 @@ class Turn:
         try:
             done = await session._begin_turn(self.id)
             self.replayed = done is not None
+            if self.replayed and self._request is not None:
+                self._require_same(await session._request_of(self.id))
             if self._given and not self.replayed:
                 await self._find_interrupted()
             # No record that was appended, and is not in the contents yet, changes their turns.
@@ -174,12 +185,18 @@ class Turn:
             if attempt is None:
                 self.messages = ()
                 return
-            before, self.messages = attempt
+            before, self.messages, request = attempt
+            self._require_same(request)
             if not self._resume:
                 retraction = await session._retraction(before)
         self.resumed = self._resume
         if retraction:
             session._accept(retraction)
+
+    def _require_same(self, request: str | None) -> None:
+        """Refuse another request than the one that the turn of this id was begun with."""
+        if None not in (self._request, request) and self._request != request:
+            raise turn_reused(self._session.key, self.id)
 
     async def emit(self, item: T, send: Callable[[T], Awaitable[object] | object]) -> None:
         """Send something once everything before it is durable: the output gate.
@@ -209,6 +226,7 @@ class Turn:
             at=time.time(),
             error=error,
             given=self._given,
+            request=self._request if self._given and phase == "begin" else None,
         )
 
 
@@ -478,7 +496,8 @@ class SessionBase(_Hot):
         Cheap and synchronous; autosave makes it durable within its window, ``save`` at once.
 
         Args:
-            items: Messages, encoded records, or objects of registered types.
+            items: Messages, also as ``{"role": …, "content": "text"}``, encoded records, or
+                objects of registered types. `extend` takes all other dicts of providers.
 
         Raises:
             NotStorableError: An item cannot be stored; nothing was appended. It names
@@ -513,9 +532,19 @@ class SessionBase(_Hot):
         """Whether a user's message is among the items, and no hook of a save appends them."""
         if self._tracked.contributing:
             return False
-        return any(isinstance(item, Message) and item.role == "user" for item in items)
+        roles = (
+            item.role if isinstance(item, Message) else type(item) is dict and item.get("role")
+            for item in items
+        )
+        return "user" in roles
 
-    def turn(self, id: str | None = None, *, resume: bool = False) -> Turn:
+    def turn(
+        self,
+        id: str | None = None,
+        *,
+        resume: bool = False,
+        request: str | bytes | None = None,
+    ) -> Turn:
         """Return a turn to enter: ``async with session.turn() as turn``.
 
         Turns run one at a time, first come, first served. Leaving one waits until it is durable.
@@ -527,9 +556,11 @@ class SessionBase(_Hot):
                 id is the same turn: if it has ended before, ``turn.replayed`` is True. If it was
                 cut before its end, what it left of the conversation is taken back.
             resume: Keep that, to continue from it: ``turn.resumed``, ``turn.messages``.
+            request: What is asked. A fingerprint of it is kept with a turn that has an ``id``, and
+                entering raises TurnReusedError if that id was used with another request.
 
         """
-        return Turn(self, self._turns, id, resume=resume)
+        return Turn(self, self._turns, id, resume=resume, request=request)
 
     def _accept(self, entries: tuple[Entry, ...]) -> int:
         """Take entries in as one group; every change of the session comes through here."""
@@ -677,11 +708,11 @@ class SessionBase(_Hot):
 
     async def _find_attempt(
         self, turn_id: str, *, resume: bool
-    ) -> tuple[int, tuple[Any, ...]] | None:
+    ) -> tuple[int, tuple[Any, ...], str | None] | None:
         """Return what an interrupted turn of this id has appended, if nothing follows it.
 
-        The seq of the record before it, and its messages. With ``resume`` it does not matter
-        whether others have appended amid it.
+        The seq of the record before it, its messages, and its request. With ``resume`` it does not
+        matter whether others have appended amid it.
         """
         if not self._may_be_cut:
             return None
@@ -691,6 +722,12 @@ class SessionBase(_Hot):
         return await self._contents.attempt(
             turn_id, resume=resume, unsaved=unsaved, durable=durable
         )
+
+    async def _request_of(self, turn_id: str) -> str | None:
+        """Return the fingerprint of the request of a turn; None if it is not known."""
+        tracked = self._tracked
+        unsaved = list(reversed(tracked.pending_records())) if tracked.pending else ()
+        return await self._contents.request_of(turn_id, unsaved=unsaved, durable=tracked.durable)
 
     def _end_turn(
         self, turned: TurnPayload, closing: tuple[Entry, ...] = (), *, is_saved: bool = False
@@ -745,8 +782,26 @@ class SessionBase(_Hot):
         self._folded_epoch = manifest.epoch
 
 
+def turn_reused(key: SessionKey, turn: str) -> TurnReusedError:
+    """Return the error for a turn's id that is used for another request."""
+    return TurnReusedError(
+        f"turn {turn!r} of session {key} was begun with another request: give each request an id "
+        "of its own, and the same one only to its retries",
+        key=str(key),
+        turn=turn,
+    )
+
+
+def fingerprint(request: str | bytes) -> str:
+    """Return what a request is recognized by when it comes again."""
+    data = request.encode("utf-8", "surrogatepass") if isinstance(request, str) else request
+    return hashlib.sha256(data).hexdigest()[:32]
+
+
 def entry_of(item: Message | EncodedRecord | Any, registry: Registry) -> Entry:
     """Return an item as a record; a message without a time gets the present one.
+
+    A message may be a dict of a role and text.
 
     Raises:
         NotStorableError: It cannot be stored.
@@ -756,6 +811,8 @@ def entry_of(item: Message | EncodedRecord | Any, registry: Registry) -> Entry:
         return encode_message(item, registry, now=time.time())
     if isinstance(item, EncodedRecord):
         return item.entry
+    if type(item) is dict:
+        return encode_message(message_of(item), registry, now=time.time())
     return registry.encode_record(item)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -35,8 +35,10 @@ from perdure.memory.documents import (
     SessionCounts,
     SessionDocument,
     TurnPayload,
+    described,
     fold_session,
     fold_state,
+    iso_of,
     names_of,
     note_taken,
     stamp_of,
@@ -47,6 +49,7 @@ from perdure.memory.working_memory import Lazy, MemoryLimit, SessionValues, Work
 from perdure.records.checkpoints import CHECKPOINTS
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey, require_text
+from perdure.records.manifest import About
 from perdure.records.messages import (
     RESERVED_KINDS,
     Message,
@@ -110,13 +113,15 @@ class _RetractionFilter:
 class _Attempt:
     """Records that an interrupted turn left at the end of a log, read backwards."""
 
-    __slots__ = ("_id", "_older", "_resume", "begin", "messages")
+    __slots__ = ("_id", "_older", "_resume", "begin", "messages", "request")
 
     def __init__(self, turn_id: str, *, resume: bool) -> None:
         self._id = turn_id
         self._resume = resume
         self.begin: int | None = None
         """The seq of its first record, once that was seen."""
+        self.request: str | None = None
+        """The fingerprint of what was asked in it."""
         self.messages: list[Record] = []
         self._older: list[Record] = []
         """What is an earlier attempt's if one began before it, which this one continued."""
@@ -139,7 +144,7 @@ class _Attempt:
         if turned.turn != self._id or not turned.given or turned.phase == "end":
             return False
         if turned.phase == "begin":
-            self.begin = seq
+            self.begin, self.request = seq, turned.request
             self.messages += self._older
             self._older.clear()
             return True
@@ -169,6 +174,13 @@ class _DatedRecords:
         turns = [at for at in dated if entries[at][0] == TURN]
         if turns:
             self._turn = Record(first + turns[-1], epoch, *entries[turns[-1]])
+
+    def times(self) -> tuple[float | None, float | None]:
+        """Return the times of the first and the newest of them that is known here."""
+        first, newest = [
+            None if record is None else time_of(record) for record in (self._first, self._newest)
+        ]
+        return first, newest
 
     def folded(self, as_of_seq: int) -> None:
         """Begin again after a fold."""
@@ -445,14 +457,30 @@ class Contents:
         document = decode(folded, SessionDocument)
         document.turns = self.turns
         document.messages = self.messages
+        _, newest = self._dated.times()
+        if newest is not None:
+            document.last_active_at = iso_of(newest)
         return document
+
+    def about(self) -> About:
+        """Return what a listing shows, as of now; as cheap as the labels that no fold has yet."""
+        about = About() if self.info_document is None else self.info_document.about
+        for record in self._session_tail:
+            about = described(about, record.payload)
+        first, newest = self._dated.times()
+        return msgspec.structs.replace(
+            about,
+            created_at=first if about.created_at is None else about.created_at,
+            updated_at=about.updated_at if newest is None else newest,
+        )
 
     async def attempt(
         self, turn_id: str, *, resume: bool, unsaved: Iterable[Record], durable: int
-    ) -> tuple[int, tuple[Any, ...]] | None:
+    ) -> tuple[int, tuple[Any, ...], str | None] | None:
         """Return what an interrupted turn has appended, if nothing follows it.
 
-        The seq of the record before it, and its messages. ``unsaved`` is newest first.
+        The seq of the record before it, its messages, and the fingerprint of its request.
+        ``unsaved`` is newest first.
         """
         attempt = _Attempt(turn_id, resume=resume)
         more = all(map(attempt.accept, unsaved))
@@ -467,7 +495,25 @@ class Contents:
         texts = [
             decode_message(record.payload, self._registry) for record in reversed(attempt.messages)
         ]
-        return attempt.begin - 1, tuple(texts)
+        return attempt.begin - 1, tuple(texts), attempt.request
+
+    async def request_of(
+        self, turn_id: str, *, unsaved: Iterable[Record], durable: int
+    ) -> str | None:
+        """Return the fingerprint of what was asked in a turn; None if it is not known."""
+
+        def begin(records: Iterable[Record]) -> Iterator[TurnPayload]:
+            turns = (decode(one.payload, TurnPayload) for one in records if one.kind == TURN)
+            return (one for one in turns if one.turn == turn_id and one.phase == "begin")
+
+        for turned in begin(unsaved):
+            return turned.request
+        log = self._store.read_log(self.key, before=durable + 1, reverse=True)
+        async with contextlib.aclosing(log):
+            async for chunk in log:
+                for turned in begin(chunk.records):
+                    return turned.request
+        return None
 
     async def history(
         self,

@@ -32,10 +32,12 @@ from perdure.lease import LeaseOptions, OnHeld
 from perdure.lineage.store import followed
 from perdure.providers.context_fit import Format
 from perdure.records.keys import DEFAULT_SESSION, SessionKey, require_filters
+from perdure.records.manifest import SessionQuery
 from perdure.records.types import Registry
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
 from perdure.restore.ladder import restore
 from perdure.restore.report import RestorePlan
+from perdure.session import directory
 from perdure.session.connected import ManagerCore, ManagerParts, connected, manager_facts
 from perdure.session.delete import (
     ForgetReport,
@@ -50,7 +52,7 @@ from perdure.session.prune import PruneReport
 from perdure.session.rebuild import RebuildReport, rebuild_session
 from perdure.session.retention import Retention
 from perdure.session.runtime import Clock, EventName, Hook, wrong_loop
-from perdure.session.scope import Scope, list_scopes, list_sessions, scope_key
+from perdure.session.scope import Scope, list_scopes, scope_key
 from perdure.session.session import SessionView
 from perdure.store import DeadLetter, SessionInfo, Store
 
@@ -213,7 +215,8 @@ class SessionManager:
             InvalidArgumentError: An argument is invalid, or ``new`` is True and ``create`` False.
             LeaseHeldError: Another process keeps holding it.
             SessionNotFoundError: It does not exist, and ``create`` is False.
-            SessionError: It exists, and ``new`` is True; or it has another owner.
+            SessionError: It exists, and ``new`` is True.
+            OwnerMismatchError: It has another owner.
             SessionQuarantinedError: The store permanently refuses one of its records.
             CorruptRecordError: Its log is damaged before the tail; if strict, or a document is.
             UnsupportedVersionError: A newer release wrote it.
@@ -388,17 +391,31 @@ class SessionManager:
         prefix: str = "",
         after: SessionInfo | None = None,
         limit: int = 100,
+        newest_first: bool = False,
     ) -> list[SessionInfo]:
         """List sessions by id; pass the last one as ``after`` for the next page.
 
-        What it reports, and what ``owner`` and ``tag`` match, is as of each session's last fold.
-        Scopes are not in it: see `list_scopes`.
+        What it reports, and what ``owner`` and ``tag`` match, is as of now for sessions that are
+        open here, and as of its last fold for any other. Scopes are not in it: see `list_scopes`.
+
+        Args:
+            tenant: Whose, where customers share a store.
+            owner: Only sessions of this owner.
+            tag: Only sessions with this tag.
+            prefix: Only agents whose id begins with this.
+            after: The last session of the page before.
+            limit: How many, at most.
+            newest_first: List them by their last use instead; reads the whole listing each time.
+
         """
-        self._check()
-        last = None if after is None else after.key
-        return await list_sessions(
-            self._store, tenant, owner=owner, tag=tag, prefix=prefix, after=last, limit=limit
+        sessions = self._check().runtime.sessions
+        last = None if after is None or newest_first else after.key
+        query = SessionQuery(
+            tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=last, limit=limit
         )
+        if newest_first:
+            return await directory.newest_first(self._store, sessions, query, after)
+        return await directory.by_id(self._store, sessions, query)
 
     async def exists(
         self,

@@ -22,6 +22,7 @@ from perdure.errors import (
     FormatError,
     InvalidArgumentError,
     LeaseHeldError,
+    OwnerMismatchError,
     SessionClosedError,
     SessionError,
     SessionNotFoundError,
@@ -359,7 +360,7 @@ def _require_owner(session: Session, wanted: OpenRequest) -> None:
     """Refuse to relabel another owner's session by opening it: `forget(owner=…)` would miss it.
 
     Raises:
-        SessionError: It has another owner than the one that was named.
+        OwnerMismatchError: It has another owner than the one that was named.
 
     """
     if wanted.owner is None:
@@ -372,7 +373,7 @@ def _require_owner(session: Session, wanted: OpenRequest) -> None:
         f"{_clipped(wanted.owner)}: choose another id or tenant; leave out owner= to open it as it "
         "is; or hand it on with session.describe(owner=…)"
     )
-    raise SessionError(message, key=str(wanted.key), owner=owner, wanted=wanted.owner)
+    raise OwnerMismatchError(message, key=str(wanted.key), owner=owner, wanted=wanted.owner)
 
 
 def _clipped(owner: str) -> str:

@@ -21,7 +21,13 @@ from perdure.errors import (
 )
 from perdure.lineage.store import followed
 from perdure.memory.context import SNAPSHOT, Snapshot
-from perdure.memory.documents import SESSION, SessionDocument, WholeSessionDocument, names_of
+from perdure.memory.documents import (
+    SESSION,
+    SessionDocument,
+    WholeSessionDocument,
+    in_one_form,
+    names_of,
+)
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
@@ -194,15 +200,17 @@ def _is_cut_elsewhere(log: WholeLog, name: str, documents: Documents) -> bool:
 def _is_same(name: str, fresh: bytes | None, stored: bytes) -> bool:
     """Whether a document is what a fresh fold of the log gives.
 
-    One of an older release may lack fields that are written now.
+    One of an older release may lack fields that are written now, or have times in another form.
     """
     if fresh is None or fresh == stored:
         return fresh == stored
     try:
         if name == SNAPSHOT:
             return encode(decode(fresh, Snapshot)) == encode(decode(stored, Snapshot))
-        if name == SESSION and not decode(stored, WholeSessionDocument).describes_agent:
-            return decode(fresh, SessionDocument) == decode(stored, SessionDocument)
+        if name == SESSION:
+            whole = decode(stored, WholeSessionDocument)
+            kind = WholeSessionDocument if whole.describes_agent else SessionDocument
+            return in_one_form(decode(fresh, kind)) == in_one_form(decode(stored, kind))
     except FormatError:
         return False
     return False

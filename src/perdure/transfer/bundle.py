@@ -21,7 +21,7 @@ import msgspec
 
 from perdure.errors import CorruptRecordError, UnsupportedVersionError
 from perdure.records.chunks import name_of
-from perdure.records.json import decode, encode
+from perdure.records.json import as_utf8, decode, encode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, Origin
 from perdure.records.posts import DeadLetter
@@ -182,6 +182,8 @@ class Reader:
         if self.ended:
             raise self._corrupt("there are lines after its end")
         try:
+            if not self._lines:
+                data = as_utf8(data)
             line = decode(data, _Line)
         except CorruptRecordError as error:
             raise self._corrupt(str(error)) from None

@@ -31,7 +31,7 @@ from perdure.lineage.store import followed
 from perdure.memory.documents import InboxTakenPayload
 from perdure.records.checkpoints import CHECKPOINTS
 from perdure.records.chunks import named_in
-from perdure.records.json import decode, encode
+from perdure.records.json import BOM, decode, encode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, Origin
 from perdure.records.posts import DeadLetter
@@ -574,7 +574,7 @@ async def is_bundle(path: Path) -> bool:
     if not await anyio.Path(path).is_file():
         return False
     async with await anyio.open_file(path, "rb") as file:
-        return (await file.read(len(MARK))) == MARK
+        return (await file.read(len(BOM + MARK))).removeprefix(BOM).startswith(MARK)
 
 
 async def bundle_key(path: Path) -> SessionKey:
