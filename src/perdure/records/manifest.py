@@ -192,6 +192,9 @@ class Documents(msgspec.Struct, frozen=True):
     """The bytes of damaged documents, unless the store keeps them as evidence itself."""
     unproven_tail: str = ""
     """Why records may be missing from the log's end; empty without such a sign."""
+    cut: tuple[str, ...] = ()
+    """The bytes that were cut from the log's end, since they were no whole records, and are kept:
+    how many, and where."""
 
 
 class RestoreData(msgspec.Struct, frozen=True):
