@@ -64,7 +64,9 @@ def damage(path: Path, dice: random.Random) -> str:
         path.write_bytes(data[:place] + bytes(len(data) - place))
         return f"{path.name} with zeros from {place} of {len(data)} on"
     if how < 0.55:
-        place = data.rfind(b"\n", 0, -1) + 1 + dice.randrange(len(data) - data.rfind(b"\n", 0, -1) - 1)
+        place = (
+            data.rfind(b"\n", 0, -1) + 1 + dice.randrange(len(data) - data.rfind(b"\n", 0, -1) - 1)
+        )
     bit = dice.randrange(8)
     data[place] ^= 1 << bit
     path.write_bytes(data)
@@ -140,7 +142,9 @@ async def is_told(store: Store, what: str) -> bool:
 
     A file that ends with a whole group is a log: nobody can know that it was longer.
     """
-    return " cut at " in what or not isinstance(store, FileStore) or bool(await store.log_tails(AGENT))
+    return (
+        " cut at " in what or not isinstance(store, FileStore) or bool(await store.log_tails(AGENT))
+    )
 
 
 async def look(store: Store, whole: list[Record], what: str) -> tuple[list[str], bool]:

@@ -243,8 +243,7 @@ class Folder:
             raise
         try:
             status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise NoFileError(errno.EINVAL, "no regular file", os.path.join(self.path, name))
+            _require_file(status, os.path.join(self.path, name))
             if flags & os.O_CREAT and hasattr(os, "fchmod"):
                 os.fchmod(fd, 0o600)
             elif self.owner is not None:
@@ -709,6 +708,11 @@ def _require_private(folder: Folder, path: str) -> None:
 
 
 _WHY = "who could then change what is kept there"
+
+
+def _require_file(status: os.stat_result, path: str) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise NoFileError(errno.EINVAL, "no regular file", path)
 
 
 def _require_others_cannot_write(status: os.stat_result, path: str) -> None:

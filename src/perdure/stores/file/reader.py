@@ -256,9 +256,12 @@ def log_tails(root: Folder, key: SessionKey, owners: Owners) -> list[LogTail]:
         tails = kept_tails(folder)
         epoch = newest_epoch(folder)
         lease = read_lease(folder, epoch)
-        if lease is not None and folder.stat(released_name(epoch)) is None:
-            if lease.deleted or owners.is_alive(lease.owner, lease.boot) is not False:
-                return tails
+        if (
+            lease is not None
+            and folder.stat(released_name(epoch)) is None
+            and (lease.deleted or owners.is_alive(lease.owner, lease.boot) is not False)
+        ):
+            return tails
         with contextlib.suppress(FileNotFoundError, CorruptRecordError), folder.enter(LOG) as log:
             ends = _uncounted(folder, log, key, 1 if lease is None else lease.since)
             if newest_epoch(folder) == epoch:
