@@ -10,6 +10,7 @@ from typing import Any, Self
 import msgspec
 
 from perdure.errors import (
+    AcknowledgedRecordsLostError,
     LeaseHeldError,
     LeaseLostError,
     NotStorableError,
@@ -350,6 +351,24 @@ def lease_lost(
         epoch=epoch,
         newest=newest,
     )
+
+
+def require_logged(manifest: Manifest, head: int) -> None:
+    """Raise unless the log has the records that a manifest is as of.
+
+    Raises:
+        AcknowledgedRecordsLostError: The store went back to an earlier state.
+
+    """
+    if manifest.as_of_seq > head:
+        raise AcknowledgedRecordsLostError(
+            f"documents of session {manifest.key} as of record {manifest.as_of_seq} were not "
+            f"stored: the store has only the first {head} records, so it went back to an earlier "
+            "state (a failover, a restart without its data, an older backup)",
+            key=str(manifest.key),
+            durable=manifest.as_of_seq,
+            kept=head,
+        )
 
 
 def lease_held(key: SessionKey, after: int, newest: int) -> LeaseHeldError:

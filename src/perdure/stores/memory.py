@@ -34,6 +34,7 @@ from perdure.records.manifest import (
     matched,
     new_entries,
     newer_format,
+    require_logged,
     refusal_of,
     session_info,
 )
@@ -119,6 +120,7 @@ class StoredSession:
 
     def fold(self, documents: Mapping[str, bytes], manifest: Manifest) -> None:
         """Replace the documents and the manifest."""
+        require_logged(manifest, len(self.entries))
         merged = {**self.documents, **documents}
         self.documents = {name: merged[name] for name in manifest.documents if name in merged}
         self.manifest = manifest

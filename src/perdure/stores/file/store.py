@@ -296,6 +296,8 @@ def write_documents(writer: LogWriter, new: dict[str, bytes], manifest: Manifest
     """Fold: write documents, and record in the manifest where the log continues."""
     with writer.lock:
         folder = writer.folder()
+        writer.require_held()
+        writer.require_present()
         at = _vouched_position(writer, folder, manifest)
         position = msgspec.Raw(msgspec.json.encode(at))
         try:
