@@ -34,8 +34,8 @@ from perdure.records.manifest import (
     matched,
     new_entries,
     newer_format,
-    require_logged,
     refusal_of,
+    require_logged,
     session_info,
 )
 from perdure.records.posts import oldest_first

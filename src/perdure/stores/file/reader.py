@@ -229,7 +229,7 @@ def _newest_span(
 # Bytes at the end of a log that do not count
 
 
-class LogTail(msgspec.Struct, frozen=True):
+class CutTail(msgspec.Struct, frozen=True):
     """Bytes at a log's end that are no whole records: of a write that a crash cut, or damage."""
 
     path: str
@@ -243,7 +243,7 @@ class LogTail(msgspec.Struct, frozen=True):
         return f"{self.bytes} bytes that are no whole records, {what} {self.path}"
 
 
-def log_tails(root: Folder, key: SessionKey, owners: Owners) -> list[LogTail]:
+def log_tails(root: Folder, key: SessionKey, owners: Owners) -> list[CutTail]:
     """Return the tails that were set aside and not accepted, and what the next holder sets aside.
 
     The end of a log that somebody may be writing to is not looked at.
@@ -269,25 +269,25 @@ def log_tails(root: Folder, key: SessionKey, owners: Owners) -> list[LogTail]:
         return tails
 
 
-def _uncounted(folder: Folder, log: Folder, key: SessionKey, since: int) -> list[LogTail]:
+def _uncounted(folder: Folder, log: Folder, key: SessionKey, since: int) -> list[CutTail]:
     names = log.names()
     tip = segments.find_tip(log, key, since=since, names=names)
-    tails: list[LogTail] = []
+    tails: list[CutTail] = []
     if tip is not None:
         marks = _marks(documents.read_manifests(folder, key, since=since))
         mark = marks.get((tip.epoch, tip.number), tip.start)
         _, scanned = segments.scan_from(log, tip, mark)
         if scanned.size > scanned.end.offset:
             size = scanned.size - scanned.end.offset
-            tails.append(LogTail(f"{log.path}/{tip.name}", size, is_kept=False))
+            tails.append(CutTail(f"{log.path}/{tip.name}", size, is_kept=False))
     for name in segments.unbegun(log, tip, names, since=since):
         status = log.stat(name)
         if status is not None:
-            tails.append(LogTail(f"{log.path}/{name}", status.st_size, is_kept=False))
+            tails.append(CutTail(f"{log.path}/{name}", status.st_size, is_kept=False))
     return tails
 
 
-def kept_tails(folder: Folder) -> list[LogTail]:
+def kept_tails(folder: Folder) -> list[CutTail]:
     """Return the tails in a session's quarantine that nobody has accepted."""
     try:
         quarantine = folder.enter(QUARANTINE)
@@ -296,7 +296,7 @@ def kept_tails(folder: Folder) -> list[LogTail]:
     with quarantine:
         found = [(name, quarantine.stat(name)) for name in sorted(quarantine.names())]
         return [
-            LogTail(f"{quarantine.path}/{name}", status.st_size, is_kept=True)
+            CutTail(f"{quarantine.path}/{name}", status.st_size, is_kept=True)
             for name, status in found
             if is_tail(name) and status is not None
         ]

@@ -633,7 +633,7 @@ class FileStore:
         writer = await self._idle(key, manifest.epoch)
         await self._run_in_thread("write", write_documents, writer, dict(documents), manifest)
 
-    async def log_tails(self, key: SessionKey) -> list[reader.LogTail]:
+    async def log_tails(self, key: SessionKey) -> list[reader.CutTail]:
         """Return bytes at a log's end that are no whole records, unless somebody accepted them."""
         return await self._run_in_thread("read", reader.log_tails, self._root, key, self._owners)
 
