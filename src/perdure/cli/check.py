@@ -196,8 +196,9 @@ class _MissingRange(msgspec.Struct):
 async def _beginning(store: Lineage, seen: Audit) -> tuple[Origin, Mapping[str, Document]]:
     """Return the origin of a session's own log, and the documents that it began with."""
     try:
-        base = await store.base_of(seen.key) or Origin()
-        return base, (await base_documents(store, seen.key)).found
+        base = await store.beginning_of(seen.key)
+        at = (await store.base_of(seen.key) or Origin()).at
+        return msgspec.structs.replace(base, at=at), (await base_documents(store, seen.key)).found
     except (CorruptRecordError, UnsupportedVersionError) as error:
         seen.findings.append(CheckFinding(what="log", detail=str(error)))
         return Origin(), {}

@@ -290,8 +290,7 @@ class ForkBuilder:
         point = await self._access.record(key, at)
         if point is None:
             raise _no_record(key, at, at)
-        above = await store.base_of(key)
-        cut = 0 if above is None else min(above.cut, at)
+        cut = min((await store.beginning_of(key)).cut, at)
         history = await keep_history(store, key, after=cut, upto=at)
         documents = await store.documents_upto(key, at)
         folded = await keep_documents(store, key.tenant, documents)
