@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +20,13 @@ from rich.progress import MofNCompleteColumn
 
 from perdure.cli.access import existing, found_keys, is_there, layers, managed, no_session, opened
 from perdure.cli.output import SessionOption, print_json, progress_bar, say, size
-from perdure.errors import ConfigError, CorruptRecordError, PerdureError, UnsupportedVersionError
+from perdure.errors import (
+    ConfigError,
+    CorruptRecordError,
+    FormatError,
+    PerdureError,
+    UnsupportedVersionError,
+)
 from perdure.lineage.store import Lineage, followed
 from perdure.records.keys import SessionKey, require_filters
 from perdure.records.manifest import Origin
@@ -46,14 +52,15 @@ from perdure.stores.file import FileStore
 from perdure.stores.file.layout import QUARANTINE, lease_epoch, manifest_epoch, session_path
 from perdure.stores.wrapped import EncryptedStore
 from perdure.transfer import receipts
-from perdure.transfer.bundle_files import names_of
+from perdure.transfer.reach import RESTORE, Reach, ReachedBlob
+from perdure.transfer.second_look import look_again
 
 
 class CheckFinding(msgspec.Struct, frozen=True, kw_only=True):
     """A problem of a session, or a note about it."""
 
     what: str
-    """log, document, key, lease, leftover, or dead letters."""
+    """log, document, blob, key, lease, leftover, or dead letters."""
     detail: str
     cure: str = ""
     problem: bool = True
@@ -136,6 +143,10 @@ class Audit(msgspec.Struct, kw_only=True):
     records: int = 0
     documents: int = 0
     findings: list[CheckFinding] = []
+    reached: set[str] = set()
+    """The blobs that it reaches, other than those that were passed over."""
+    is_reach_known: bool = False
+    """Whether those are all."""
 
     @property
     def problems(self) -> list[CheckFinding]:
@@ -148,8 +159,23 @@ class Audit(msgspec.Struct, kw_only=True):
         return bool(self.problems) and all(problem.repairable for problem in self.problems)
 
 
-async def audit(store: Store, key: SessionKey) -> Audit:
-    """Check a whole session: every record, every document, and its lease."""
+async def audit(store: Store, key: SessionKey, sound: Container[str] = ()) -> Audit:
+    """Check a whole session: every record, document and blob, and its lease.
+
+    Beside a program that writes it, what does not fit is looked at again.
+
+    Args:
+        store: Its store.
+        key: The session.
+        sound: Blobs to pass over, with all that is reached through them.
+
+    """
+    return await look_again(
+        store, key, lambda: _look(store, key, sound), is_wrong=lambda done: bool(done.problems)
+    )
+
+
+async def _look(store: Store, key: SessionKey, sound: Container[str]) -> Audit:
     done = Audit(key=key)
     store = lineage = followed(store)  # a fork's log continues its parent's
     documents = await _documents(store, done)
@@ -159,6 +185,7 @@ async def audit(store: Store, key: SessionKey) -> Audit:
     done.findings += log_problems(records, base)
     lost = [record for record in records if record.kind == MISSING]
     done.findings += _missing_notes(lost)
+    await _blobs_of(store, done, documents or Documents(), records, sound)
     if lost:
         documents = None  # they may contain what the log has lost
     if documents is not None and not any(problem.what == "log" for problem in done.problems):
@@ -169,6 +196,36 @@ async def audit(store: Store, key: SessionKey) -> Audit:
         done.findings.append(CheckFinding(what="log", detail=tail, cure=ACCEPT, repairable=True))
     done.findings += _lease_notes(await store.holder(key))
     return done
+
+
+async def _blobs_of(
+    store: Store, seen: Audit, documents: Documents, records: list[Record], sound: Container[str]
+) -> None:
+    """Read all blobs that a session reaches."""
+    reach = Reach(store, seen.key, documents)
+    is_known = not seen.problems and not documents.damaged
+    try:
+        for record in records:
+            reach.feed(record)
+        async with contextlib.aclosing(reach.blobs(sound)) as blobs:
+            async for blob in blobs:
+                seen.reached.add(blob.name)
+                if blob.why:
+                    seen.findings.append(_blob_problem(blob))
+                    is_known = is_known and blob.is_leaf  # else it may have named others
+    except FormatError as error:
+        if not seen.problems:  # else that is why
+            seen.findings.append(CheckFinding(what="blob", detail=str(error)))
+    else:
+        seen.is_reach_known = is_known
+
+
+def _blob_problem(blob: ReachedBlob) -> CheckFinding:
+    detail = f"{blob.name} {blob.why}, which {blob.by} needs"
+    if blob.is_lost:
+        return CheckFinding(what="blob", detail=detail, cure=RESTORE)
+    cure = "the log has it, and a rebuild puts it back"
+    return CheckFinding(what="blob", detail=detail, cure=cure, repairable=True)
 
 
 async def incomplete(store: Store, key: SessionKey) -> str:
@@ -327,24 +384,30 @@ class Garbage(msgspec.Struct, kw_only=True):
     """The result of the sweep."""
 
 
-async def garbage(store: Store, tenant: str, keys: list[SessionKey]) -> tuple[Garbage, set[str]]:
-    """Count the blobs that none of a tenant's sessions *keys* references; return those that are."""
-    reached: set[str] = set()
-    try:
-        names_there = set(await store.blob_names(tenant))
-    except CorruptRecordError as error:
-        return Garbage(tenant=tenant, unknown=str(error)), reached
+async def garbage(
+    store: Store, tenant: str, names_there: set[str] | str, audits: Sequence[Audit]
+) -> tuple[Garbage, set[str]]:
+    """Count the blobs that none of a tenant's sessions reaches; return those that are reached.
+
+    Args:
+        store: The store.
+        tenant: The tenant.
+        names_there: Its blobs before the audits; or why they are not known.
+        audits: Of all of its sessions.
+
+    """
+    if isinstance(names_there, str):
+        return Garbage(tenant=tenant, unknown=names_there), set()
     counted = Garbage(tenant=tenant, blobs=len(names_there))
     if not names_there:
-        return counted, reached
-    lineage = followed(store)
-    for key in keys:
-        try:
-            documents = await lineage.read_documents(key)
-            reached |= await names_of(store, key, documents, await store.head(key))
-        except PerdureError as error:
-            counted.unknown = f"{key} cannot be read: {error}"
+        return counted, set()
+    reached: set[str] = set()
+    for audit in audits:
+        if not audit.is_reach_known:
+            detail = audit.problems[0].detail if audit.problems else "documents of it are damaged"
+            counted.unknown = f"{audit.key} cannot be read: {detail}"
             return counted, names_there
+        reached |= audit.reached
     reachable = await receipts.current(store, tenant, names_there - reached)
     counted.receipts = len(reachable)
     reached |= reachable
@@ -502,20 +565,24 @@ async def _seen(
         if not await is_there(store, key):
             raise no_session(key, store)
         return await _audit_all(store, [key]), []
-    blobs: list[Garbage] = []
     tenants, keys = await listed_sessions(store, where.tenant)
+    there = {tenant: await _blob_names(store, tenant) for tenant in tenants}
     audits = await _audit_all(store, keys)
+    blobs: list[Garbage] = []
     for tenant in tenants:
-        theirs = [key for key in keys if key.tenant == tenant]
-        blobs.append(await _blobs(store, tenant, theirs, grace))
+        theirs = [audit for audit in audits if audit.key.tenant == tenant]
+        garbage_found, reached = await garbage(store, tenant, there[tenant], theirs)
+        if grace is not None:
+            await collect(store, garbage_found, reached, grace * 3600)
+        blobs.append(garbage_found)
     return audits, blobs
 
 
-async def _blobs(store: Store, tenant: str, keys: list[SessionKey], grace: float | None) -> Garbage:
-    garbage_found, reached = await garbage(store, tenant, keys)
-    if grace is not None:
-        await collect(store, garbage_found, reached, grace * 3600)
-    return garbage_found
+async def _blob_names(store: Store, tenant: str) -> set[str] | str:
+    try:
+        return set(await store.blob_names(tenant))
+    except CorruptRecordError as error:
+        return str(error)
 
 
 def _print_blobs(garbage: Garbage) -> None:
@@ -570,10 +637,13 @@ async def _keys(store: Store, tenant: str) -> list[SessionKey]:
 async def _audit_all(store: Store, keys: list[SessionKey]) -> list[Audit]:
     audits: list[Audit] = []
     refused: list[ConfigError] = []
+    sound: dict[str, set[str]] = {}
     with progress_bar("checking", MofNCompleteColumn(), total=len(keys)) as update:
         for done, key in enumerate(keys, 1):
             try:
-                audit = await _audit(store, key)
+                audit = await _audit(store, key, sound.setdefault(key.tenant, set()))
+                if not audit.problems:  # no blob of these names what is lost
+                    sound[key.tenant] |= audit.reached
             except ConfigError as error:  # its key is missing, or differs from the others'
                 refused.append(error)
                 audit = Audit(key=key, findings=[CheckFinding(what="key", detail=str(error))])
@@ -586,9 +656,9 @@ async def _audit_all(store: Store, keys: list[SessionKey]) -> list[Audit]:
     return audits
 
 
-async def _audit(store: Store, key: SessionKey) -> Audit:
+async def _audit(store: Store, key: SessionKey, sound: Container[str]) -> Audit:
     try:
-        return await audit(store, key)
+        return await audit(store, key, sound)
     except CorruptRecordError as error:  # it, or the file, is damaged before anything of it is read
         return Audit(key=key, findings=[CheckFinding(what="log", detail=str(error))])
 

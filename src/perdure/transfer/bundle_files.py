@@ -18,7 +18,6 @@ import anyio.to_thread
 import msgspec
 
 from perdure._lib.files import new_file
-from perdure.checkpoints.chain import CHAIN_KINDS, CheckpointChain
 from perdure.errors import (
     ConfigError,
     CorruptRecordError,
@@ -29,8 +28,6 @@ from perdure.errors import (
 from perdure.lease import OnHeld, OwnerWatch, acquire_lease, while_beating
 from perdure.lineage.store import followed
 from perdure.memory.documents import InboxTakenPayload
-from perdure.records.checkpoints import CHECKPOINTS
-from perdure.records.chunks import named_in
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, Origin
@@ -39,6 +36,7 @@ from perdure.records.records import BASE, TAKEN, Entry, Record
 from perdure.session.options import require_no_backup
 from perdure.store import Batch, Documents, HeldLease, Status, Store
 from perdure.transfer import bundle
+from perdure.transfer.reach import SALVAGE, Reach, ReachedBlob, lost_error, reach_of
 
 # Export of a session as bundle items: read without a lease, even while a program writes
 
@@ -48,7 +46,12 @@ KEPT_BYTES: Final = 4 * 1024 * 1024
 
 
 async def items(
-    store: Store, key: SessionKey, *, blobs: bool = True, dead_letters: bool = False
+    store: Store,
+    key: SessionKey,
+    *,
+    blobs: bool = True,
+    dead_letters: bool = False,
+    lost: list[ReachedBlob] | None = None,
 ) -> AsyncGenerator[bundle.Item, None]:
     """Yield a session as of now; it must exist. The blobs that it references come first.
 
@@ -57,9 +60,10 @@ async def items(
         key: The session to export.
         blobs: Whether to export blobs.
         dead_letters: Whether to export dead letters.
+        lost: Where to note the blobs that are lost; None: they are an error.
 
     Raises:
-        CorruptRecordError: The log, a document or a dead letter is damaged.
+        CorruptRecordError: The log, a document, a blob or a dead letter is lost or damaged.
         StoreUnavailableError: Another process is taking the session over.
 
     """
@@ -71,11 +75,16 @@ async def items(
     yield bundle.BundleHeader(key, 2 if letters else 1)
     for letter in letters:
         yield letter
-    reached = await _reached(store, key, documents, head) if blobs else {}
+    reached = await _reached(store, key, documents, head, lost) if blobs else {}
     for name in sorted(reached):
-        data = reached.pop(name) or await store.get_blob(key.tenant, name)
-        if data is not None:
-            yield bundle.BundleBlob(name, data)
+        data = reached.pop(name)
+        if data is None and (data := await store.get_blob(key.tenant, name)) is None:
+            raise CorruptRecordError(
+                f"session {key}: blob {name} was removed while it was read: try again",
+                key=str(key),
+                blob=name,
+            )
+        yield bundle.BundleBlob(name, data)
     async with contextlib.aclosing(content(store, key, head)) as records:
         async for record in records:
             yield record
@@ -132,40 +141,30 @@ def _require_readable(key: SessionKey, letters: list[DeadLetter]) -> None:
             )
 
 
-async def names_of(store: Store, key: SessionKey, documents: Documents, head: int) -> set[str]:
-    """Return the names of the blobs that a session references, directly or through other blobs."""
-    return set(await _reached(store, key, documents, head))
+async def reach(store: Store, key: SessionKey) -> Reach:
+    """Return what a session reaches as of now."""
+    documents = await store.read_documents(key)
+    return await reach_of(store, key, documents, content(store, key, await store.head(key)))
 
 
 async def _reached(
-    store: Store, key: SessionKey, documents: Documents, head: int
+    store: Store, key: SessionKey, documents: Documents, head: int, lost: list[ReachedBlob] | None
 ) -> dict[str, bytes | None]:
-    """Return the blobs that a session references; the first few MiB with their data."""
-    documents_by_name = documents.found.copy()
-    links = documents_by_name.pop(CHECKPOINTS, None)
-    chain = CheckpointChain.of(None if links is None else links.data)
-    named = named_in(document.data for document in documents_by_name.values())
-    async with contextlib.aclosing(content(store, key, head)) as records:
-        async for record in records:
-            if record.kind in CHAIN_KINDS:
-                chain.apply(record.kind, record.payload)
-            else:
-                named |= named_in((record.payload,))
-    # States of pruned checkpoints do not count, although the log still references them.
-    named |= named_in(encode(checkpoint.state) for checkpoint in chain.by_id.values())
-    if documents.manifest is not None and (base := documents.manifest.base) is not None:
-        named |= {name for name in (base.kept, base.folded) if name}
+    """Return the blobs that a session reaches; the first few MiB with their data."""
+    reach = await reach_of(store, key, documents, content(store, key, head))
     reached: dict[str, bytes | None] = {}
-    looked: set[str] = set()
+    missed = [] if lost is None else lost
     room = KEPT_BYTES
-    while named:
-        name = named.pop()
-        looked.add(name)
-        data = await store.get_blob(key.tenant, name)
-        if data is not None:
-            named |= named_in((data,)) - looked
-            reached[name] = data if len(data) <= room else None
-            room -= len(reached[name] or b"")
+    async with contextlib.aclosing(reach.blobs()) as blobs:
+        async for blob in blobs:
+            if blob.data is None:
+                missed.append(blob)
+                continue
+            only_in_log = bool(blob.why)
+            reached[blob.name] = blob.data if only_in_log or len(blob.data) <= room else None
+            room -= len(reached[blob.name] or b"")
+    if missed and lost is None:
+        raise lost_error(key, missed, SALVAGE)
     return reached
 
 

@@ -35,6 +35,7 @@ from perdure.store import DeadLetter, Document, HeldLease, LeaseState, PendingIt
 from perdure.transfer import bundle_files, receipts
 from perdure.transfer.bundle import BundleBlob, Item, neutral
 from perdure.transfer.bundle_files import dead_letters_of
+from perdure.transfer.reach import ReachedBlob, lost_error
 from perdure.transfer.receipts import ReceiptState
 
 AT_ONCE: Final = 8
@@ -248,6 +249,8 @@ class _Mover:
         self._wait = wait
         self._blobs: dict[str, set[str]] = {}
         """Names of the blobs that the target has, by tenant."""
+        self._sound: dict[str, set[str]] = {}
+        """Names of those that were read back, with all that they name."""
         self._deleted: set[SessionKey] = set()
         self._receipts: dict[SessionKey, set[str]] = {}
         """Names of the receipts of a session that this run knows."""
@@ -333,6 +336,7 @@ class _Mover:
         elif not compared.next and (
             await _documents(self._source, key) == await _documents(self.target, key)
         ):
+            await self._read_blobs_back(key)
             self.report.there += 1
             await self._acknowledge(key, compared.epoch, before, lives)
             return
@@ -384,7 +388,8 @@ class _Mover:
         """Write a session to the target, read it back and compare."""
         before = await self._base(key)
         digest = bundle_files.Digest()
-        written = await write(self._new(key, digest.through(bundle_files.items(self._source, key))))
+        items = bundle_files.items(self._source, key, lost=[])  # `_read_blobs_back` tells
+        written = await write(self._new(key, digest.through(items)))
         if before != await self._base(key):
             raise _ChangedError(
                 f"history of {key} was pruned or moved while it was read: try again", key=str(key)
@@ -395,7 +400,43 @@ class _Mover:
                 "written: another program writes there, or the store is not sound",
                 key=str(key),
             )
+        await self._read_blobs_back(key)
         return written
+
+    async def _read_blobs_back(self, key: SessionKey) -> None:
+        """Read all blobs that the target's copy reaches, and copy again those that it lacks.
+
+        Raises:
+            CorruptRecordError: The source has lost some, too; all else of the session is there.
+
+        """
+        tenant = key.tenant
+        sound = self._sound.setdefault(tenant, set())
+        lost: list[ReachedBlob] = []
+        reached = (await bundle_files.reach(self.target, key)).blobs(sound)
+        async with contextlib.aclosing(reached) as blobs:
+            async for blob in blobs:
+                if blob.why:
+                    data = blob.data or await self._source_blob(tenant, blob.name)
+                    if data is None:
+                        lost.append(blob)
+                        continue
+                    await self.target.put_blobs(tenant, {blob.name: data})
+                if not lost:  # else it may be one that names what is lost
+                    sound.add(blob.name)
+        if lost:
+            raise lost_error(
+                key,
+                lost,
+                f"all else of it is in {self.target.location}; put the blob back into "
+                f"{self._source.location} from a copy, and run this again",
+            )
+
+    async def _source_blob(self, tenant: str, name: str) -> bytes | None:
+        try:
+            return await self._source.get_blob(tenant, name)
+        except errors.CorruptRecordError:
+            return None
 
     async def _base(self, key: SessionKey) -> Origin | None:
         manifest = (await self._source.read_documents(key, ())).manifest
