@@ -145,6 +145,8 @@ class Audit(msgspec.Struct, kw_only=True):
     findings: list[CheckFinding] = []
     reached: set[str] = set()
     """The blobs that it reaches, other than those that were passed over."""
+    sound: set[str] = set()
+    """Those of them that are sound, with all that they name."""
     is_reach_known: bool = False
     """Whether those are all."""
 
@@ -210,6 +212,8 @@ async def _blobs_of(
         async with contextlib.aclosing(reach.blobs(sound)) as blobs:
             async for blob in blobs:
                 seen.reached.add(blob.name)
+                if blob.is_whole:
+                    seen.sound.add(blob.name)
                 if blob.why:
                     seen.findings.append(_blob_problem(blob))
                     is_known = is_known and blob.is_leaf  # else it may have named others
@@ -642,8 +646,7 @@ async def _audit_all(store: Store, keys: list[SessionKey]) -> list[Audit]:
         for done, key in enumerate(keys, 1):
             try:
                 audit = await _audit(store, key, sound.setdefault(key.tenant, set()))
-                if not audit.problems:  # no blob of these names what is lost
-                    sound[key.tenant] |= audit.reached
+                sound[key.tenant] |= audit.sound
             except ConfigError as error:  # its key is missing, or differs from the others'
                 refused.append(error)
                 audit = Audit(key=key, findings=[CheckFinding(what="key", detail=str(error))])

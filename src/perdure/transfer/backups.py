@@ -429,7 +429,7 @@ class _Run:
             async for blob in blobs:
                 if blob.data is None and not await self._has(tenant, blob.name):
                     lost.append(blob)
-                elif blob.data is not None and blob.name not in known:
+                elif blob.data is not None and blob.is_whole and blob.name not in known:
                     await self.target.put_blobs(tenant, {blob.name: blob.data})
                     known.add(blob.name)
                     self.report.blobs += 1

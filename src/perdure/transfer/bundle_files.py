@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Final, TypeAlias, final
+from typing import Any, Final, TypeAlias, final
 
 import anyio
 import anyio.to_thread
@@ -34,7 +34,7 @@ from perdure.records.manifest import Manifest, Origin
 from perdure.records.posts import DeadLetter
 from perdure.records.records import BASE, TAKEN, Entry, Record
 from perdure.session.options import require_no_backup
-from perdure.store import Batch, Documents, HeldLease, Status, Store
+from perdure.store import Batch, Documents, HeldLease, Status, Store, first_record
 from perdure.transfer import bundle
 from perdure.transfer.reach import SALVAGE, Reach, ReachedBlob, lost_error, reach_of
 
@@ -69,6 +69,7 @@ async def items(
     """
     documents = await store.read_documents(key)
     head = await store.head(key)  # second: a log may be ahead of its documents, never behind
+    generation = await _generation(store, key)
     _require_whole(key, documents)
     letters = await dead_letters_of(store, key) if dead_letters else []
     _require_readable(key, letters)
@@ -79,11 +80,7 @@ async def items(
     for name in sorted(reached):
         data = reached.pop(name)
         if data is None and (data := await store.get_blob(key.tenant, name)) is None:
-            raise CorruptRecordError(
-                f"session {key}: blob {name} was removed while it was read: try again",
-                key=str(key),
-                blob=name,
-            )
+            raise _changed(key)
         yield bundle.BundleBlob(name, data)
     async with contextlib.aclosing(content(store, key, head)) as records:
         async for record in records:
@@ -92,7 +89,22 @@ async def items(
         for name, document in sorted(documents.found.items()):
             yield bundle.BundleDocument(name, document)
         yield documents.manifest
+    if generation != await _generation(store, key):
+        raise _changed(key)
     yield bundle.BundleFooter()
+
+
+async def _generation(store: Store, key: SessionKey) -> list[Any]:
+    """Return what changes when a session is deleted, begun anew or pruned."""
+    first = await first_record(store.read_log(key, limit=1))
+    manifest = (await store.read_documents(key, ())).manifest
+    return [first and (first.seq, first.epoch), manifest and manifest.base]
+
+
+def _changed(key: SessionKey) -> StoreUnavailableError:
+    return StoreUnavailableError(
+        f"session {key} was pruned, renamed or deleted while it was read: try again", key=str(key)
+    )
 
 
 async def dead_letters_of(store: Store, key: SessionKey) -> list[DeadLetter]:
@@ -110,7 +122,13 @@ async def content(store: Store, key: SessionKey, head: int) -> AsyncGenerator[Re
 
 
 async def settled_records(store: Store, key: SessionKey, head: int) -> AsyncGenerator[Record, None]:
-    """Yield the log up to record *head*; raise if a takeover is still deciding about its end."""
+    """Yield the log up to record *head*, all of it.
+
+    Raises:
+        StoreUnavailableError: A takeover is still deciding about its end, or it was changed.
+
+    """
+    at = 0
     async with contextlib.aclosing(store.read_log(key, before=head + 1)) as log:
         async for chunk in log:
             if not chunk.settled:
@@ -118,7 +136,12 @@ async def settled_records(store: Store, key: SessionKey, head: int) -> AsyncGene
                     f"session {key} is just being taken over: try again in a moment", key=str(key)
                 )
             for record in chunk.records:
+                if at and record.seq != at + 1:
+                    raise _changed(key)
+                at = record.seq
                 yield record
+    if at < head:
+        raise _changed(key)
 
 
 def _require_whole(key: SessionKey, documents: Documents) -> None:

@@ -28,7 +28,6 @@ from perdure.lineage.store import followed
 from perdure.memory.documents import InboxTakenPayload
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey, require_filters
-from perdure.records.manifest import Origin
 from perdure.records.records import FORK, TAKEN
 from perdure.session.options import require_no_backup
 from perdure.store import DeadLetter, Document, HeldLease, LeaseState, PendingItem, Store
@@ -37,6 +36,7 @@ from perdure.transfer.bundle import BundleBlob, Item, neutral
 from perdure.transfer.bundle_files import dead_letters_of
 from perdure.transfer.reach import ReachedBlob, lost_error
 from perdure.transfer.receipts import ReceiptState
+from perdure.transfer.second_look import look_again
 
 AT_ONCE: Final = 8
 PAGE: Final = 500
@@ -252,6 +252,7 @@ class _Mover:
         self._sound: dict[str, set[str]] = {}
         """Names of those that were read back, with all that they name."""
         self._deleted: set[SessionKey] = set()
+        self._open: set[SessionKey] = set()
         self._receipts: dict[SessionKey, set[str]] = {}
         """Names of the receipts of a session that this run knows."""
         self._stale: dict[str, set[str]] = {}
@@ -260,12 +261,16 @@ class _Mover:
 
     async def move(self, key: SessionKey) -> None:
         """Copy what the target lacks of a session: records, pending items and dead letters."""
+        await look_again(self._source, key, lambda: self._move(key))
+        self.report.open = len(self._open)
+
+    async def _move(self, key: SessionKey) -> None:
         holder = await self._source.holder(key)
         if holder is not None and holder.deleted and key not in self.waiting:
             self._deleted.add(key)  # since it was listed
             return
         if holder is not None and not holder.released and holder.alive is not False:
-            self.report.open += 1
+            self._open.add(key)
         if await self._known(key) is not None:
             self.report.there += 1
         elif await self._is_empty(key):
@@ -386,14 +391,9 @@ class _Mover:
         write: Callable[[AsyncGenerator[Item, None]], Awaitable[bundle_files.WrittenSession]],
     ) -> bundle_files.WrittenSession:
         """Write a session to the target, read it back and compare."""
-        before = await self._base(key)
         digest = bundle_files.Digest()
         items = bundle_files.items(self._source, key, lost=[])  # `_read_blobs_back` tells
         written = await write(self._new(key, digest.through(items)))
-        if before != await self._base(key):
-            raise _ChangedError(
-                f"history of {key} was pruned or moved while it was read: try again", key=str(key)
-            )
         if await bundle_files.digest_of(self.target, key) != digest.value:
             raise errors.StoreError(
                 f"session {key} is not the same in {self.target.location} after it was "
@@ -422,7 +422,7 @@ class _Mover:
                         lost.append(blob)
                         continue
                     await self.target.put_blobs(tenant, {blob.name: data})
-                if not lost:  # else it may be one that names what is lost
+                if blob.is_whole:
                     sound.add(blob.name)
         if lost:
             raise lost_error(
@@ -437,10 +437,6 @@ class _Mover:
             return await self._source.get_blob(tenant, name)
         except errors.CorruptRecordError:
             return None
-
-    async def _base(self, key: SessionKey) -> Origin | None:
-        manifest = (await self._source.read_documents(key, ())).manifest
-        return None if manifest is None else manifest.base
 
     async def _new(
         self, key: SessionKey, source: AsyncGenerator[Item, None]

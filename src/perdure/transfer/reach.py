@@ -76,6 +76,8 @@ class ReachedBlob(msgspec.Struct, frozen=True):
     """What is wrong with the stored blob; empty if it is sound."""
     is_leaf: bool = False
     """Whether it names no other one."""
+    is_whole: bool = True
+    """Whether it is sound, and all that it names is."""
 
     @property
     def is_lost(self) -> bool:
@@ -212,6 +214,13 @@ async def reach_of(
     return reach
 
 
+class _Open(msgspec.Struct, frozen=True):
+    """A blob, until all that it names has been seen."""
+
+    blob: ReachedBlob
+    names: list[str]
+
+
 @final
 class _Walk:
     def __init__(self, store: Store, key: SessionKey, skip: Container[str]) -> None:
@@ -221,19 +230,21 @@ class _Walk:
         self._looked: set[str] = set()
         self._absent: set[str] = set()
         """Names of nothing, as long as nothing requires them."""
+        self._broken: set[str] = set()
+        """Names of blobs that are not whole."""
 
     async def through(self, references: list[BlobReference]) -> AsyncGenerator[ReachedBlob, None]:
         """Yield the blobs of references, each after those that it names."""
-        stack: list[BlobReference | ReachedBlob] = [*reversed(references)]
+        stack: list[BlobReference | _Open] = [*reversed(references)]
         while stack:
             some: list[BlobReference] = []
             while stack and len(some) < AT_ONCE:
                 top = stack.pop()
-                if isinstance(top, ReachedBlob):
+                if isinstance(top, _Open):
                     if some:  # what it names comes first
                         stack.append(top)
                         break
-                    yield top
+                    yield self._closed(top)
                 elif not self._is_known(top):
                     self._looked.add(top.name)
                     some.append(top)
@@ -242,8 +253,17 @@ class _Walk:
                     self._looked.discard(reference.name)
                     self._absent.add(reference.name)
                 else:
-                    stack.append(blob)
-                    stack += _below(reference, blob)
+                    below = _below(reference, blob)
+                    stack.append(_Open(blob, [named.name for named in below]))
+                    stack += below
+
+    def _closed(self, opened: _Open) -> ReachedBlob:
+        """Return a blob when all that it names has been seen."""
+        blob = opened.blob
+        if not blob.why and self._broken.isdisjoint(opened.names):
+            return blob
+        self._broken.add(blob.name)
+        return msgspec.structs.replace(blob, is_whole=False)
 
     def _is_known(self, reference: BlobReference) -> bool:
         name = reference.name

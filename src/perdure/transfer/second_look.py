@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 import anyio
 
-from perdure.errors import FormatError, PerdureError, SessionError, StoreUnavailableError
+from perdure.errors import PerdureError, StoreUnavailableError
 from perdure.lineage.store import followed
 from perdure.records.keys import SessionKey
 from perdure.store import Store
@@ -44,11 +44,11 @@ async def look_again(
         before = await moment_of(store, key)
         try:
             seen = await look()
-        except (FormatError, SessionError):
-            if before == await moment_of(store, key):
-                raise
         except StoreUnavailableError:  # it may be in the middle of a takeover
             pass
+        except PerdureError:
+            if before == await moment_of(store, key):
+                raise
         else:
             if not is_wrong(seen) or before == await moment_of(store, key):
                 return seen
