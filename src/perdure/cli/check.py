@@ -146,7 +146,7 @@ class Audit(msgspec.Struct, kw_only=True):
     reached: set[str] = set()
     """The blobs that it reaches, other than those that were passed over."""
     sound: set[str] = set()
-    """Those of them that are sound, with all that they name."""
+    """Those of them that are sound; nothing is lost of what they name."""
     is_reach_known: bool = False
     """Whether those are all."""
 
@@ -212,7 +212,7 @@ async def _blobs_of(
         async with contextlib.aclosing(reach.blobs(sound)) as blobs:
             async for blob in blobs:
                 seen.reached.add(blob.name)
-                if blob.is_whole:
+                if blob.is_whole and not blob.why:
                     seen.sound.add(blob.name)
                 if blob.why:
                     seen.findings.append(_blob_problem(blob))

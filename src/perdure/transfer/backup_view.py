@@ -269,7 +269,7 @@ async def _verify(view: BackupView, key: SessionKey, sound: set[str]) -> int:
         async for blob in blobs:
             if blob.why:
                 wrong.append(blob)
-            if blob.is_whole:
+            elif blob.is_whole:
                 sound.add(blob.name)
     if wrong:
         cure = f"put it back into {view.location} from a copy, or back up into a new place"

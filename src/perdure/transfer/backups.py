@@ -425,22 +425,17 @@ class _Run:
         if tenant not in self.known:
             self.known[tenant] = set(await self.target.blob_names(tenant))
         known, lost = self.known[tenant], list[ReachedBlob]()
-        async with contextlib.aclosing(reach.blobs(() if every else known)) as blobs:
+        reached = reach.blobs(() if every else known, other=self.target)
+        async with contextlib.aclosing(reached) as blobs:
             async for blob in blobs:
-                if blob.data is None and not await self._has(tenant, blob.name):
+                if blob.data is None:
                     lost.append(blob)
-                elif blob.data is not None and blob.is_whole and blob.name not in known:
+                elif blob.is_whole and blob.name not in known:
                     await self.target.put_blobs(tenant, {blob.name: blob.data})
                     known.add(blob.name)
                     self.report.blobs += 1
                     self.report.bytes += len(blob.data)
         return lost
-
-    async def _has(self, tenant: str, name: str) -> bool:
-        try:
-            return await self.target.get_blob(tenant, name) is not None
-        except errors.CorruptRecordError:
-            return False
 
     async def _collect(self, tenant: str) -> None:
         """Remove blobs that nothing in the backup references any more."""

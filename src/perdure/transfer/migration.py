@@ -413,15 +413,13 @@ class _Mover:
         tenant = key.tenant
         sound = self._sound.setdefault(tenant, set())
         lost: list[ReachedBlob] = []
-        reached = (await bundle_files.reach(self.target, key)).blobs(sound)
+        reached = (await bundle_files.reach(self.target, key)).blobs(sound, other=self._source)
         async with contextlib.aclosing(reached) as blobs:
             async for blob in blobs:
-                if blob.why:
-                    data = blob.data or await self._source_blob(tenant, blob.name)
-                    if data is None:
-                        lost.append(blob)
-                        continue
-                    await self.target.put_blobs(tenant, {blob.name: data})
+                if blob.data is None:
+                    lost.append(blob)
+                elif blob.why:
+                    await self.target.put_blobs(tenant, {blob.name: blob.data})
                 if blob.is_whole:
                     sound.add(blob.name)
         if lost:
@@ -431,12 +429,6 @@ class _Mover:
                 f"all else of it is in {self.target.location}; put the blob back into "
                 f"{self._source.location} from a copy, and run this again",
             )
-
-    async def _source_blob(self, tenant: str, name: str) -> bytes | None:
-        try:
-            return await self._source.get_blob(tenant, name)
-        except errors.CorruptRecordError:
-            return None
 
     async def _new(
         self, key: SessionKey, source: AsyncGenerator[Item, None]
@@ -644,16 +636,20 @@ class _Mover:
     ) -> None:
         """Delete what the source has deleted since it was copied."""
         present = set(keys).difference(self._deleted)
-        for tenant in await self.target.tenants():
-            if tenants is not None and tenant not in tenants:
-                continue
-            for key in await keys_of(self.target, tenant):
-                if key in present:
-                    continue
+        names = await self.target.tenants() if tenants is None else tenants
+        remaining = [key for name in names for key in await keys_of(self.target, name)]
+        remaining = [key for key in remaining if key not in present]
+        while remaining:
+            failed: dict[SessionKey, str] = {}
+            for key in remaining:
                 try:
                     await self._follow_deletion(key)
                 except errors.PerdureError as error:
-                    self.report.failed[str(key)] = str(error)
+                    failed[key] = str(error)
+            if len(failed) == len(remaining):
+                self.report.failed.update({str(key): failed[key] for key in failed})
+            # A fork that goes, too, may come after its parent.
+            remaining = [] if len(failed) == len(remaining) else list(failed)
 
     async def _follow_deletion(self, key: SessionKey) -> None:
         original, copy = await self._source.holder(key), await self.target.holder(key)
@@ -668,7 +664,10 @@ class _Mover:
         lineage = followed(self.target)
         for fork in await keys_of(self.target, key.tenant):
             base = await lineage.base_of(fork)
-            if base is not None and base.parent == key:
+            if base is None or base.parent != key:
+                continue
+            newest = await lineage.newest_base(fork)  # it may have been given its own history since
+            if newest is None or newest.parent == key:
                 raise errors.StoreError(
                     f"{key} was deleted, and {fork} still depends on it: migrate again",
                     key=str(key),

@@ -77,7 +77,7 @@ class ReachedBlob(msgspec.Struct, frozen=True):
     is_leaf: bool = False
     """Whether it names no other one."""
     is_whole: bool = True
-    """Whether it is sound, and all that it names is."""
+    """Whether neither it is lost, nor anything that it names."""
 
     @property
     def is_lost(self) -> bool:
@@ -146,18 +146,21 @@ class Reach:
             if change.name == ARCHIVES:
                 self._archive_changes.append(change)
 
-    async def blobs(self, skip: Container[str] = ()) -> AsyncGenerator[ReachedBlob, None]:
+    async def blobs(
+        self, skip: Container[str] = (), *, other: Store | None = None
+    ) -> AsyncGenerator[ReachedBlob, None]:
         """Yield each blob that is reached once, after those that it names.
 
         Args:
             skip: Names to pass over, with all that is reached through them.
+            other: A store that may have what this one has lost.
 
         Raises:
             CorruptRecordError: A document is damaged.
             StoreUnavailableError: The store cannot be reached.
 
         """
-        walk = _Walk(self._store, self._key, skip)
+        walk = _Walk(self._store, self._key, skip, other)
         for references in (await self._required(), list(self._possible())):
             async with aclosing(walk.through(references)) as blobs:
                 async for blob in blobs:
@@ -223,8 +226,11 @@ class _Open(msgspec.Struct, frozen=True):
 
 @final
 class _Walk:
-    def __init__(self, store: Store, key: SessionKey, skip: Container[str]) -> None:
+    def __init__(
+        self, store: Store, key: SessionKey, skip: Container[str], other: Store | None
+    ) -> None:
         self._store = store
+        self._other = other
         self._key = key
         self._skip = skip
         self._looked: set[str] = set()
@@ -260,7 +266,7 @@ class _Walk:
     def _closed(self, opened: _Open) -> ReachedBlob:
         """Return a blob when all that it names has been seen."""
         blob = opened.blob
-        if not blob.why and self._broken.isdisjoint(opened.names):
+        if not blob.is_lost and self._broken.isdisjoint(opened.names):
             return blob
         self._broken.add(blob.name)
         return msgspec.structs.replace(blob, is_whole=False)
@@ -283,22 +289,29 @@ class _Walk:
 
     async def _blob(self, reference: BlobReference) -> ReachedBlob | None:
         """Return a blob, None for a string that names none."""
-        name, why = reference.name, "is missing"
-        try:
-            data = await self._store.get_blob(self._key.tenant, name)
-        except CorruptRecordError:
-            data, why = None, "is damaged"
-        if data is not None and not fits(name, data):
-            data, why = None, "is damaged"
+        name = reference.name
+        data, why = await self._get(self._store, name)
         if data is not None:
             return ReachedBlob(name, reference.by, data, is_leaf=reference.is_leaf)
-        if not reference.required and why == "is missing":
+        if self._other is not None:
+            data, _ = await self._get(self._other, name)
+        if data is None and not reference.required and why == "is missing":
             return None
-        if reference.entry is not None:
+        if data is None and reference.entry is not None:
             data = await self._in_log(reference.entry)
             if data is not None and not self._store.capabilities.blobs:
                 return None  # where it is meant to be
         return ReachedBlob(name, reference.by, data, why, reference.is_leaf)
+
+    async def _get(self, store: Store, name: str) -> tuple[bytes | None, str]:
+        """Return a blob, or None and what is wrong with it."""
+        try:
+            data = await store.get_blob(self._key.tenant, name)
+        except CorruptRecordError:
+            return None, "is damaged"
+        if data is None:
+            return None, "is missing"
+        return (data, "") if fits(name, data) else (None, "is damaged")
 
     async def _in_log(self, entry: MemoryEntry) -> bytes | None:
         try:
