@@ -25,7 +25,7 @@ from perdure.store import (
     Store,
 )
 from perdure.stores.delegate import DelegatingStore, ReadOnlyStore
-from perdure.transfer import backups, receipts
+from perdure.transfer import backups, bundle_files, receipts
 from perdure.transfer.bundle import neutral_record
 from perdure.transfer.migration import Migration, MigrationProgress, keys_of, migrate
 from perdure.transfer.reach import Reach, ReachedBlob, lost_error
@@ -264,6 +264,8 @@ async def _verify(view: BackupView, key: SessionKey, sound: set[str]) -> int:
         raise CorruptRecordError(
             f"documents of {key} are damaged: {', '.join(damaged)}", key=str(key)
         )
+    if documents.manifest is None:
+        reach = await bundle_files.reach(view, key, documents, point.head)
     async with contextlib.aclosing(reach.blobs(sound)) as blobs:
         wrong: list[ReachedBlob] = []
         async for blob in blobs:

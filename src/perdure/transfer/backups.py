@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection
 from typing import Final, final
 
 import anyio
@@ -34,7 +34,7 @@ from perdure.session.options import require_no_backup
 from perdure.store import Batch, DeadLetter, Documents, HeldLease, PendingItem, Status, Store
 from perdure.transfer import bundle_files, migration
 from perdure.transfer.bundle_files import ALL, dead_letters_of, leased
-from perdure.transfer.reach import RESTORE, Reach, ReachedBlob, lost_error, reach_of
+from perdure.transfer.reach import RESTORE, Reach, ReachedBlob, lost_error
 from perdure.transfer.second_look import look_again
 
 FORMAT: Final = 1
@@ -266,6 +266,7 @@ class _Run:
         self.watches = {target.owner: OwnerWatch(LeaseOptions(), anyio.current_time)}
         self.removed: list[SessionKey] = []
         """Sessions that were removed."""
+        self._deleted: set[SessionKey] = set()
         self._waiting: set[SessionKey] = set()
         self._with_letters: set[SessionKey] = set()
         self.known: dict[str, set[str]] = {}
@@ -294,7 +295,7 @@ class _Run:
                 progress(migration.MigrationProgress(done, len(keys), key))
 
         await each(keys, bring, at_once=migration.AT_ONCE)
-        await self.follow_deletions(keys)
+        await self.follow_deletions(set(keys) - self._deleted)
 
     async def _bring(self, key: SessionKey) -> None:
         report = self.report
@@ -312,7 +313,8 @@ class _Run:
     async def _save(self, key: SessionKey) -> _Saved:
         holder = await self.source.holder(key)
         if holder is not None and holder.deleted and key not in self._waiting:
-            return _Saved()  # since it was listed
+            self._deleted.add(key)  # since it was listed
+            return _Saved()
         end = await self._end(key)
         # In this order: what is taken from the inbox is in the log by then.
         epoch = 0 if holder is None else holder.epoch
@@ -413,19 +415,12 @@ class _Run:
 
     # blobs
 
-    async def put_blobs(self, reach: Reach, tenant: str, *, every: bool) -> list[ReachedBlob]:
-        """Copy the blobs of a reach, each after those that it names; return the lost ones.
-
-        Args:
-            reach: What is new of a session; of all of it with *every*.
-            tenant: Its tenant.
-            every: Whether to look behind blobs that the backup has.
-
-        """
+    async def put_blobs(self, reach: Reach, tenant: str) -> list[ReachedBlob]:
+        """Copy what is whole of the blobs of a reach, and return those that are lost."""
         if tenant not in self.known:
             self.known[tenant] = set(await self.target.blob_names(tenant))
         known, lost = self.known[tenant], list[ReachedBlob]()
-        reached = reach.blobs(() if every else known, other=self.target)
+        reached = reach.blobs(known, other=self.target)
         async with contextlib.aclosing(reached) as blobs:
             async for blob in blobs:
                 if blob.data is None:
@@ -454,7 +449,7 @@ class _Run:
 
     # erasure
 
-    async def follow_deletions(self, present: Sequence[SessionKey] = ()) -> None:
+    async def follow_deletions(self, present: Collection[SessionKey] = ()) -> None:
         """Remove what the source has deleted; it still has those in *present*."""
         known = {JOURNAL, *present}
         for tenant in await self.target.tenants():
@@ -519,9 +514,11 @@ class _SessionBackup:
         self._size = 0
         self._documents = documents
         self._reach = Reach(run.source, grant.key, documents)
-        # What a killed run has copied, or what was lost then, is in none of the new records.
+        # What a killed run has copied, what was lost, and what a fork begins with, is in none of
+        # the new records.
         lacks = end is not None and end.point is not None and end.point.lacks > 0
-        self._every = lacks or (end is not None and end.last is not None)
+        is_resumed = end is not None and end.last is not None
+        self._every = lacks or is_resumed or documents.manifest is None
         self._anew = end is None
         self._begin = 0 if end is None else end.begin
         self._first = 0 if end is None else end.first
@@ -573,11 +570,10 @@ class _SessionBackup:
     async def _put_blobs(self, head: int) -> list[ReachedBlob]:
         """Copy what is reached, before the point that counts on it."""
         run, key = self._run, self._key
-        if not self._every:
-            return await run.put_blobs(self._reach, key.tenant, every=False)
-        records = bundle_files.content(run.source, key, head)
-        reach = await reach_of(run.source, key, self._documents, records)
-        return await run.put_blobs(reach, key.tenant, every=True)
+        reach = self._reach
+        if self._every:
+            reach = await bundle_files.reach(run.source, key, self._documents, head)
+        return await run.put_blobs(reach, key.tenant)
 
     async def _records(self, head: int) -> AsyncGenerator[Record, None]:
         at = self._at

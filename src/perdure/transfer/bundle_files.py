@@ -164,21 +164,30 @@ def _require_readable(key: SessionKey, letters: list[DeadLetter]) -> None:
             )
 
 
-async def reach(store: Store, key: SessionKey) -> Reach:
-    """Return what a session reaches as of now."""
-    documents = await store.read_documents(key)
-    return await reach_of(store, key, documents, content(store, key, await store.head(key)))
+async def reach(
+    store: Store, key: SessionKey, documents: Documents | None = None, head: int = 0
+) -> Reach:
+    """Return what a session reaches: as of now, or of its documents and the record *head*."""
+    if documents is None:
+        documents = await store.read_documents(key)
+        head = await store.head(key)
+    base = await followed(store).base_of(key) if documents.manifest is None else None
+    if base is not None:  # it begins with what others have, who may have let go of it
+        lineage = followed(store)
+        documents, head = await lineage.read_documents(key), head + base.at
+        return await reach_of(lineage, key, documents, settled_records(lineage, key, head))
+    return await reach_of(store, key, documents, content(store, key, head))
 
 
 async def _reached(
     store: Store, key: SessionKey, documents: Documents, head: int, lost: list[ReachedBlob] | None
 ) -> dict[str, bytes | None]:
     """Return the blobs that a session reaches; the first few MiB with their data."""
-    reach = await reach_of(store, key, documents, content(store, key, head))
+    session_reach = await reach(store, key, documents, head)
     reached: dict[str, bytes | None] = {}
     missed = [] if lost is None else lost
     room = KEPT_BYTES
-    async with contextlib.aclosing(reach.blobs()) as blobs:
+    async with contextlib.aclosing(session_reach.blobs()) as blobs:
         async for blob in blobs:
             if blob.data is None:
                 missed.append(blob)

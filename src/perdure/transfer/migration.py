@@ -451,7 +451,7 @@ class _Mover:
         if holder is None or not head:
             return _Compared()
         op_ids: set[str] = set()
-        shared, pruned, has_any = 0, False, False
+        shared, pruned, has_any, differs = 0, False, False, 0
         theirs = bundle_files.content(self.target, key, head)
         ours = bundle_files.content(self._source, key, await self._source.head(key))
         async with contextlib.aclosing(theirs), contextlib.aclosing(ours):
@@ -462,7 +462,8 @@ class _Mover:
                     pruned = True
                     continue
                 if record != our:
-                    return _Compared(head, holder.epoch, differs=record.seq)
+                    differs = record.seq
+                    break
                 shared += 1
                 if record.kind == TAKEN:
                     op_ids.update(decode(record.payload, InboxTakenPayload).ops)
@@ -472,6 +473,8 @@ class _Mover:
                 if our.kind == TAKEN:
                     op_ids.update(decode(our.payload, InboxTakenPayload).ops)
                 our = await anext(ours, None)
+        if differs:
+            return _Compared(head, holder.epoch, differs=differs, op_ids=frozenset(op_ids))
         proven = bool(shared) or not has_any
         return _Compared(
             head, holder.epoch, following, pruned, proven=proven, op_ids=frozenset(op_ids)
