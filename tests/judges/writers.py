@@ -106,9 +106,11 @@ async def write_all(url: str, seed: int) -> None:
 
 
 async def fill(url: str, seed: int = 0) -> None:
-    """Make a sound session that reaches blobs in every way, and one that is pruned."""
+    """Make sound sessions that reach blobs in every way: one is pruned, one a copy."""
     dice = random.Random(seed)
     async with perdure.connect(url) as sessions:
+        async with sessions.open("plain") as session:
+            session.append(Message.user("hello"))
         for id in ("ada", "pruned"):
             async with sessions.open(id) as session:
                 await talk(session, dice, turns=3)
@@ -117,5 +119,4 @@ async def fill(url: str, seed: int = 0) -> None:
                 await session.checkpoints.create("large", state={"pad": pad})
                 await archive(session, dice)
         await sessions.prune(Retention(keep_turns=1), id="pruned")
-        async with sessions.open("plain") as session:
-            session.append(Message.user("hello"))
+        await sessions.copy("plain", "copied")
