@@ -144,8 +144,11 @@ class Names(NamedTuple):
 async def names_of(url: str) -> Names:
     """Find a blob for each way in which the sessions that `fill` makes reach them."""
     async with perdure.connect(url, read_only=True) as sessions:
-        ada, pruned, copied = [await sessions.load(id) for id in ("ada", "pruned", "copied")]
-        assert ada is not None and pruned is not None and copied is not None
+        ada = await sessions.load("ada")
+        pruned, copied = await sessions.load("pruned"), await sessions.load("copied")
+        assert ada is not None
+        assert pruned is not None
+        assert copied is not None
         store = followed(store_of(ada))
 
         async def blob(name: str) -> bytes:
@@ -162,7 +165,8 @@ async def names_of(url: str) -> Names:
 
         base = await store.base_of(pruned.key)
         own = await store.base_of(copied.key)
-        assert base is not None and own is not None
+        assert base is not None
+        assert own is not None
         result = next(
             message.tool_result.extra["tool_result_ref"]
             for message in ada.context()

@@ -2,7 +2,8 @@
 
 An audit only reads, without a lease, also while another process writes: the documents are read
 first and compared with a fold of the log up to the record that they are as of. The log is the
-truth: damage in it is reported and never repaired. Everything else can be rebuilt from it.
+truth: damage in it is reported and never repaired. Documents can be rebuilt from it; a lost blob is
+named with what needs it.
 """
 
 from __future__ import annotations
@@ -515,7 +516,7 @@ async def check(
     grace: Annotated[float, Parameter(validator=validators.Number(gte=0))] = 24.0,
     where: SessionOption = SessionOption(),  # noqa: B008  # frozen
 ) -> int:
-    """Check sessions: the log, the documents against a fresh fold of it, leases, leftovers.
+    """Check sessions: the log, the documents against a fresh fold of it, blobs, leases, leftovers.
 
     Without --repair or --gc it changes nothing, and says what they would do. Exits with 1 if a
     problem remains. The log is never repaired: it is the truth, and only a copy can restore what
@@ -524,7 +525,7 @@ async def check(
     Args:
         id: The agent's id. Default: every session of the store, or of the tenant.
         repair: Rebuild the documents of sessions whose log is sound and whose documents are not,
-            the index that `ls` lists and filters by, and a SQLite database's indexes. Accept the
+            put back memory values that only the log has left, and rebuild the index that `ls` lists and filters by, and a SQLite database's indexes. Accept the
             log of an encrypted session that may be incomplete.
         gc: Set aside the blobs that no session references, and remove those that were set aside
             a grace period ago.

@@ -55,7 +55,7 @@ async def checkpoints(
             return states, await view.checkpoints.verify() if verify else None
 
         states, verified = await look_again(
-            sessions._check().runtime.store,
+            store,
             where.key(id),
             look,
             is_wrong=lambda seen: seen[1] is not None and not seen[1].ok,
