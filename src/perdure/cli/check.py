@@ -525,7 +525,8 @@ async def check(
     Args:
         id: The agent's id. Default: every session of the store, or of the tenant.
         repair: Rebuild the documents of sessions whose log is sound and whose documents are not,
-            put back memory values that only the log has left, and rebuild the index that `ls` lists and filters by, and a SQLite database's indexes. Accept the
+            put back memory values that only the log has left, and rebuild
+            the index that `ls` lists and filters by, and a SQLite database's indexes. Accept the
             log of an encrypted session that may be incomplete.
         gc: Set aside the blobs that no session references, and remove those that were set aside
             a grace period ago.

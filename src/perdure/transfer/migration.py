@@ -33,7 +33,7 @@ from perdure.session.options import require_no_backup
 from perdure.store import DeadLetter, Document, HeldLease, LeaseState, PendingItem, Store
 from perdure.transfer import bundle_files, receipts
 from perdure.transfer.bundle import BundleBlob, Item, neutral
-from perdure.transfer.bundle_files import dead_letters_of
+from perdure.transfer.bundle_files import ChangedError, dead_letters_of
 from perdure.transfer.reach import ReachedBlob, lost_error
 from perdure.transfer.receipts import ReceiptState
 from perdure.transfer.second_look import look_again
@@ -222,12 +222,8 @@ class _Compared(msgspec.Struct, frozen=True):
     """Op ids of inbox items that are in the source's log."""
 
 
-class _ChangedError(errors.StoreUnavailableError):
-    """A session changed while it was read: the next attempt reads it completely."""
-
-
-def _changed_there(target: Store, key: SessionKey) -> _ChangedError:
-    return _ChangedError(f"{key} changed in {target.location} meanwhile: try again", key=str(key))
+def _changed_there(target: Store, key: SessionKey) -> ChangedError:
+    return ChangedError(f"{key} changed in {target.location} meanwhile: try again", key=str(key))
 
 
 @final
@@ -303,7 +299,7 @@ class _Mover:
             await self._follow_deletion(key)
             return
         if (now and now.epoch) != (before and before.epoch):
-            raise _ChangedError(f"{key} changed while it was read: try again", key=str(key))
+            raise ChangedError(f"{key} changed while it was read: try again", key=str(key))
         self._require_beginning(key, compared)
 
     async def _bring(self, key: SessionKey) -> None:
@@ -376,7 +372,7 @@ class _Mover:
             return True
         now = await receipts.state_of(self._source, key)
         if before is None or now is None or now.epoch != before.epoch:
-            raise _ChangedError(f"{key} was deleted while it was read: try again", key=str(key))
+            raise ChangedError(f"{key} was deleted while it was read: try again", key=str(key))
         self._require_beginning(key, compared)
         raise errors.StoreError(
             f"{self.target.location} has a session {key} with other history than what was "
@@ -394,7 +390,11 @@ class _Mover:
         digest = bundle_files.Digest()
         items = bundle_files.items(self._source, key, lost=[])  # `_read_blobs_back` tells
         written = await write(self._new(key, digest.through(items)))
-        if await bundle_files.digest_of(self.target, key) != digest.value:
+        try:
+            copied = await bundle_files.digest_of(self.target, key)
+        except ChangedError:  # its log has not all that it was given
+            copied = ""
+        if copied != digest.value:
             raise errors.StoreError(
                 f"session {key} is not the same in {self.target.location} after it was "
                 "written: another program writes there, or the store is not sound",
