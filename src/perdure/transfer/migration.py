@@ -267,7 +267,8 @@ class _Mover:
             return
         if holder is not None and not holder.released and holder.alive is not False:
             self._open.add(key)
-        if await self._known(key) is not None:
+        is_fork = self.parents.get(key) is not None  # whose parent may have been written again
+        if await self._known(key) is not None and not (is_fork and not await self._goes_on(key)):
             self.report.there += 1
         elif await self._is_empty(key):
             self.report.empty += 1
