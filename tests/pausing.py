@@ -1,0 +1,110 @@
+"""A store whose calls wait at a chosen place until a test lets them go on.
+
+Two tasks, or two managers over one place, then meet in the same order each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Any, cast, final
+
+import anyio
+
+from perdure.records.keys import SessionKey
+from perdure.store import Batch, LogChunk, Outcome, Store
+from perdure.stores.delegate import DelegatingStore
+from perdure.testing.faulty import _Intercepted
+
+
+_OWN = frozenset({"heartbeat", "wait_for_notification"})
+
+
+@final
+class Pause:
+    """One call that waits: ``reached`` when it has come, ``go`` lets it go on."""
+
+    def __init__(
+        self, method: str | None, fits: Callable[..., bool], *, nth: int, after: bool
+    ) -> None:
+        self.method = method
+        self.after = after
+        self.reached = anyio.Event()
+        self._go = anyio.Event()
+        self._fits = fits
+        self._left = nth
+
+    def go(self) -> None:
+        self._go.set()
+
+    def is_due(self, method: str, args: tuple[Any, ...]) -> bool:
+        wanted = method == self.method if self.method else method not in _OWN
+        if self.reached.is_set() or not wanted or not self._fits(*args):
+            return False
+        self._left -= 1
+        return self._left == 0
+
+    async def here(self) -> None:
+        self.reached.set()
+        await self._go.wait()
+
+
+@final
+class PausingStore(DelegatingStore):
+    """Forward every call, but the ones that a test has asked to wait."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(cast("Store", _Intercepted(store, self._call)))
+        self._store = store
+        self._pauses: list[Pause] = []
+
+    def pause(
+        self,
+        method: str | None,
+        fits: Callable[..., bool] = lambda *_: True,
+        *,
+        nth: int = 1,
+        after: bool = False,
+    ) -> Pause:
+        """Have the n-th call from now on wait whose arguments fit: before it is made, or after.
+
+        None is any method but those by which a manager renews its heartbeat.
+        """
+        self._pauses.append(pause := Pause(method, fits, nth=nth, after=after))
+        return pause
+
+    async def _call(self, method: str, *args: Any, **options: Any) -> Any:
+        due = [pause for pause in self._pauses if pause.is_due(method, args)]
+        for pause in due:
+            if not pause.after:
+                await pause.here()
+        result = await getattr(self._store, method)(*args, **options)
+        for pause in due:
+            if pause.after:
+                await pause.here()
+        return result
+
+    async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
+        return cast("list[Outcome]", await self._call("append_many", batches))
+
+    async def read_log(
+        self,
+        key: SessionKey,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> AsyncGenerator[LogChunk, None]:
+        due = [pause for pause in self._pauses if pause.is_due("read_log", (key,))]
+        for pause in due:
+            if not pause.after:
+                await pause.here()
+        read = partial(self._store.read_log, key, after=after, before=before)
+        async with aclosing(read(limit=limit, reverse=reverse)) as log:
+            async for chunk in log:
+                yield chunk
+        for pause in due:
+            if pause.after:
+                await pause.here()
