@@ -57,7 +57,8 @@ ABOVE_THE_LOOP = {
     *(f"session/test_{what}.py" for what in (
         "contributors", "dead_letters", "display", "door", "emitting", "exchange", "extend",
         "forgetting", "forking", "freed", "handover", "inbox", "lost", "meanwhile", "misuse",
-        "pruning", "renaming", "rendering", "retention", "retries", "scope", "spilling", "ways_out",
+        "own_process", "pruning", "renaming", "rendering", "retention", "retries", "scope", "spilling",
+        "ways_out",
     )),
 }  # fmt: skip
 

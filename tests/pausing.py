@@ -5,18 +5,18 @@ Two tasks, or two managers over one place, then meet in the same order each time
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, cast, final
 
 import anyio
+from anyio.abc import TaskGroup
 
 from perdure.records.keys import SessionKey
 from perdure.store import Batch, LogChunk, Outcome, Store
 from perdure.stores.delegate import DelegatingStore
 from perdure.testing.faulty import _Intercepted
-
 
 _OWN = frozenset({"heartbeat", "wait_for_notification"})
 
@@ -108,3 +108,45 @@ class PausingStore(DelegatingStore):
         for pause in due:
             if pause.after:
                 await pause.here()
+
+
+async def meanwhile(
+    pause: Pause, begun: Callable[[], Awaitable[Any]], then: Callable[[], Awaitable[Any]]
+) -> Any:
+    """Begin something, do something else when it has come to the pause, and return its result."""
+    results: list[Any] = []
+
+    async def begin() -> None:
+        results.append(await begun())
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(begin)
+        with anyio.fail_after(20):
+            await pause.reached.wait()
+        await then()
+        pause.go()
+    return results[0]
+
+
+async def reached_or_ended(
+    pause: Pause, group: TaskGroup, begun: Callable[[], Awaitable[Any]]
+) -> bool:
+    """Begin something in a group; return once it has come to the pause, or has ended: which?"""
+    either = anyio.Event()
+
+    async def begin() -> None:
+        try:
+            await begun()
+        finally:
+            either.set()
+
+    async def wait() -> None:
+        await pause.reached.wait()
+        either.set()
+
+    group.start_soon(begin)
+    async with anyio.create_task_group() as waiting:
+        waiting.start_soon(wait)
+        await either.wait()
+        waiting.cancel_scope.cancel()
+    return not pause.reached.is_set()

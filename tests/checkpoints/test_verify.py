@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -17,25 +16,12 @@ from perdure import (
     SessionNotFoundError,
     Shutdown,
     connect,
-    store_for,
 )
-from perdure.store import Store
-from perdure.stores.memory import MemoryBacking, MemoryStore
-from tests.pausing import Pause, PausingStore
+from tests.pausing import Pause, PausingStore, meanwhile, reached_or_ended
+from tests.session.conftest import Place
 
 QUIET = Shutdown(signals=False)
 LARGE = "x" * 3000
-
-
-@pytest.fixture(params=["memory", "file", "sqlite"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
-    """Return what opens the same place, each time as another process would."""
-    backing, url = MemoryBacking(), f"sqlite:///{tmp_path / 'data.db'}"
-    return {
-        "memory": lambda: MemoryStore(backing=backing),
-        "file": lambda: store_for(tmp_path / "data"),
-        "sqlite": lambda: store_for(url),
-    }[request.param]
 
 
 async def turn(session: Session, text: str) -> None:
@@ -43,47 +29,13 @@ async def turn(session: Session, text: str) -> None:
         session.append(Message.user(text))
 
 
-async def meanwhile(
-    pause: Pause, begun: Callable[[], Awaitable[Any]], then: Callable[[], Awaitable[Any]]
-) -> Any:
-    """Begin something, do something else when it has come to the pause, and return its result."""
-    results: list[Any] = []
-
-    async def begin() -> None:
-        results.append(await begun())
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(begin)
-        with anyio.fail_after(20):
-            await pause.reached.wait()
-        await then()
-        pause.go()
-    return results[0]
-
-
 async def cancelled_at(pause: Pause, act: Callable[[], Awaitable[Any]]) -> bool:
     """Begin something, cancel its caller at the pause, and return whether it ended before."""
-    ended = anyio.Event()
-
-    async def begin() -> None:
-        try:
-            await act()
-        finally:
-            ended.set()
-
     async with anyio.create_task_group() as group:
-        group.start_soon(begin)
-        async with anyio.create_task_group() as either:
-            for event in (ended, pause.reached):
-
-                async def first(event: anyio.Event = event) -> None:
-                    await event.wait()
-                    either.cancel_scope.cancel()
-
-                either.start_soon(first)
+        ended = await reached_or_ended(pause, group, act)
         group.cancel_scope.cancel()
     pause.go()
-    return not pause.reached.is_set()
+    return ended
 
 
 ACTS: dict[str, Callable[[Session], Awaitable[object]]] = {
@@ -98,7 +50,7 @@ ACTS: dict[str, Callable[[Session], Awaitable[object]]] = {
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("act", ACTS)
 async def test_a_caller_that_goes_away_at_any_call_leaves_sound_checkpoints(
-    place: Callable[[], Store], act: str, after: bool
+    place: Place, act: str, after: bool
 ) -> None:
     store, nth, ended = PausingStore(place()), 0, False
     async with connect(store, shutdown=QUIET) as sessions:
@@ -138,7 +90,7 @@ async def sealed_with_states(sessions: SessionManager, id: str) -> Session:
 
 
 async def test_a_checkpoint_that_is_made_meanwhile_is_no_damage(
-    place: Callable[[], Store],
+    place: Place,
 ) -> None:
     store = PausingStore(place())
     async with connect(store, shutdown=QUIET) as sessions:
@@ -167,7 +119,7 @@ async def test_a_checkpoint_that_is_made_meanwhile_is_no_damage(
 
 
 async def test_checkpoints_that_are_pruned_meanwhile_are_no_damage(
-    place: Callable[[], Store],
+    place: Place,
 ) -> None:
     store = PausingStore(place())
     async with connect(store, shutdown=QUIET) as sessions:
@@ -193,7 +145,7 @@ async def test_checkpoints_that_are_pruned_meanwhile_are_no_damage(
         assert found.ok
 
 
-async def test_history_that_is_pruned_meanwhile_is_no_damage(place: Callable[[], Store]) -> None:
+async def test_history_that_is_pruned_meanwhile_is_no_damage(place: Place) -> None:
     store = PausingStore(place())
     async with connect(store, shutdown=QUIET) as sessions, sessions.open("a") as session:
         await turn(session, "one")
@@ -212,7 +164,7 @@ async def test_history_that_is_pruned_meanwhile_is_no_damage(place: Callable[[],
 
 
 async def test_a_checkpoint_beside_a_prune_of_the_history_is_made(
-    place: Callable[[], Store],
+    place: Place,
 ) -> None:
     store = PausingStore(place())
     async with connect(store, shutdown=QUIET) as sessions:
@@ -234,7 +186,7 @@ async def test_a_checkpoint_beside_a_prune_of_the_history_is_made(
 
 
 async def test_a_view_is_judged_with_what_its_holder_adds_meanwhile(
-    place: Callable[[], Store],
+    place: Place,
 ) -> None:
     async with connect(place(), shutdown=QUIET) as sessions, connect(place()) as reader:
         session = await sealed_with_states(sessions, "a")
@@ -247,7 +199,7 @@ async def test_a_view_is_judged_with_what_its_holder_adds_meanwhile(
 
 
 async def test_a_session_that_is_deleted_meanwhile_is_not_called_damaged(
-    place: Callable[[], Store],
+    place: Place,
 ) -> None:
     async with connect(place(), shutdown=QUIET) as sessions, connect(place()) as reader:
         await (await sealed_with_states(sessions, "a")).aclose()

@@ -618,8 +618,11 @@ class SessionManager:
         """
         acts, key = self._acting(), SessionKey(id, session, tenant)
         new = SessionKey(new_id, new_session or session, tenant)
-        call = acts.access.runtime.host.call
-        return await call(acts.renamer.rename, key, new, Terms(on_held, wait))
+        runtime = acts.access.runtime
+        session = runtime.sessions.get(key)
+        if session is not None:
+            acts.access.lifecycle.require_closable(session)
+        return await runtime.host.call(acts.renamer.rename, key, new, Terms(on_held, wait))
 
     async def delete(
         self,
