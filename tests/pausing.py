@@ -58,6 +58,14 @@ class PausingStore(DelegatingStore):
         super().__init__(cast("Store", _Intercepted(store, self._call)))
         self._store = store
         self._pauses: list[Pause] = []
+        self.left: int | None = None
+        """How many calls are still answered; None for all."""
+
+    async def _answers(self) -> None:
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:  # as of a server that cannot be reached
+                await anyio.sleep_forever()
 
     def pause(
         self,
@@ -75,6 +83,7 @@ class PausingStore(DelegatingStore):
         return pause
 
     async def _call(self, method: str, *args: Any, **options: Any) -> Any:
+        await self._answers()
         due = [pause for pause in self._pauses if pause.is_due(method, args)]
         for pause in due:
             if not pause.after:
@@ -97,6 +106,7 @@ class PausingStore(DelegatingStore):
         limit: int | None = None,
         reverse: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
+        await self._answers()
         due = [pause for pause in self._pauses if pause.is_due("read_log", (key,))]
         for pause in due:
             if not pause.after:

@@ -256,7 +256,9 @@ class Forgetter:
                 await runtime.saver.save(session._tracked)
             hold = await self._ended_here(stack, session)
         else:
-            hold = await stack.enter_async_context(self._access.held(key, terms))
+            # New: what was only posted to is forgotten, too.
+            held = self._access.held(key, terms, new=True)
+            hold = await stack.enter_async_context(held)
         await hold.append(Entry(ENDING, b"{}"))
         return hold
 
@@ -328,9 +330,10 @@ class Forgetter:
             if session is not None:
                 await self._access.rebase_open(session, own)
                 return
-            async with self._access.held(key, terms) as hold:
-                await hold.rebase(own)
-                await self._access.fold(hold)
+            with suppress(SessionNotFoundError):  # then it continues nothing any more
+                async with self._access.held(key, terms) as hold:
+                    await hold.rebase(own)
+                    await self._access.fold(hold)
 
     # forgetting
 
@@ -562,10 +565,10 @@ class Renamer:
                     "delete the one that you do not need"
                 )
                 raise SessionError(message, key=str(old.key), new=str(new))
-            async with self._access.held(new, Terms("raise", 0)) as hold:
+            async with self._access.held(new, Terms("raise", 0), new=True) as hold:
                 await hold.delete()
         base = await self._forker.own_base(old.key, old.head, moved=old.key)
-        async with self._access.held(new, Terms("raise", 0)) as hold:
+        async with self._access.held(new, Terms("raise", 0), new=True) as hold:
             await hold.rebase(base)
         return base
 
@@ -585,5 +588,5 @@ class Renamer:
         now = time.time()
         letters += [DeadLetter(item, item.damage, 0, now) for item in waiting if item.damage]
         if letters:
-            async with self._access.held(new, Terms("raise", 0)) as hold:
+            async with self._access.held(new, Terms("raise", 0), new=True) as hold:
                 await self._store.reject(new, hold.epoch, letters)

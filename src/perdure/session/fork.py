@@ -129,7 +129,7 @@ class ForkBuilder:
         """Make a session from memory alone: no stored history is left to continue."""
         async with self._access.exclusive(child):
             await self._is_done(child, None, records)
-            async with self._access.held(child, Terms("raise", 0)) as hold:
+            async with self._access.held(child, Terms("raise", 0), new=True) as hold:
                 if await self._access.begun(child) != LogOrigin():
                     raise exists(child)
                 try:
@@ -221,7 +221,7 @@ class ForkBuilder:
         await self._store.enqueue(parent, [PendingItem(f"fork-{random_id()}/0", FORK, note, 0.0)])
 
     async def _create(self, child: SessionKey, base: Origin, more: Sequence[Entry]) -> None:
-        async with self._access.held(child, Terms("raise", 0)) as hold:
+        async with self._access.held(child, Terms("raise", 0), new=True) as hold:
             begun = await self._access.begun(child)  # no other process can write it from here on
             if begun.base is not None or begun.has_records:
                 raise exists(child)

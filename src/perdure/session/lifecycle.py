@@ -697,12 +697,15 @@ class ExclusiveAccess:
         return exclusive(self.runtime.pending_loads, key)
 
     @asynccontextmanager
-    async def held(self, key: SessionKey, terms: Terms) -> AsyncGenerator[HeldSession, None]:
+    async def held(
+        self, key: SessionKey, terms: Terms, *, new: bool = False
+    ) -> AsyncGenerator[HeldSession, None]:
         """Hold a session that is not open here; the caller is alone with it.
 
         Raises:
             LeaseHeldError: Another process keeps holding it.
             SessionError: It is open here: whoever holds it would take it over from itself.
+            SessionNotFoundError: It was deleted meanwhile, unless it may be ``new``.
 
         """
         runtime = self.runtime
@@ -717,6 +720,9 @@ class ExclusiveAccess:
             wait=terms.wait,
         )
         async with self.holding(key, grant.epoch, grant.head) as hold:
+            if grant.created and not new:
+                await hold.delete()  # an empty one, which the lease has made
+                raise SessionNotFoundError(f"session {key} was deleted meanwhile", key=str(key))
             yield hold
 
     @asynccontextmanager
@@ -737,6 +743,12 @@ class ExclusiveAccess:
         session = self.runtime.sessions.get(key)
         saves = session is not None and session.is_writable and not session._tracked.quarantined
         return session if saves else None
+
+    async def save_here(self, key: SessionKey) -> None:
+        """Save what is unsaved of a session here."""
+        session = self.open_here(key)
+        if session is not None:
+            await session.save()
 
     async def fold(self, hold: HeldSession) -> None:
         """Have the documents be as of the newest record, and the manifest name the base."""
@@ -800,9 +812,7 @@ class ExclusiveAccess:
             SessionNotFoundError: There is no such session.
 
         """
-        session = self.open_here(key)
-        if session is not None:
-            await session.save()
+        await self.save_here(key)
         head = await self.store.head(key)
         if not head:
             raise SessionNotFoundError(f"there is no session {key}", key=str(key))
