@@ -10,9 +10,11 @@ import pytest
 from perdure import Shutdown, connect, store_for
 from perdure.session.manager import SessionManager
 from perdure.session.runtime import Clock
+from perdure.store import Store
 from perdure.stores.memory import MemoryBacking, MemoryStore
 
 Connect = Callable[..., SessionManager]
+Place = Callable[[], Store]
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -32,3 +34,14 @@ def again(request: pytest.FixtureRequest, tmp_path: Path) -> Connect:
         return manager
 
     return make
+
+
+@pytest.fixture(params=["memory", "file", "sqlite"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """Return what opens the same place, each time as another process would."""
+    backing, url = MemoryBacking(), f"sqlite:///{tmp_path / 'data.db'}"
+    return {
+        "memory": lambda: MemoryStore(backing=backing),
+        "file": lambda: store_for(tmp_path / "data"),
+        "sqlite": lambda: store_for(url),
+    }[request.param]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from pathlib import Path
 
+import anyio
 import pytest
 
 from perdure import Message, Shutdown, connect, export_state, import_state
@@ -13,11 +14,13 @@ from perdure.errors import HistoryPrunedError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.session.manager import SessionManager
 from perdure.session.options import Limits
+from perdure.session.prune import PruneReport
 from perdure.session.retention import Retention
 from perdure.store import Store
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore, SwitchedStore
+from tests.pausing import PausingStore, reached_or_ended
 from tests.session.conftest import Connect
 from tests.session.lives import converse, looks, said, told
 
@@ -453,3 +456,47 @@ async def test_what_comes_of_a_pruned_session_is_what_its_own_log_says(again: Co
                 await session.checkpoints.rollback(checkpoint.id)
                 assert said(session) == [*before["said"], "four", "re four"]
         await is_what_its_log_says(sessions, *ids)
+
+
+@pytest.mark.parametrize("is_open", [True, False], ids=["open", "closed"])
+@pytest.mark.parametrize("other", ["delete", "rename", "takeover"])
+async def test_a_prune_that_loses_a_race_blames_nobody_and_brings_nothing_back(
+    other: str, is_open: bool
+) -> None:
+    backing, nth, done = MemoryBacking(), 0, False
+    store, elsewhere = PausingStore(MemoryStore(backing=backing)), MemoryStore(backing=backing)
+    reports: list[PruneReport] = []
+
+    async def prune(sessions: SessionManager, id: str) -> None:
+        reports.append(await sessions.prune(Retention(keep_turns=1), id=id))
+
+    async def meets(sessions: SessionManager, id: str) -> None:
+        if other == "delete":
+            await sessions.delete(id)
+        elif other == "rename":
+            await sessions.rename(id, f"new {id}")
+        else:  # as after a pause of this process
+            holder = await elsewhere.holder(SessionKey(id))
+            await elsewhere.acquire(SessionKey(id), after=holder.epoch if holder else 0)
+
+    async with connect(store, shutdown=QUIET) as sessions:
+        await elsewhere.open()
+        while not done:
+            nth += 1
+            id = f"a{nth}"
+            await converse(sessions, id, "one", "two", "three")
+            if is_open:
+                await sessions.open(id)
+            pause = store.pause(None, nth=nth)
+            async with anyio.create_task_group() as group:
+                done = await reached_or_ended(pause, group, lambda: prune(sessions, id))  # noqa: B023
+                group.start_soon(meets, sessions, id)
+                await anyio.wait_all_tasks_blocked()
+                pause.go()
+            if other == "delete":
+                assert not await sessions.exists(id), nth
+        for lost in sessions.lost:  # at most the prune's own record
+            assert await lost.discard_unsaved() == 1
+    assert len(reports) == nth
+    outcomes = {(bool(one.pruned), bool(one.held)) for one in reports}
+    assert outcomes == {(True, False), (False, other == "takeover")}

@@ -372,6 +372,21 @@ async def test_a_session_that_was_deleted_and_begun_anew_replaces_its_copy() -> 
     assert await said(target, "a") == (["anew"], ["anew"])
 
 
+async def test_a_session_that_was_renamed_there_and_back_replaces_its_copy() -> None:
+    """It keeps its time of creation, by which alone it would be taken for the one that was here."""
+    source, target = MemoryStore(), MemoryStore()
+    await opened(source, target)
+    await says(source, "a", "one")
+    assert (await migrate(source, target)).copied == 1
+    async with perdure.connect(source) as sessions:
+        await sessions.rename("a", "b")
+        await sessions.rename("b", "a")
+    await says(source, "a", "two")
+    for _ in range(2):
+        assert not (await migrate(source, target)).failed
+    assert await said(target, "a") == (["one", "two"], ["one", "two"])
+
+
 async def test_a_source_that_has_lost_records_takes_none_from_the_target() -> None:
     backing = MemoryBacking()
     source, target = MemoryStore(backing=backing), MemoryStore()

@@ -35,7 +35,13 @@ from anyio.lowlevel import cancel_shielded_checkpoint
 from perdure._lib import task_scope
 from perdure._lib.loop import on_trio
 from perdure._lib.signals import Exit, exit_in, interrupter
-from perdure.errors import SessionClosedError
+from perdure.errors import (
+    ConfigError,
+    LeaseError,
+    PerdureError,
+    SessionClosedError,
+    SessionError,
+)
 
 
 def was_cancelled(error: BaseException) -> bool:
@@ -462,7 +468,7 @@ class Host:
         except BaseException:
             call.abandoned = True
             if isinstance(call.error, Exception):
-                self._report(call.error)
+                self._unheard(call.error)
             raise
         if call.error is not None:
             raise call.error
@@ -630,12 +636,21 @@ class Host:
         except Exception as error:  # noqa: BLE001  # the caller's, or reported
             call.error = error
             if call.abandoned:
-                self._report(error)
+                self._unheard(error)
         except BaseException:
             call.error = HostClosedError("the background tasks ended before this was done")
             raise
         finally:
             call.done.set()
+
+    def _unheard(self, error: Exception) -> None:
+        """Log the answer to a call whose caller has been cancelled: a refusal is no failure."""
+        if isinstance(error, ConfigError | LeaseError | SessionError):
+            log.debug("nobody waited for: %s", error)
+        elif isinstance(error, PerdureError):
+            log.warning("a call whose caller had been cancelled failed: %s", error)
+        else:
+            self._report(error)
 
     def _report(self, error: BaseException) -> None:
         if isinstance(error, HostClosedError):

@@ -337,15 +337,23 @@ class Autosaver:
             t.give_up(number, waiters)
             raise
 
-    async def flush(self, deadline: float | None = None) -> None:
-        """Save all sessions now; return when they are durable, or after ``deadline`` seconds."""
+    async def flush(self, deadline: float | None = None) -> bool:
+        """Save all sessions now, and return whether all is durable within ``deadline`` seconds."""
         tracked.require_outside(None, "to flush")
+        saves: list[tuple[Tracked, int]] | None = None
         with anyio.move_on_after(deadline):
             self._flush()
             await self._contributors.ask_quiet()
             self._flush()
-            for t, version in [(t, t.version) for t in self._registry.unsaved]:
+            saves = [(t, t.version) for t in self._registry.unsaved]
+            for t, version in saves:
                 await self._until_settled(t, version)
+        # What was discarded, or deleted, is not to be saved any more.
+        settled = (
+            min(version, t.version) <= t.durable or t.end is State.CLOSED
+            for t, version in saves or ()
+        )
+        return saves is not None and all(settled) and not self._registry.stuck
 
     def _flush(self) -> None:
         self._schedule.flush(self._registry.unsaved, self._clock())

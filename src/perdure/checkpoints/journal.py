@@ -68,6 +68,10 @@ class JournalReader(Protocol):
         """Return the live chain of its checkpoints."""
         ...
 
+    async def settle(self, seq: int) -> None:
+        """Make the records up to one durable that were accepted."""
+        ...
+
     def walk(self) -> LogWalk:
         """Return a new walk through the session's past states."""
         ...

@@ -16,9 +16,7 @@ from perdure.checkpoints.chain import (
 )
 from perdure.checkpoints.journal import JournalReader
 from perdure.checkpoints.states import read_bytes
-from perdure.errors import (
-    CorruptRecordError,
-)
+from perdure.errors import CorruptRecordError, SessionNotFoundError
 from perdure.records.checkpoints import (
     CapturedState,
     Checkpoint,
@@ -46,16 +44,12 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def verified(reading: JournalReader) -> Verification:
-    """Look through everything."""
-    chain, cut = await reading.chain(), await reading.cut()
+    """Look through everything, as it is at one moment, whatever goes on beside it."""
+    # A copy: the session's own chain changes with each checkpoint and each pruning.
+    chain = CheckpointChain((await reading.chain()).links)
+    upto = max(reading.head, chain.links[-1].event_seq + 1 if chain.links else 0)
     problems = problems_of(chain.links)
-    runs = _Runs(chain, cut)
-    written = CheckpointChain()
-    async with aclosing(reading.store.read_log(reading.key, before=reading.head + 1)) as log:
-        async for chunk in log:
-            for record in chunk.records:
-                runs.feed(record)
-                written.apply(record.kind, record.payload)
+    runs, written = await _read(reading, chain, after=0, upto=upto)
     problems += [
         ChainProblem(checkpoint.id, "the log's record of it is another one than the document's")
         for checkpoint in written.by_id.values()
@@ -64,7 +58,14 @@ async def verified(reading: JournalReader) -> Verification:
     problems += runs.problems
     for checkpoint in chain.by_id.values():
         if isinstance(checkpoint.state, ExplicitState):
-            problems += await state_problems(reading, checkpoint)
+            bad = await state_problems(reading, checkpoint)
+            # One that was pruned meanwhile may have lost its state since.
+            problems += bad if bad and checkpoint.id in (await reading.chain()).by_id else []
+    if problems:
+        lease = await reading.store.holder(reading.key)
+        if lease is not None and lease.deleted:
+            message = f"session {reading.key} was deleted while its checkpoints were verified"
+            raise SessionNotFoundError(message, key=str(reading.key))
     return Verification(
         checkpoints=len(chain.by_id),
         pruned=sum(isinstance(link, Tombstone) for link in chain.links),
@@ -81,14 +82,27 @@ async def state_problems(reading: JournalReader, checkpoint: Checkpoint) -> list
         except CorruptRecordError as error:
             return [ChainProblem(checkpoint.id, str(error))]
         return []
-    runs = _Runs(CheckpointChain([checkpoint]), await reading.cut())
-    after, before = checkpoint.state.since, checkpoint.event_seq + 1
-    log = reading.store.read_log(reading.key, after=after, before=before)
-    async with aclosing(log):
-        async for chunk in log:
-            for record in chunk.records:
-                runs.feed(record)
+    after, upto = checkpoint.state.since, checkpoint.event_seq
+    runs, _ = await _read(reading, CheckpointChain([checkpoint]), after=after, upto=upto)
     return runs.problems
+
+
+async def _read(
+    reading: JournalReader, chain: CheckpointChain, *, after: int, upto: int
+) -> tuple[_Runs, CheckpointChain]:
+    """Return the runs of the log up to a record, and the chain that its records make."""
+    await reading.settle(upto)  # a checkpoint is in the chain before it is in the log
+    while True:
+        cut = await reading.cut()
+        runs, written = _Runs(chain, cut), CheckpointChain()
+        log = reading.store.read_log(reading.key, after=after, before=upto + 1)
+        async with aclosing(log):
+            async for chunk in log:
+                for record in chunk.records:
+                    runs.feed(record)
+                    written.apply(record.kind, record.payload)
+        if cut == await reading.cut():  # else history was pruned meanwhile, which is no loss
+            return runs, written
 
 
 @final

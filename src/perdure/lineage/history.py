@@ -10,7 +10,7 @@ from contextlib import aclosing
 
 import msgspec
 
-from perdure.errors import CorruptRecordError, FormatError
+from perdure.errors import CorruptRecordError, FormatError, HistoryPrunedError
 from perdure.memory.context import SNAPSHOT, Snapshot
 from perdure.memory.documents import SESSION, WholeSessionDocument
 from perdure.records.chunks import RunCutter, name_of, records_of
@@ -109,20 +109,32 @@ async def keep_history(store: Store, key: SessionKey, *, after: int, upto: int) 
     """Store a session's records as blobs; return the name of their index, "" for none.
 
     Raises:
+        HistoryPrunedError: Records went while they were read: another process has pruned or
+            deleted the session.
         NotStorableError: The store has no blobs.
 
     """
-    cutter, pieces = RunCutter(), list[HistorySegment]()
+    cutter, pieces, seq = RunCutter(), list[HistorySegment](), 0
     async with aclosing(store.read_log(key, after=after, before=upto + 1)) as log:
         async for chunk in log:
             for record in chunk.records:
+                if seq and record.seq != seq + 1:
+                    raise _went(key, seq + 1)
+                seq = record.seq
                 pieces += await _put(store, key.tenant, cutter.feed(record))
+    if after < upto != seq:
+        raise _went(key, seq + 1)
     pieces += await _put(store, key.tenant, cutter.rest())
     if not pieces:
         return ""
     index = encode(HistoryIndex(tuple(pieces)))
     await store.put_blobs(key.tenant, {name_of(index): index})
     return name_of(index)
+
+
+def _went(key: SessionKey, seq: int) -> HistoryPrunedError:
+    message = f"session {key}: record {seq} went while the history was read: do it again"
+    return HistoryPrunedError(message, key=str(key), seq=seq)
 
 
 async def _put(

@@ -152,24 +152,19 @@ class _SessionJournal(_Reading):
         return await self._session.save()
 
     def accept(self, entries: tuple[Entry, ...], *, captured: int | None = None) -> int:
-        contents = self.contents
-        before = contents.digest
+        version = self._session._accept(entries)
         if captured is not None:  # what comes after is the next checkpoint's
-            contents.digest = LogDigest(captured)
-        try:
-            return self._session._accept(entries)
-        except BaseException:
-            contents.digest = before
-            raise
+            self._session._behind.digest = LogDigest(captured)
+        return version
 
     async def digest(self) -> LogDigest:
         """Return the digest up to the newest record: durable ones are read, others are here."""
         tracked = self._session._tracked
         while True:
-            since = (await self.chain()).captured_upto
+            since, cut = (await self.chain()).captured_upto, await self.cut()
             digest = self.contents.digest
-            if digest is None or digest.since < since:
-                self.contents.digest = LogDigest(max(since, await self.cut()))
+            if digest is None or digest.since < since or digest.seq < cut:
+                self.contents.digest = LogDigest(max(since, cut))
                 continue
             if digest.seq < tracked.durable:
                 await self._read_into(digest, tracked.durable)
@@ -184,7 +179,7 @@ class _SessionJournal(_Reading):
             async for chunk in log:
                 for record in chunk.records:
                     digest.feed(record.seq, record.kind, record.payload)
-        if digest.seq == begun:
+        if digest.seq == begun and begun >= await self.cut():
             message = (
                 f"session {self.key}: its log continues at record {begun + 1}, which is missing"
             )

@@ -23,6 +23,7 @@ from perdure.errors import (
     CorruptRecordError,
     FormatError,
     PerdureError,
+    SessionClosedError,
     SessionError,
     SessionNotFoundError,
 )
@@ -36,7 +37,13 @@ from perdure.records.manifest import ForkNote, Origin
 from perdure.records.records import ENDING, FORK, META, Entry
 from perdure.session import spill as spilling
 from perdure.session.fork import _QUIET, Fork, ForkBuilder, exists
-from perdure.session.lifecycle import ExclusiveAccess, HeldSession, Terms, require_different
+from perdure.session.lifecycle import (
+    ExclusiveAccess,
+    HeldSession,
+    LogOrigin,
+    Terms,
+    require_different,
+)
 from perdure.store import DeadLetter, SessionInfo, Store, first_record
 
 if TYPE_CHECKING:
@@ -250,7 +257,9 @@ class Forgetter:
                 await runtime.saver.save(session._tracked)
             hold = await self._ended_here(stack, session)
         else:
-            hold = await stack.enter_async_context(self._access.held(key, terms))
+            # New: what was only posted to is forgotten, too.
+            held = self._access.held(key, terms, new=True)
+            hold = await stack.enter_async_context(held)
         await hold.append(Entry(ENDING, b"{}"))
         return hold
 
@@ -258,14 +267,8 @@ class Forgetter:
         """Close a session that is open here, and go on holding it."""
         await self._access.lifecycle.delete(session)
         head = await self._store.head(session.key)
-        hold = HeldSession(self._store, session.key, session.epoch, head)
-        stack.push_async_callback(self._let_go, hold)
-        return hold
-
-    async def _let_go(self, hold: HeldSession) -> None:
-        if hold.is_there:
-            with anyio.CancelScope(shield=True), anyio.move_on_after(5):
-                await self._store.release(hold.key, hold.epoch)
+        still_held = self._access.still_held(session.key, session.epoch, head)
+        return await stack.enter_async_context(still_held)
 
     async def _heirs(self, key: SessionKey, epoch: int) -> list[tuple[SessionKey, Origin]]:
         """Return the forks that continue a session's history, each with its valid base."""
@@ -303,9 +306,9 @@ class Forgetter:
     async def settle_heirs(self, key: SessionKey, terms: Terms) -> None:
         """Give each fork of a session its own copy of the history that it continues."""
         async with self._lock, AsyncExitStack() as stack:
+            await stack.enter_async_context(self._access.exclusive(key))
             session = self._access.runtime.sessions.get(key)
             if session is None:
-                await stack.enter_async_context(self._access.exclusive(key))
                 epoch = (await stack.enter_async_context(self._access.held(key, terms))).epoch
             else:
                 epoch = session.epoch
@@ -328,9 +331,10 @@ class Forgetter:
             if session is not None:
                 await self._access.rebase_open(session, own)
                 return
-            async with self._access.held(key, terms) as hold:
-                await hold.rebase(own)
-                await self._access.fold(hold)
+            with suppress(SessionNotFoundError):  # then it continues nothing any more
+                async with self._access.held(key, terms) as hold:
+                    await hold.rebase(own)
+                    await self._access.fold(hold)
 
     # forgetting
 
@@ -511,22 +515,41 @@ class Renamer:
         """
         require_different(old, new, "rename")
         session = self._access.runtime.sessions.get(old)
-        if session is not None:
-            await self._access.lifecycle.close(session)
+        if session is not None:  # not below: what its turn does may need the lock
+            await self._access.lifecycle.between_turns(session)
         async with self._forgetter.settling(), AsyncExitStack() as stack:
             for key in sorted((old, new)):
                 await stack.enter_async_context(self._access.exclusive(key))
             if new in self._access.runtime.sessions:
                 raise exists(new)
-            created = (await self._access.begun(new)).base
+            begun = await self._access.begun(new)
+            created = begun.base
+            is_ours = created is not None and created.moved == old
             if await self._store.inner.head(old) == 0:
-                if created is None or created.moved != old:
+                if created is None or not is_ours:
                     raise SessionNotFoundError(f"there is no session {old}", key=str(old))
                 return Fork(new, old, created.at)
-            hold = await stack.enter_async_context(self._access.held(old, terms))
+            if begun != LogOrigin() and not is_ours:
+                raise exists(new)
+            hold = await self._hold(stack, old, new, terms)
             base = await self._copied(hold, new, created)
             await self._forgetter.end(hold, terms, lambda: self._forward(hold, new))
             return Fork(new, old, base.at)
+
+    async def _hold(
+        self, stack: AsyncExitStack, old: SessionKey, new: SessionKey, terms: Terms
+    ) -> HeldSession:
+        """Hold the old session from here until it is deleted: what comes later would be lost."""
+        session = self._access.runtime.sessions.get(old)
+        if session is None:
+            return await stack.enter_async_context(self._access.held(old, terms))
+        message = (
+            f"session {old} was closed to be renamed to {new}: open {new}, or {old} if that failed"
+        )
+        renamed = SessionClosedError(message, key=str(old), new=str(new))
+        await self._access.lifecycle.close_and_keep(session, renamed)
+        head = await self._store.head(old)
+        return await stack.enter_async_context(self._access.still_held(old, session.epoch, head))
 
     async def _copied(self, old: HeldSession, new: SessionKey, created: Origin | None) -> Origin:
         """Return the base of the copy, made now or before."""
@@ -544,10 +567,10 @@ class Renamer:
                     "delete the one that you do not need"
                 )
                 raise SessionError(message, key=str(old.key), new=str(new))
-            async with self._access.held(new, Terms("raise", 0)) as hold:
+            async with self._access.held(new, Terms("raise", 0), new=True) as hold:
                 await hold.delete()
         base = await self._forker.own_base(old.key, old.head, moved=old.key)
-        async with self._access.held(new, Terms("raise", 0)) as hold:
+        async with self._access.held(new, Terms("raise", 0), new=True) as hold:
             await hold.rebase(base)
         return base
 
@@ -567,5 +590,5 @@ class Renamer:
         now = time.time()
         letters += [DeadLetter(item, item.damage, 0, now) for item in waiting if item.damage]
         if letters:
-            async with self._access.held(new, Terms("raise", 0)) as hold:
+            async with self._access.held(new, Terms("raise", 0), new=True) as hold:
                 await self._store.reject(new, hold.epoch, letters)

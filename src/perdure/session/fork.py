@@ -56,6 +56,10 @@ if TYPE_CHECKING:
     from perdure.session.runtime import Runtime
 
 
+_TRIES = 3
+"""Attempts at a copy of a session that is pruned meanwhile."""
+
+
 class Fork(msgspec.Struct, frozen=True):
     """A session that begins with another one's history."""
 
@@ -129,7 +133,7 @@ class ForkBuilder:
         """Make a session from memory alone: no stored history is left to continue."""
         async with self._access.exclusive(child):
             await self._is_done(child, None, records)
-            async with self._access.held(child, Terms("raise", 0)) as hold:
+            async with self._access.held(child, Terms("raise", 0), new=True) as hold:
                 if await self._access.begun(child) != LogOrigin():
                     raise exists(child)
                 try:
@@ -196,7 +200,7 @@ class ForkBuilder:
         async with self._access.exclusive(child):
             if not await self._is_done(child, base, more):
                 await self._note(origin, child)
-                await self._create(child, base, more)
+                await self._create(origin, child, base, more)
         return Fork(child, parent, point.seq)
 
     async def _is_done(self, child: SessionKey, base: Origin | None, more: Sequence[Entry]) -> bool:
@@ -220,8 +224,10 @@ class ForkBuilder:
             return
         await self._store.enqueue(parent, [PendingItem(f"fork-{random_id()}/0", FORK, note, 0.0)])
 
-    async def _create(self, child: SessionKey, base: Origin, more: Sequence[Entry]) -> None:
-        async with self._access.held(child, Terms("raise", 0)) as hold:
+    async def _create(
+        self, source: SessionKey, child: SessionKey, base: Origin, more: Sequence[Entry]
+    ) -> None:
+        async with self._access.held(child, Terms("raise", 0), new=True) as hold:
             begun = await self._access.begun(child)  # no other process can write it from here on
             if begun.base is not None or begun.has_records:
                 raise exists(child)
@@ -230,7 +236,9 @@ class ForkBuilder:
             except StoreError:
                 await self._undo(hold)
                 raise
-            if base.parent is not None and (error := await self._gone(base.parent, child, base)):
+            # From here on a deletion of the source finds what this needs of it; an earlier one
+            # shows.
+            if error := await self._gone(source, child, base):
                 await hold.delete()
                 raise error
 
@@ -253,7 +261,8 @@ class ForkBuilder:
         if newest is None or newest.kind == ENDING or not is_there:
             message = f"session {parent} was deleted while {child} was made of it"
             return SessionNotFoundError(message, key=str(parent))
-        return _no_record(parent, base.at, base.at) if pruned else None
+        is_fork = base.parent is not None  # what a copy has is its own
+        return _no_record(parent, base.at, base.at) if pruned and is_fork else None
 
     async def _undo(self, hold: HeldSession) -> None:
         """Delete the session if it is empty."""
@@ -269,18 +278,33 @@ class ForkBuilder:
         """Make a session with the same history and state, which needs the other no more.
 
         Raises:
+            HistoryPrunedError: It was pruned again and again while it was read.
             NotStorableError: The store keeps no blobs.
             SessionError: The new session exists.
-            SessionNotFoundError: There is nothing to copy.
+            SessionNotFoundError: There is nothing to copy, or it was deleted meanwhile.
 
         """
         require_different(key, new, "copy")
-        head = await self._access.head(key)
-        base = await self.own_base(key, head, moved=moved)
+        for left in reversed(range(_TRIES)):
+            head = await self._access.head(key)
+            before = await self._stored_base(key)
+            try:
+                base = await self.own_base(key, head, moved=moved)
+                if before != await self._stored_base(key):
+                    raise _no_record(key, head, head)
+                break
+            except HistoryPrunedError:  # pruned, or deleted and made again, while it was read
+                if not left:
+                    raise
         async with self._access.exclusive(new):
             if not await self._is_done(new, base, ()):
-                await self._create(new, base, ())
+                await self._create(key, new, base, ())
         return Fork(new, key, head)
+
+    async def _stored_base(self, key: SessionKey) -> Origin | None:
+        """Return the base that a session's manifest names: no prune removes anything before."""
+        manifest = (await self._store.inner.read_documents(key, ())).manifest
+        return None if manifest is None else manifest.base
 
     async def own_base(
         self, key: SessionKey, at: int, *, moved: SessionKey | None = None

@@ -344,8 +344,8 @@ async def delete_unchanged(
 
     """
     acts, terms = sessions._acting(), Terms("handover", wait)
-    call = acts.access.runtime.host.call
-    return await call(partial(acts.forgetter.delete, unchanged=version), key, terms)
+    delete = partial(acts.forgetter.delete, key, terms, unchanged=version)
+    return await sessions._act(key, wait, delete)
 
 
 async def drop_history(
@@ -358,7 +358,7 @@ async def drop_history(
 
     """
     acts, terms = sessions._acting(), Terms("handover", wait)
-    await acts.access.runtime.host.call(acts.pruner.drop, key, below - 1, terms)
+    await sessions._act(key, wait, partial(acts.pruner.drop, key, below - 1, terms))
 
 
 def state_entry(key: str, text: str | None) -> Entry:

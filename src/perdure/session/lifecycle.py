@@ -415,6 +415,17 @@ class SessionLifecycle:
 
     async def close(self, session: SessionBase) -> None:
         """Save, fold and release a session for every caller in this process."""
+        self.require_closable(session)
+        if session._closed_by is None:
+            await self._runtime.host.call(self._close, session)
+
+    def require_closable(self, session: SessionBase) -> None:
+        """Refuse to wait for this very task.
+
+        Raises:
+            SessionError: It is in a turn of the session, or the running turn waits for it.
+
+        """
         if session._turns.is_own:
             message = (
                 f"session {session.key}: this task is in a turn of it; "
@@ -424,23 +435,41 @@ class SessionLifecycle:
         if session._closed_by is None:
             require_outside(session._tracked, "to close")
             session._turns.require_no_wait(str(session.key), CurrentTask())
-            await self._runtime.host.call(self._close, session)
 
     async def _close(self, session: SessionBase) -> None:
         deadline = self._runtime.shutdown.deadline
         with anyio.move_on_after(deadline):
             async with exclusive(self._runtime.pending_loads, session.key):
                 if session._closed_by is None:
-                    await self._close_alone(session)
+                    await self._close_alone(session, _closed(session.key))
         if session._closed_by is None:
             raise _still_open(session, deadline)
 
-    async def _close_alone(self, session: SessionBase) -> None:
+    async def close_and_keep(self, session: SessionBase, closed_by: Exception) -> None:
+        """Close a session as `close` does, and keep its lease; the caller is alone with it."""
+        deadline = self._runtime.shutdown.deadline
+        with anyio.move_on_after(deadline):
+            await self._close_alone(session, closed_by, release=False)
+        if session._closed_by is None:
+            raise _still_open(session, deadline)
+
+    async def between_turns(self, session: SessionBase) -> None:
+        """Wait for the turns that run and wait by now, as long as a close would."""
+        deadline = self._runtime.shutdown.deadline
+        with anyio.move_on_after(deadline) as scope:
+            await session._turns.enter(session.key)
+            session._turns.leave()
+        if scope.cancelled_caught:
+            raise _still_open(session, deadline)
+
+    async def _close_alone(
+        self, session: SessionBase, closed_by: Exception, *, release: bool = True
+    ) -> None:
         """Close a session after the running and waiting turns; no other turn begins meanwhile."""
         await session._turns.enter(session.key)
         try:
             await self._seal(session)
-            await self._leave(session, "closed", _closed(session.key))
+            await self._leave(session, "closed", closed_by, release=release)
         finally:
             session._turns.leave()
 
@@ -499,7 +528,9 @@ class SessionLifecycle:
             saver.unseal(tracked)
             raise
 
-    async def _leave(self, session: SessionBase, reason: str, closed_by: Exception) -> None:
+    async def _leave(
+        self, session: SessionBase, reason: str, closed_by: Exception, *, release: bool = True
+    ) -> None:
         """Fold, release and forget a session that is durable; from here on it is closed."""
         session._close_with(closed_by)
         hurried = reason == "handed over" and not fold_first(
@@ -510,7 +541,8 @@ class SessionLifecycle:
         try:
             if session._has_tail and not hurried:
                 await self._fold_alone(_Fold(self, session), urgent=True)
-            await self.release(session)
+            if release:
+                await self.release(session)
         finally:
             self._forget(session, reason)
 
@@ -665,14 +697,20 @@ class ExclusiveAccess:
         return exclusive(self.runtime.pending_loads, key)
 
     @asynccontextmanager
-    async def held(self, key: SessionKey, terms: Terms) -> AsyncGenerator[HeldSession, None]:
+    async def held(
+        self, key: SessionKey, terms: Terms, *, new: bool = False
+    ) -> AsyncGenerator[HeldSession, None]:
         """Hold a session that is not open here; the caller is alone with it.
 
         Raises:
             LeaseHeldError: Another process keeps holding it.
+            SessionError: It is open here: whoever holds it would take it over from itself.
+            SessionNotFoundError: It was deleted meanwhile, unless it may be ``new``.
 
         """
         runtime = self.runtime
+        if key in runtime.sessions:
+            raise SessionError(f"session {key} is open here: close it first", key=str(key))
         grant = await acquire_lease(
             self.store,
             key,
@@ -681,19 +719,36 @@ class ExclusiveAccess:
             on_held=terms.on_held,
             wait=terms.wait,
         )
-        hold = HeldSession(self.store, key, grant.epoch, grant.head)
+        async with self.still_held(key, grant.epoch, grant.head) as hold:
+            if grant.created and not new:
+                await hold.delete()  # an empty one, which the lease has made
+                raise SessionNotFoundError(f"session {key} was deleted meanwhile", key=str(key))
+            yield hold
+
+    @asynccontextmanager
+    async def still_held(
+        self, key: SessionKey, epoch: int, head: int
+    ) -> AsyncGenerator[HeldSession, None]:
+        """Go on holding a session under its lease, and release it if it is there in the end."""
+        hold = HeldSession(self.store, key, epoch, head)
         try:
             yield hold
         finally:
             if hold.is_there:
                 with anyio.CancelScope(shield=True), anyio.move_on_after(5):
-                    await self.store.release(key, grant.epoch)
+                    await self.store.release(key, epoch)
 
     def open_here(self, key: SessionKey) -> SessionBase | None:
         """Return a session that is open in this process, and can be saved."""
         session = self.runtime.sessions.get(key)
         saves = session is not None and session.is_writable and not session._tracked.quarantined
         return session if saves else None
+
+    async def save_here(self, key: SessionKey) -> None:
+        """Save what is unsaved of a session here."""
+        session = self.open_here(key)
+        if session is not None:
+            await session.save()
 
     async def fold(self, hold: HeldSession) -> None:
         """Have the documents be as of the newest record, and the manifest name the base."""
@@ -757,9 +812,7 @@ class ExclusiveAccess:
             SessionNotFoundError: There is no such session.
 
         """
-        session = self.open_here(key)
-        if session is not None:
-            await session.save()
+        await self.save_here(key)
         head = await self.store.head(key)
         if not head:
             raise SessionNotFoundError(f"there is no session {key}", key=str(key))

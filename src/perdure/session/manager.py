@@ -7,10 +7,10 @@ closed in another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Generator, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import TYPE_CHECKING, Any, Self, TypeVar, final
 
 import anyio
 
@@ -51,7 +51,15 @@ from perdure.session.options import Limits, require_options
 from perdure.session.prune import PruneReport
 from perdure.session.rebuild import RebuildReport, rebuild_session
 from perdure.session.retention import Retention
-from perdure.session.runtime import Clock, EventName, Hook, wrong_loop
+from perdure.session.runtime import (
+    Clock,
+    EventName,
+    Hook,
+    Patience,
+    while_answered,
+    within,
+    wrong_loop,
+)
 from perdure.session.scope import Scope, list_scopes, scope_key
 from perdure.session.session import SessionView
 from perdure.store import DeadLetter, SessionInfo, Store
@@ -59,6 +67,8 @@ from perdure.store import DeadLetter, SessionInfo, Store
 if TYPE_CHECKING:
     from perdure.autosave.reports import Health
     from perdure.records.checkpoints import Checkpoint
+
+T = TypeVar("T")
 
 
 @final
@@ -205,7 +215,7 @@ class SessionManager:
             new: Whether it has to be a new one: never continue a stored session.
             on_held: What to do if another process holds it: ask for a handover and wait,
                 raise at once, or steal it once its holder has expired.
-            wait: Seconds to wait for another process.
+            wait: Seconds to wait for another process, and for a store that does not answer.
             force: Open it even if it is quarantined in this process.
             strict: Raise if one of its documents cannot be used, instead of rebuilding it.
             autosave: This session's own settings, until it leaves memory; None for no timers,
@@ -447,9 +457,12 @@ class SessionManager:
         connected.lifecycle.heed_hooks()
         return off
 
-    async def flush(self, deadline: float | None = None) -> None:
-        """Save every session now, and return when all is durable or the deadline is over."""
-        await self._check().runtime.saver.flush(deadline)
+    async def flush(self, deadline: float | None = None) -> bool:
+        """Save every session now, and say whether all that was appended is durable.
+
+        False if the deadline is over first, or records are stuck: `health` says which and why.
+        """
+        return await self._check().runtime.saver.flush(deadline)
 
     def health(self) -> Health:
         """Say how saving goes: for readiness probes, never for liveness.
@@ -603,6 +616,14 @@ class SessionManager:
             self._acts = ManagerCore(connected)
         return self._acts
 
+    async def _act(
+        self, key: SessionKey, wait: float, act: Callable[[], Coroutine[Any, Any, T]]
+    ) -> T:
+        """Run an act in the background, and wait for it as long as the store gives a sign."""
+        runtime = self._acting().access.runtime
+        patience = Patience(runtime.store.inner, key, wait)
+        return await while_answered(patience, lambda: runtime.host.call(act))
+
     async def fork(
         self,
         id: str,
@@ -612,6 +633,7 @@ class SessionManager:
         session: str = DEFAULT_SESSION,
         new_session: str | None = None,
         tenant: str = "",
+        wait: float = 10.0,
     ) -> Fork:
         """Begin a session with another one's history; both continue independently.
 
@@ -626,6 +648,7 @@ class SessionManager:
             session: Which of the agent's conversations.
             new_session: The fork's session id; None for the same.
             tenant: Whose both are.
+            wait: Seconds to wait for the store; what is unsaved of the parent here is saved first.
 
         Raises:
             HistoryPrunedError: The history that the fork starts from was pruned.
@@ -633,11 +656,13 @@ class SessionManager:
                 group.
             SessionError: A session of the new id exists.
             SessionNotFoundError: There is nothing to fork.
+            StoreUnavailableError: The store has not taken it in time; it may still do so.
 
         """
         acts, key = self._acting(), SessionKey(id, session, tenant)
         child = SessionKey(new_id, new_session or session, tenant)
-        return await acts.access.runtime.host.call(acts.forker.fork, key, child, at)
+        with within(wait, f"the fork {child} of session {key}"):
+            return await acts.access.runtime.host.call(acts.forker.fork, key, child, at)
 
     async def copy(
         self,
@@ -647,18 +672,30 @@ class SessionManager:
         session: str = DEFAULT_SESSION,
         new_session: str | None = None,
         tenant: str = "",
+        wait: float = 10.0,
     ) -> Fork:
         """Make a session with all of another one's history and state, which does not need it.
+
+        Args:
+            id: The agent's id.
+            new_id: The id of the copy.
+            session: Which of the agent's conversations.
+            new_session: The copy's session id; None for the same.
+            tenant: Whose both are.
+            wait: Seconds to wait for the store to answer, and to save what is unsaved of it here.
 
         Raises:
             NotStorableError: The store keeps no blobs.
             SessionError: A session of the new id exists.
-            SessionNotFoundError: There is nothing to copy.
+            SessionNotFoundError: There is nothing to copy, or it was deleted meanwhile.
+            StoreUnavailableError: The store does not answer in time.
 
         """
         acts, key = self._acting(), SessionKey(id, session, tenant)
         new = SessionKey(new_id, new_session or session, tenant)
-        return await acts.access.runtime.host.call(acts.forker.copy, key, new)
+        with within(wait, f"what is unsaved of session {key}"):
+            await acts.access.runtime.host.call(acts.access.save_here, key)
+        return await self._act(key, wait, partial(acts.forker.copy, key, new))
 
     async def rename(
         self,
@@ -684,8 +721,11 @@ class SessionManager:
         """
         acts, key = self._acting(), SessionKey(id, session, tenant)
         new = SessionKey(new_id, new_session or session, tenant)
-        call = acts.access.runtime.host.call
-        return await call(acts.renamer.rename, key, new, Terms(on_held, wait))
+        open_here = acts.access.runtime.sessions.get(key)
+        if open_here is not None:
+            acts.access.lifecycle.require_closable(open_here)
+        rename = partial(acts.renamer.rename, key, new, Terms(on_held, wait))
+        return await self._act(key, wait, rename)
 
     async def delete(
         self,
@@ -706,8 +746,8 @@ class SessionManager:
 
         """
         acts, key = self._acting(), SessionKey(id, session, tenant)
-        call = acts.access.runtime.host.call
-        return await call(acts.forgetter.delete, key, Terms(on_held, wait))
+        delete = partial(acts.forgetter.delete, key, Terms(on_held, wait))
+        return await self._act(key, wait, delete)
 
     async def forget(
         self,
@@ -735,7 +775,7 @@ class SessionManager:
             tag: With this tag, as of now.
             dry_run: Remove nothing, and say what would be.
             on_held: What to do if another process holds one.
-            wait: Seconds to wait for another process.
+            wait: Seconds to wait for another process, and for a store that does not answer.
 
         Raises:
             InvalidArgumentError: Neither id, owner nor tag is given, or one of them is no text.
@@ -748,9 +788,8 @@ class SessionManager:
         if id is None and owner is None and tag is None:
             message = "forget: give an id, an owner or a tag, so that not everything is forgotten"
             raise InvalidArgumentError(message, option="id")
-        terms = Terms(on_held, wait)
-        call = partial(acts.forget, wanted, terms, dry_run=dry_run)
-        return await acts.access.runtime.host.call(call)
+        forget = partial(acts.forget, wanted, Terms(on_held, wait), dry_run=dry_run)
+        return await self._act(SessionKey(id or "-", tenant=tenant), wait, forget)
 
     async def prune(
         self,
@@ -775,7 +814,7 @@ class SessionManager:
             tenant: Whose they are.
             dry_run: Remove nothing, and say what would be.
             on_held: What to do if another process holds one.
-            wait: Seconds to wait for another process.
+            wait: Seconds to wait for another process, and for a store that does not answer.
 
         Raises:
             NotStorableError: The store keeps no blobs.
@@ -783,9 +822,8 @@ class SessionManager:
         """
         acts = self._acting()
         wanted = SessionFilter(id, session, tenant, None, None)
-        terms = Terms(on_held, wait)
-        call = partial(acts.prune, retention, wanted, terms, dry_run=dry_run)
-        return await acts.access.runtime.host.call(call)
+        prune = partial(acts.prune, retention, wanted, Terms(on_held, wait), dry_run=dry_run)
+        return await self._act(SessionKey(id or "-", tenant=tenant), wait, prune)
 
     async def plan_restore(
         self,
@@ -852,7 +890,7 @@ class SessionManager:
             session: Which of the agent's conversations.
             tenant: Whose it is, where customers share a store.
             on_held: What to do if another process holds it.
-            wait: Seconds to wait for another process.
+            wait: Seconds to wait for another process, and for a store that does not answer.
 
         Raises:
             CorruptRecordError: The log is damaged before its tail.
@@ -861,5 +899,6 @@ class SessionManager:
 
         """
         acts, key = self._acting(), SessionKey(id, session, tenant)
-        call = partial(rebuild_session, acts.access, key, Terms(on_held, wait), dry_run=dry_run)
-        return await acts.access.runtime.host.call(call)
+        terms = Terms(on_held, wait)
+        rebuild = partial(rebuild_session, acts.access, key, terms, dry_run=dry_run)
+        return await self._act(key, wait, rebuild)

@@ -37,10 +37,17 @@ from perdure.session.contents import check_said
 from perdure.session.inbox import Inbox
 from perdure.session.lifecycle import SessionLifecycle, groups_of, read_again
 from perdure.session.options import require_options
-from perdure.session.runtime import PendingLoad, Runtime, SessionOpened, wrong_loop
+from perdure.session.runtime import (
+    Patience,
+    PendingLoad,
+    Runtime,
+    SessionOpened,
+    require_wait,
+    wrong_loop,
+)
 from perdure.session.session import Session
 from perdure.session.spill import SpillFile
-from perdure.store import HeldLease, LeaseState
+from perdure.store import HeldLease, LeaseState, Store
 
 log: logging.Logger = logging.getLogger("perdure")
 
@@ -69,10 +76,7 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
             choices = ", ".join(get_args(OnHeld))
             message = f"invalid on_held={self.on_held!r}: choose {choices}"
             raise InvalidArgumentError(message, option="on_held", value=self.on_held)
-        wait: Any = self.wait
-        if not isinstance(wait, int | float) or not wait >= 0:
-            message = f"invalid wait={wait!r}: give seconds, 0 or more"
-            raise InvalidArgumentError(message, option="wait")
+        require_wait(self.wait)
         check_said(owner=self.owner, tags=self.tags)
         if not isinstance(self.autosave, Inherit):
             require_options(autosave=self.autosave)
@@ -112,22 +116,30 @@ class SessionOpening:
             await self._session.__aexit__(exc_type, exc, traceback)
 
 
-async def _joined(pending_load: PendingLoad, wanted: OpenRequest, began: float) -> None:
-    """Wait for a load that another caller has begun, but for its holder only as long as wanted.
+async def _joined(
+    store: Store, pending_load: PendingLoad, wanted: OpenRequest, began: float, *, is_own: bool
+) -> None:
+    """Wait for a load, but for a holder or a store that is silent only as long as wanted.
 
     Raises:
-        LeaseHeldError: Another process still has the session then.
+        LeaseHeldError: Another process still has the session then; of one's own, the load says so.
+        StoreUnavailableError: The store gives no sign.
 
     """
     wait = 0.0 if wanted.on_held == "raise" else wanted.wait
-    with anyio.CancelScope(deadline=began + wait):
-        await pending_load.done.wait()
+    patience = Patience(store, wanted.key, wait)
+    until = float("inf") if is_own else began + wait
     while not pending_load.done.is_set():
-        if pending_load.holder is not None:
-            waited = anyio.current_time() - began
-            raise lease_held(wanted.key, pending_load.holder, wanted.on_held, waited)
-        with anyio.move_on_after(LATE):
+        with anyio.CancelScope(deadline=min(until, patience.next)):
             await pending_load.done.wait()
+            return
+        now = anyio.current_time()
+        if now >= patience.next:
+            await patience.require_sign()
+        if now >= until:
+            if pending_load.holder is not None:
+                raise lease_held(wanted.key, pending_load.holder, wanted.on_held, now - began)
+            until = now + LATE
 
 
 class Opener:
@@ -157,12 +169,10 @@ class Opener:
                 pending_load = own = self._begin_load(wanted, began)
                 wanted = msgspec.structs.replace(wanted, new=False)  # what it makes is ours
             # Cancelled while waiting: the load continues, and the next open finds the session.
-            if pending_load is own:
-                await pending_load.done.wait()
-            else:
-                await _joined(pending_load, wanted, began)
+            is_own = pending_load is own
+            await _joined(runtime.store.inner, pending_load, wanted, began, is_own=is_own)
             error = pending_load.error
-            if error is not None and (pending_load is own or not isinstance(error, LeaseHeldError)):
+            if error is not None and (is_own or not isinstance(error, LeaseHeldError)):
                 raise error.with_traceback(None)
 
     def _require_running(self, key: SessionKey) -> None:

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import msgspec
 from msgspec import UNSET
@@ -23,6 +23,7 @@ from perdure.errors import (
     FormatError,
     LeaseHeldError,
     LeaseLostError,
+    SessionNotFoundError,
     StoreUnavailableError,
 )
 from perdure.lineage.history import keep_documents, keep_history
@@ -61,6 +62,9 @@ from perdure.session.lifecycle import ExclusiveAccess, Terms
 from perdure.session.point_in_time import base_documents, folded_at
 from perdure.session.retention import Retention, TurnEndAt, cut_after, is_expired
 from perdure.store import Document, Documents, Store, first_record
+
+if TYPE_CHECKING:
+    from perdure.session.base import SessionBase
 
 log: logging.Logger = logging.getLogger("perdure")
 
@@ -121,11 +125,13 @@ class _PruneProgress:
 
     @contextmanager
     def unless_refused(self, key: SessionKey) -> Iterator[None]:
-        """Continue with the others if one is held, or cannot be read."""
+        """Continue with the others if one is held, deleted meanwhile, or cannot be read."""
         try:
             yield
-        except LeaseHeldError:
+        except (LeaseHeldError, LeaseLostError):
             self.held.append(key)
+        except SessionNotFoundError:
+            pass
         except FormatError as error:
             log.warning("not pruned", extra={"session": str(key)}, exc_info=error)
             self.damaged.append(key)
@@ -254,7 +260,7 @@ class Pruner:
         before, freed = await self._first(key), 0
         if not 0 < before <= base.cut - base.at:
             return []
-        with suppress(LeaseHeldError, LeaseLostError):
+        with suppress(LeaseHeldError, LeaseLostError, SessionNotFoundError):
             async with self._access.exclusive(key):
                 freed = await self._trim_again(key, base)
         return [Pruned(key, base.cut, 0, freed)] if await self._first(key) > before else []
@@ -341,14 +347,14 @@ class Pruner:
         async with forgetter.settling(), access.exclusive(key):
             session = access.runtime.sessions.get(key)
             if session is not None:
-                await access.fold_open(session)
-                await self._require_folded(key, base.cut)
-                await access.announce_open(session, base)
-                await forgetter.settle_known_forks(key, session.epoch, terms)
-                with self._store.undo_rebased(key, session.epoch):
-                    await access.count_open(session, base)
-                    await self._require_counted(key, base)
-                return await self._store.trim(key, session.epoch, base.cut + 1)
+                try:
+                    return await self._rebase_open(session, base, terms)
+                except StoreUnavailableError:
+                    holder = await self._store.holder(key)
+                    if holder is None or holder.epoch == session.epoch:
+                        raise
+                    message = f"session {key} was taken over by another process meanwhile"
+                    raise LeaseLostError(message, key=str(key)) from None
             async with access.held(key, terms) as hold:
                 await access.fold(hold)
                 await self._require_folded(key, base.cut)
@@ -359,6 +365,17 @@ class Pruner:
                     await access.fold(hold)
                     await self._require_counted(key, base)
                 return await self._store.trim(key, hold.epoch, base.cut + 1)
+
+    async def _rebase_open(self, session: SessionBase, base: Origin, terms: Terms) -> int:
+        access, key = self._access, session.key
+        await access.fold_open(session)
+        await self._require_folded(key, base.cut)
+        await access.announce_open(session, base)
+        await self._forgetter.settle_known_forks(key, session.epoch, terms)
+        with self._store.undo_rebased(key, session.epoch):
+            await access.count_open(session, base)
+            await self._require_counted(key, base)
+        return await self._store.trim(key, session.epoch, base.cut + 1)
 
     async def _require_folded(self, key: SessionKey, cut: int) -> None:
         """Raise unless the session's own documents hold what is about to be removed."""

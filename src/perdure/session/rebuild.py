@@ -55,7 +55,11 @@ def fold_afresh(
 
     The log of a pruned session starts from documents: those that it *began* with.
     """
-    return _folded(FoldInput(key, began or {}, list(records), records[-1].seq, limits))
+    began = began or {}
+    # A copy of what has just been pruned may have nothing but the documents.
+    first = max((document.as_of_seq for document in began.values()), default=0)
+    upto = records[-1].seq if records else first
+    return _folded(FoldInput(key, began, list(records), upto, limits))
 
 
 def _folded(work: FoldInput) -> dict[str, bytes]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, final, get_args
 
 import anyio
 import msgspec
@@ -22,7 +23,7 @@ from perdure._lib.signals import exit_in
 from perdure._lib.tasks import Host, HostClosedError, was_cancelled
 from perdure.autosave.engine import Autosaver
 from perdure.autosave.options import Shutdown
-from perdure.errors import InvalidArgumentError, WrongLoopError
+from perdure.errors import InvalidArgumentError, PerdureError, StoreUnavailableError, WrongLoopError
 from perdure.lease import LeaseOptions, OwnerWatch
 from perdure.lineage.store import Lineage
 from perdure.records.keys import SessionKey
@@ -35,8 +36,10 @@ if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked
     from perdure.records.records import Entry
     from perdure.session.base import SessionBase
-    from perdure.store import LeaseState
+    from perdure.store import LeaseState, Store
 
+
+T = TypeVar("T")
 
 log: logging.Logger = logging.getLogger("perdure")
 
@@ -224,6 +227,125 @@ class PendingLoad:
     def note_holder(self, holder: LeaseState) -> None:
         """Note whom a load waits for."""
         self.holder = holder
+
+
+LEAST_PATIENCE = 2.0
+"""Seconds that a store has to answer where a caller waits for less."""
+_ASKING = 1 / 3
+"""The last part of a wait, in which the store is asked for a sign."""
+_AGAIN = 0.05
+"""Seconds between two such questions that the store refuses."""
+
+
+def require_wait(wait: Any) -> None:
+    """Raise InvalidArgumentError for a wait that is no number of seconds."""
+    if not isinstance(wait, int | float) or not wait >= 0:
+        message = f"invalid wait={wait!r}: give seconds, 0 or more"
+        raise InvalidArgumentError(message, option="wait")
+
+
+@final
+class Patience:
+    """For how long a caller waits for a store that gives no sign: for a call's own ``wait``.
+
+    A store that can be reached may take its time, for a long log, say; and 0 seconds are meant for
+    other processes: then the store's own time limits count.
+    """
+
+    def __init__(self, store: Store, key: SessionKey, wait: float) -> None:
+        require_wait(wait)
+        self.seconds: float = max(wait, LEAST_PATIENCE) if wait else float("inf")
+        self._store = store
+        self._key = key
+        self._until = anyio.current_time() + self.seconds
+
+    @property
+    def next(self) -> float:
+        """When to ask the store for a sign."""
+        return self._until if math.isinf(self._until) else self._until - self.seconds * _ASKING
+
+    async def require_sign(self) -> None:
+        """Ask the store for a sign.
+
+        Raises:
+            StoreUnavailableError: It gives none within what is left.
+
+        """
+        # A loop that was blocked until now leaves the store no less time than any other.
+        with anyio.CancelScope(deadline=anyio.current_time() + self.seconds * _ASKING):
+            while True:
+                try:
+                    await self._store.head(self._key)
+                except StoreUnavailableError:
+                    await anyio.sleep(_AGAIN)
+                    continue
+                except PerdureError:
+                    pass  # that is a sign, too
+                self._until = anyio.current_time() + self.seconds
+                return
+        message = (
+            f"the store has not answered for {self.seconds:g} s; what was asked of session "
+            f"{self._key} goes on in the background: look whether the store can be reached, and "
+            "do it again"
+        )
+        raise StoreUnavailableError(message, key=str(self._key), wait=self.seconds)
+
+
+@contextmanager
+def within(wait: float, what: str) -> Iterator[None]:
+    """Give a short act as long as a caller waits for a store.
+
+    Raises:
+        StoreUnavailableError: It has not ended by then.
+
+    """
+    require_wait(wait)
+    seconds = max(wait, LEAST_PATIENCE)
+    with anyio.move_on_after(seconds) as scope:
+        yield
+    if scope.cancelled_caught:
+        message = (
+            f"{what} could not be saved within {seconds:g} s, and may still be: look whether the "
+            "store can be reached (sessions.health()), and do it again"
+        )
+        raise StoreUnavailableError(message, wait=seconds)
+
+
+async def while_answered(patience: Patience, act: Callable[[], Awaitable[T]]) -> T:
+    """Await what goes on without its caller, for as long as the store gives a sign now and then.
+
+    Raises:
+        StoreUnavailableError: It gave none.
+
+    """
+    if math.isinf(patience.seconds):
+        return await act()
+    results: list[T] = []
+    failed: Exception | None = None
+    silent: StoreUnavailableError | None = None
+
+    async def watch() -> None:
+        nonlocal silent
+        while silent is None:
+            await anyio.sleep_until(patience.next)
+            try:
+                await patience.require_sign()
+            except StoreUnavailableError as error:
+                silent = error
+        group.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(watch)
+        try:
+            results.append(await act())
+        except Exception as error:  # noqa: BLE001  # raised below, outside of the group
+            failed = error
+        group.cancel_scope.cancel()
+    if failed is not None:
+        raise failed
+    if silent is not None and not results:
+        raise silent
+    return results[0]
 
 
 PendingLoads: TypeAlias = dict[SessionKey, PendingLoad]

@@ -540,9 +540,12 @@ class SessionManager:
         off = self._loop.do(lambda: self._inner.on(event, relay))
         return lambda: self._loop.do(off)
 
-    def flush(self, deadline: float | None = None) -> None:
-        """Save every session now, and return when all is durable or the deadline is over."""
-        self._loop.call(lambda: self._inner.flush(deadline))
+    def flush(self, deadline: float | None = None) -> bool:
+        """Save every session now, and say whether all that was appended is durable.
+
+        As `perdure.SessionManager.flush`.
+        """
+        return self._loop.call(lambda: self._inner.flush(deadline))
 
     def health(self) -> Health:
         """Say how saving goes: for readiness probes, never for liveness.
@@ -651,6 +654,7 @@ class SessionManager:
         session: str = DEFAULT_SESSION,
         new_session: str | None = None,
         tenant: str = "",
+        wait: float = 10.0,
     ) -> Fork:
         """Fork a session: a new one begins with its history, and both continue independently.
 
@@ -658,7 +662,13 @@ class SessionManager:
         """
         return self._loop.call(
             lambda: self._inner.fork(
-                id, new_id, at=at, session=session, new_session=new_session, tenant=tenant
+                id,
+                new_id,
+                at=at,
+                session=session,
+                new_session=new_session,
+                tenant=tenant,
+                wait=wait,
             )
         )
 
@@ -670,6 +680,7 @@ class SessionManager:
         session: str = DEFAULT_SESSION,
         new_session: str | None = None,
         tenant: str = "",
+        wait: float = 10.0,
     ) -> Fork:
         """Make a session with all of another one's history and state, which does not need it.
 
@@ -677,7 +688,7 @@ class SessionManager:
         """
         return self._loop.call(
             lambda: self._inner.copy(
-                id, new_id, session=session, new_session=new_session, tenant=tenant
+                id, new_id, session=session, new_session=new_session, tenant=tenant, wait=wait
             )
         )
 

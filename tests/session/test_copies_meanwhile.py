@@ -1,0 +1,131 @@
+"""What a copy or a fork acknowledges is whole, or it was refused, whatever becomes of its source."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import pytest
+
+from perdure import PerdureError, Retention, SessionManager, Shutdown, connect
+from perdure.cli.check import audit
+from perdure.records.keys import SessionKey
+from perdure.stores.file import FileStore
+from tests.pausing import PausingStore, reached_or_ended
+from tests.session.conftest import Place
+from tests.session.lives import converse, looks
+
+QUIET = Shutdown(signals=False)
+
+ACTS: dict[str, Callable[[SessionManager, str], Awaitable[object]]] = {
+    "copy": lambda sessions, id: sessions.copy(id, f"new {id}"),
+    "fork": lambda sessions, id: sessions.fork(id, f"new {id}"),
+}
+
+
+async def made_again(sessions: SessionManager, id: str) -> None:
+    await sessions.delete(id)
+    await converse(sessions, id, "again")
+
+
+OTHERS: dict[str, Callable[[SessionManager, str], Awaitable[object]]] = {
+    "delete": lambda sessions, id: sessions.delete(id),
+    "make again": made_again,
+    "forget": lambda sessions, id: sessions.forget(id),
+    "prune": lambda sessions, id: sessions.prune(Retention(keep_turns=1), id=id),
+}
+
+
+def checked(act: str, other: str) -> bool:
+    """Whether `perdure check` is asked, too: of a fork of a pruned session it says what is wrong."""
+    return (act, other) != ("fork", "prune")
+
+
+async def shown(sessions: SessionManager, id: str) -> dict[str, Any] | None:
+    view = await sessions.load(id)
+    return None if view is None else await looks(view)
+
+
+async def require_whole(
+    sessions: SessionManager, id: str, *, may_be: list[Any], is_checked: bool = True
+) -> None:
+    """Require that what there is under an id is right, and can be deleted and forgotten."""
+    if is_checked and await sessions.exists(id):
+        seen = await audit(sessions._store, SessionKey(id))
+        assert [found for found in seen.findings if found.problem] == []
+    found = await shown(sessions, id)
+    assert found in may_be, (found, id)
+    if found is not None:
+        async with sessions.open(id) as session:
+            assert await looks(session) == found
+        await sessions.delete(id)
+    await sessions.forget(id)
+
+
+async def meet(
+    place: Place,
+    begun: Callable[[SessionManager, str], Awaitable[object]],
+    then: Callable[[SessionManager, str], Awaitable[object]],
+    *,
+    is_copying: bool,
+    is_checked: bool,
+) -> None:
+    """Let two processes meet: the second acts while the first is at each of its calls."""
+    store, theirs, nth, done = PausingStore(place()), PausingStore(place()), 0, False
+    async with (
+        connect(store, shutdown=QUIET) as first,
+        connect(theirs, shutdown=QUIET) as second,
+    ):
+        step = 3 if isinstance(store._store, FileStore) else 1  # whose calls cost the most
+        while not done:
+            nth += step
+            id, refused = f"a{nth}", list[PerdureError]()
+            await converse(second, id, "one", "two", "three", "large " + "x" * 3000)
+            lives = [await shown(second, id)]
+            copying = begun if is_copying else then
+
+            async def act(
+                what: Callable[[SessionManager, str], Awaitable[object]], sessions: SessionManager
+            ) -> None:
+                try:
+                    await what(sessions, id)  # noqa: B023
+                except PerdureError as error:
+                    if what is copying:  # noqa: B023
+                        refused.append(error)  # noqa: B023
+                    else:
+                        raise
+
+            pause = store.pause(None, nth=nth)
+            async with anyio.create_task_group() as group:
+                done = await reached_or_ended(pause, group, lambda: act(begun, first))  # noqa: B023
+                lives.append(await shown(second, id))
+                asked = theirs.pause("request_handover")  # it waits for the first one's lease
+                await reached_or_ended(asked, group, lambda: act(then, second))  # noqa: B023
+                lives.append(await shown(second, id))
+                pause.go()
+                asked.go()
+            lives += [await shown(second, id)]
+            new = f"new {id}"
+            await require_whole(
+                second, new, may_be=[None] if refused else lives, is_checked=is_checked
+            )
+            await require_whole(second, id, may_be=lives)
+    assert nth > 3
+
+
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("act", ACTS)
+async def test_what_is_made_of_a_source_that_goes_meanwhile_is_whole_or_refused(
+    place: Place, act: str, other: str
+) -> None:
+    await meet(place, ACTS[act], OTHERS[other], is_copying=True, is_checked=checked(act, other))
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("act", ACTS)
+async def test_what_is_made_of_a_source_that_is_going_is_whole_or_refused(
+    place: Place, act: str, other: str
+) -> None:
+    await meet(place, OTHERS[other], ACTS[act], is_copying=False, is_checked=checked(act, other))
