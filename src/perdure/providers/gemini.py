@@ -352,7 +352,7 @@ def parse_history(given: replies.PlainHistory, by: Issuer) -> list[Message]:
 
     """
     messages: list[Message] = []
-    calls_waiting: list[tuple[str, str]] = []
+    waiting = replies.WaitingCalls()
     if given.system is not None:
         messages.append(_sent_system(given.system, by))
     for at, entry in enumerate(given.entries):
@@ -366,10 +366,11 @@ def parse_history(given: replies.PlainHistory, by: Issuer) -> list[Message]:
             ids = iter(call.id for call in calls)
             items = tuple(_item(part, ids) for part in parts)
             messages.append(_answer(parts, calls, sent_stamp(by, FORMAT, extra, items=items)))
-            calls_waiting = [(call.id, call.name) for call in calls]
+            waiting.ask(calls)
         else:
             own = None if role == "user" else role
-            messages += _sent_user(parts, path, by, (extra, own), calls_waiting)
+            messages += _sent_user(parts, path, by, (extra, own), waiting)
+            waiting.pause()
     return messages
 
 
@@ -414,17 +415,22 @@ def _sent_user(
     path: str,
     by: Issuer,
     own: tuple[Extra, str | None],
-    calls_waiting: list[tuple[str, str]],
+    waiting: replies.WaitingCalls,
 ) -> Iterator[Message]:
     """Return the results in a user content, and the user's other parts in it."""
     extra, role = own
     follows = False
-    for at, part in enumerate(parts):
-        if "functionResponse" not in part:
-            continue
+    given = {
+        at: _named_response(part["functionResponse"], f"{path}.parts[{at}].functionResponse")
+        for at, part in enumerate(parts)
+        if "functionResponse" in part
+    }
+    calls = waiting.answered([(one.get("id"), one["name"]) for one in given.values()])
+    for (at, response), call in zip(given.items(), calls, strict=True):
         place = f"{path}.parts[{at}].functionResponse"
-        result, shape = _sent_result(part["functionResponse"], place, calls_waiting)
-        beside = {name: value for name, value in part.items() if name != "functionResponse"}
+        call_id = response.get("id") or place if call is None else call.id
+        result, shape = _sent_result(response, place, call_id)
+        beside = {name: value for name, value in parts[at].items() if name != "functionResponse"}
         items = (IssuedPart(raw(beside)),) if beside else ()
         how = {"role": role, "shape": shape, "follows": follows, "items": items}
         stamp = sent_stamp(by, FORMAT, {} if follows else extra, **how)
@@ -436,15 +442,15 @@ def _sent_user(
         yield Message(role="user", content=other_parts, extra=stamp)
 
 
-def _sent_result(
-    given: Any, path: str, calls_waiting: list[tuple[str, str]]
-) -> tuple[ToolResult, str | None]:
+def _named_response(given: Any, path: str) -> Block:
+    response: Block = given if isinstance(given, dict) else {}
+    replies.text_in(FORMAT, response, "name", path)
+    return response
+
+
+def _sent_result(given: Block, path: str, call_id: str) -> tuple[ToolResult, str | None]:
     """Return what a function gave, and in which shape its response said so."""
-    name = replies.text_in(FORMAT, given if isinstance(given, dict) else {}, "name", path)
-    at = next((at for at, call in enumerate(calls_waiting) if call[0] == given.get("id")), None)
-    if at is None:  # it answers the first call of its name that has no answer yet
-        at = next((at for at, call in enumerate(calls_waiting) if call[1] == name), None)
-    call_id = given.get("id") or f"{path}" if at is None else calls_waiting.pop(at)[0]
+    name: str = given["name"]
     extra = fields_of(given, frozenset({"name", "response"}))
     response = given.get("response")
     if response is None:

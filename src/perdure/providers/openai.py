@@ -294,7 +294,7 @@ def parse_history(given: replies.PlainHistory, by: Issuer) -> list[Message]:
     """
     messages: list[Message] = []
     names: dict[str, str] = {}
-    functions: dict[str, str] = {}
+    functions = replies.WaitingCalls()
     for at, entry in enumerate(given.entries):
         path = f"history[{at}]"
         role = replies.role_in(FORMAT, entry, path, ROLES)
@@ -302,18 +302,22 @@ def parse_history(given: replies.PlainHistory, by: Issuer) -> list[Message]:
             message = _sent_answer(entry, path, by, f"function_call_{at}")
             names |= {call.id: call.name for call in message.tool_calls}
             if isinstance(entry.get("function_call"), dict):
-                functions[message.tool_calls[-1].name] = message.tool_calls[-1].id
+                functions.ask(message.tool_calls[-1:])
             messages.append(message)
         elif role == "tool":
             messages.append(_sent_result(entry, path, by, names))
         elif role == "function":
             name = replies.text_in(FORMAT, entry, "name", path)
             content = replies.content_in(FORMAT, entry, path, may_lack=True)
-            result = ToolResult(functions.get(name, f"function_call_{at}"), name, content)
+            (call,) = functions.answered([(None, name)])
+            call_id = f"function_call_{at}" if call is None else call.id
+            result = ToolResult(call_id, name, content)
             extra = fields_of(entry, frozenset({"role", "name", "content"}))
             stamp = sent_stamp(by, FORMAT, extra, role="function")
             messages.append(Message(role="tool", tool_result=result, extra=stamp))
+            functions.pause()
         else:
+            functions.pause()
             content = replies.content_in(FORMAT, entry, path)
             extra = fields_of(entry, frozenset({"role", "content"}))
             is_developer = role == "developer"
