@@ -30,6 +30,7 @@ from perdure.providers.issued import (
     stamped,
 )
 from perdure.providers.parts import Media, Part, Text, Unknown, note, parts_of, words_of
+from perdure.providers.request_rules import GEMINI_IMAGES
 from perdure.providers.tool_pairs import Exchange
 from perdure.records.messages import Extra, Message, ToolCall, ToolResult
 
@@ -40,7 +41,6 @@ MAX_NAME: Final = 64
 NATIVE: Final = frozenset({"inlineData", "fileData"})
 _WRAPPED: Final = ("output", "result")
 """The names under which a function's result stands in its response."""
-IMAGES: Final = frozenset({"image/jpeg", "image/png", "image/webp", "image/heic", "image/heif"})
 Block = dict[str, Any]
 
 _CAMEL: Final = {
@@ -85,7 +85,7 @@ def _turns(
         head = exchange.head
         own = target.own(stamp_of(head))
         if head.role == "user":
-            parts = [_part(part, source) for part, source in parts_of(head)]
+            parts = [part_block(part, source) for part, source in parts_of(head)]
             if own is not None and own.sent and isinstance(head.content, list):
                 parts = head.content
             parts_said = [part for part in parts if not _is_blank(part)] or [
@@ -104,7 +104,7 @@ def _turns(
 
 
 def _role(own: Issued | None, usual: str) -> str:
-    return usual if own is None or own.role is None else own.role
+    return usual if own is None or own.role in {None, "tool"} else own.role
 
 
 def _as_sent(message: Message, own: Issued | None, parts: list[Block]) -> list[Block]:
@@ -123,12 +123,13 @@ def _placed(message: Message, own: Issued | None) -> list[PlacedPart]:
 
 def _model(parts: list[Block], own: Issued | None) -> list[Block]:
     shown = [part for part in parts if not _is_blank(part)]
-    if own is not None and own.sent:
-        return shown
     for at, part in enumerate(shown):
         if "functionCall" in part:
-            shown[at] = {"thoughtSignature": UNSIGNED, **part}
+            signature = part.get("thoughtSignature") or UNSIGNED
+            shown[at] = {**part, "thoughtSignature": signature}
             break
+    if own is not None and own.sent:
+        return shown
     return [] if all(part.get("thought") for part in shown) else shown
 
 
@@ -197,7 +198,8 @@ def _sent_responses(exchange: Exchange, target: ContextTarget) -> Iterator[tuple
         yield _role(own, "user"), _as_sent(message, own, [{**beside, "functionResponse": named}])
 
 
-def _part(part: Part, source: Any) -> Block:
+def part_block(part: Part, source: Any) -> Block:
+    """Return a part of a user's content, read from `source`, as a part."""
     if isinstance(part, Unknown):
         return part.part
     if isinstance(part, Text):
@@ -211,7 +213,7 @@ def _part(part: Part, source: Any) -> Block:
 
 
 def _is_refused(media: Media) -> bool:
-    return media.kind == "image" and (media.type not in IMAGES or media.data == "")
+    return media.kind == "image" and (media.type not in GEMINI_IMAGES or media.data == "")
 
 
 def _media(media: Media) -> Block:

@@ -25,11 +25,11 @@ from perdure.providers.issued import (
     stamped,
 )
 from perdure.providers.parts import Media, Part, Text, Unknown
+from perdure.providers.request_rules import CHAT_CALL_ID
 from perdure.providers.tool_pairs import Exchange
 from perdure.records.messages import Extra, Message, ToolCall, ToolResult
 
 FORMAT: Final = "openai"
-CALL_ID: Final = r"[\x21-\x7e]{1,40}"
 REASONING: Final = ("reasoning_content", "reasoning")
 """The names that providers give it."""
 SAID_APART: Final = frozenset({"role", "content", "tool_calls"})
@@ -42,7 +42,7 @@ SOUNDS: Final = {"audio/wav": "wav", "audio/mpeg": "mp3"}
 
 def render(exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedContext:
     """Return exchanges as the messages of a request."""
-    ids = CallIds(CALL_ID)
+    ids = CallIds(CHAT_CALL_ID)
     field = _reasoning_field(exchanges, target)
     messages: list[dict[str, Any]] = []
     for exchange in exchanges:
@@ -151,13 +151,19 @@ def _call(call: ToolCall, call_id: str, own: Issued | None) -> dict[str, Any]:
     extra = {} if own is None else opaque(call.extra)
     given = context_fit.arguments_of(call)
     if extra.get("type") == "custom":
-        custom = {"name": call.name, "input": context_fit.text_of(given.get("input", given))}
+        name = context_fit.function_name(call.name)
+        custom = {"name": name, "input": context_fit.text_of(given.get("input", given))}
         return {**extra, "id": call_id, "custom": {**extra.get("custom", {}), **custom}}
     function = {**extra.pop("function", {}), "name": context_fit.function_name(call.name)}
     function["arguments"] = (
         context_fit.text_of(given) if own is None else context_fit.sent_arguments(call)
     )
     return {"type": "function", **extra, "id": call_id, "function": function}
+
+
+def part_block(part: Part, source: Any) -> dict[str, Any]:
+    """Return a part of a user's content, read from `source`, as OpenAI takes it."""
+    return _part(part, source, ContextTarget(FORMAT, Issuer(FORMAT)))
 
 
 def _part(part: Part, source: Any, target: ContextTarget) -> dict[str, Any]:

@@ -10,7 +10,10 @@ status is for reading only (issue 13420 of litellm).
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
+
+import msgspec
 
 from perdure.providers import context_fit, replies
 from perdure.providers.context_fit import CallIds, ContextTarget, RenderedContext
@@ -41,25 +44,31 @@ from perdure.providers.parts import (
     shown,
     words_of,
 )
+from perdure.providers.request_rules import RESPONSES_CALL_ID
 from perdure.providers.tool_pairs import Exchange
 from perdure.records.messages import Extra, Message, ToolCall, ToolResult
 
 FORMAT: Final = "openai-responses"
-CALL_ID: Final = r"[\x21-\x7e]{1,64}"
 NATIVE: Final = frozenset({"input_image", "input_file"})
 CALLS: Final = {
-    "function_call": "arguments",
-    "custom_tool_call": "input",
-    "local_shell_call": "action",
-    "shell_call": "action",
-    "apply_patch_call": "operation",
+    "function_call": ("arguments",),
+    "custom_tool_call": ("input",),
+    "local_shell_call": ("action",),
+    "shell_call": ("action",),
+    "apply_patch_call": ("operation",),
+    "computer_call": ("action", "actions"),
 }
 """The kinds of calls that the application answers, and what each is given."""
 CLIENTS_ALONE: Final = frozenset({"function_call", "custom_tool_call", "local_shell_call"})
 """Those that only the application answers; a shell may be the provider's own."""
 OUTPUTS: Final = frozenset(f"{kind}_output" for kind in CALLS)
 ROLES: Final = ("system", "developer", "user", "assistant")
-_TEXT_IN: Final = {"output_text": "text", "input_text": "text", "refusal": "refusal"}
+_TEXT_IN: Final = {
+    "output_text": "text",
+    "input_text": "text",
+    "text": "text",
+    "refusal": "refusal",
+}
 """The kinds of parts with words in them, and the field that has them."""
 ECHO: Final = frozenset(
     {
@@ -94,9 +103,9 @@ Block = dict[str, Any]
 
 def render(exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedContext:
     """Return exchanges as the input items of a request."""
-    ids = CallIds(CALL_ID, unique=True)
+    ids = CallIds(RESPONSES_CALL_ID, unique=True)
     items: list[Block] = []
-    for exchange in exchanges:
+    for exchange in map(partial(_answerable, target=target), exchanges):
         head = exchange.head
         if head.role != "assistant":
             items.append(_given(head, target.own(stamp_of(head))))
@@ -111,10 +120,39 @@ def render(exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedCont
     return RenderedContext(target.format, items)
 
 
+def _answerable(exchange: Exchange, target: ContextTarget) -> Exchange:
+    """Return an exchange without calls of a computer that no picture came of: nothing else can."""
+    own = target.own(stamp_of(exchange.head))
+    if own is None or not any(
+        b'"computer_call"' in bytes(item.block) for item in own.items if item.call
+    ):
+        return exchange
+    computers = {
+        item.call
+        for item in own.items
+        if msgspec.json.decode(item.block).get("type") == "computer_call"
+    }
+    results = dict(zip(exchange.answered(), exchange.results, strict=True))
+    kept = [
+        at
+        for at, call in enumerate(exchange.head.tool_calls)
+        if call.id not in computers or _is_picture(results[at], target)
+    ]
+    calls = tuple(exchange.head.tool_calls[at] for at in kept)
+    head = msgspec.structs.replace(exchange.head, tool_calls=calls)
+    return Exchange(head, tuple(one for at, one in results.items() if at in kept))
+
+
+def _is_picture(message: Message, target: ContextTarget) -> bool:
+    own, result = target.own(stamp_of(message)), message.tool_result
+    is_sent = own is not None and own.shape == "computer_call_output"
+    return is_sent and result is not None and isinstance(result.result, list)
+
+
 def _given(message: Message, own: Issued | None) -> Block:
     """Return what the user or the instructions say."""
     if own is None or not own.sent:
-        return {"role": message.role, "content": content_of(message, _part)}
+        return {"role": message.role, "content": content_of(message, part_block)}
     item = {"role": own.role or message.role, "content": message.content}
     return {**opaque(message.extra), **item}
 
@@ -124,8 +162,9 @@ def _assistant(message: Message, call_ids: Sequence[str], own: Issued | None) ->
         placed = laid_out(message, own)
         signed = sum(item.block != PLAIN for item in own.items)
         is_whole = sum(bool(part.block) for part in placed) == signed
-        items = [_own_item(part, message, call_ids, own) for part in placed]
-        if own.sent and is_whole:
+        items = [_own_item(part, message, call_ids) for part in placed]
+        items = [_without_status(one) if _kind(one) == "reasoning" else one for one in items]
+        if own.sent and is_whole and _is_answered(items, call_ids):
             end = max(
                 (at for at, part in enumerate(items, 1) if _kind(part) != "reasoning"), default=0
             )
@@ -137,14 +176,13 @@ def _assistant(message: Message, call_ids: Sequence[str], own: Issued | None) ->
     return [*items_said, *(_call(call, call_id, {}) for call, call_id in calls)]
 
 
-def _own_item(placed: PlacedPart, message: Message, call_ids: Sequence[str], own: Issued) -> Block:
+def _own_item(placed: PlacedPart, message: Message, call_ids: Sequence[str]) -> Block:
     block = placed.block
     if placed.call is not None:
         call = message.tool_calls[placed.call]
         return _call(call, call_ids[placed.call], block)
     if not placed.texts:
-        is_read_only = _kind(block) == "reasoning" and not own.sent
-        return _without_status(block) if is_read_only else block
+        return block
     if not block:
         return {"role": "assistant", "content": context_fit.clean("".join(placed.texts))}
     if isinstance(block["content"], str):
@@ -167,8 +205,7 @@ def _sound(items: list[Block], call_ids: Sequence[str], *, is_whole: bool) -> li
     That is reasoning that cannot be read, or led to nothing, or to a call that is gone; and calls
     that cannot be answered here, since they are no functions: of a computer, of a shell.
     """
-    outputs = {item.get("call_id") for item in items if _kind(item).endswith("_output")}
-    answered = {None, *outputs, *call_ids}
+    answered = _answered(items, call_ids)
     sound: list[Block] = []
     for item in reversed(items):
         if _kind(item) == "reasoning":
@@ -183,6 +220,18 @@ def _sound(items: list[Block], call_ids: Sequence[str], *, is_whole: bool) -> li
     return [bare for item in sound if (bare := _without_id(item, call_ids)) is not None]
 
 
+def _answered(items: Sequence[Block], call_ids: Sequence[str]) -> set[str | None]:
+    """Return the ids of calls that are no functions and have their output among the items."""
+    outputs = {item.get("call_id") for item in items if _kind(item).endswith("_output")}
+    asked = {item.get("call_id") for item in items if not _kind(item).endswith("_output")}
+    return {None, *call_ids, *(outputs & asked)}
+
+
+def _is_answered(items: Sequence[Block], call_ids: Sequence[str]) -> bool:
+    answered = _answered(items, call_ids)
+    return all(item.get("call_id") in answered for item in items)
+
+
 def items_of(message: Message) -> list[Block]:
     """Return the items that `parse_history` made a message of, and no request is fitted to.
 
@@ -195,7 +244,7 @@ def items_of(message: Message) -> list[Block]:
     if own is None or not own.items:
         return [_given(message, own)]
     call_ids = [call.id for call in message.tool_calls]
-    return [_own_item(part, message, call_ids, own) for part in laid_out(message, own)]
+    return [_own_item(part, message, call_ids) for part in laid_out(message, own)]
 
 
 def _kind(item: Block) -> str:
@@ -223,14 +272,16 @@ def _call(call: ToolCall, call_id: str, block: Block) -> Block:
     if kind == "function_call":
         given = context_fit.arguments_of(call)
         text = context_fit.sent_arguments(call) if block else context_fit.text_of(given)
-        known = {"name": context_fit.function_name(call.name), "arguments": text}
-        return {**block, "type": kind, "call_id": call_id, **known}
+        named = {"name": context_fit.function_name(call.name), "arguments": text}
+        return {**block, "type": kind, "call_id": call_id, **named}
     given = context_fit.arguments_of(call)
-    value = given.get(CALLS[kind], given)
+    fields = CALLS[kind]
+    known: Block = {name: given[name] for name in fields if name in given}
+    known = known or ({fields[0]: given} if given else {})
     if kind == "custom_tool_call":
-        name, value = context_fit.function_name(call.name), context_fit.text_of(value)
-        return {**block, "call_id": call_id, "name": name, "input": value}
-    return {**block, "call_id": call_id, CALLS[kind]: value}
+        text = context_fit.text_of(known.get("input", {}))
+        known = {"name": context_fit.function_name(call.name), "input": text}
+    return {**block, "call_id": call_id, **known}
 
 
 def _output(message: Message, call_id: str, kind: str, own: Issued | None) -> Block:
@@ -260,7 +311,11 @@ def _output(message: Message, call_id: str, kind: str, own: Issued | None) -> Bl
         }
     parts = shown(result.result) if result.error is None else None
     fields = {**opaque(message.extra), **opaque(result.extra)} if own and own.sent else {}
-    return {**fields, **known, "output": [_part(part, None) for part, _ in parts or ()] or text}
+    return {
+        **fields,
+        **known,
+        "output": [part_block(part, None) for part, _ in parts or ()] or text,
+    }
 
 
 def _sent_output(message: Message, call_id: str, shape: str) -> Block:
@@ -273,7 +328,9 @@ def _sent_output(message: Message, call_id: str, shape: str) -> Block:
     if kind == "apply_patch_call_output" and result.result is None:
         return {**fields, "type": kind, **named}
     is_own = isinstance(result.result, str | list)
-    output = result.result if is_own else context_fit.text_of(result.result)
+    output: Any = result.result if is_own else context_fit.text_of(result.result)
+    if kind == "computer_call_output" and isinstance(output, list):
+        (output,) = output
     return {**fields, "type": kind, **named, "output": output}
 
 
@@ -281,7 +338,8 @@ _BY_ID: Final = ":id"
 """The end of the shape of an output that names its call by the item's id alone."""
 
 
-def _part(part: Part, source: Any) -> Block:
+def part_block(part: Part, source: Any) -> Block:
+    """Return a part of a user's content, read from `source`, as a part."""
     if isinstance(part, Unknown):
         return part.part
     if isinstance(part, Text):
@@ -349,7 +407,7 @@ def _answer(
 def _item(item: Mapping[str, Any], calls: Container[str]) -> IssuedPart:
     kind = item.get("type")
     if kind is not None and kind in calls:
-        cut = {"call_id", CALLS[kind], "name"}
+        cut = {"call_id", "name", *CALLS[kind]}
         block = {
             name: value for name, value in item.items() if name not in cut and value is not None
         }
@@ -390,7 +448,7 @@ def _parsed_call(item: Mapping[str, Any]) -> ToolCall:
     if not isinstance(call_id, str) or not isinstance(name, str):
         raise replies.not_a_reply(FORMAT, "a call has no call_id or no name")
     if kind != "function_call":
-        return ToolCall(call_id, name, {CALLS[kind]: item.get(CALLS[kind])})
+        return ToolCall(call_id, name, {field: item.get(field) for field in CALLS[kind]})
     return ToolCall(call_id, name, replies.arguments(item.get("arguments")))
 
 
@@ -398,6 +456,7 @@ _TOOLS: Final = {
     "local_shell_call": "local_shell",
     "shell_call": "shell",
     "apply_patch_call": "apply_patch",
+    "computer_call": "computer",
 }
 """The tools of calls that do not name theirs."""
 
@@ -469,8 +528,10 @@ def _sent_item(item: replies.Entry, path: str, by: Issuer, asked: _Asked) -> Mes
     if item.get("type") in OUTPUTS:
         call_id = asked.call_id(item, path)
         shape = item["type"] if item.get("call_id") is not None else item["type"] + _BY_ID
-        output = None
-        if item.get("output") is not None or shape != "apply_patch_call_output":
+        output: Any = None
+        if shape == "computer_call_output":
+            output = replies.objects_in(FORMAT, {"output": [item.get("output")]}, "output", path)
+        elif item.get("output") is not None or shape != "apply_patch_call_output":
             output = replies.content_in(FORMAT, {"content": item.get("output")}, f"{path}.output")
         extra = fields_of(item, frozenset({"type", "call_id", "output"}))
         result = ToolResult(call_id, asked.names.get(call_id), output)
@@ -506,11 +567,10 @@ def _sent_call(item: replies.Entry, path: str) -> ToolCall:
     kind: str = item["type"]
     call_id = replies.text_in(FORMAT, item, "call_id", path)
     name = _TOOLS.get(kind) or replies.text_in(FORMAT, item, "name", path)
-    field = CALLS[kind]
     if kind in _TOOLS:
-        if not isinstance(item.get(field), dict):
-            raise replies.misfit(FORMAT, f"{path}.{field}", "is no object", "give what it did")
-        return ToolCall(call_id, name, {field: item[field]})
+        given = {field: item[field] for field in CALLS[kind] if item.get(field) is not None}
+        return ToolCall(call_id, name, given)
+    (field,) = CALLS[kind]
     text = replies.text_in(FORMAT, item, field, path)
     if kind == "custom_tool_call":
         return ToolCall(call_id, name, {field: text})
