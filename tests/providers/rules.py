@@ -74,7 +74,7 @@ def responses(items: list[Dict]) -> Iterator[str]:
     asked: dict[str, str] = {}
     answered: set[str] = set()
     for at, item in enumerate(items):
-        kind = item.get("type", "message")
+        kind = item.get("type") or ("message" if "role" in item else "item_reference")
         if kind in ANSWERS:
             asked[item["call_id"]] = kind
         elif kind.endswith("_output") and kind.removesuffix("_output") in ANSWERS:
@@ -142,6 +142,7 @@ def joined(messages: list[Dict], said: str) -> list[Dict]:
 
 
 def anthropic(messages: list[Dict]) -> Iterator[str]:
+    messages = [message for message in messages if message["role"] != "system"]
     messages = joined(messages, "content")
     used: set[str] = set()
     waiting: list[str] = []
@@ -208,7 +209,8 @@ def anthropic_block(at: int, block: Dict, role: str, used: set[str]) -> Iterator
         yield f"{at}: {kind} blocks can only be in assistant messages"
 
 
-KINDS = {"text", "inlineData", "fileData", "functionCall", "functionResponse", "executableCode"}
+KINDS = {"text", "inlineData", "fileData", "functionCall", "functionResponse"}
+KINDS |= {"executableCode", "codeExecutionResult"}
 
 
 def gemini(contents: list[Dict]) -> Iterator[str]:

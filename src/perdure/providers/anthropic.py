@@ -61,6 +61,7 @@ def settled(turns: context_fit.Turns, stop_reason: str | None) -> context_fit.Tu
     """
     dropped: set[str] = set()
     waiting: set[str] = set()
+    dropped |= _callers(turns)
     for role, blocks in turns:
         if role == "user" and any(block.get("type") != "tool_result" for block in blocks):
             dropped |= waiting
@@ -80,6 +81,19 @@ def settled(turns: context_fit.Turns, stop_reason: str | None) -> context_fit.Tu
 
 _OPEN_AFTER: Final = {"assistant": "pause_turn", "user": "tool_use"}
 """Why an answer has ended that goes on, by whose turn is the last one."""
+
+
+def _callers(turns: context_fit.Turns) -> set[str]:
+    """Return the ids of programs that are said to have called a tool, and are not there."""
+    seen: set[str] = set()
+    missing: set[str] = set()
+    for _, blocks in turns:
+        for block in blocks:
+            seen.add(_ids(block)[0])
+            caller = block.get("caller")
+            if isinstance(caller, dict) and caller.get("tool_id") is not None:
+                missing |= {str(caller["tool_id"])} - seen
+    return missing
 
 
 def _without(blocks: Sequence[Block], dropped: set[str]) -> Iterator[Block]:
@@ -217,7 +231,8 @@ def _own_block(placed: PlacedPart, message: Message, call_ids: Sequence[str]) ->
         return None if _is_blank(block) else block
     if placed.reasoning is not None:
         # Without a signature it is the beginning of a thought that was cut off.
-        return {**block, "thinking": placed.reasoning} if block.get("signature") else None
+        is_signed = bool(str(block.get("signature") or "").strip())
+        return {**block, "thinking": placed.reasoning} if is_signed else None
     if placed.call is not None:
         return _call(message.tool_calls[placed.call], call_ids[placed.call], block)
     return block

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, Final
 
 import msgspec
@@ -56,7 +57,8 @@ _CAMEL: Final = {
 
 def render(exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedContext:
     """Return exchanges as the contents of a request, and the instructions."""
-    turns = context_fit.alternating(_turns(exchanges, target), {"text": context_fit.OPENING})
+    turns_said = _without_bare_thoughts([turn for turn in _turns(exchanges, target) if turn[1]])
+    turns = context_fit.alternating(turns_said, {"text": context_fit.OPENING})
     contents: list[Block] = [
         {
             **(parts.fields if isinstance(parts, context_fit.MessageBlocks) else {}),
@@ -66,6 +68,15 @@ def render(exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedCont
         for role, parts in turns
     ]
     return RenderedContext(target.format, contents, _system(exchanges, target))
+
+
+def _without_bare_thoughts(turns: context_fit.Turns) -> Iterator[tuple[str, list[Block]]]:
+    """Leave out thoughts that led to nothing; a stream may have them in a content of their own."""
+    for role, run in groupby(turns, key=lambda turn: turn[0]):
+        contents = list(run)
+        parts = [part for _, said in contents for part in said]
+        if role != "model" or not all(part.get("thought") for part in parts):
+            yield from contents
 
 
 def _system(exchanges: Sequence[Exchange], target: ContextTarget) -> str | list[Block] | None:
@@ -95,7 +106,7 @@ def _turns(
         elif head.role == "assistant":
             placed = _placed(head, own)
             parts_said = [_own_part(own_part, head) for own_part in placed]
-            yield "model", _as_sent(head, own, _model(parts_said, own))
+            yield "model", _as_sent(head, own, _model(parts_said))
             answers = [target.own(stamp_of(own_part)) for own_part in exchange.results]
             if all(own_part is not None and own_part.sent for own_part in answers):
                 yield from _sent_responses(exchange, target)
@@ -121,16 +132,14 @@ def _placed(message: Message, own: Issued | None) -> list[PlacedPart]:
     return [placed, *(PlacedPart({}, call=at) for at in range(len(message.tool_calls)))]
 
 
-def _model(parts: list[Block], own: Issued | None) -> list[Block]:
+def _model(parts: list[Block]) -> list[Block]:
     shown = [part for part in parts if not _is_blank(part)]
     for at, part in enumerate(shown):
         if "functionCall" in part:
             signature = part.get("thoughtSignature") or UNSIGNED
             shown[at] = {**part, "thoughtSignature": signature}
             break
-    if own is not None and own.sent:
-        return shown
-    return [] if all(part.get("thought") for part in shown) else shown
+    return shown
 
 
 def _own_part(placed: PlacedPart, message: Message) -> Block:
@@ -422,6 +431,12 @@ def _sent_user(
     """Return the results in a user content, and the user's other parts in it."""
     extra, role = own
     follows = False
+    for at, part in enumerate(parts):
+        if "functionCall" in part:
+            place = f"{path}.parts[{at}].functionCall"
+            raise replies.misfit(
+                FORMAT, place, "is the user's", "give the content the role 'model'"
+            )
     given = {
         at: _named_response(part["functionResponse"], f"{path}.parts[{at}].functionResponse")
         for at, part in enumerate(parts)

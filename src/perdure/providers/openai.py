@@ -60,13 +60,20 @@ def render(exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedCont
         rendered = _assistant(head, call_ids, target, field)
         if rendered is not None:
             messages.append(rendered)
-        messages += _results(exchange, call_ids, target)
+        results = _results(exchange, call_ids, target)
+        messages += sorted(results, key=lambda one: one["role"] == "function")
     return RenderedContext(target.format, messages)
 
 
 def _results(
     exchange: Exchange, call_ids: Sequence[str], target: ContextTarget
 ) -> Iterator[dict[str, Any]]:
+    head_own = target.own(stamp_of(exchange.head))
+    functions = {  # as calls were before they had ids
+        at
+        for at, call in enumerate(exchange.head.tool_calls)
+        if head_own is not None and call.extra.get("type") == raw("function_call")
+    }
     for at, message in zip(exchange.answered(), exchange.results, strict=True):
         result = message.tool_result
         assert result is not None
@@ -77,8 +84,10 @@ def _results(
             fields = {**opaque(message.extra), **opaque(result.extra)}
             is_own = result.error is None and isinstance(result.result, (str, list, type(None)))
             content = result.result if is_own else content
-        if own is not None and own.role is not None:
-            yield {**fields, "role": own.role, "name": result.name, "content": content}
+        if at in functions:
+            name = context_fit.function_name(exchange.head.tool_calls[at].name)
+            content = content if isinstance(content, str) else context_fit.result_text(result)
+            yield {**fields, "role": "function", "name": name, "content": content}
         else:
             yield {**fields, "role": "tool", "tool_call_id": call_ids[at], "content": content}
 
@@ -123,7 +132,9 @@ def _sent(message: Message, call_ids: Sequence[str], own: Issued) -> dict[str, A
     if own.shape in {"refusal", "refusal-blank"}:
         sent["refusal"], content = parts.words_of(message), None if own.shape == "refusal" else ""
     elif own.shape == "audio":
-        sent["audio"], content = {"id": sent["audio"].get("id")}, None
+        content = None
+    if isinstance(sent.get("audio"), dict):
+        sent["audio"] = {"id": sent["audio"].get("id")}
     if own.reasoning_field is not None:
         sent[own.reasoning_field] = message.reasoning
     calls = [

@@ -164,6 +164,7 @@ def _assistant(message: Message, call_ids: Sequence[str], own: Issued | None) ->
         is_whole = sum(bool(part.block) for part in placed) == signed
         items = [_own_item(part, message, call_ids) for part in placed]
         items = [_without_status(one) if _kind(one) == "reasoning" else one for one in items]
+        items = [one for one in items if _kind(one) != "message" or _says(one)]
         if own.sent and is_whole and _is_answered(items, call_ids):
             end = max(
                 (at for at, part in enumerate(items, 1) if _kind(part) != "reasoning"), default=0
@@ -248,7 +249,14 @@ def items_of(message: Message) -> list[Block]:
 
 
 def _kind(item: Block) -> str:
-    return str(item.get("type", "message"))
+    return str(item.get("type", "message" if "role" in item else "item_reference"))
+
+
+def _says(item: Block) -> bool:
+    content = item.get("content")
+    return bool(content) and (
+        isinstance(content, str) or any(plain(read_part(part)) for part in content)
+    )
 
 
 def _without_status(item: Block) -> Block:

@@ -128,11 +128,21 @@ def _apart(found: Sequence[Place], _rule: Rule, request: Any, _: Shaped) -> None
                 continue
             content = block.get("content")
             parts = content if isinstance(content, list) else []
-            moved += [part for part in parts if not isinstance(read_part(part), Text)]
-            texts = [part for part in parts if isinstance(read_part(part), Text)]
+            moved += [part for part in parts if part.get("type") in _OF_USERS]
+            texts = [
+                part
+                if part.get("type") == "text"
+                else {"type": "text", "text": plain(Unknown(part))}
+                for part in parts
+                if part.get("type") not in _OF_USERS
+            ]
             block["content"] = texts or "failed"
         end = max((at for at, one in enumerate(blocks, 1) if _is_result(one)), default=0)
         blocks[end:end] = moved
+
+
+_OF_USERS: Final = frozenset({"image", "document", "search_result"})
+"""The types of blocks that a result may have and a user's message, too."""
 
 
 def _is_result(block: Any) -> bool:
