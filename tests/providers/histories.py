@@ -413,7 +413,7 @@ def contents(draw: st.DrawFn) -> list[Entry]:
         for call in calls:
             said.append({"functionCall": call, **signature})
             signature = draw(SIGNED)
-        if not said:
+        if all(one.get("thought") for one in said):
             continue
         found.append({"role": "model", "parts": said})
         if calls:

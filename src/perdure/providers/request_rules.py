@@ -670,8 +670,8 @@ GEMINI: Final = (
     Rule(
         fields=("contents[].parts[].thoughtSignature",),
         takes="what the provider wrote; from Gemini 3 on, at the first call of each answer",
-        otherwise="Where it is missing, the value that Google gives for that",
-        cure="rendered",
+        otherwise="Where the first call has none, the value that Google gives for that",
+        cure="left out",
         is_filled=True,
     ),
     Rule(

@@ -117,7 +117,7 @@ class Rendered:
     ) -> list[Any] | RenderedContext:
         """Return what the model sees next: the newest whole messages within the limit.
 
-        A provider accepts it as it is, however the last turn ended. Calls without a result are
+        It keeps the provider's rules (docs/contexts.md has them), however the last turn ended. Calls without a result are
         shown as interrupted.
 
         Args:
