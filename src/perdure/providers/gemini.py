@@ -136,8 +136,8 @@ def _model(parts: list[Block]) -> list[Block]:
     shown = [part for part in parts if not _is_blank(part)]
     for at, part in enumerate(shown):
         if "functionCall" in part:
-            signature = part.get("thoughtSignature") or UNSIGNED
-            shown[at] = {**part, "thoughtSignature": signature}
+            is_signed = bool(str(part.get("thoughtSignature") or "").strip())
+            shown[at] = part if is_signed else {**part, "thoughtSignature": UNSIGNED}
             break
     return shown
 

@@ -253,10 +253,10 @@ def _kind(item: Block) -> str:
 
 
 def _says(item: Block) -> bool:
-    content = item.get("content")
-    return bool(content) and (
-        isinstance(content, str) or any(plain(read_part(part)) for part in content)
-    )
+    content = item.get("content") or ""
+    if isinstance(content, str):
+        return content != ""
+    return any(plain(read_part(part)) for part in content)
 
 
 def _without_status(item: Block) -> Block:
