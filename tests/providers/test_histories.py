@@ -577,4 +577,7 @@ def test_whatever_a_history_has_what_is_sent_keeps_the_table(
     except (FormatError, NotStorableError):
         return  # refused by name, when it came
     for other in FORMATS:
-        assert wrongs(render(messages, other)) == []
+        context = render(messages, other)
+        assert wrongs(context) == []
+        if other != format:  # what came of the SDK's own type may have fields that it lacks
+            assert_accepted(context)

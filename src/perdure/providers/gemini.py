@@ -109,7 +109,7 @@ def _turns(
             yield "model", _as_sent(head, own, _model(parts_said))
             answers = [target.own(stamp_of(own_part)) for own_part in exchange.results]
             if all(own_part is not None and own_part.sent for own_part in answers):
-                yield from _sent_responses(exchange, target)
+                yield from _sent_responses(exchange, placed, target)
             else:
                 yield "user", list(_responses(exchange, placed))
 
@@ -187,13 +187,20 @@ def _responses(exchange: Exchange, placed: list[PlacedPart]) -> Iterator[Block]:
         yield {"functionResponse": {**named, "response": response}}
 
 
-def _sent_responses(exchange: Exchange, target: ContextTarget) -> Iterator[tuple[str, list[Block]]]:
-    """Return the results of a history in the order and the shape that it had."""
-    for message in exchange.results:
+def _sent_responses(
+    exchange: Exchange, placed: list[PlacedPart], target: ContextTarget
+) -> Iterator[tuple[str, list[Block]]]:
+    """Return the results of a history in the order and the shape that it had, under the calls'
+    names and ids."""
+    blocks = {part.call: part.block for part in placed}
+    for at, message in zip(exchange.answered(), exchange.results, strict=True):
         own, result = target.own(stamp_of(message)), message.tool_result
         assert own is not None
         assert result is not None
-        named = {**opaque(result.extra), "name": _name(result.name or "")}
+        issued = blocks[at].get("functionCall", {}).get("id")
+        named = {**opaque(result.extra, without=frozenset({"id"}))}
+        named |= {"name": _name(exchange.head.tool_calls[at].name)}
+        named |= {} if issued is None else {"id": issued}
         if own.shape == "error" and result.error is not None:
             named["response"] = {"error": result.error}
         elif own.shape in _WRAPPED:
