@@ -118,8 +118,8 @@ class Rendered:
     ) -> list[Any] | RenderedContext:
         """Return what the model sees next: the newest whole messages within the limit.
 
-        A provider accepts it as it is, however the last turn ended. Calls without a result are
-        shown as interrupted.
+        It keeps the provider's rules (docs/contexts.md has them), however the last turn ended.
+        Calls without a result are shown as interrupted.
 
         Args:
             format: None for `Message` objects, as they are in the log. ``"openai"`` and
