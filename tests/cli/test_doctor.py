@@ -150,7 +150,8 @@ def test_a_grace_period_that_is_no_number_is_refused(
 @pytest.mark.parametrize(
     ("environment", "level", "part"),
     [
-        ({}, "ok", "debounce=2.0"),
+        ({}, "ok", "debounce=None"),
+        ({"PERDURE_AUTOSAVE_DEBOUNCE": "3"}, "ok", "debounce=3.0"),
         ({"PERDURE_AUTOSAVE": "off"}, "ok", "autosave off"),
         ({"PERDURE_AUTOSAVE_DEBOUNCE": "fast"}, "problem", "PERDURE_AUTOSAVE_DEBOUNCE='fast'"),
         ({"PERDURE_AUTOSAVE_DEBOUNCED": "1"}, "warning", "PERDURE_AUTOSAVE_DEBOUNCED"),

@@ -377,12 +377,15 @@ def part(*names: str) -> st.SearchStrategy[Entry]:
     from google.genai.types import Part
 
     hints = {to_camel(name): one.annotation for name, one in Part.model_fields.items()}
+    # An image without data is refused: the type alone would allow it.
+    fields = {name: _field(name, hints[name]) for name in names}
+    if "inlineData" in fields:
+        fields["inlineData"] = fields["inlineData"].filter(
+            lambda one: bool(one.get("data")) and bool(one.get("mimeType"))
+        )
     beside = {name: of_type(hints[name]) for name in ("partMetadata", "mediaResolution")}
     return st.one_of(
-        [
-            st.fixed_dictionaries({name: _field(name, hints[name])}, optional=beside)
-            for name in names
-        ]
+        [st.fixed_dictionaries({name: field}, optional=beside) for name, field in fields.items()]
     )
 
 

@@ -540,7 +540,7 @@ async def check(
     grace: Annotated[float, Parameter(validator=validators.Number(gte=0))] = 24.0,
     where: SessionOption = SessionOption(),  # noqa: B008  # frozen
 ) -> int:
-    """Check sessions: the log, the documents against a fresh fold of it, blobs, leases, leftovers.
+    """Check sessions: the log, documents against a fresh fold, blobs, leases, leftovers.
 
     Without --repair or --gc it changes nothing, and says what they would do. Exits with 1 if a
     problem remains. The log is never repaired: it is the truth, and only a copy can restore what
@@ -550,8 +550,8 @@ async def check(
         id: The agent's id. Default: every session of the store, or of the tenant.
         repair: Rebuild the documents of sessions whose log is sound and whose documents are not,
             put back memory values that only the log has left, and rebuild the index that `ls`
-            lists and filters by, and a SQLite database's indexes. Accept a log that may be
-            incomplete: bytes were cut from its end, or an encrypted session's manifest was lost.
+            lists and filters by, and a SQLite database's indexes. Accept a log whose end was cut
+            off, or an encrypted session whose manifest was lost.
         gc: Set aside the blobs that no session references, and remove those that were set aside
             a grace period ago.
         grace: The grace period: the minimum age of such a blob, in hours.

@@ -247,7 +247,8 @@ def connect(
         RuntimeWarning: An event loop runs in this thread, which each call would block.
 
     """
-    if in_event_loop() and "ipykernel" not in sys.modules:  # a notebook's cells may block its loop
+    # A notebook's cells may block its loop.
+    if in_event_loop() and "ipykernel" not in sys.modules:
         warnings.warn(
             "perdure.sync blocks the event loop that runs in this thread: use `perdure` in async "
             "code, or perdure.sync in a thread of its own, such as by anyio.to_thread.run_sync",
