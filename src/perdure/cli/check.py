@@ -549,9 +549,8 @@ async def check(
     Args:
         id: The agent's id. Default: every session of the store, or of the tenant.
         repair: Rebuild the documents of sessions whose log is sound and whose documents are not,
-            put back memory values that only the log has left, and rebuild the index that `ls`
-            lists and filters by, and a SQLite database's indexes. Accept a log whose end was cut
-            off, or an encrypted session whose manifest was lost.
+            memory values that only the log has left, the index of `ls`, and a SQLite database's
+            indexes. Accept a log that may be incomplete at its end.
         gc: Set aside the blobs that no session references, and remove those that were set aside
             a grace period ago.
         grace: The grace period: the minimum age of such a blob, in hours.
