@@ -80,7 +80,8 @@ async def _measure(options: Options, folder: Path) -> Report:
     costs = {option.cost.autosave: option.cost for option in predicted.options}
     rows, details = [], {}
     for setting, live in zip(settings, runs, strict=True):
-        name = f"tune.{setting.debounce:g}_{setting.max_delay:g}"
+        debounce = "default" if setting.debounce is None else f"{setting.debounce:g}"
+        name = f"tune.{debounce}_{setting.max_delay:g}"
         of_a_change = workload.seconds / workload.changes
         saves = costs[setting].saves * of_a_change / live.saves_of_a_change
         lost = costs[setting].lost * of_a_change / live.age

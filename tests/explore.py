@@ -3,6 +3,9 @@
 The tests are the same on each run: Hypothesis draws the same examples, and trio runs what is
 ready in the same order. Here each test file that is drawn gets a seed of its own for both. Ends
 by itself; prints each seed, and how to run what has failed again; exits 1 if something has.
+
+``python -m tests.explore --schedules --minutes 10`` looks for orders of public operations instead: of many tasks and two processes,
+cancelled, stopped and killed, judged from the log (`tests/schedules`).
 """
 
 from __future__ import annotations
@@ -93,20 +96,68 @@ def explore(minutes: float, seed: int, among: list[tuple[str, bool]]) -> list[st
     return failed
 
 
+def schedules(options: argparse.Namespace, seed: int) -> int:
+    """Explore schedules for as long as the command line says."""
+    from tests.schedules.search import failed, search
+
+    print(f"seed {seed}, on {options.store}")
+    summary = search(
+        options.minutes,
+        seed,
+        store=options.store,
+        episodes=options.episodes,
+        themes=options.theme,
+        allow=options.allow,
+        every=options.every,
+        shrink=options.shrink,
+        repeat=options.repeat,
+    )
+    return 1 if failed(summary, options.allow) else 0
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Explore for as long as the command line says."""
     parser = argparse.ArgumentParser("python -m tests.explore", description=__doc__)
     parser.add_argument("--minutes", type=float, required=True, help="when to end")
     parser.add_argument("--seed", type=int, help="which files and seeds to draw; new if left out")
+    parser.add_argument("--schedules", action="store_true", help="random public operations instead")
+    parser.add_argument(
+        "--store",
+        default="file",
+        help="of schedules: file, sqlite, memory, postgres, valkey, or a URL",
+    )
+    parser.add_argument("--theme", action="append", default=[], help="of schedules: only these")
+    parser.add_argument("--episodes", type=int, help="of schedules: how many at most")
+    parser.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="LABEL",
+        help="of schedules: the status ignores these failures",
+    )
+    parser.add_argument(
+        "--repeat",
+        type=int,
+        default=1,
+        help="of schedules: how often each is run, in another order each time",
+    )
+    parser.add_argument(
+        "--shrink", action="store_true", help="of schedules: leave out what a failure does not need"
+    )
+    parser.add_argument(
+        "--every", action="store_true", help="of schedules: tell each failure, not one of each kind"
+    )
     parser.add_argument("files", nargs="*", type=Path, help="draw among these test files only")
     options = parser.parse_args(arguments)
     if options.minutes <= 0:
         parser.error("--minutes has to be more than 0")
+    seed = secrets.randbelow(2**32) if options.seed is None else options.seed
+    if options.schedules:
+        return schedules(options, seed)
     wanted = {path.as_posix() for path in options.files}
     among = [one for one in drawable() if not wanted or one[0] in wanted]
     if not among:
         parser.error("none of these files draws examples, or runs on trio")
-    seed = secrets.randbelow(2**32) if options.seed is None else options.seed
     print(f"seed {seed}: {len(among)} test files; the same order again with --seed {seed}")
     failed = explore(options.minutes, seed, among)
     if failed:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from perdure.store import LogChunk, Record, Store
+from perdure.stores.delegate import DelegatingStore
 from tests import explore
+from tests.schedules import places
+from tests.schedules.episode import Episode, Plan, run, unchanged
 
 FAILS = """
 import random
@@ -68,3 +76,108 @@ def test_the_time_is_kept() -> None:
     assert explore.run(["python", "-c", "import time; time.sleep(100)"], 0.5) is None
     with pytest.raises(SystemExit):
         explore.main(["--minutes", "0"])
+
+
+def played(kind: str, seed: int, theme: str, tamper: Any = unchanged, **changes: Any) -> Episode:
+    plan = Plan.of(seed, [theme], shared=False)
+    return run(dataclasses.replace(plan, **changes), places.fresh(kind, ""), tamper=tamper)
+
+
+@pytest.mark.parametrize("kind", ["memory", "file", "sqlite"])
+def test_schedules_of_turns_and_scopes_keep_every_promise(kind: str) -> None:
+    for seed, theme in enumerate(["turns", "turns", "scopes", "turns"], 1):
+        done = played(kind, seed, theme)
+        assert done.failures == []
+        assert len(done.journal.acts) > 3
+
+
+class Tampered(DelegatingStore):
+    """A store whose logs are read in another way than they were written."""
+
+    def __init__(self, store: Store, how: Any) -> None:
+        super().__init__(store)
+        self._how = how
+
+    async def read_log(
+        self, key: Any, *, reverse: bool = False, **options: Any
+    ) -> AsyncGenerator[LogChunk, None]:
+        records: list[Record] = []
+        async with aclosing(self.inner.read_log(key)) as log:
+            async for chunk in log:
+                records += chunk.records
+        after, before = options.get("after", 0), options.get("before")
+        read = [
+            one
+            for one in self._how(records)
+            if one.seq > after and (before is None or one.seq < before)
+        ]
+        read = read[::-1] if reverse else read
+        if read:
+            yield LogChunk(tuple(read[: options.get("limit")]))
+
+
+def messages(records: list[Record]) -> list[int]:
+    return [at for at, one in enumerate(records) if one.kind == "message"]
+
+
+def loses_the_end(records: list[Record]) -> list[Record]:
+    """As after an acknowledged group that never was durable."""
+    newest = messages(records)[-1:]
+    if not newest:
+        return records
+    cut = max([at + 1 for at, one in enumerate(records[: newest[0]]) if one.end], default=0)
+    return records[:cut]
+
+
+def doubles(records: list[Record]) -> list[Record]:
+    """As after an append that was sent again."""
+    again = [records[at] for at in messages(records)[-1:] if records[-1].end]
+    last = records[-1].seq if records else 0
+    return records + [Record(last + 1, one.epoch, one.kind, one.payload, True) for one in again]
+
+
+def reorders(records: list[Record]) -> list[Record]:
+    """As where two groups overtook one another."""
+    ats = messages(records)
+    if len(ats) < 2:
+        return records
+    first, last = records[ats[0]], records[ats[-1]]
+    changed = list(records)
+    changed[ats[0]] = Record(first.seq, first.epoch, first.kind, last.payload, first.end)
+    changed[ats[-1]] = Record(last.seq, last.epoch, last.kind, first.payload, last.end)
+    return changed
+
+
+def tears(records: list[Record]) -> list[Record]:
+    """As after a write that ended within a group."""
+    inner = [at for at in messages(records) if not records[at].end]
+    return records[: inner[-1] + 1] if inner else records
+
+
+@pytest.mark.parametrize(
+    ("how", "label"),
+    [
+        (loses_the_end, "lost"),
+        (doubles, "doubled"),
+        (reorders, "misplaced"),
+        (tears, "torn-group"),
+    ],
+)
+def test_the_judge_of_schedules_notices_a_planted_fault(how: Any, label: str) -> None:
+    done = played(
+        "memory", 5, "turns", lambda store: Tampered(store, how), beside=False, dies=False
+    )
+    assert label in {failure.label for failure in done.failures}
+
+
+def test_schedules_are_told_with_what_runs_them_again(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--schedules", "--minutes", "5", "--store", "memory", "--theme", "turns"]
+    assert explore.main([*words, "--seed", "11", "--episodes", "2"]) == 0
+    assert "seed 11" in capsys.readouterr().out
+    from tests.schedules.search import story
+
+    done = played("memory", 5, "turns", lambda store: Tampered(store, doubles), beside=False)
+    told = story(done, done.failures, "python -m tests.explore --schedules --seed 5")
+    assert "turn(" in told
+    assert "SAW doubled" in told
+    assert told.endswith("--seed 5")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from perdure._lib.lazy import lazy
 
 if TYPE_CHECKING:
-    from perdure.autosave.options import Inherit as Inherit
+    from perdure.autosave.options import AutosaveStatus as AutosaveStatus, Inherit as Inherit
     from perdure.autosave.reports import (
         Health as Health,
         ShutdownReport as ShutdownReport,
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "perdure.autosave.reports": ("Health", "ShutdownReport", "Unsaved"),
-    "perdure.autosave.options": ("Inherit",),
+    "perdure.autosave.options": ("AutosaveStatus", "Inherit"),
     "perdure.memory.documents": (
         "ContextState",
         "HistorySource",

@@ -38,10 +38,8 @@ def test_two_that_differ_are_refused(given: Any, configured: Any) -> None:
 
 
 def test_the_interval_is_the_longest_delay_and_0_is_no_timer() -> None:
-    assert autosave_of(PersistentSession()) == Autosave(debounce=2.0, max_delay=30.0)
-    assert autosave_of(PersistentSession(autosave_interval=1.0)) == Autosave(
-        debounce=1.0, max_delay=1.0
-    )
+    assert autosave_of(PersistentSession()) == Autosave(max_delay=30.0)
+    assert autosave_of(PersistentSession(autosave_interval=1.0)) == Autosave(max_delay=1.0)
     assert autosave_of(PersistentSession(autosave_interval=0)) is None
 
 

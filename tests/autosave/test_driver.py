@@ -12,7 +12,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from perdure.autosave import events
-from perdure.autosave.options import Autosave, EngineOptions
+from perdure.autosave.options import DEBOUNCE, Autosave, EngineOptions
 from perdure.autosave.schedule import Schedule
 from perdure.autosave.tracked import State, Tracked
 from perdure.errors import (
@@ -217,13 +217,13 @@ async def test_tuning_takes_effect_on_what_is_unsaved() -> None:
         r.saver.tune(Autosave(debounce=1, max_delay=2))
         await anyio.sleep(1.1)
         assert (r.stored(mine), r.stored(other)) == (1, 0)
-        r.saver.tune(Autosave(debounce=3, max_delay=3), other)
+        r.saver.tune_one(other, Autosave(debounce=3, max_delay=3))
         await anyio.sleep(2)
         assert r.stored(other) == 1
 
 
 async def test_an_idle_store_shortens_the_debounce() -> None:
-    async with rig(engine=EngineOptions(jitter=0)) as r:
+    async with rig(autosave=Autosave(), engine=EngineOptions(jitter=0)) as r:
         t = r.track()
         for _ in range(30):
             r.append(t)
@@ -364,9 +364,9 @@ def test_a_store_that_was_busy_for_long_shortens_the_debounce_as_soon_as_it_is_i
     schedule = Schedule(PLAIN, [], lambda: 0.5)
     for _ in range(100):
         schedule.control(1.0)
-    assert schedule.shrink == 1.0
+    assert schedule.debounce == DEBOUNCE
     schedule.control(0.0)
-    assert schedule.shrink < 1.0
+    assert schedule.debounce < DEBOUNCE
 
 
 SLOWLY = EngineOptions(
@@ -798,7 +798,7 @@ async def test_an_unused_session_is_reported_idle() -> None:
         called: list[str] = []
         quiet.on_idle = lambda: called.append("quiet")
         pinned.pins = 1
-        r.saver.tune(None, dirty)
+        r.saver.tune_one(dirty, None)
         r.append(dirty)
         for _ in range(8):
             r.append(busy)

@@ -173,6 +173,39 @@ async def test_a_timer_that_is_gone_is_started_again() -> None:
         assert is_well(r)
 
 
+PATIENT = Autosave(debounce=30.0, max_delay=120.0)
+
+
+@pytest.mark.parametrize("setting", [PATIENT, Autosave(debounce=60.0, max_delay=60.0)])
+async def test_a_long_debounce_is_no_stall(setting: Autosave) -> None:
+    async with rig(autosave=setting, engine=EngineOptions(jitter=0.0)) as r:
+        t, busy = r.track("quiet"), r.track("busy")
+        await anyio.sleep(0.1)
+        r.append(t)
+        for second in range(1, 70):
+            r.append(busy)
+            await anyio.sleep(0.5)
+            r.saver.turn_ended(busy)
+            await anyio.sleep(0.5)
+            assert is_well(r)
+            assert r.stored(t) == (second > (setting.debounce or 0))
+        assert r.of(events.Stalled) == []
+
+
+async def test_a_timer_that_is_gone_is_noticed_long_before_anything_is_late() -> None:
+    async with rig(autosave=PATIENT) as r:
+        broken = Breaker(r)
+        broken.swallow()
+        t = await unsaved(r)
+        await anyio.sleep(LOOKS)
+        assert r.saver.health().status == "failing"
+        assert "its timer has not fired" in r.saver.health().reasons[0]
+        broken.mend()
+        await anyio.sleep(30.1 - LOOKS)
+        assert r.stored(t) == 1
+        assert is_well(r)
+
+
 async def test_a_session_that_waits_nowhere_is_found() -> None:
     async with rig() as r:
         t, other = r.track("a"), r.track("b")

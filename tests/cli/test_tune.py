@@ -27,7 +27,8 @@ def test_it_recommends_a_setting_that_fits(command: Command, store: Path, tmp_pa
     anyio.run(talk, store)
     before = command("ls", "--store", str(store), "--json").json
     picture = tmp_path / "settings.svg"
-    ran = command("tune", "--store", str(store), "--plot", str(picture), *QUICK)
+    limits = ("--max-loss", "10")
+    ran = command("tune", "--store", str(store), "--plot", str(picture), *limits, *QUICK)
     assert ran.status == 0, ran.err
     assert f"sessions in {store}" in ran.out
     assert ran.out.count("recommended") == 1
@@ -35,6 +36,16 @@ def test_it_recommends_a_setting_that_fits(command: Command, store: Path, tmp_pa
     assert "PERDURE_AUTOSAVE_MAX_DELAY=" in ran.out
     assert ET.parse(picture).getroot().tag.endswith("svg")
     assert command("ls", "--store", str(store), "--json").json == before
+
+
+def test_where_the_choice_does_not_matter_nothing_needs_to_be_set(
+    command: Command, store: Path
+) -> None:
+    ran = command("tune", "--store", str(store), "--sessions", "1", "--imagine", *QUICK)
+    assert ran.status == 0, ran.err
+    assert "default         30" in ran.out
+    assert "Autosave(), which is the default: nothing needs to be set" in ran.out
+    assert "PERDURE_AUTOSAVE" not in ran.out
 
 
 def test_it_answers_in_json(command: Command, store: Path) -> None:

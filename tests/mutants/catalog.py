@@ -114,13 +114,13 @@ as10 Schedule.arm : without bool 1 2
 as11 Schedule.arm : swap compare 4 <
 as12 Schedule.due_at : drop assign due 3
 as13 Schedule.due_at : set name t.last_at 1 first
-as14 Schedule.due_at : take call max 2 1
+as14 Schedule.due_at : take call max 1 1
 as15 Schedule.arm : plus assign slot 1
 as16 Schedule.arm : swap compare 8 <=
 as17 Schedule.flush : drop assign self._due_before 1
 as18 Schedule.make_urgent : drop assign t.retry_at 1
 as19 Schedule.backoff_cap : never test 1
-as20 Schedule.control : take call min 1 2
+as20 Schedule.control : take call min 2 2
 as21 Breaker.failed : swap compare 2 <=
 as22 Breaker.allowance : without bool 1 2
 as23 Breaker.succeeded : drop assign self._failed 1

@@ -9,7 +9,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from perdure.autosave.core import Core, Save
-from perdure.autosave.options import Autosave, EngineOptions
+from perdure.autosave.options import DEBOUNCE, INHERIT, Autosave, EngineOptions, Inherit
 from perdure.autosave.schedule import SLOT
 from perdure.autosave.tracked import NEVER, OVERHEAD, Tracked, Waiters
 from perdure.errors import PerdureError
@@ -18,6 +18,12 @@ from perdure.records.records import MESSAGE, Entry
 from perdure.store import Capabilities, Outcome, Status
 
 SESSIONS = 3
+SETTINGS = [
+    INHERIT,
+    None,
+    Autosave(max_delay=5.0),
+    *(Autosave(debounce=debounce, max_delay=5.0) for debounce in (0.0, 0.07, 1.0)),
+]
 session = st.integers(0, SESSIONS - 1)
 
 
@@ -64,6 +70,8 @@ class CoreMachine(RuleBasedStateMachine):
             self.core.track(SessionKey(str(n)), epoch=1, head=0, now=0.0) for n in range(SESSIONS)
         ]
         self.models = [Model([], []) for _ in range(SESSIONS)]
+        self.manager_s: Autosave | None = self.core.autosave
+        self.own: list[Autosave | Inherit | None] = [INHERIT] * SESSIONS
         self.in_flight: list[Save] = []
         self.waiters: list[tuple[int, Waiting, int, Waiters]] = []
         self.woken: set[object] = set()
@@ -140,10 +148,19 @@ class CoreMachine(RuleBasedStateMachine):
         self.sessions[n].give_up(number, waiters)
         self.waiters.remove(chosen)
 
-    @rule(n=session, debounce=st.sampled_from([0.0, 0.07, 1.0, None]))
-    def tune(self, n: int, debounce: float | None) -> None:
-        options = None if debounce is None else Autosave(debounce=debounce, max_delay=5.0)
-        self.core.tune(options, self.sessions[n])
+    @rule(n=session, setting=st.sampled_from(SETTINGS))
+    def tune_one(self, n: int, setting: Autosave | Inherit | None) -> None:
+        self.core.tune_one(self.sessions[n], setting)
+        self.own[n] = setting
+
+    @rule(setting=st.sampled_from(SETTINGS[1:]))
+    def tune(self, setting: Autosave | None) -> None:
+        self.core.tune(setting)
+        self.manager_s = setting
+
+    @rule(utilization=st.sampled_from([0.0, 1.0]))
+    def fit_the_debounce(self, utilization: float) -> None:
+        self.core.schedule.control(utilization)
 
     @rule()
     def flush(self) -> None:
@@ -271,6 +288,23 @@ class CoreMachine(RuleBasedStateMachine):
             assert t.first_at is None or t.first_at <= fresh[0]
 
     @invariant()
+    def a_setting_that_was_given_is_in_force(self) -> None:
+        at_once = self.core.schedule.draining or self.core.registry.rising
+        for t, own in zip([None, *self.sessions], [INHERIT, *self.own], strict=True):
+            status = self.core.status(t)
+            setting = self.manager_s if isinstance(own, Inherit) else own
+            assert status.setting == setting
+            assert status.inherited is (t is not None and own is INHERIT)
+            if setting is None or status.in_force is None:
+                assert status.in_force is setting
+            elif not at_once:
+                assert status.in_force.max_delay == setting.max_delay
+                quiet = status.in_force.debounce
+                assert quiet is not None
+                assert quiet == setting.debounce or setting.debounce is None
+                assert quiet <= min(DEBOUNCE, setting.max_delay) or setting.debounce is not None
+
+    @invariant()
     def registers_agree(self) -> None:
         registry = self.core.registry
         unsaved = {t for t in self.sessions if t.version > t.durable and t.end is None}
@@ -287,16 +321,19 @@ class CoreMachine(RuleBasedStateMachine):
     @invariant()
     def nothing_is_forgotten(self) -> None:
         schedule = self.core.schedule
-        looked_at = {*schedule._fresh, *schedule._review}
         for t in self.core.registry.unsaved:
             held = t.inflight is not None or t.holds or t.preparing
-            if held or t.ticket or t in looked_at or t.capturable == t.durable:
+            if held or t.capturable == t.durable:
                 continue
             assert t.first_at is not None
-            due = schedule.due_at(t, t.first_at, self.now)
+            # One that was fitted to the store's load since may be shorter than when it was armed.
+            fitted, schedule.debounce = schedule.debounce, DEBOUNCE
+            due, at = schedule.due_at(t, t.first_at, self.now), schedule.looked_at(t)
+            schedule.debounce = fitted
             if due < NEVER * SLOT:
-                assert t.slot * SLOT <= due + 1e-9, f"{t!r} is due at {due}, and nobody will look"
-                assert t in schedule.wheel._buckets[t.slot]
+                assert at <= due + 1e-9, f"{t!r} is due at {due}, and nobody will look"
+                waits = t.ticket or t in schedule._review or t in schedule._fresh
+                assert waits or t in schedule.wheel._buckets[t.slot]
             else:
                 assert t.options is None
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from perdure import Autosave
-from perdure.autosave.schedule import LEAST_SHRINK
 from perdure.tuning import (
     LoadLevel,
     Requirements,
@@ -110,15 +109,23 @@ def test_on_an_idle_store_the_default_is_kept() -> None:
     assert bounded.best.cost.autosave.max_delay < 5.0
 
 
-def test_a_debounce_is_taken_to_be_as_short_as_the_engine_makes_it() -> None:
+def test_the_default_s_debounce_is_taken_to_be_what_the_engine_makes_it() -> None:
     def lost(sessions: int) -> float:
         advice = advise(WORKLOAD, FAST, Requirements(sessions=sessions))
         (default,) = [one for one in advice.options if one.cost.autosave == Autosave()]
         return default.cost.lost
 
-    assert lost(10) == replay(WORKLOAD, Autosave(), save_time=0.001, shrink=0.05).lost
+    assert lost(10) == replay(WORKLOAD, Autosave(), save_time=0.001, debounce=0.1).lost
     assert lost(10) < lost(100) < lost(20_000)
     assert lost(20_000) == replay(WORKLOAD, Autosave(), save_time=0.001).lost
+
+
+@pytest.mark.parametrize("sessions", [10, 2_000, 20_000])
+def test_a_debounce_that_is_given_is_replayed_as_it_is(sessions: int) -> None:
+    advice = advise(WORKLOAD, FAST, Requirements(sessions=sessions))
+    given = [one.cost for one in advice.options if one.cost.autosave.debounce is not None]
+    assert given == [replay(WORKLOAD, cost.autosave, save_time=0.001) for cost in given]
+    assert len(given) == len(advice.options) - 1
 
 
 def test_few_changes_are_told() -> None:
@@ -136,7 +143,7 @@ def test_a_store_without_batches_has_nothing_waiting_when_the_engine_looks() -> 
         next(one.cost for one in advice.options if one.cost.autosave == Autosave())
         for advice in (together, alone)
     ]
-    shortest = replay(WORKLOAD, Autosave(), save_time=FAST.save_time, shrink=LEAST_SHRINK)
+    shortest = replay(WORKLOAD, Autosave(), save_time=FAST.save_time, debounce=0.1)
     assert default[1] == shortest
     assert default[0].lost > 2 * shortest.lost
 

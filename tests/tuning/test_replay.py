@@ -11,12 +11,16 @@ from hypothesis import given, strategies as st
 from perdure import Autosave
 from perdure.autosave.tracked import Tracked
 from perdure.tuning import Workload, WorkloadChange, made_up, replay, workload_of
+from perdure.tuning.advice import label
 from tests import _virtual
 from tests.autosave.inline_store import InlineStore
 from tests.autosave.rigs import Rig, rig
 
 SLOT = 0.05
-SETTINGS = [(0, 0), (0.5, 2), (2, 10), (5, 15), (30, 30)]
+SETTINGS = [
+    Autosave(debounce=quiet, max_delay=longest)
+    for quiet, longest in [(0, 0), (0.5, 2), (2, 10), (5, 15), (30, 30), (None, 30), (None, 1)]
+]
 
 settings = st.tuples(st.floats(0, 20), st.floats(0, 20)).map(
     lambda pair: Autosave(debounce=min(pair), max_delay=max(pair))
@@ -39,19 +43,18 @@ async def live(r: Rig, t: Tracked, session: tuple[WorkloadChange, ...]) -> None:
 
 
 @pytest.mark.parametrize("backend", _virtual.BACKENDS)
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("shrink", [1.0, 0.2])
+@pytest.mark.parametrize("autosave", SETTINGS, ids=label)
+@pytest.mark.parametrize("debounce", [2.0, 0.4])
 def test_a_replay_is_what_the_engine_does(
-    backend: str, setting: tuple[float, float], shrink: float
+    backend: str, autosave: Autosave, debounce: float
 ) -> None:
     """The same saves, and each record durable at the same time, to two slots of the wheel."""
-    autosave = Autosave(debounce=setting[0], max_delay=setting[1])
     workload = made_up(sessions=4, seconds=400, seed=7)
     store = InlineStore(latency=(0.01,), parallelism=64)
 
     async def run() -> list[float]:
         async with rig(store, autosave=autosave) as r:
-            r.saver._core.schedule.shrink = shrink
+            r.saver._core.schedule.debounce = debounce
             tracked = [r.track(str(n)) for n in range(len(workload.sessions))]
             async with anyio.create_task_group() as group:
                 for t, session in zip(tracked, workload.sessions, strict=True):
@@ -64,11 +67,11 @@ def test_a_replay_is_what_the_engine_does(
             ]
 
     ages = _virtual.run(backend, run)
-    said = replay(workload, autosave, save_time=0.01, shrink=shrink)
+    said = replay(workload, autosave, save_time=0.01, debounce=debounce)
     writes = sum(map(len, store.writes.values()))
     assert said.saves * workload.seconds == pytest.approx(writes)
     ends = sum(change.ends_turn for session in workload.sessions for change in session)
-    timed = writes - ends if autosave.debounce else 0  # what is due at once needs no timer
+    timed = 0 if autosave.debounce == 0 else writes - ends  # what is due at once needs no timer
     assert said.timed * workload.seconds == pytest.approx(timed, abs=3)
     assert said.worst == pytest.approx(max(ages), abs=2 * SLOT)
     assert said.lost * workload.seconds == pytest.approx(sum(ages), abs=2 * SLOT * len(ages))

@@ -67,6 +67,7 @@ from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.types import (
     Attachment,
+    AutosaveStatus,
     DeadLetter,
     OpaqueValue,
     PendingItem,
@@ -86,7 +87,7 @@ class Rating:
 def options() -> None:
     assert_type(Autosave(debounce=1, max_delay=5.0), Autosave)
     assert_type(Autosave.server(), Autosave)
-    assert_type(Autosave.write_through().debounce, float)
+    assert_type(Autosave.write_through().debounce, float | None)
     assert_type(Shutdown(deadline=10.0, spill="/var/tmp/spill").spill, str | Literal[False] | None)
     assert_type(LeaseOptions(heartbeat=2, ttl=8.0).ttl, float)
     assert_type(Limits(context_bytes=1000).context_bytes, int)
@@ -126,6 +127,10 @@ async def a_manager() -> None:
     assert_type(sessions.on("saved", print), Callable[[], None])
     sessions.on("before_save", capture)
     sessions.tune(Autosave.server())
+    sessions.tune(None, id="a", session="b", tenant="c")
+    sessions.tune(id="a")
+    assert_type(sessions.autosave, AutosaveStatus)
+    assert_type(sessions.autosave.in_force, Autosave | None)
     await sessions.flush(deadline=1)
     sessions.drain()
     report = await sessions.aclose(deadline=5)

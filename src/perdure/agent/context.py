@@ -16,7 +16,7 @@ from perdure.agent.llm import named_model
 from perdure.agent.llm.model import Model
 from perdure.agent.mcp.server import McpServer
 from perdure.agent.tools import Tool
-from perdure.autosave.options import INHERIT, Autosave, Inherit
+from perdure.autosave.options import KEEP, Autosave, Inherit
 from perdure.config.persistent_config import Declared, PersistentConfig
 from perdure.errors import ConfigError, InvalidArgumentError, SessionError
 from perdure.formats.state import StateStorage
@@ -308,7 +308,7 @@ def memory_of(
 def autosave_of(persistence: PersistentSession) -> Autosave | None:
     """Return the timers of a session that is kept so."""
     interval = persistence.autosave_interval
-    return None if interval == 0 else Autosave(debounce=min(2.0, interval), max_delay=interval)
+    return None if interval == 0 else Autosave(max_delay=interval)
 
 
 class Features(msgspec.Struct, frozen=True, kw_only=True):
@@ -442,7 +442,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
     on_held: OnHeld = "handover"
     wait: float = 10.0
-    autosave: Autosave | Inherit | None = INHERIT
+    autosave: Autosave | Inherit | None = KEEP
     persistent_session: Persistence = None
     memory_storage: MemoryStorage | None = None
 

@@ -31,7 +31,13 @@ from perdure.autosave.events import (
     Saved,
     SaveFailed,
 )
-from perdure.autosave.options import INHERIT, Autosave, EngineOptions, Inherit
+from perdure.autosave.options import (
+    INHERIT,
+    Autosave,
+    AutosaveStatus,
+    EngineOptions,
+    Inherit,
+)
 from perdure.autosave.schedule import Schedule
 from perdure.autosave.tracked import OVERHEAD, SessionRegistry, State, Tracked, Wake
 from perdure.errors import (
@@ -287,17 +293,28 @@ class Core:
         self.registry.sessions.discard(t)
         return t.take_waiters()
 
-    def tune(self, autosave: Autosave | None, t: Tracked | None) -> None:
-        """Change the setting of one session, or of all that have none of their own."""
-        if t is not None:
-            t.options, t.inherits = autosave, False
-            self.schedule.review([t])
-            return
+    def tune(self, autosave: Autosave | None) -> None:
+        """Change the setting of all sessions that have none of their own."""
         self.autosave = autosave
-        for each in self.registry.sessions:
-            if each.inherits:
-                each.options = autosave
+        for t in self.registry.sessions:
+            if t.inherits:
+                t.options = autosave
         self.schedule.review(self.registry.unsaved)
+
+    def tune_one(self, t: Tracked, autosave: Autosave | Inherit | None) -> None:
+        """Give a session a setting of its own, or the one of all."""
+        t.inherits = isinstance(autosave, Inherit)
+        t.options = self.autosave if isinstance(autosave, Inherit) else autosave
+        self.schedule.review([t])
+
+    def status(self, t: Tracked | None) -> AutosaveStatus:
+        """Return the setting of a session, or of all, and what of it is in force."""
+        setting = self.autosave if t is None else t.options
+        return AutosaveStatus(
+            setting=setting,
+            in_force=self.schedule.in_force(setting),
+            inherited=t is not None and t.inherits,
+        )
 
     # Records.
 

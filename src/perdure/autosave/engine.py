@@ -19,7 +19,7 @@ from perdure.autosave import tracked
 from perdure.autosave.core import Core
 from perdure.autosave.events import Event, Reporter, StoreWarned
 from perdure.autosave.jobs import BackgroundJobs, StateCapture, T
-from perdure.autosave.options import INHERIT, Autosave, EngineOptions, Inherit
+from perdure.autosave.options import INHERIT, Autosave, AutosaveStatus, EngineOptions, Inherit
 from perdure.autosave.reports import Health, ShutdownReport, health_of, report_of
 from perdure.autosave.schedule import IdleWheel
 from perdure.autosave.tracked import State, Tracked, Waiters, Wake
@@ -170,10 +170,19 @@ class Autosaver:
         t.before_capture = t.on_saved = t.on_idle = t.on_lost = None
         self._make_room()
 
-    def tune(self, autosave: Autosave | None, t: Tracked | None = None) -> None:
-        """Change the setting of one session, or of all that have none of their own."""
-        self._core.tune(autosave, t)
+    def tune(self, autosave: Autosave | None) -> None:
+        """Change the setting of all sessions that have none of their own."""
+        self._core.tune(autosave)
         self._serve_due()
+
+    def tune_one(self, t: Tracked, autosave: Autosave | Inherit | None) -> None:
+        """Give a session a setting of its own, or the one of all."""
+        self._core.tune_one(t, autosave)
+        self._serve_due()
+
+    def status(self, t: Tracked | None = None) -> AutosaveStatus:
+        """Return the setting of a session, or of all, and what of it is in force."""
+        return self._core.status(t)
 
     def touch(self, t: Tracked) -> None:
         """Note that a session was used: it is not idle."""

@@ -17,25 +17,34 @@ MIB = 1024 * 1024
 
 
 class Inherit(enum.Enum):
-    """The type of `INHERIT`."""
+    """What to do with a session's autosave setting, instead of giving it one."""
 
     INHERIT = "inherit"
+    """Follow the manager's setting from now on."""
+    KEEP = "keep"
+    """Leave it as it is: the manager's, unless the session was given one of its own."""
 
 
 INHERIT: Final = Inherit.INHERIT
-"""The autosave setting of a session that follows its manager's."""
+KEEP: Final = Inherit.KEEP
+
+DEBOUNCE: Final = 2.0
+"""The longest debounce where none was given."""
 
 
 class Autosave(msgspec.Struct, frozen=True, kw_only=True):
     """When a session saves itself.
 
     A change is saved ``debounce`` seconds after the last one, but a save starts at the
-    latest ``max_delay`` seconds after the first change that it captures.
+    latest ``max_delay`` seconds after the first change that it captures. What is given holds:
+    nothing but the end of a turn, `Session.save` and the limits below saves earlier.
 
     Args:
-        debounce: Quiet time before a save; 0 saves every change at once.
+        debounce: Quiet time before a save; 0 saves every change at once. None: 2 s while the
+            store is busy, and down to 0.1 s while it is not.
         max_delay: The longest time from a change to the start of its save.
-        on_turn_end: Whether the end of a turn saves at once.
+        on_turn_end: Whether a turn that is cancelled is saved at once; any other is saved before it
+            is left.
         max_bytes: Save at once when this much is unsaved in one session.
         max_records: The same, counted in records.
 
@@ -44,16 +53,17 @@ class Autosave(msgspec.Struct, frozen=True, kw_only=True):
 
     """
 
-    debounce: float = 2.0
+    debounce: float | None = None
     max_delay: float = 30.0
     on_turn_end: bool = True
     max_bytes: int = MIB
     max_records: int = 256
 
     def __post_init__(self) -> None:
-        if not _are_numbers(
-            self.debounce, self.max_delay
-        ) or not 0 <= self.debounce <= self.max_delay < float("inf"):
+        least = 0.0 if self.debounce is None else self.debounce
+        if not _are_numbers(least, self.max_delay) or not 0 <= least <= self.max_delay < float(
+            "inf"
+        ):
             message = (
                 f"autosave: invalid debounce={self.debounce!r} and max_delay={self.max_delay!r}: "
                 "choose 0 <= debounce <= max_delay"
@@ -71,6 +81,18 @@ class Autosave(msgspec.Struct, frozen=True, kw_only=True):
     def write_through(cls) -> Self:
         """Return a setting that saves every change at once."""
         return cls(debounce=0.0, max_delay=0.0)
+
+
+class AutosaveStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The autosave setting of a manager or a session, and what is in force now."""
+
+    setting: Autosave | None
+    """As it was given; None: no timers."""
+    in_force: Autosave | None
+    """The same with the debounce in force where none was given. Both times are 0 while everything
+    is saved at once: beyond ``dirty_soft``, and while the process stops."""
+    inherited: bool = False
+    """Whether it is the manager's, and changes with it. False for a manager."""
 
 
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,9 +141,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     debounce_min: float = 0.1
-    """How far the effective debounce may shrink while the store is idle enough."""
+    """How short the debounce becomes, where none was given, while the store has room."""
     eager: bool = True
-    """Whether it shrinks at all."""
+    """Whether it becomes shorter at all. A debounce that was given never does."""
     jitter: float = 0.1
     """A due time is moved earlier by up to this share of its delay."""
     max_concurrent_batches: int | None = None

@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterable
 from math import isfinite
 from typing import Final, Generic, TypeAlias, TypeVar, final
 
+from msgspec import structs
+
 from perdure.autosave.events import Event, GroupOpenTooLong
-from perdure.autosave.options import EngineOptions
+from perdure.autosave.options import DEBOUNCE, Autosave, EngineOptions
 from perdure.autosave.tracked import NEVER, Tracked
 
 T = TypeVar("T")
@@ -162,10 +164,7 @@ BUSY: Final = 0.5
 
 SHRINK: Final = 0.85
 RESTORE: Final = 1.3
-"""By what the debounce is multiplied at a look at the store that finds it idle, or not."""
-
-LEAST_SHRINK: Final = 0.05
-"""The debounce shrinks no further than to this share, nor below ``debounce_min``."""
+"""By what `Schedule.debounce` is multiplied at a look at the store that finds it idle, or not."""
 
 
 @final
@@ -193,8 +192,8 @@ class Schedule:
     ) -> None:
         self.ready: ReadyQueue = ReadyQueue()
         self.wheel: Wheel[Tracked] = Wheel(SLOT)
-        # The share of the debounce that is used while the store is idle enough.
-        self.shrink: float = 1.0
+        # The debounce of settings that give none.
+        self.debounce: float = DEBOUNCE
         # Something may be due earlier than `next_at` returned; the caller clears it.
         self.nudged: bool = False
         self.draining: bool = False
@@ -215,7 +214,7 @@ class Schedule:
         compute when.
         """
         o = t.options
-        if o is None or o.debounce < PATIENT or now <= self._due_before or t.end is not None:
+        if o is None or self._quiet(o) < PATIENT or now <= self._due_before or t.end is not None:
             self.arm(t, now)
             return
         if not self._fresh:
@@ -281,12 +280,35 @@ class Schedule:
         elif o is None:
             return NEVER * SLOT
         else:
-            quiet = o.debounce
-            if self.shrink < 1.0:
-                quiet = max(quiet * self.shrink, min(quiet, self._engine.debounce_min))
-            due = t.last_at + quiet * t.earliness
+            due = t.last_at + self._quiet(o) * t.earliness
             due = min(due, first + o.max_delay * t.earliness)
         return max(due, t.retry_at)
+
+    def _quiet(self, o: Autosave) -> float:
+        """Return the debounce in force: the one that was given, as it is."""
+        return min(self.debounce, o.max_delay) if o.debounce is None else o.debounce
+
+    def in_force(self, o: Autosave | None) -> Autosave | None:
+        """Return a setting with the times that are in force now."""
+        if o is None:
+            return None
+        if self._due_before == float("inf"):
+            return structs.replace(o, debounce=0.0, max_delay=0.0)
+        return structs.replace(o, debounce=self._quiet(o))
+
+    def looked_at(self, t: Tracked) -> float:
+        """Return when a session with changes is checked next: what its timer was set to.
+
+        Never, where nothing makes it due; and long ago, if it should be in a queue and is in none.
+        """
+        if t.ticket or t in self._review:
+            return float("-inf")
+        if t in self._fresh:
+            return self._fresh_until
+        if t.slot != NEVER:
+            return t.slot * SLOT
+        timeless = t.options is None and not (t.hurry or t.urgent_to > t.durable)
+        return float("inf") if timeless else float("-inf")
 
     def make_due(self, t: Tracked, now: float) -> None:
         """Make changes that no save has captured due now."""
@@ -358,16 +380,16 @@ class Schedule:
         return min(cap, DRAIN_BACKOFF_CAP) if self.draining else cap
 
     def control(self, utilization: float) -> None:
-        """Adapt the debounce to the store's load; called every few seconds.
+        """Adapt the debounce of settings that give none to the store's load, every few seconds.
 
         An idle store shortens it, which costs nothing: one that is less than half busy, with
-        nothing due at this moment. A busy one restores it, but never above the configured value,
-        so that the bounds hold.
+        nothing due at this moment. A busy one restores it, so that the bounds hold.
         """
         if utilization < BUSY and not len(self.ready):
-            self.shrink = max(LEAST_SHRINK, self.shrink * SHRINK)
+            least = min(self._engine.debounce_min, DEBOUNCE)
+            self.debounce = max(least, self.debounce * SHRINK)
         else:
-            self.shrink = min(1.0, self.shrink * RESTORE)
+            self.debounce = min(DEBOUNCE, self.debounce * RESTORE)
 
 
 def deadline(t: Tracked) -> float:

@@ -39,6 +39,8 @@ class _Due(NamedTuple):
 
     durable: int
     attempt: int
+    at: float
+    """What its timer was set to: one that has run out, and was set again, was served."""
     since: float
 
 
@@ -50,9 +52,10 @@ class Watchdog:
     that one does not: a task that could not be started, one that died, a callback that never came,
     a save that an interrupt has cut off before anything could give it up.
     While anything is unsaved it checks every `PERIOD` seconds, by a timer of the event loop and
-    not by a task. A session that is due at two checks, with nothing done about it although the
-    store would accept it, has stalled: `Autosaver.health` is failing and gives the reason, it is
-    logged once, and new tasks are started at each check until it makes progress.
+    not by a task. A session whose timer has run out at two checks, with nothing done about it
+    although the store would accept it, has stalled: `Autosaver.health` is failing and gives the
+    reason, it is logged once, and new tasks are started at each check until it makes progress. When
+    the timer runs out is the schedule's to say, and nothing is computed again here.
 
     Slow is not stalled: a save within its timeout, a store that is down or saturated, a job or a
     contributor within its own timeout.
@@ -156,23 +159,23 @@ class Watchdog:
         due: dict[Tracked, _Due] = {}
         carried = self._writer.carried
         for t in islice(self._core.registry.unsaved, LOOKED_AT):
-            if t in carried or not self._is_due(t, now):
+            at = self._due_at(t)
+            if t in carried or at > now:
                 continue
-            before = self._due.get(t)
-            same = before is not None and (before.durable, before.attempt) == (t.durable, t.attempt)
-            if before is None or not same or (served and t.ticket):
-                before = _Due(t.durable, t.attempt, now)
-            due[t] = before
+            seen = _Due(t.durable, t.attempt, at, now)
+            before = self._due.get(t, seen)
+            same = before._replace(since=now) == seen
+            due[t] = before if same and not (served and t.ticket) else seen
         return due
 
-    def _is_due(self, t: Tracked, now: float) -> bool:
+    def _due_at(self, t: Tracked) -> float:
         if t.inflight is not None:
-            return True  # captured, and with nobody
+            return float("-inf")  # captured, and with nobody
         if t.first_at is None or t.end is not None:
-            return False  # nothing to save, or not to be saved any more
+            return float("inf")  # nothing to save, or not to be saved any more
         if t.groups and t.group_from <= t.durable:
-            return False  # its group is not whole
-        return self._core.schedule.due_at(t, t.first_at, now) <= now
+            return float("inf")  # its group is not whole
+        return self._core.schedule.looked_at(t)
 
     def _patience(self, t: Tracked) -> float:
         """Return for how long a session may be due without a save in flight."""
@@ -198,6 +201,7 @@ class Watchdog:
         for t in stalled:
             if not t.ticket:
                 self._core.schedule.look_again(t, now)
+                self._due[t] = self._due[t]._replace(at=self._due_at(t))  # set here: not progress
         self._contributors.replace_runners(t for t in stalled if t.preparing)
         self._writer.replace_workers(now)
         self._timer.restart()
@@ -210,10 +214,12 @@ class Watchdog:
             return f"a save has been with the store for longer than its timeout{cause}"
         t = max(stalled, key=lambda t: now - self._due[t].since)
         more = f" and {len(stalled) - 1} more" if len(stalled) > 1 else ""
-        reason = "a job holds it" if t.holds else "no worker has taken it"
+        reason = "no worker has taken it" if t.ticket or t.preparing else "its timer has not fired"
+        if t.holds:
+            reason = "a job holds it"
         if t.inflight is not None:
             reason = _CUT_OFF
-        age = now - (t.oldest_at or now)
+        age = 0.0 if t.oldest_at is None else now - t.oldest_at
         return f"session {t.key}{more}: due, unsaved for {age:.0f} s, and {reason}{cause}"
 
     def _resumed(self) -> None:

@@ -556,9 +556,12 @@ def _print(
     if advice.best is None:
         return
     setting = advice.best.cost.autosave
+    say("")
+    if setting.debounce is None:
+        say("in Python             Autosave(), which is the default: nothing needs to be set")
+        return
     quiet, longest = f"{setting.debounce:g}", f"{setting.max_delay:g}"
     variables = f"PERDURE_AUTOSAVE_DEBOUNCE={quiet} PERDURE_AUTOSAVE_MAX_DELAY={longest}"
-    say("")
     say(f"in Python             Autosave(debounce={quiet}, max_delay={longest})")
     say(f"in the environment    {variables}")
     say(f"in persistence.yaml   autosave: {{debounce: {quiet}, max_delay: {longest}}}")
@@ -567,7 +570,7 @@ def _print(
 def _row(option: tuning.Option, advice: tuning.Advice, needs: tuning.Requirements) -> list[str]:
     cost = option.cost
     cells = [
-        f"{cost.autosave.debounce:g}",
+        "default" if cost.autosave.debounce is None else f"{cost.autosave.debounce:g}",
         f"{cost.autosave.max_delay:g}",
         f"{cost.saves * needs.sessions:,.1f}",
         f"{option.load:.1%}",

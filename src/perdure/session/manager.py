@@ -16,7 +16,15 @@ import anyio
 
 from perdure._lib.logs import card
 from perdure._lib.tasks import wait_through
-from perdure.autosave.options import INHERIT, Autosave, EngineOptions, Inherit, Shutdown
+from perdure.autosave.options import (
+    INHERIT,
+    KEEP,
+    Autosave,
+    AutosaveStatus,
+    EngineOptions,
+    Inherit,
+    Shutdown,
+)
 from perdure.autosave.reports import ShutdownReport
 from perdure.autosave.tracked import require_outside
 from perdure.errors import InvalidArgumentError, SessionClosedError, StoreError
@@ -187,7 +195,7 @@ class SessionManager:
         wait: float = 10.0,
         force: bool = False,
         strict: bool = False,
-        autosave: Autosave | Inherit | None = INHERIT,
+        autosave: Autosave | Inherit | None = KEEP,
     ) -> SessionOpening:
         """Open a session to write: await it, or ``async with`` it.
 
@@ -208,7 +216,8 @@ class SessionManager:
             wait: Seconds to wait for another process, and for a store that does not answer.
             force: Open it even if it is quarantined in this process.
             strict: Raise if one of its documents cannot be used, instead of rebuilding it.
-            autosave: This session's own settings; None for no timers.
+            autosave: This session's own settings, until it leaves memory; None for no timers,
+                ``Inherit.INHERIT`` for the manager's again. Left out, it keeps those that it has.
 
         Raises:
             InvalidArgumentError: An argument is invalid, or ``new`` is True and ``create`` False.
@@ -458,15 +467,55 @@ class SessionManager:
         runtime, lifecycle = connected.runtime, connected.lifecycle
         return tuple([LostSession(runtime, lifecycle, tracked) for tracked in runtime.saver.lost])
 
-    def tune(self, autosave: Autosave | None) -> None:
-        """Change the autosave settings of all sessions without settings of their own.
+    @property
+    def autosave(self) -> AutosaveStatus:
+        """When sessions without settings of their own save themselves, and what is in force now.
+
+        A session's own is ``session.autosave``.
+        """
+        return self._check().runtime.saver.status()
+
+    def tune(
+        self,
+        autosave: Autosave | Inherit | None = INHERIT,
+        *,
+        id: str | None = None,
+        session: str = DEFAULT_SESSION,
+        tenant: str = "",
+    ) -> None:
+        """Change the autosave settings of one session, or of all without settings of their own.
+
+        It applies at once, to what is unsaved as well. ``tune(id="ada")`` gives an open session
+        back to the manager's settings.
+
+        Args:
+            autosave: The settings; None for no timers. Left out, the manager's, for one session.
+            id: The agent's id of one session, which is open here; None for all.
+            session: Which of its conversations.
+            tenant: Whose it is.
 
         Raises:
-            InvalidArgumentError: It is neither an `Autosave` nor None.
+            InvalidArgumentError: It is neither an `Autosave` nor None, or it names no session to
+                give back.
+            SessionClosedError: The session is not open here.
 
         """
-        require_options(autosave=autosave)
-        self._check().runtime.saver.tune(autosave)
+        if not isinstance(autosave, Inherit):
+            require_options(autosave=autosave)
+        runtime = self._check().runtime
+        if id is not None:
+            key = SessionKey(id, session, tenant)
+            opened = runtime.sessions.get(key)
+            if opened is None:
+                message = f"session {key} is not open here: give open(…, autosave=…) its settings"
+                raise SessionClosedError(message, key=key)
+            if autosave is not KEEP:
+                runtime.saver.tune_one(opened._tracked, autosave)
+        elif isinstance(autosave, Inherit) or session != DEFAULT_SESSION or tenant:
+            message = "tune(…) takes autosave=… for all sessions, or id=… for one of them"
+            raise InvalidArgumentError(message, option="autosave")
+        else:
+            runtime.saver.tune(autosave)
 
     def drain(self) -> None:
         """Begin to stop: open no more sessions, save every change at once; turns continue.

@@ -15,7 +15,7 @@ import msgspec
 
 from perdure._lib.logs import log_failure
 from perdure._lib.tasks import HostClosedError
-from perdure.autosave.options import INHERIT, Autosave, Inherit
+from perdure.autosave.options import KEEP, Autosave, Inherit
 from perdure.errors import (
     ConfigError,
     CorruptRecordError,
@@ -65,7 +65,7 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
     wait: float = 10.0
     force: bool = False
     strict: bool = False
-    autosave: Autosave | Inherit | None = INHERIT
+    autosave: Autosave | Inherit | None = KEEP
 
     def __post_init__(self) -> None:
         if self.new and not self.create:
@@ -77,7 +77,7 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidArgumentError(message, option="on_held", value=self.on_held)
         require_wait(self.wait)
         check_said(owner=self.owner, tags=self.tags)
-        if self.autosave is not INHERIT:
+        if not isinstance(self.autosave, Inherit):
             require_options(autosave=self.autosave)
 
 
@@ -209,9 +209,8 @@ class Opener:
 
     def _apply_labels(self, session: Session, wanted: OpenRequest) -> None:
         """Apply this opener's labels to the session, also if it is open already."""
-        autosave = wanted.autosave
-        if not isinstance(autosave, Inherit) and autosave != session._tracked.options:
-            self._runtime.saver.tune(autosave, session._tracked)
+        if wanted.autosave is not KEEP:
+            self._runtime.saver.tune_one(session._tracked, wanted.autosave)
         changes = _changes(session, wanted)
         if changes:
             session.describe(**changes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from perdure._lib.tasks import each
-from perdure.autosave.options import INHERIT, Autosave, EngineOptions, Shutdown
+from perdure.autosave.options import Autosave, EngineOptions, Shutdown
 from perdure.errors import ConfigError, InvalidArgumentError
 from perdure.lease import LeaseOptions
 from perdure.records.keys import BACKUP_JOURNAL, SessionKey, keyring_of
@@ -81,7 +81,7 @@ _KINDS = {
 def require_options(**given: object) -> None:
     """Raise ConfigError for what is no such group of options; autosave may be None."""
     for name, value in given.items():
-        if name == "autosave" and (value is None or value is INHERIT):
+        if name == "autosave" and value is None:
             continue
         kind = _KINDS[name]
         if not isinstance(value, kind):

@@ -24,6 +24,7 @@ from perdure.session.fork import fork_unsaved
 from perdure.session.runtime import Runtime
 
 if TYPE_CHECKING:
+    from perdure.autosave.options import AutosaveStatus
     from perdure.autosave.tracked import Tracked
     from perdure.checkpoints.engine import CheckpointEngine, CheckpointReader
     from perdure.checkpoints.events import KernelEventReader, KernelEventStream
@@ -203,6 +204,11 @@ class Session(SessionBase, Rendered):
     def unsaved_age(self) -> float:
         """Seconds since the oldest change that is not durable, 0 when all is saved."""
         return self._runtime.saver.unsaved_age(self._tracked)
+
+    @property
+    def autosave(self) -> AutosaveStatus:
+        """When it saves itself: the setting, whether it is the manager's, and what is in force."""
+        return self._runtime.saver.status(self._tracked)
 
     @property
     def state(self) -> States:

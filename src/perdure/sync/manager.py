@@ -27,7 +27,7 @@ from anyio import to_thread
 from perdure import _connect
 from perdure._connect import DEFAULT
 from perdure._lib import signals
-from perdure.autosave.options import INHERIT, Inherit
+from perdure.autosave.options import INHERIT, KEEP, Inherit
 from perdure.errors import SessionClosedError, StoreError
 from perdure.providers.context_fit import Format
 from perdure.records.keys import DEFAULT_SESSION
@@ -39,7 +39,7 @@ from perdure.sync.loop import HookThread, LoopThread, closed
 from perdure.sync.session import LostSession, Scope, Session, SessionView
 
 if TYPE_CHECKING:
-    from perdure.autosave.options import Autosave, EngineOptions, Shutdown
+    from perdure.autosave.options import Autosave, AutosaveStatus, EngineOptions, Shutdown
     from perdure.autosave.reports import Health, ShutdownReport
     from perdure.formats.state import StateStorage
     from perdure.lease import LeaseOptions, OnHeld
@@ -346,7 +346,7 @@ class SessionManager:
         wait: float = 10.0,
         force: bool = False,
         strict: bool = False,
-        autosave: Autosave | Inherit | None = INHERIT,
+        autosave: Autosave | Inherit | None = KEEP,
     ) -> Session:
         """Open a session to write: ``with sessions.open("my-assistant") as session``.
 
@@ -546,9 +546,24 @@ class SessionManager:
             lambda: tuple([LostSession(self._loop, session) for session in self._inner.lost])
         )
 
-    def tune(self, autosave: Autosave | None) -> None:
-        """Change the autosave settings of all sessions without settings of their own."""
-        self._loop.do(lambda: self._inner.tune(autosave))
+    @property
+    def autosave(self) -> AutosaveStatus:
+        """When sessions without settings of their own save themselves, and what is in force now."""
+        return self._loop.read(lambda: self._inner.autosave)
+
+    def tune(
+        self,
+        autosave: Autosave | Inherit | None = INHERIT,
+        *,
+        id: str | None = None,
+        session: str = DEFAULT_SESSION,
+        tenant: str = "",
+    ) -> None:
+        """Change the autosave settings of one session, or of all without settings of their own.
+
+        As `perdure.SessionManager.tune`.
+        """
+        self._loop.do(lambda: self._inner.tune(autosave, id=id, session=session, tenant=tenant))
 
     def drain(self) -> None:
         """Begin to stop: open no more sessions, save every change as it comes; turns continue.

@@ -20,6 +20,7 @@ from perdure.sync import parts
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
+    from perdure.autosave.options import AutosaveStatus
     from perdure.memory import state, working_memory
     from perdure.memory.documents import SessionDocument
     from perdure.memory.working_memory import MemoryInfo
@@ -575,6 +576,11 @@ class Session(Rendered["session.Session"]):
     def unsaved_age(self) -> float:
         """Seconds since the oldest change that is not durable, 0 when all is saved."""
         return self._loop.read(lambda: self._inner.unsaved_age)
+
+    @property
+    def autosave(self) -> AutosaveStatus:
+        """When it saves itself: the setting, whether it is the manager's, and what is in force."""
+        return self._loop.read(lambda: self._inner.autosave)
 
     @property
     def checkpoints(self) -> parts.CheckpointEngine:

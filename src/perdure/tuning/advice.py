@@ -5,9 +5,9 @@ nothing, so that what limits them is how many the store can take, how long a sto
 and what they are billed. (Where a save interrupts the work, as with checkpoints of batch
 jobs, the interval of Young, 1974, and Daly, 2006, balances the two; here it does not.)
 Given the most that a crash may cost, the best setting within it is the one that asks the least
-of the store. Where the store has room, the engine shortens the debounce by itself, and so does the
-replay. On a store that is idle under every setting the choice does not matter: the default is kept.
-A chart shows the trade-off.
+of the store. A setting that gives a debounce is replayed as it is; the default gives none, and is
+replayed with the one that the engine fits to the store's load. On a store that is idle under every
+setting the choice does not matter: the default is kept. A chart shows the trade-off.
 
 A workload is when changes came. Whether its log was written in a minute or in a year, what counts
 is the time in which its session was active: a longer pause than `QUIET` counts as `QUIET`, and as
@@ -25,8 +25,8 @@ from typing import Final, NamedTuple, final
 import msgspec
 
 from perdure.autosave.core import Core, Save
-from perdure.autosave.options import Autosave, EngineOptions
-from perdure.autosave.schedule import BUSY, LEAST_SHRINK, RESTORE, SHRINK, SLOT
+from perdure.autosave.options import DEBOUNCE, Autosave, EngineOptions
+from perdure.autosave.schedule import BUSY, RESTORE, SHRINK, SLOT
 from perdure.autosave.tracked import Tracked
 from perdure.records.json import decoder_of
 from perdure.records.keys import SessionKey
@@ -144,7 +144,7 @@ class SettingCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def replay(
-    workload: Workload, autosave: Autosave, *, save_time: float = 0.0, shrink: float = 1.0
+    workload: Workload, autosave: Autosave, *, save_time: float = 0.0, debounce: float = DEBOUNCE
 ) -> SettingCost:
     """Return what a setting does with a workload.
 
@@ -152,10 +152,10 @@ def replay(
         workload: What came when.
         autosave: The setting.
         save_time: Seconds that a save takes.
-        shrink: The share of its debounce that is used, because the store has room.
+        debounce: The debounce in force where the setting gives none.
 
     """
-    runs = [_Run(session, autosave, save_time, shrink) for session in workload.sessions]
+    runs = [_Run(session, autosave, save_time, debounce) for session in workload.sessions]
     for run in runs:
         run.to_the_end()
     ages = sorted(age for run in runs for age in run.ages)
@@ -181,7 +181,7 @@ class _Run:
         changes: Sequence[WorkloadChange],
         autosave: Autosave,
         save_time: float,
-        shrink: float,
+        debounce: float,
     ) -> None:
         self._changes = changes
         self._save_time = save_time
@@ -189,7 +189,7 @@ class _Run:
         self._core = Core(
             autosave=autosave, engine=_ENGINE, capabilities=capabilities, chance=lambda: 0.0
         )
-        self._core.schedule.shrink = shrink
+        self._core.schedule.debounce = debounce
         self._t: Tracked = self._core.track(SessionKey("a"), epoch=1, head=0, now=0.0)
         self._flight: Save | None = None
         self._lands_at = float("inf")
@@ -292,22 +292,22 @@ GRID: Final = (
     (0.5, 2.0),
     (1.0, 5.0),
     (2.0, 10.0),
-    (2.0, 30.0),
     (5.0, 15.0),
     (10.0, 60.0),
     (30.0, 120.0),
     (60.0, 300.0),
 )
-"""Debounce and longest delay, in seconds."""
+"""Debounce and longest delay, in seconds; `Autosave()` is tried beside them."""
 
 ROOM: Final = 0.6
 """The share of what a store can take that its saves may use; beyond it, delays grow fast."""
 IDLE: Final = 0.01
 """The share of what a store can take up to which it counts as idle."""
-SHRINKS: Final = tuple(sorted(SHRINK ** (n / 4) for n in range(73)))
-"""Shares of a debounce to which the engine shrinks it, from nearly that of an idle store on."""
+SHORTEST: Final = EngineOptions().debounce_min
+DEBOUNCES: Final = tuple(sorted(DEBOUNCE * SHRINK ** (n / 4) for n in range(73)))
+"""To what the engine fits the default's debounce, from nearly that of an idle store on."""
 MOST_TIMED: Final = -math.log1p(math.log(SHRINK) / math.log(RESTORE / SHRINK)) / SLOT
-"""Saves in a second, begun by timers, at which a debounce stays as it is on a store of batches.
+"""Saves in a second, begun by timers, at which that stays as it is on a store of batches.
 
 The engine looks in some slot of its wheel: so many find something due that both steps balance. A
 store that takes each session by itself has been given what was due when the engine looks.
@@ -388,8 +388,9 @@ def _thriftiest(option: Option) -> tuple[float, float]:
 def _settings(measured: StoreMeasurement, needs: Requirements) -> list[Autosave]:
     most = math.inf if needs.max_loss is None else max(needs.max_loss - measured.save_time, 0.0)
     pairs = {(_down(min(quiet, most)), _down(min(longest, most))) for quiet, longest in GRID}
-    ordered = sorted(pairs, key=lambda pair: (pair[1], pair[0]))
-    return [Autosave(debounce=debounce, max_delay=longest) for debounce, longest in ordered]
+    settings = [Autosave(debounce=debounce, max_delay=longest) for debounce, longest in pairs]
+    settings += [Autosave()] if Autosave().max_delay <= most else []
+    return sorted(settings, key=lambda setting: (setting.max_delay, setting.debounce or 0.0))
 
 
 def _down(seconds: float) -> float:
@@ -407,20 +408,30 @@ def _down(seconds: float) -> float:
 def _tried(
     workload: Workload, autosave: Autosave, measured: StoreMeasurement, needs: Requirements
 ) -> Option:
-    """Return what a setting does once the engine has fitted its debounce to the store's load."""
+    """Return what a setting does; without a debounce, once the engine has fitted it to the load."""
     options: dict[float, Option] = {}
 
-    def is_idle(shrink: float) -> bool:
+    def is_idle(debounce: float) -> bool:
         """Return whether the engine lets the debounce be so short."""
-        cost = replay(workload, autosave, save_time=measured.save_time, shrink=shrink)
-        options[shrink] = option = _option(cost, measured, needs)
+        cost = replay(workload, autosave, save_time=measured.save_time, debounce=debounce)
+        options[debounce] = option = _option(cost, measured, needs)
         has_waiting = measured.batches and cost.timed * needs.sessions > MOST_TIMED
         return option.load < BUSY and not has_waiting
 
-    if is_idle(LEAST_SHRINK) or autosave.debounce == 0:  # most often
-        return options[LEAST_SHRINK]
-    at = bisect_left(SHRINKS, True, key=is_idle)  # the first that is
-    return options[SHRINKS[min(at, len(SHRINKS) - 1)]]
+    if is_idle(SHORTEST) or autosave.debounce is not None:
+        return options[SHORTEST]
+    at = bisect_left(DEBOUNCES, True, key=is_idle)  # the first that is
+    return options[DEBOUNCES[min(at, len(DEBOUNCES) - 1)]]
+
+
+def label(autosave: Autosave) -> str:
+    """Return the two times of a setting.
+
+    >>> label(Autosave.server()), label(Autosave())
+    ('2 / 10', 'default / 30')
+    """
+    quiet = "default" if autosave.debounce is None else f"{autosave.debounce:g}"
+    return f"{quiet} / {autosave.max_delay:g}"
 
 
 def _option(cost: SettingCost, measured: StoreMeasurement, needs: Requirements) -> Option:
@@ -612,7 +623,7 @@ def _labels(groups: Sequence[Sequence[_Point]], best: Option | None) -> list[str
         groups, key=lambda points: all(point.option is not best for point in points)
     ):
         settings = [point.option.cost.autosave for point in group]
-        text = ", ".join(f"{setting.debounce:g} / {setting.max_delay:g}" for setting in settings)
+        text = ", ".join(map(label, settings))
         kind = ' class="best-label"' if any(point.option is best for point in group) else ""
         box = _free(group[0], len(text) * _CHARACTER, occupied)
         occupied.append(box)
