@@ -156,7 +156,9 @@ class DocumentStore(Protocol):
         """Make documents durable, then replace the manifest, fenced by ``manifest.epoch``.
 
         ``manifest.documents`` lists all documents, those that are unchanged included.
-        Raises LeaseLostError when the epoch is not the newest.
+        Raises LeaseLostError when the epoch is not the newest. A store that knows it raises
+        AcknowledgedRecordsLostError when the log has not all records that they are as of: it
+        went back to an earlier state, and could not be read with them.
         """
         ...
 

@@ -10,6 +10,7 @@ import pytest
 import perdure
 from perdure import Limits, Message, Shutdown
 from perdure.cli.check import log_problems
+from perdure.errors import CorruptRecordError
 from perdure.records.records import EPOCH, MESSAGE, Record
 from tests.cli.conftest import Command
 
@@ -159,10 +160,115 @@ def test_a_log_that_is_shorter_than_its_documents_is_a_problem(
     assert command("check", "ada", "--repair", "--store", str(store)).status == 1
 
 
-def test_a_torn_last_write_is_no_problem(command: Command, store: Path) -> None:
-    with (ada(store) / "log" / "1-0.jsonl").open("ab") as log:
+def _enter(store: str) -> str:
+    """Open ada and leave her again; return the restore report."""
+
+    async def enter() -> str:
+        async with perdure.connect(store, shutdown=Shutdown(signals=False)) as sessions:
+            async with sessions.open("ada") as session:
+                return str(session.restore_report)
+
+    return anyio.run(enter)
+
+
+def test_a_write_that_was_cut_is_a_problem_until_it_is_accepted(
+    command: Command, store: Path
+) -> None:
+    path = ada(store) / "log" / "1-0.jsonl"
+    with path.open("ab") as log:
         log.write(b'{"n":99,"e":1,"k":"mess')
-    assert command("check", "ada", "--store", str(store)).status == 0
+    ran = command("check", "ada", "--store", str(store))
+    assert ran.status == 1
+    assert f"ada: PROBLEM: log: 23 bytes that are no whole records, at the end of {path}" in ran.out
+    for tokens in (["show"], ["export", "--out", str(store / "out"), "--layout", "bundle"]):
+        told = command(*tokens[:1], "ada", *tokens[1:], "--store", str(store))
+        assert told.status == 0
+        assert "23 bytes that are no whole records" in told.out + told.err
+
+    for _ in range(2):
+        assert "cut 23 bytes that are no whole records, kept in" in _enter(str(store))
+        ran = command("check", "ada", "--store", str(store))
+        assert ran.status == 1
+        assert "kept in" in ran.out
+
+    ran = command("check", "ada", "--repair", "--store", str(store))
+    assert ran.status == 0, ran.out
+    ran = command("check", "ada", "--store", str(store))
+    assert ran.status == 0
+    assert "note: leftover: 1 files (23 B) in" in ran.out
+    assert "cut" not in _enter(str(store))
+
+
+def test_the_end_of_a_log_is_accepted_before_anybody_opens_it(
+    command: Command, store: Path
+) -> None:
+    with (ada(store) / "log" / "1-0.jsonl").open("ab") as log:
+        log.write(bytes(500))
+    assert command("check", "--store", str(store)).status == 1
+    assert command("check", "--repair", "--store", str(store)).status == 0
+    assert command("check", "--store", str(store)).status == 0
+
+
+def test_what_was_cut_from_an_encrypted_log_is_a_problem_as_well(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PERDURE_KEY", "00" * 32)
+    url = f"encrypted+file:{tmp_path}/store"
+    _enter(url)
+    with (ada(tmp_path / "store") / "log" / "1-0.jsonl").open("ab") as log:
+        log.write(bytes(500))
+    assert command("check", "--store", url).status == 1
+    assert "cut 500 bytes" in _enter(url)
+    ran = command("check", "--store", url)
+    assert ran.status == 1
+    assert "500 bytes that are no whole records, kept in" in ran.out
+    assert command("check", "--repair", "--store", url).status == 0
+    assert command("check", "--store", url).status == 0
+
+
+@pytest.mark.parametrize("scheme", ["file:", "encrypted+file:"])
+def test_a_store_whose_line_ends_were_converted_is_refused_with_the_cause_and_salvaged(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    monkeypatch.setenv("PERDURE_KEY", "00" * 32)
+    url, root = f"{scheme}{tmp_path}/store", tmp_path / "store"
+
+    async def turns(count: int) -> list[str]:
+        async with perdure.connect(url, shutdown=Shutdown(signals=False)) as sessions:
+            async with sessions.open("ada") as session:
+                for number in range(count):
+                    async with session.turn():
+                        session.append(Message.user(f"{number}?"), Message.assistant(f"{number}!"))
+                return [message.text for message in session.context()]
+
+    async def load() -> None:
+        async with perdure.connect(url, shutdown=Shutdown(signals=False)) as sessions:
+            await sessions.load("ada")
+
+    whole = anyio.run(turns, 20)
+    files = [path for path in (root / "agents").rglob("*") if path.is_file()]
+    for path in files:
+        path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    logs = {path: path.read_bytes() for path in root.rglob("*.jsonl")}
+    for attempt in (lambda: anyio.run(turns, 1), lambda: anyio.run(load)):
+        with pytest.raises(CorruptRecordError, match="autocrlf.* CR LF. Convert all files of the"):
+            attempt()
+    out = str(tmp_path / "out")
+    for tokens in (["check"], ["check", "--repair"], ["show", "ada"]):
+        ran = command(*tokens, "--store", url)
+        assert ran.status == 1
+        assert "CR LF" in ran.out + ran.err
+    assert command("export", "ada", "--out", out, "--store", url).status == 1
+    assert {path: path.read_bytes() for path in root.rglob("*.jsonl")} == logs
+
+    ran = command("export", "ada", "--salvage", "--out", out, "--store", url)
+    assert ran.status == 0
+    assert "ada: 80 records, " in ran.out
+    assert "MISSING: record" not in ran.out
+    for path in files:
+        path.write_bytes(path.read_bytes().replace(b"\r\n", b"\n"))
+    assert anyio.run(turns, 0) == whole
+    assert command("check", "--store", url).status == 0
 
 
 def test_what_kills_leave_behind_is_noted(command: Command, store: Path) -> None:

@@ -2,7 +2,8 @@
 
 `Recorder` runs in the child and reports each call that changes the disk. `Disk` replays
 the reports. The model is strict: without a sync nothing is promised, and nothing is
-ordered. Of a file, the writes since its last sync may be there, or a prefix of them; of a
+ordered. Of a file, the writes since its last sync may be there, or a prefix of them, behind which
+the last write may have left zeros: its length came to the disk, its pages did not; of a
 folder, each change of an entry since its last sync may be there or not, by itself.
 A rename is one change: both names or none.
 """
@@ -146,8 +147,9 @@ class _File:
 
     def write(self, offset: int, data: bytes) -> None:
         now = self.states[-1].ljust(offset, b"\0")
-        half = len(data) // 2
-        for part in (data[:half], data) if half else (data,):
+        half, size = len(data) // 2, len(data)
+        parts = (bytes(size), data[:half], data[:half].ljust(size, b"\0"), data)
+        for part in parts if half else (data,):
             self.states.append(now[:offset] + part + now[offset + len(part) :])
 
     def truncate(self, size: int) -> None:

@@ -1,7 +1,7 @@
-"""Damage one file at a time, by a bit or by its length, and read what is left.
+"""Damage one file at a time, by a bit, by its length or as a whole, and read what is left.
 
 Whatever is damaged: what is returned is right, as far as it goes, or there is an error that
-says so; and the session next to it is as it was. In a database, where sessions share pages, that
+says so; what is cut from a log's end is kept and told; and the session next to it is as it was. In a database, where sessions share pages, that
 one may be refused as well. Every way to read ends with data or one of perdure's own errors.
 """
 
@@ -21,6 +21,7 @@ from perdure.errors import CorruptRecordError, PerdureError
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE, Record
 from perdure.store import PendingItem, Store
+from perdure.stores.file import FileStore
 from tests.crash import places
 from tests.crash.forks import Child, Report
 from tests.crash.scratch import scratch
@@ -52,9 +53,20 @@ def damage(path: Path, dice: random.Random) -> str:
     place = dice.randrange(len(data))
     if path.suffix == ".db" and dice.random() < 0.75:
         return _damage_pages(path, data, dice)
-    if dice.random() < 0.25:
+    how = dice.random()
+    if how < 0.25:
         path.write_bytes(data[:place])
         return f"{path.name} cut at {place} of {len(data)}"
+    if how < 0.35:  # what git's autocrlf, FTP in text mode and editors do
+        path.write_bytes(data.replace(b"\n", b"\r\n") if b"\n" in data else b"\r\n")
+        return f"{path.name} with CR LF for LF"
+    if how < 0.45:
+        path.write_bytes(data[:place] + bytes(len(data) - place))
+        return f"{path.name} with zeros from {place} of {len(data)} on"
+    if how < 0.55:
+        place = (
+            data.rfind(b"\n", 0, -1) + 1 + dice.randrange(len(data) - data.rfind(b"\n", 0, -1) - 1)
+        )
     bit = dice.randrange(8)
     data[place] ^= 1 << bit
     path.write_bytes(data)
@@ -125,7 +137,17 @@ async def read_all(store: Store) -> list[str]:
     return problems
 
 
-async def look(store: Store, whole: list[Record]) -> tuple[list[str], bool]:
+async def is_told(store: Store, what: str) -> bool:
+    """Return whether the store says that the end of its log was cut.
+
+    A file that ends with a whole group is a log: nobody can know that it was longer.
+    """
+    return (
+        " cut at " in what or not isinstance(store, FileStore) or bool(await store.log_tails(AGENT))
+    )
+
+
+async def look(store: Store, whole: list[Record], what: str) -> tuple[list[str], bool]:
     """Read a session; return what is wrong with that, and whether the damage was seen."""
     problems: list[str] = []
     seen = False
@@ -134,6 +156,8 @@ async def look(store: Store, whole: list[Record]) -> tuple[list[str], bool]:
         if records != whole[: len(records)]:
             problems.append(f"a log of {len(records)} that never was")
         seen = len(records) < len(whole)
+        if seen and not await is_told(store, what):
+            problems.append(f"{len(whole) - len(records)} records are cut, and nothing says so")
     except CorruptRecordError:
         seen = True
     try:
@@ -147,7 +171,7 @@ async def look(store: Store, whole: list[Record]) -> tuple[list[str], bool]:
     return problems, seen or bool(found.damaged) or not found.found
 
 
-async def write_on(store: Store, whole: list[Record]) -> list[str]:
+async def write_on(store: Store, whole: list[Record], what: str) -> list[str]:
     """Take the damaged session over, if that is possible, and append."""
     told: list[str] = []
     try:
@@ -157,7 +181,11 @@ async def write_on(store: Store, whole: list[Record]) -> list[str]:
     except (PerdureError, Lost):
         return []
     kept, old = after[:-1], texts_of(whole)
-    return [] if kept == old[: len(kept)] else [f"a log of {after} that never was"]
+    if kept != old[: len(kept)]:
+        return [f"a log of {after} that never was"]
+    if kept != old and not await is_told(store, what):
+        return [f"{len(old) - len(kept)} records were cut, and nothing says so"]
+    return []
 
 
 def flip(*, cycles: int, seed: int = 0) -> dict[str, object]:
@@ -188,7 +216,7 @@ def flip(*, cycles: int, seed: int = 0) -> dict[str, object]:
                 what = damage(root / names[number % len(names)], dice)
 
                 async def judge(store: Store, tell: Report, what: str = what) -> None:
-                    problems, seen = await look(store, whole)
+                    problems, seen = await look(store, whole, what)
                     problems += await read_all(store) if is_database else []
                     try:
                         if await read(store, OTHER) != beside:
@@ -198,7 +226,7 @@ def flip(*, cycles: int, seed: int = 0) -> dict[str, object]:
                             raise
                         seen = True
                     tell("flipped", seen)
-                    for problem in problems + await write_on(store, whole):
+                    for problem in problems + await write_on(store, whole, what):
                         tell("problem", f"{what}: {problem}")
 
                 try:

@@ -25,9 +25,10 @@ def test_without_a_sync_of_the_folder_the_name_may_be_missing() -> None:
     assert found == {(), (("a", b"old"),)}
 
 
-def test_without_a_sync_of_the_file_any_prefix_may_be_there() -> None:
+def test_without_a_sync_of_the_file_any_prefix_may_be_there_and_zeros_behind_it() -> None:
     found = trees(*NAMED, *SYNCED, ["write", 1, 3, "new!"])
-    assert found == {(("a", b"old"),), (("a", b"oldne"),), (("a", b"oldnew!"),)}
+    contents = {data for ((_, data),) in found}
+    assert contents == {b"old", b"oldne", b"oldnew!", b"old\0\0\0\0", b"oldne\0\0"}
 
 
 def test_what_was_synced_stays() -> None:

@@ -154,7 +154,7 @@ f10 Fence.is_valid : drop if 1
 f11 Fence.is_valid : without bool 1 2
 f12 file:_remove_lower_leases : set call sorted 1 sorted(filter(None, map(lease_epoch, folder.names())), reverse=True)
 f13 file:_seal_predecessor : drop call sync_file 1
-f14 file:_seal_predecessor : never if 2
+f14 file:_seal_predecessor : never if 1
 f15 file:_begin_epoch : drop call sync_path 1
 f16 create_segment : drop call sync_data 1
 f17 create_segment : drop call sync 1
@@ -170,7 +170,7 @@ f26 records:_record : set call int 1 -1 && records:_record : swap compare 3 ==
 f27 records:_record : without bool 1 3
 f28 Folder.publish : drop call sync 1
 f29 Folder.write_temporary : never if 1
-f30 Folder.open : drop call fchmod 1
+f30 Folder._open : drop call fchmod 1
 f31 Folder._mkdir : drop call sync 1
 f32 _require_private : set name _OTHERS_WRITE 1 stat.S_IWOTH
 

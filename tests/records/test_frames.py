@@ -107,29 +107,51 @@ def test_every_flipped_bit_is_found() -> None:
             assert scanner.next.offset <= line_begin
 
 
-def test_a_flip_before_the_last_line_is_told_from_a_torn_write() -> None:
+def rest_of(data: bytes) -> bytes:
+    """Return a file's bytes from the first line on that is not the next record."""
+    scanner = Scanner(3, Position())
+    scanner.feed(data)
+    return data[scanner.next.offset :]
+
+
+def test_a_flip_in_a_whole_line_is_told_from_a_write_that_was_cut() -> None:
     data = log_of(GROUPS)
-    last = data.rfind(b"\n", 0, -1) + 1
-    for place in range(last):
+    for place in range(len(data) - 1):  # without its line break, the last line is not whole
         for bit in range(8):
             bad = bytearray(data)
             bad[place] ^= 1 << bit
-            scanner = Scanner(3, Position())
-            scanner.feed(bytes(bad))
-            assert scanner.damage is not None
-            rest = bytes(bad)[scanner.damage :]
-            joined = place == last - 1  # the last line break is gone: one line, and no other
-            assert records.follows(rest, scanner.next.crc) is not joined, (place, bit)
+            assert not records.is_cut_write(rest_of(bytes(bad))), (place, bit)
 
 
-def test_a_torn_write_is_not_taken_for_damage() -> None:
+def test_a_write_that_was_cut_is_not_taken_for_damage() -> None:
     data = log_of(GROUPS)
     for length in range(len(data)):
-        for tear in (b"", b"\n", b"\0" * 40 + b"\n", b"garbage\nmore garbage\n"):
-            scanner = Scanner(3, Position())
-            torn = data[:length] + tear
-            scanner.feed(torn)
-            assert not records.follows(torn[scanner.next.offset :], scanner.next.crc)
+        for tear in (b"", b"\0" * 40 + b"\n", b"\0" * 512, b"\0" * 40 + b"\n" + b"\0" * 40):
+            assert records.is_cut_write(rest_of(data[:length] + tear))
+
+
+def test_what_no_crash_leaves_is_damage() -> None:
+    data = log_of(GROUPS)
+    lines = data.splitlines(keepends=True)
+    for bad in (
+        data.replace(b"\n", b"\r\n"),
+        data.decode().encode("utf-16"),
+        data.decode().encode("utf-32"),
+        b"".join(lines[1:]),
+        data + b"garbage\n",
+        data + b"\0" * 40 + b"\ngarbage\n",
+        data[:20] + b"\0" * 40 + data[60:],
+    ):
+        assert not records.is_cut_write(rest_of(bad))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-8"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_file_that_a_tool_for_text_has_converted_can_be_salvaged(encoding: str, end: str) -> None:
+    data = log_of(GROUPS)
+    converted = data.decode().replace("\n", end).encode(encoding)
+    assert bool(records.conversion_of(converted)) is (converted != data)
+    assert records.unconverted(converted) == data
 
 
 @pytest.mark.parametrize(
@@ -175,7 +197,9 @@ def test_any_bytes_are_read_without_an_accident(data: bytes) -> None:
     scanner = Scanner(3, Position())
     assert scanner.feed(data) == []
     assert scanner.feed(b"\n") == []
-    records.follows(data, 0)
+    records.is_cut_write(data)
+    records.conversion_of(data)
+    records.unconverted(data)
     records.open_sealed(data)
     records.first_payload(data)
 

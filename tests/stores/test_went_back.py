@@ -398,3 +398,19 @@ async def test_a_heartbeat_whose_answer_was_lost_costs_a_look_and_no_session(
             for number in range(3):
                 await say(session, str(number))
             assert sessions.health().lost == {}
+
+
+async def test_documents_made_from_records_that_are_gone_are_not_stored(place: Place) -> None:
+    if place._beats is not None:
+        pytest.skip("a fold in a bucket reads no log: the session is refused afterwards")
+    async with place.connect() as sessions:
+        session = await sessions.open("a")
+        await say(session, "one")
+        await place.keep()
+        await say(session, "two")
+        await place.go_back()
+        with suppress(AcknowledgedRecordsLostError):
+            await session.aclose()  # folds, and appends nothing
+    async with place.connect() as sessions, sessions.open("a") as session:
+        assert said(session) == await shown(session) == ["one"]
+        await say(session, "other")

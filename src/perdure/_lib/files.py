@@ -30,9 +30,16 @@ import anyio.to_thread
 from perdure._lib.ids import random_id
 from perdure._lib.logs import LogOnce
 from perdure._lib.platform import sync_data, sync_file, sync_folder
-from perdure.errors import ConfigError, PerdureError, StoreUnavailableError
+from perdure.errors import (
+    ConfigError,
+    CorruptRecordError,
+    PerdureError,
+    StoreUnavailableError,
+)
 
 CHUNK = 256 * 1024
+MAX_BYTES = 1024 * 1024 * 1024
+"""A larger file is not read as a whole: it may be all holes, and exhaust the memory."""
 
 _DIR_FDS = os.name == "posix"
 _MOVES_OPEN = os.name == "posix"
@@ -40,7 +47,7 @@ _MOVES_OPEN = os.name == "posix"
 _TRIES, _PAUSE = 40, 0.005
 _PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _DIRECTORY = os.O_RDONLY | _PLAIN | getattr(os, "O_DIRECTORY", 0)
-_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)  # a pipe there does not block the open
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # a pipe there does not block the open
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 TEMPORARY = ".tmp"
@@ -48,6 +55,10 @@ TEMPORARY = ".tmp"
 
 class LinkFoundError(OSError):
     """A symbolic link is where a folder or file of the store should be."""
+
+
+class NoFileError(OSError):
+    """A pipe, a device or a folder is where a file of the store should be."""
 
 
 class OthersWriteError(OSError):
@@ -220,30 +231,47 @@ class Folder:
 
     def open(self, name: str, flags: int = os.O_RDONLY) -> int:
         """Open a file; a new one is private to its user."""
+        return self._open(name, flags)[0]
+
+    def _open(self, name: str, flags: int) -> tuple[int, os.stat_result]:
         try:
-            fd = os.open(self._at(name), flags | _PLAIN, 0o600, dir_fd=self._fd)
+            fd = os.open(self._at(name), flags | _PLAIN | _NO_WAIT, 0o600, dir_fd=self._fd)
         except OSError as error:
             error.filename = os.path.join(self.path, name)
             if error.errno == errno.ELOOP:
                 raise LinkFoundError(errno.ELOOP, "symbolic link", error.filename) from error
             raise
         try:
+            status = os.fstat(fd)
+            _require_file(status, os.path.join(self.path, name))
             if flags & os.O_CREAT and hasattr(os, "fchmod"):
                 os.fchmod(fd, 0o600)
             elif self.owner is not None:
-                _require_others_cannot_write(os.fstat(fd), os.path.join(self.path, name))
+                _require_others_cannot_write(status, os.path.join(self.path, name))
         except BaseException:
             os.close(fd)
             raise
-        return fd
+        return fd, status
 
     def read(self, name: str) -> bytes | None:
-        """Return a file's bytes, None if it is not there."""
+        """Return a file's bytes, None if it is not there.
+
+        Raises:
+            CorruptRecordError: It is larger than any file that is read as a whole.
+
+        """
         try:
-            fd = self.open(name, _READ)
+            fd, status = self._open(name, os.O_RDONLY)
         except FileNotFoundError:
             return None
         with open(fd, "rb") as file:
+            if status.st_size > MAX_BYTES:
+                path = os.path.join(self.path, name)
+                raise CorruptRecordError(
+                    f"{path} has {status.st_size} bytes, more than any file that belongs there: "
+                    "restore it from a copy",
+                    path=path,
+                )
             return file.read()
 
     def write_temporary(self, data: bytes, *, durable: bool = True) -> str:
@@ -473,6 +501,12 @@ def store_error(error: OSError, doing: str, place: str) -> PerdureError:
             "a real folder there, or make the store's own folder the link",
             path=path,
         )
+    if isinstance(error, NoFileError):
+        return ConfigError(
+            f"cannot {doing} {place}: {path} is a pipe, a device or a folder: restore the file "
+            "from a copy",
+            path=path,
+        )
     if isinstance(error, OthersWriteError):
         # It can happen to a store in use: unsaved changes are saved once it is fixed.
         return StoreUnavailableError(
@@ -674,6 +708,11 @@ def _require_private(folder: Folder, path: str) -> None:
 
 
 _WHY = "who could then change what is kept there"
+
+
+def _require_file(status: os.stat_result, path: str) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise NoFileError(errno.EINVAL, "no regular file", path)
 
 
 def _require_others_cannot_write(status: os.stat_result, path: str) -> None:

@@ -50,7 +50,13 @@ from perdure.store import (
     open_read_only,
 )
 from perdure.stores.file import FileStore
-from perdure.stores.file.layout import QUARANTINE, lease_epoch, manifest_epoch, session_path
+from perdure.stores.file.layout import (
+    QUARANTINE,
+    is_tail,
+    lease_epoch,
+    manifest_epoch,
+    session_path,
+)
 from perdure.stores.wrapped import EncryptedStore
 from perdure.transfer import receipts
 from perdure.transfer.reach import RESTORE, Reach, ReachedBlob
@@ -88,11 +94,28 @@ class _Numbered(msgspec.Struct):
 
 
 def leftovers(store: Store, key: SessionKey) -> list[CheckFinding]:
-    """Return notes on unused files in a session's folder; none unless it is a file store."""
-    if not isinstance(store, FileStore):
+    """Return notes on unused files in a session's folder; none unless files are below the store."""
+    files = _file_store(store)
+    if files is None:
         return []
-    folder = Path(store.location).joinpath(*session_path(key))
+    folder = Path(files.location).joinpath(*session_path(key))
     return [*_interrupted(folder), *_quarantined(folder / QUARANTINE)]
+
+
+def _file_store(store: Store) -> FileStore | None:
+    return next((layer for layer in layers(store) if isinstance(layer, FileStore)), None)
+
+
+async def tails(store: Store, key: SessionKey) -> list[CheckFinding]:
+    """Return problems with the end of a log in files: bytes that do not count."""
+    files = _file_store(store)
+    return [
+        CheckFinding(what="log", detail=f"{tail}: {_TAIL}", cure=ACCEPT, repairable=True)
+        for tail in (() if files is None else await files.log_tails(key))
+    ]
+
+
+_TAIL = "a write that a crash cut, which nobody was told of as durable, or damage"
 
 
 def _interrupted(folder: Path) -> Iterator[CheckFinding]:
@@ -114,7 +137,7 @@ def _interrupted(folder: Path) -> Iterator[CheckFinding]:
 
 
 def _quarantined(folder: Path) -> Iterator[CheckFinding]:
-    names = _names(folder)
+    names = [name for name in _names(folder) if not is_tail(name)]
     if not names:
         return
     total = sum((folder / name).lstat().st_size for name in names)
@@ -236,7 +259,8 @@ def _blob_problem(blob: ReachedBlob) -> CheckFinding:
 async def incomplete(store: Store, key: SessionKey) -> str:
     """Return why records may be missing at the end of a log, and the cure; empty if none are."""
     tail = (await followed(store).read_documents(key, ())).unproven_tail
-    return f"{tail}: {ACCEPT}" if tail else ""
+    details = [tail] if tail else [finding.detail for finding in await tails(store, key)]
+    return "; ".join(f"{detail}: {ACCEPT}" for detail in details)
 
 
 def _missing_notes(records: list[Record]) -> list[CheckFinding]:
@@ -525,8 +549,9 @@ async def check(
     Args:
         id: The agent's id. Default: every session of the store, or of the tenant.
         repair: Rebuild the documents of sessions whose log is sound and whose documents are not,
-            put back memory values that only the log has left, and rebuild the index that `ls` lists and filters by, and a SQLite database's indexes. Accept the
-            log of an encrypted session that may be incomplete.
+            put back memory values that only the log has left, and rebuild the index that `ls`
+            lists and filters by, and a SQLite database's indexes. Accept a log that may be
+            incomplete: bytes were cut from its end, or an encrypted session's manifest was lost.
         gc: Set aside the blobs that no session references, and remove those that were set aside
             a grace period ago.
         grace: The grace period: the minimum age of such a blob, in hours.
@@ -651,6 +676,7 @@ async def _audit_all(store: Store, keys: list[SessionKey]) -> list[Audit]:
             except ConfigError as error:  # its key is missing, or differs from the others'
                 refused.append(error)
                 audit = Audit(key=key, findings=[CheckFinding(what="key", detail=str(error))])
+            audit.findings += await tails(store, key)
             audit.findings += leftovers(store, key)
             audit.findings += await _dead_letters(store, key)
             audits.append(audit)
@@ -731,17 +757,17 @@ async def _repair(where: SessionOption, audited: Audit) -> RepairAction:
         async with opened(where.store, write=True) as store:
             await _accept_log(store, audited.key)
             again = await audit(store, audited.key)
+            again.findings += await tails(store, audited.key)
     except PerdureError as error:
         return RepairAction(audited.key, tuple(audited.problems), str(error))
     return RepairAction(audited.key, tuple(again.problems))
 
 
 async def _accept_log(store: Store, key: SessionKey) -> None:
-    """Take a log that nothing proves to be complete as it is; also a wrapped store's."""
+    """Take a log that may be incomplete as it is."""
     for layer in layers(store):
-        if isinstance(layer, EncryptedStore):
+        if isinstance(layer, EncryptedStore | FileStore):
             await layer.accept_log(key)
-            return
 
 
 def _report(

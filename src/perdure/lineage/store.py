@@ -456,7 +456,9 @@ class Lineage(DelegatingStore):
             return have
         if have.manifest is None:
             old = await self._inherited(key, base, names)
-            return msgspec.structs.replace(old, damaged=have.damaged, remains=have.remains)
+            return msgspec.structs.replace(
+                old, damaged=have.damaged, remains=have.remains, cut=have.cut
+            )
         have = history.to_global_seq(have, base.at)
         return await self._with_older(key, base, have) if base.cut else have
 

@@ -10,6 +10,7 @@ from typing import Any, Self
 import msgspec
 
 from perdure.errors import (
+    AcknowledgedRecordsLostError,
     LeaseHeldError,
     LeaseLostError,
     NotStorableError,
@@ -192,6 +193,9 @@ class Documents(msgspec.Struct, frozen=True):
     """The bytes of damaged documents, unless the store keeps them as evidence itself."""
     unproven_tail: str = ""
     """Why records may be missing from the log's end; empty without such a sign."""
+    cut: tuple[str, ...] = ()
+    """The bytes that were cut from the log's end, since they were no whole records, and are kept:
+    how many, and where."""
 
 
 class RestoreData(msgspec.Struct, frozen=True):
@@ -347,6 +351,24 @@ def lease_lost(
         epoch=epoch,
         newest=newest,
     )
+
+
+def require_logged(manifest: Manifest, head: int) -> None:
+    """Raise unless the log has the records that a manifest is as of.
+
+    Raises:
+        AcknowledgedRecordsLostError: The store went back to an earlier state.
+
+    """
+    if manifest.as_of_seq > head:
+        raise AcknowledgedRecordsLostError(
+            f"documents of session {manifest.key} as of record {manifest.as_of_seq} were not "
+            f"stored: the store has only the first {head} records, so it went back to an earlier "
+            "state (a failover, a restart without its data, an older backup)",
+            key=str(manifest.key),
+            durable=manifest.as_of_seq,
+            kept=head,
+        )
 
 
 def lease_held(key: SessionKey, after: int, newest: int) -> LeaseHeldError:

@@ -7,7 +7,7 @@ reader carries kinds that it does not know through untouched.
 
 from __future__ import annotations
 
-import itertools
+import codecs
 import re
 import zlib
 from collections.abc import Iterable
@@ -293,24 +293,46 @@ def number_of(line: bytes) -> int:
     return 0 if head is None else int(head[1])
 
 
-def follows(data: bytes, crc: int) -> bool:
-    """Return whether sound records follow a damaged line, with which *data* begins.
+MAX_CUT_BYTES = MAX_LINE_BYTES
+"""What a crash leaves of a write is at most this long: several times the largest record."""
 
-    *crc* seeds the damaged line. This distinguishes a torn last write, with nothing sound after
-    it, from damage in the middle. A line counts as sound if its checksum continues that of the
-    previous line: the stated one, or the one computed from its bytes.
+# UTF-16 and UTF-32 have shorter runs of zeros.
+_LOST_PAGE = bytes(4)
+
+
+def is_cut_write(data: bytes) -> bool:
+    """Return whether *data* may be what a crash has left of a write at the end of a file.
+
+    *data* begins with the first line that is not the next record, and reaches to the file's end.
+    A write that was cut leaves a last line without its newline, or zeros where a page never came
+    to the disk, which no record contains. Any other complete line was whole once: it is damage.
     """
-    is_whole = data.split(b"\n")[:-1]
-    for before, line in itertools.pairwise(is_whole):
-        check = _CHECK.search(line)
-        if check is None or _HEAD.match(line) is None:
-            continue
-        seeds = {zlib.crc32(before[:-_TAIL], crc)}
-        if (stated := _CHECK.search(before)) is not None:
-            seeds.add(int(stated[1], 16))
-        if any(zlib.crc32(line[:-_TAIL], seed) == int(check[1], 16) for seed in seeds):
-            return True
-    return False
+    return all(_LOST_PAGE in line for line in data.split(b"\n")[:-1])
+
+
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig", "an editor has put a byte order mark in front of it"),
+    (codecs.BOM_UTF16_LE, "utf-16", "an editor has saved it as UTF-16"),
+    (codecs.BOM_UTF16_BE, "utf-16", "an editor has saved it as UTF-16"),
+)
+
+
+def conversion_of(data: bytes) -> str:
+    """Return what a tool for text has done to a file, of which *data* is a part; else nothing."""
+    for mark, _, what in _MARKS:
+        if data.startswith(mark):
+            return what
+    if data.partition(b"\n")[0].endswith(b"\r"):
+        return "git's autocrlf, FTP in text mode or an editor has turned its line ends into CR LF"
+    return ""
+
+
+def unconverted(data: bytes) -> bytes:
+    """Return a file as it was before a tool for text has converted it. Records hold no CR."""
+    for mark, encoding, _ in _MARKS:
+        if data.startswith(mark):
+            data = data.decode(encoding, "replace").encode()
+    return data.replace(b"\r\n", b"\n")
 
 
 def salvaged(data: bytes, *, epoch: int, seq: int, crc: int) -> list[Record]:

@@ -247,7 +247,8 @@ async def restore(
     documents = validated(documents, key, known={SNAPSHOT: problem})  # it is large: validated once
     if strict:
         _require_sound(documents, key)
-    steps = [lost_step(name, documents.why.get(name)) for name in documents.damaged]
+    steps = [RestoreStep("cut", tail) for tail in documents.cut]
+    steps += [lost_step(name, documents.why.get(name)) for name in documents.damaged]
     context, since = _cached(snapshot, context_bytes)
     info, counted = _described(documents)
     folded = 0 if documents.manifest is None else documents.manifest.as_of_seq

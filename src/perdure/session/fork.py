@@ -285,7 +285,9 @@ class ForkBuilder:
 
         """
         require_different(key, new, "copy")
-        for left in reversed(range(_TRIES)):
+        left = _TRIES
+        while True:
+            left -= 1
             head = await self._access.head(key)
             before = await self._stored_base(key)
             try:

@@ -35,6 +35,7 @@ from perdure.records.manifest import (
     new_entries,
     newer_format,
     refusal_of,
+    require_logged,
     session_info,
 )
 from perdure.records.posts import oldest_first
@@ -119,6 +120,7 @@ class StoredSession:
 
     def fold(self, documents: Mapping[str, bytes], manifest: Manifest) -> None:
         """Replace the documents and the manifest."""
+        require_logged(manifest, len(self.entries))
         merged = {**self.documents, **documents}
         self.documents = {name: merged[name] for name in manifest.documents if name in merged}
         self.manifest = manifest

@@ -132,6 +132,8 @@ _MANIFEST = re.compile(r"manifest-([1-9][0-9]{0,17})\.(json|next)\Z")
 _START = re.compile(r"([1-9][0-9]{0,17})-(0|[1-9][0-9]{0,8})\.start\Z")
 _SEGMENT = re.compile(r"([1-9][0-9]{0,17})-(0|[1-9][0-9]{0,8})\.jsonl\Z")
 
+_TAIL = re.compile(r"[1-9][0-9]{0,17}-(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,17})\.tail\Z")
+
 
 def _number(pattern: re.Pattern[str], name: str) -> int:
     match = pattern.match(name)
@@ -209,6 +211,16 @@ def segment_of(name: str) -> tuple[int, int] | None:
     """Return a segment's epoch and number, None for any other file."""
     match = _SEGMENT.match(name)
     return (int(match[1]), int(match[2])) if match else None
+
+
+def tail_name(segment: str, offset: int) -> str:
+    """Return the name, in quarantine, of the bytes that were cut from the end of a segment."""
+    return f"{segment.removesuffix('.jsonl')}.{offset}.tail"
+
+
+def is_tail(name: str) -> bool:
+    """Return whether a file in quarantine was cut from a log's end, and nobody accepted that."""
+    return _TAIL.match(name) is not None
 
 
 # Codec of the store's small files: JSON with a checksum, decoded as a whole value or None

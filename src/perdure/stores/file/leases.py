@@ -64,6 +64,7 @@ from perdure.stores.file.layout import (
     segment_name,
     segment_of,
     session_path,
+    tail_name,
     unsealed,
 )
 from perdure.stores.file.segments import DurablePosition, LogSegment, SegmentEnd, SegmentHeader
@@ -530,8 +531,13 @@ def _begin_epoch(
     """Append the epoch record, which seals all that was written before; return its end."""
     with folder.make(LOG) as log:
         prev = None
-        while prev is None and (tip := segments.find_tip(log, key, since=since, below=epoch)):
+        names, tip = log.names(), None
+        while prev is None and (
+            tip := segments.find_tip(log, key, since=since, below=epoch, names=names)
+        ):
             prev = _seal_predecessor(folder, log, tip, key)
+        for name in segments.unbegun(log, tip, names, since=since, below=epoch):
+            _quarantine_tail(folder, log, name, 0)
         if prev is None:
             # The process that created these folders may have died before they were durable.
             root.sync_path(*session_path(key), LOG)
@@ -575,12 +581,7 @@ def _seal_predecessor(
     None if only the page cache had it: a sync that failed for the old holder succeeds for us,
     with its bytes lost, so only what is read back from the disk counts.
     """
-    start = _vouched_position(folder, key, tip)
-    scanned = segments.scan(log, tip, start)
-    if scanned.end == start and scanned.size != start.offset:
-        # Nothing valid follows: a torn write, or a wrong position. Decide from the beginning.
-        start = tip.start
-        scanned = segments.scan(log, tip, start)
+    start, scanned = segments.scan_from(log, tip, _vouched_position(folder, key, tip))
     fd = log.open(tip.name, os.O_RDWR)
     try:
         sync_file(fd)
@@ -594,21 +595,25 @@ def _seal_predecessor(
         os.close(fd)
     end = scanned.end
     if scanned.size > end.offset:
-        _quarantine_tail(folder, log, tip, end.offset)
+        _quarantine_tail(folder, log, tip.name, end.offset)
     return SegmentEnd(tip.epoch, tip.number, end.offset, end.seq, end.crc)
 
 
-def _quarantine_tail(folder: Folder, log: Folder, tip: LogSegment, offset: int) -> None:
-    """Copy the bytes after the last whole group, and warn; the log continues without them."""
-    name = f"{tip.epoch}-{tip.number}.{offset}.tail"
-    tail = (log.read(tip.name) or b"")[offset:]
-    _log.warning(
-        "an unfinished write at the end of a log does not count",
-        extra={"path": f"{log.path}/{tip.name}", "offset": offset, "bytes": len(tail)},
-    )
-    # Best effort: the bytes also stay where they are.
-    with contextlib.suppress(OSError), folder.make(QUARANTINE) as quarantine:
-        quarantine.replace(name, tail)
+def _quarantine_tail(folder: Folder, log: Folder, name: str, offset: int) -> None:
+    """Keep the bytes after the last whole group, and warn; the log continues without them."""
+    path, tail = f"{log.path}/{name}", (log.read(name) or b"")[offset:]
+    with folder.make(QUARANTINE) as quarantine:
+        kept = tail_name(name, offset)
+        quarantine.replace(kept, tail)
+        quarantine.sync()
+        _log.warning(
+            "%d bytes at the end of %s do not count, as an unfinished write or damage: they are "
+            "kept in %s",
+            len(tail),
+            path,
+            f"{quarantine.path}/{kept}",
+            extra={"path": path, "offset": offset, "bytes": len(tail)},
+        )
 
 
 def _remove_lower_leases(folder: Folder, epoch: int) -> None:

@@ -429,6 +429,19 @@ class LogWriter:
             offset=status.st_size,
         )
 
+    def require_present(self) -> None:
+        """Raise if the file that is written to was set back; the caller has the lock.
+
+        Raises:
+            CorruptRecordError: It is not as it was left.
+
+        """
+        folder, tail = self.folder(), self._tail
+        if tail is None or tail.head:
+            return
+        fd = tail.fd if tail.fd is not None else self._open_tail(folder, tail)
+        self._require_unchanged(folder, tail, fd)
+
     def close_files(self) -> None:
         """Close the open files; the next append reopens them. The caller has the lock."""
         folder, self._folder = self._folder, None

@@ -22,18 +22,20 @@ from perdure._lib.files import Folder, read_part
 from perdure.errors import CorruptRecordError, StoreUnavailableError
 from perdure.records import records as frames
 from perdure.records.keys import SessionKey
-from perdure.records.records import Position, Record, Scanner
+from perdure.records.records import EPOCH, RETRACT, Position, Record, Scanner
 from perdure.stores.file import documents, segments
 from perdure.stores.file.layout import (
     LOG,
+    QUARANTINE,
     decoded,
+    is_tail,
     released_name,
     segment_name,
     segment_of,
     session_path,
 )
 from perdure.stores.file.leases import LeaseFile, Owners, newest_epoch, read_lease, require_key
-from perdure.stores.file.segments import DurablePosition, LogSegment, read_first, starts
+from perdure.stores.file.segments import DurablePosition, LogSegment, starts
 
 SMALL = 1024 * 1024
 """A tip of at most this many bytes is read once, for the plan and for its records."""
@@ -215,17 +217,103 @@ def _newest_span(
             start = tip.start
         if end.offset - start.offset > SMALL:
             return SegmentSpan(tip, start if start.seq <= after else tip.start, end)
-    up_to = None if end is None else end.offset
-    scanned = segments.scan(log, tip, start, up_to=up_to, keep_bytes=SMALL)
-    if scanned.size < start.offset:
-        raise segments.damage_error(f"{log.path}/{tip.name}", scanned.size, start.offset)
-    if start is not tip.start and scanned.end == start and scanned.size > start.offset:
-        # Nothing valid follows: a torn write, or a wrong mark. Decide from the beginning.
-        start = tip.start
-        scanned = segments.scan(log, tip, start, up_to=up_to, keep_bytes=SMALL)
+    mark, up_to = start, None if end is None else end.offset
+    start, scanned = segments.scan_from(log, tip, mark, up_to=up_to, keep_bytes=SMALL)
+    if scanned.size < mark.offset:
+        raise segments.damage_error(f"{log.path}/{tip.name}", scanned.size, mark.offset)
     if start.seq > after:
         return SegmentSpan(tip, tip.start, scanned.end)
     return SegmentSpan(tip, start, scanned.end, scanned.records)
+
+
+# Bytes at the end of a log that do not count
+
+
+class CutTail(msgspec.Struct, frozen=True):
+    """Bytes at a log's end that are no whole records: of a write that a crash cut, or damage."""
+
+    path: str
+    """Where they are."""
+    bytes: int
+    is_kept: bool
+    """Whether they were set aside, so that the log goes on without them."""
+
+    def __str__(self) -> str:
+        what = "kept in" if self.is_kept else "at the end of"
+        return f"{self.bytes} bytes that are no whole records, {what} {self.path}"
+
+
+def log_tails(root: Folder, key: SessionKey, owners: Owners) -> list[CutTail]:
+    """Return the tails that were set aside and not accepted, and what the next holder sets aside.
+
+    The end of a log that somebody may be writing to is not looked at.
+    """
+    try:
+        folder = root.enter(*session_path(key))
+    except FileNotFoundError:
+        return []
+    with folder:
+        tails = kept_tails(folder)
+        epoch = newest_epoch(folder)
+        lease = read_lease(folder, epoch)
+        if (
+            lease is not None
+            and folder.stat(released_name(epoch)) is None
+            and (lease.deleted or owners.is_alive(lease.owner, lease.boot) is not False)
+        ):
+            return tails
+        with contextlib.suppress(FileNotFoundError, CorruptRecordError), folder.enter(LOG) as log:
+            ends = _uncounted(folder, log, key, 1 if lease is None else lease.since)
+            if newest_epoch(folder) == epoch:
+                tails += ends
+        return tails
+
+
+def _uncounted(folder: Folder, log: Folder, key: SessionKey, since: int) -> list[CutTail]:
+    names = log.names()
+    tip = segments.find_tip(log, key, since=since, names=names)
+    tails: list[CutTail] = []
+    if tip is not None:
+        marks = _marks(documents.read_manifests(folder, key, since=since))
+        mark = marks.get((tip.epoch, tip.number), tip.start)
+        _, scanned = segments.scan_from(log, tip, mark)
+        if scanned.size > scanned.end.offset:
+            size = scanned.size - scanned.end.offset
+            tails.append(CutTail(f"{log.path}/{tip.name}", size, is_kept=False))
+    for name in segments.unbegun(log, tip, names, since=since):
+        status = log.stat(name)
+        if status is not None:
+            tails.append(CutTail(f"{log.path}/{name}", status.st_size, is_kept=False))
+    return tails
+
+
+def kept_tails(folder: Folder) -> list[CutTail]:
+    """Return the tails in a session's quarantine that nobody has accepted."""
+    try:
+        quarantine = folder.enter(QUARANTINE)
+    except FileNotFoundError:
+        return []
+    with quarantine:
+        found = [(name, quarantine.stat(name)) for name in sorted(quarantine.names())]
+        return [
+            CutTail(f"{quarantine.path}/{name}", status.st_size, is_kept=True)
+            for name, status in found
+            if is_tail(name) and status is not None
+        ]
+
+
+def accept_tails(root: Folder, key: SessionKey) -> bool:
+    """Mark the tails in a session's quarantine as accepted; return whether there were any."""
+    accepted = False
+    with (
+        contextlib.suppress(FileNotFoundError),
+        root.enter(*session_path(key), QUARANTINE) as quarantine,
+    ):
+        for name in filter(is_tail, quarantine.names()):
+            quarantine.rename(name, f"{name}.accepted")
+            accepted = True
+        quarantine.sync()
+    return accepted
 
 
 # Streaming a plan, a part of a file at a time
@@ -381,14 +469,25 @@ class _BackwardReader:
 # Salvage reads of a damaged log: the records that can still be proven
 
 
-def salvageable_records(root: Folder, key: SessionKey) -> tuple[int, list[Record]]:
-    """Return the seq that a log begins with, and all of its records that can be proven."""
+class SalvagedLog(msgspec.Struct):
+    """All records of a log that can be proven."""
+
+    low: int = 1
+    """The seq that the log begins with."""
+    records: list[Record] = []
+    began_anew: bool = False
+    """Whether it was begun anew over records that could not be read then. They come first, and
+    what came later follows them under higher numbers."""
+
+
+def salvaged_log(root: Folder, key: SessionKey) -> SalvagedLog:
+    """Return all records of a log that can be proven."""
     by_seq: dict[int, Record] = {}
-    low = 0
+    low = shift = 0
     try:
         folder = root.enter(*session_path(key))
     except FileNotFoundError:
-        return 1, []
+        return SalvagedLog()
     with folder:
         since = _since(folder)
         with contextlib.suppress(FileNotFoundError), folder.enter(LOG) as log:
@@ -400,13 +499,22 @@ def salvageable_records(root: Folder, key: SessionKey) -> tuple[int, list[Record
                 if limit is None:
                     continue
                 low = low or (limit if first_segment > (0, 0) else 1)
+                if limit == 1 and any(record.kind != EPOCH for record in by_seq.values()):
+                    shift = max(by_seq)
                 # A later file begins where the one before it was sealed.
-                by_seq = {seq: record for seq, record in by_seq.items() if seq < limit}
-                by_seq |= {record.seq: record for record in records}
+                by_seq = {seq: record for seq, record in by_seq.items() if seq < limit + shift}
+                by_seq |= {record.seq + shift: record for record in records}
+    if shift:
+        # A retraction names a record by the number that it had.
+        by_seq = {
+            seq: msgspec.structs.replace(record, seq=seq)
+            for seq, record in by_seq.items()
+            if record.seq == seq or record.kind != RETRACT
+        }
     records = sorted(by_seq.values(), key=lambda record: record.seq)
     while records and not records[-1].end:  # an incomplete group
         records.pop()
-    return max(low, 1), records
+    return SalvagedLog(max(low, 1), records, shift > 0)
 
 
 def _since(folder: Folder) -> int:
@@ -421,12 +529,9 @@ def _segment(
     log: Folder, epoch: int, number: int, key: SessionKey
 ) -> tuple[int | None, list[Record]]:
     """Return the seq that a file begins with, None if unknown, and its records."""
-    data = _bytes(log, segment_name(epoch, number))
-    try:
-        segment = read_first(log, epoch, number, key)
-    except CorruptRecordError:
-        segment = None
-    if segment is None:
+    data = frames.unconverted(log.read(segment_name(epoch, number)) or b"")
+    segment = segments.segment_of_line(data.partition(b"\n")[0], epoch, number)
+    if segment is None or segment.first.key != key:
         records = frames.salvaged(data, epoch=epoch, seq=0, crc=0)
         return (records[0].seq if records else None), records
     start = segment.start
@@ -435,17 +540,8 @@ def _segment(
     return start.seq + 1, records
 
 
-def _bytes(log: Folder, name: str) -> bytes:
-    try:
-        fd = log.open(name)
-    except FileNotFoundError:
-        return b""
-    with os.fdopen(fd, "rb") as file:
-        return file.read()
-
-
 def contiguous_run(
-    key: SessionKey, salvaged: tuple[int, list[Record]], after: int, before: int | None
+    key: SessionKey, salvaged: SalvagedLog, after: int, before: int | None
 ) -> Iterator[Record]:
     """Yield records with ``after < seq < before``, and raise where some are lost.
 
@@ -453,9 +549,8 @@ def contiguous_run(
         CorruptRecordError: With the next record that can be read as its fact ``next``.
 
     """
-    low, records = salvaged
-    seq = max(after, low - 1)
-    for record in records:
+    seq = max(after, salvaged.low - 1)
+    for record in salvaged.records:
         if record.seq <= seq:
             continue
         if before is not None and seq + 1 >= before:

@@ -10,7 +10,9 @@ never changes below a length that was once read, so a plan stays valid.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Collection
 
 import msgspec
 
@@ -86,21 +88,28 @@ class SegmentScan(msgspec.Struct):
 
 
 def find_tip(
-    log: Folder, key: SessionKey, *, since: int = 0, below: int | None = None
+    log: Folder,
+    key: SessionKey,
+    *,
+    since: int = 0,
+    below: int | None = None,
+    names: Collection[str] | None = None,
 ) -> LogSegment | None:
     """Return the newest segment with a valid first line, of an epoch from *since* to below *below*.
+
+    *names* are those in the folder, if they were listed already.
 
     An epoch counts once its epoch record is complete; a process that died before that leaves
     nothing that a later segment follows.
     """
-    names = sorted(filter(None, map(segment_of, log.names())), reverse=True)
-    for epoch in sorted({epoch for epoch, _ in names}, reverse=True):
+    places = sorted(filter(None, map(segment_of, names or log.names())), reverse=True)
+    for epoch in sorted({epoch for epoch, _ in places}, reverse=True):
         if epoch < since or (below is not None and epoch >= below):
             continue
         first = read_first(log, epoch, 0, key)
         if first is None and not any(segment_epoch == epoch for segment_epoch, _ in starts(log)):
             continue
-        for segment_epoch, number in names:
+        for segment_epoch, number in places:
             if segment_epoch == epoch and number:
                 segment = read_first(log, epoch, number, key)
                 if segment is not None:
@@ -108,6 +117,21 @@ def find_tip(
         if first is not None:
             return first
     return None
+
+
+def unbegun(
+    log: Folder,
+    tip: LogSegment | None,
+    names: Collection[str],
+    *,
+    since: int = 0,
+    below: int | None = None,
+) -> list[str]:
+    """Return the files after the tip that hold bytes: none of them has a valid first line."""
+    after = (since, -1) if tip is None else (tip.epoch, tip.number)
+    places = [place for place in sorted(filter(None, map(segment_of, names))) if place > after]
+    newer = [segment_name(*place) for place in places if below is None or place[0] < below]
+    return [name for name in newer if (status := log.stat(name)) is not None and status.st_size]
 
 
 def starts(log: Folder) -> list[tuple[int, int]]:
@@ -122,8 +146,7 @@ def read_first(log: Folder, epoch: int, number: int, key: SessionKey) -> LogSegm
     """Return a segment by its first line, None if the file or a complete line is missing.
 
     Raises:
-        CorruptRecordError: The first line is damaged, yet valid records follow it; or the
-            file belongs to another session.
+        CorruptRecordError: The first line is damaged; or the file belongs to another session.
 
     """
     name = segment_name(epoch, number)
@@ -133,9 +156,9 @@ def read_first(log: Folder, epoch: int, number: int, key: SessionKey) -> LogSegm
     line, newline, _ = data.partition(b"\n")
     if not newline and len(data) < _MAX_FIRST_LINE:
         return None  # a torn write
-    segment = _segment_of(line, epoch, number)
+    segment = segment_of_line(line, epoch, number)
     if segment is None:
-        _raise_if_followed(log, name, 0, 0)
+        _require_cut_write(log, name, 0)
         return None
     require_key(f"{log.path}/{name}", segment.first.key, key)
     return segment
@@ -163,7 +186,8 @@ def _head_of(log: Folder, name: str) -> bytes | None:
         os.close(fd)
 
 
-def _segment_of(line: bytes, epoch: int, number: int) -> LogSegment | None:
+def segment_of_line(line: bytes, epoch: int, number: int) -> LogSegment | None:
+    """Return the segment that a first line begins, None if it is not valid."""
     first = decoded(frames.first_payload(line) or b"", SegmentHeader)
     if first is None:
         return None
@@ -201,7 +225,7 @@ def scan(
         keep_bytes: Return the records if they fit into this many bytes.
 
     Raises:
-        CorruptRecordError: A line is damaged, and valid ones follow it.
+        CorruptRecordError: A line is damaged, rather than the rest of a write that was cut.
 
     """
     fd = _open(log, segment.name)
@@ -223,8 +247,29 @@ def scan(
     finally:
         os.close(fd)
     if scanner.damage is not None:
-        _raise_if_followed(log, segment.name, scanner.damage, scanner.next.crc)
+        _require_cut_write(log, segment.name, scanner.damage)
     return SegmentScan(scanner.end, size, None if records is None else tuple(records))
+
+
+def scan_from(
+    log: Folder,
+    segment: LogSegment,
+    mark: Position,
+    *,
+    up_to: int | None = None,
+    keep_bytes: int = 0,
+) -> tuple[Position, SegmentScan]:
+    """Read a segment from a mark on; return from where it was read, and the result.
+
+    If no whole group follows the mark, the mark may be wrong: then it is decided from the
+    beginning, as it is for damage, so that an error names the first damaged byte.
+    """
+    if mark != segment.start:
+        with contextlib.suppress(CorruptRecordError):
+            scanned = scan(log, segment, mark, up_to=up_to, keep_bytes=keep_bytes)
+            if scanned.end != mark or scanned.size == mark.offset:
+                return mark, scanned
+    return segment.start, scan(log, segment, segment.start, up_to=up_to, keep_bytes=keep_bytes)
 
 
 def bracket(
@@ -279,13 +324,19 @@ def _position_after(fd: int, offset: int, limit: int, epoch: int) -> Position | 
     return Position(offset + begin, number - 1, seed)
 
 
-def damage_error(path: str, offset: int, length: int | None = None) -> CorruptRecordError:
-    """Return the error for damage before the tail of a file."""
+def damage_error(
+    path: str, offset: int, length: int | None = None, *, cause: str = ""
+) -> CorruptRecordError:
+    """Return the error for damage in a file, other than a write that was cut at its end."""
     of = "" if length is None else f" of {length} that count"
+    why = (
+        f": {cause}. Convert all files of the store back, restore them from a copy"
+        if cause
+        else ": restore the file from a copy"
+    )
     return CorruptRecordError(
-        f"{path} is damaged at byte {offset}{of}, before its end; it was left as it is: "
-        "restore the file from a copy, or save what is readable of the session with `perdure "
-        "export ID --salvage --out FILE`",
+        f"{path} is damaged at byte {offset}{of}; it was left as it is{why}, or save what is "
+        "readable of the session with `perdure export ID --salvage --out FILE`",
         path=path,
         offset=offset,
     )
@@ -304,14 +355,13 @@ def _open(log: Folder, name: str) -> int:
         ) from error
 
 
-def _raise_if_followed(log: Folder, name: str, offset: int, crc: int) -> None:
-    """Raise if valid records follow a damaged line: then it is not a torn last write."""
-    fd = _open(log, name)
-    with open(fd, "rb") as file:
+def _require_cut_write(log: Folder, name: str, offset: int) -> None:
+    """Raise unless a file from its first unsound line on is what a crash leaves of a write."""
+    with open(_open(log, name), "rb") as file:
         file.seek(offset)
-        following = file.read()
-    if frames.follows(following, crc):
-        raise damage_error(f"{log.path}/{name}", offset)
+        rest = file.read(frames.MAX_CUT_BYTES + 1)
+    if len(rest) > frames.MAX_CUT_BYTES or not frames.is_cut_write(rest):
+        raise damage_error(f"{log.path}/{name}", offset, cause=frames.conversion_of(rest))
 
 
 def walk(log: Folder, tip: LogSegment, key: SessionKey, *, down_to: int) -> list[LogSegment]:

@@ -50,7 +50,7 @@ from perdure.stores.file.documents import blob_names, get, put, remove_blobs, sw
 from perdure.stores.file.layout import released_name, session_path
 from perdure.stores.file.leases import FileOwner, Owners
 from perdure.stores.file.log import LogWriter, OpenFiles, lease_lost_error
-from perdure.stores.file.reader import LogStream, ReadPlan, contiguous_run, salvageable_records
+from perdure.stores.file.reader import LogStream, ReadPlan, contiguous_run, salvaged_log
 from perdure.stores.file.segments import DurablePosition
 
 _log = logging.getLogger("perdure")
@@ -265,7 +265,8 @@ def read_documents(
         result = documents.read(folder, key, names, since=lease.since if lease else 0)
         if result.damaged and is_held:
             documents.quarantine_damaged(folder, key, result.damaged)
-        return result
+        tails = reader.kept_tails(folder)
+        return msgspec.structs.replace(result, cut=tuple(map(str, tails))) if tails else result
 
 
 def release(writer: LogWriter) -> None:
@@ -295,6 +296,8 @@ def write_documents(writer: LogWriter, new: dict[str, bytes], manifest: Manifest
     """Fold: write documents, and record in the manifest where the log continues."""
     with writer.lock:
         folder = writer.folder()
+        writer.require_held()
+        writer.require_present()
         at = _vouched_position(writer, folder, manifest)
         position = msgspec.Raw(msgspec.json.encode(at))
         try:
@@ -564,7 +567,7 @@ class FileStore:
     ) -> AsyncGenerator[LogChunk, None]:
         """Read records from the files, at most 256 KiB of a file at a time."""
         if past_damage.get() and not reverse:
-            salvaged = await self._run_in_thread("read", salvageable_records, self._root, key)
+            salvaged = await self._run_in_thread("read", salvaged_log, self._root, key)
             for record in itertools.islice(contiguous_run(key, salvaged, after, before), limit):
                 yield LogChunk((record,))
             return
@@ -591,8 +594,8 @@ class FileStore:
 
     async def head(self, key: SessionKey) -> int:
         if past_damage.get():
-            _, records = await self._run_in_thread("read", salvageable_records, self._root, key)
-            return records[-1].seq if records else 0
+            salvaged = await self._run_in_thread("read", salvaged_log, self._root, key)
+            return salvaged.records[-1].seq if salvaged.records else 0
         return (await self._plan(key, _AFTER_EVERY_RECORD, None)).head
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
@@ -617,6 +620,10 @@ class FileStore:
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
         is_held = key in self._held_sessions
+        if past_damage.get():
+            salvaged = await self._run_in_thread("read", salvaged_log, self._root, key)
+            if salvaged.began_anew:  # their numbers are not those of the records any more
+                return Documents()
         return await self._run_in_thread("read", read_documents, self._root, key, names, is_held)
 
     async def write_documents(
@@ -625,6 +632,17 @@ class FileStore:
         """Fold: documents first, the manifest last."""
         writer = await self._idle(key, manifest.epoch)
         await self._run_in_thread("write", write_documents, writer, dict(documents), manifest)
+
+    async def log_tails(self, key: SessionKey) -> list[reader.CutTail]:
+        """Return bytes at a log's end that are no whole records, unless somebody accepted them."""
+        return await self._run_in_thread("read", reader.log_tails, self._root, key, self._owners)
+
+    async def accept_log(self, key: SessionKey) -> bool:
+        """Accept a log without the bytes that were cut from its end; they stay in quarantine.
+
+        Returns whether there were any.
+        """
+        return await self._run_in_thread("write", reader.accept_tails, self._root, key)
 
     # blobs
 

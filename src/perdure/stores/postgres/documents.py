@@ -13,11 +13,23 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from perdure.errors import CorruptRecordError, FormatError, UnsupportedVersionError
+from perdure.errors import (
+    AcknowledgedRecordsLostError,
+    CorruptRecordError,
+    FormatError,
+    UnsupportedVersionError,
+)
 from perdure.records import json
 from perdure.records.chunks import require_named, verified
 from perdure.records.keys import SessionKey, salvage_cure
-from perdure.records.manifest import FORMAT, Manifest, SessionQuery, matched, newer_format
+from perdure.records.manifest import (
+    FORMAT,
+    Manifest,
+    SessionQuery,
+    matched,
+    newer_format,
+    require_logged,
+)
 from perdure.records.records import open_sealed, seal
 from perdure.store import BlobSweep, Documents, SessionInfo
 from perdure.stores.postgres.connections import Connection, Statement, bigint, execute_all, quoted
@@ -167,8 +179,19 @@ def write(connection: Connection, sql: Statements, folds: Sequence[Fold]) -> lis
     for place, rows in zip(order, found, strict=True):
         if not rows:
             key, epoch = folds[place].key, folds[place].manifest.epoch
-            results[place] = lease_lost_error(key, epoch, state_of(connection, sql, key))
+            state = state_of(connection, sql, key)
+            results[place] = lease_lost_error(key, epoch, state)
+            if state is not None and state.epoch == epoch and not state.deleted:
+                results[place] = _refusal(folds[place].manifest, state.head)
     return results
+
+
+def _refusal(manifest: Manifest, head: int) -> Exception | None:
+    try:
+        require_logged(manifest, head)
+    except AcknowledgedRecordsLostError as error:
+        return error
+    return None
 
 
 def _fold(sql: Statements, fold: Fold) -> Statement:
@@ -180,6 +203,7 @@ def _fold(sql: Statements, fold: Fold) -> Statement:
         "agent": key.agent,
         "session": key.session,
         "epoch": bigint(manifest.epoch),
+        "as_of": bigint(manifest.as_of_seq),
         "ids": [listed[name] for name in written],
         "names": [name.encode() for name in written],
         "data": [fold.documents[name] for name in written],

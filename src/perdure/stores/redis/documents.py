@@ -20,6 +20,7 @@ from perdure.records.manifest import (
     lease_lost,
     matched,
     newer_format,
+    require_logged,
 )
 from perdure.records.records import open_sealed
 from perdure.store import BlobSweep, Documents, SessionInfo
@@ -86,6 +87,7 @@ class RedisDocuments:
         call = _FOLD(
             (keys.session, keys.documents),
             manifest.epoch,
+            manifest.as_of_seq,
             records.seal(msgspec.json.encode(manifest)),
             msgspec.json.encode(shown),
             b"%.3f" % time.time(),
@@ -94,7 +96,9 @@ class RedisDocuments:
             *manifest.documents,
         )
         (reply,) = await self._link.write([call])
-        if reply != 0:
+        if reply != 0 and reply[0] == b"gone":
+            require_logged(manifest, reply[1])
+        elif reply != 0:
             raise lease_lost(key, manifest.epoch, reply[1], deleted=bool(reply[2]))
 
 

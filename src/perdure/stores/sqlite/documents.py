@@ -22,6 +22,7 @@ from perdure.records.manifest import (
     SessionQuery,
     matched,
     newer_format,
+    require_logged,
     session_info,
 )
 from perdure.records.records import Record, open_sealed, seal
@@ -111,9 +112,11 @@ def write(
 
     Raises:
         LeaseLostError: The manifest's epoch is not the newest.
+        AcknowledgedRecordsLostError: The log lacks records that the manifest is as of.
 
     """
     row = held_row(con, key, manifest.epoch)
+    require_logged(manifest, row.head)
     listed = manifest.documents
     con.executemany(
         Q["put_document"], [(row.id, name, data) for name, data in new.items() if name in listed]

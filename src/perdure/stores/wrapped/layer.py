@@ -398,7 +398,9 @@ class TransformingStore:
         remains = {name: stored[name] for name in damaged if name in stored}
         tail = _tail(key, hidden) or inner.unproven_tail
         outer = outer_manifest(manifest, hidden)
-        return Documents(outer, restored, damaged, remains=remains, unproven_tail=tail)
+        return Documents(
+            outer, restored, damaged, remains=remains, unproven_tail=tail, cut=inner.cut
+        )
 
     async def _hidden(self, key: SessionKey, inner: Documents) -> HiddenManifest | None:
         manifest = inner.manifest
@@ -420,7 +422,9 @@ class TransformingStore:
         stored = inner.remains | {name: document.data for name, document in inner.found.items()}
         remains = {name: data for name, data in stored.items() if name in damaged}
         reasons = dict.fromkeys(damaged, reason)
-        return Documents(damaged=damaged, why=reasons, remains=remains, unproven_tail=tail)
+        return Documents(
+            damaged=damaged, why=reasons, remains=remains, unproven_tail=tail, cut=inner.cut
+        )
 
     def _foreign(self, inner: Documents) -> Documents:
         """Return the result for a manifest that was never folded through this wrapper."""
@@ -428,10 +432,10 @@ class TransformingStore:
         if manifest is None:
             damaged = [name for name in inner.damaged if not self._wrapper.is_own(name)]
             remains = {name: inner.remains[name] for name in damaged if name in inner.remains}
-            return Documents(damaged=tuple(damaged), remains=remains)
-        if self._own(manifest):
-            return Documents()
-        return inner if self._wrapper.accepts_plain else Documents()
+            return Documents(damaged=tuple(damaged), remains=remains, cut=inner.cut)
+        if self._own(manifest) or not self._wrapper.accepts_plain:
+            return Documents(cut=inner.cut)
+        return inner
 
     def _own(self, manifest: Manifest | None) -> dict[str, FoldedDocument]:
         listed = {} if manifest is None else manifest.documents

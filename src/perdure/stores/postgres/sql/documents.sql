@@ -24,7 +24,7 @@ FOR NO KEY UPDATE OF s
 WITH held AS (
     SELECT s.id FROM {schema}.tenants AS t JOIN {schema}.sessions AS s ON s.tenant = t.id
     WHERE t.name = %(tenant)s AND s.agent = %(agent)s AND s.session = %(session)s
-        AND s.epoch = %(epoch)s AND NOT s.deleted
+        AND s.epoch = %(epoch)s AND NOT s.deleted AND s.head >= %(as_of)s
     FOR NO KEY UPDATE OF s
 ), written AS (
     INSERT INTO {schema}.documents (session, id, name, data)
