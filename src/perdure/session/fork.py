@@ -285,9 +285,7 @@ class ForkBuilder:
 
         """
         require_different(key, new, "copy")
-        left = _TRIES
-        while True:
-            left -= 1
+        for left in reversed(range(_TRIES)):
             head = await self._access.head(key)
             before = await self._stored_base(key)
             try:
