@@ -522,15 +522,14 @@ class Renamer:
                 raise exists(new)
             begun = await self._access.begun(new)
             created = begun.base
-            is_ours = created is not None and created.moved == old
             if await self._store.inner.head(old) == 0:
-                if created is None or not is_ours:
+                if created is None or created.moved != old:
                     raise SessionNotFoundError(f"there is no session {old}", key=str(old))
                 return Fork(new, old, created.at)
-            if begun != LogOrigin() and not is_ours:
+            if begun != LogOrigin() and not await self._is_copy(created, old):
                 raise exists(new)
             hold = await self._hold(stack, old, new, terms)
-            base = await self._copied(hold, new, created)
+            base = await self._copied(hold, new)
             await self._forgetter.end(hold, terms, lambda: self._forward(hold, new))
             return Fork(new, old, base.at)
 
@@ -549,14 +548,22 @@ class Renamer:
         head = await self._store.head(old)
         return await stack.enter_async_context(self._access.holding(old, session.epoch, head))
 
-    async def _copied(self, old: HeldSession, new: SessionKey, created: Origin | None) -> Origin:
+    async def _is_copy(self, created: Origin | None, old: SessionKey) -> bool:
+        """Whether a rename of this very session, which was not finished, has begun another so.
+
+        The one that was renamed may be gone, and a new session have its name.
+        """
+        if created is None or created.moved != old:
+            return False
+        return await self._store.has(old, created.at, created.epoch)
+
+    async def _copied(self, old: HeldSession, new: SessionKey) -> Origin:
         """Return the base of the copy, made now or before."""
         begun = await self._access.begun(new)
-        if begun.has_records and (created is None or created.moved != old.key):
+        created = begun.base
+        if begun != LogOrigin() and not await self._is_copy(created, old.key):
             raise exists(new)
         if created is not None:
-            if created.moved != old.key:
-                raise exists(new)
             if not await self._has_new_records(old.key, created.at):
                 return created
             if begun.has_records:
