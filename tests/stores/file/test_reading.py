@@ -7,8 +7,10 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import anyio
 import pytest
 
 from perdure.errors import (
@@ -22,6 +24,7 @@ from perdure.records.records import seal
 from perdure.store import LeaseState, past_damage
 from perdure.stores.file import (
     FileStore,
+    documents as folding,
     leases,
     log as trimming,
     log as writing,
@@ -582,6 +585,36 @@ async def test_a_trim_while_a_reader_looks_is_no_damage(
     seqs = [record.seq for record in await read(reader, after=5)]
     assert seqs == list(range(seqs[0], 42))
     assert 10 < seqs[0] <= 30
+
+
+async def test_a_fold_while_its_own_process_reads_is_no_damage(
+    store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grant = await take(store)
+    first = await write(store, grant, "a")
+    await store.write_documents(KEY, {}, manifest_of(grant, first, {}))
+    reached, go, read_manifests = threading.Event(), threading.Event(), folding.read_manifests
+
+    def slowly(*args, **options):
+        monkeypatch.setattr(folding, "read_manifests", read_manifests)
+        reached.set()
+        assert go.wait(20)
+        return read_manifests(*args, **options)
+
+    monkeypatch.setattr(folding, "read_manifests", slowly)
+    found: list[object] = []
+
+    async def look() -> None:
+        found.extend(await read(store))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(look)
+        while not reached.is_set():
+            await anyio.sleep(0)
+        head = await write(store, grant, "b")
+        await store.write_documents(KEY, {}, manifest_of(grant, head, {}))
+        go.set()
+    assert found == await read(store)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
