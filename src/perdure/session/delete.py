@@ -37,6 +37,7 @@ from perdure.records.records import ENDING, FORK, META, Entry
 from perdure.session import spill as spilling
 from perdure.session.fork import _QUIET, Fork, ForkBuilder, exists
 from perdure.session.lifecycle import (
+    MAX_WAITING,
     ExclusiveAccess,
     HeldSession,
     LogOrigin,
@@ -141,7 +142,6 @@ async def _described(store: Lineage, key: SessionKey) -> tuple[str | None, tuple
 
 _SAVING = 5
 """Seconds that a store has to save what is unsaved of a session that goes."""
-_INBOX = 1_000_000
 _DOES, _MAY = "reaches it too", "cannot be read, and may reach it"
 
 
@@ -293,7 +293,7 @@ class Forgetter:
 
     async def _announced_forks(self, key: SessionKey, epoch: int) -> set[SessionKey]:
         """Return the forks that were posted to it, and are not in its log yet."""
-        waiting = await self._store.receive(key, epoch, limit=_INBOX)
+        waiting = await self._store.receive(key, epoch, limit=MAX_WAITING)
         if any(item.damage and item.kind in {"", FORK} for item in waiting):
             message = (
                 f"a post that cannot be read waits for {key}, and may name a fork: open the "
@@ -573,7 +573,7 @@ class Renamer:
                 )
                 raise SessionError(message, key=str(old.key), new=str(new))
             async with self._access.held(new, Terms("raise", 0), new=True) as hold:
-                await hold.delete()
+                await hold.withdraw()
         base = await self._forker.own_base(old.key, old.head, moved=old.key)
         async with self._access.held(new, Terms("raise", 0), new=True) as hold:
             await hold.rebase(base)
@@ -585,7 +585,7 @@ class Renamer:
 
     async def _forward(self, old: HeldSession, new: SessionKey) -> None:
         """Have what was posted to the old name wait at the new one."""
-        waiting = await self._store.receive(old.key, old.epoch, limit=1_000_000)
+        waiting = await self._store.receive(old.key, old.epoch, limit=MAX_WAITING)
         mail = [item for item in waiting if item.kind != FORK and not item.damage]
         if mail:
             await self._store.enqueue(new, mail)
