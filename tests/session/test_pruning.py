@@ -10,6 +10,7 @@ import pytest
 
 from perdure import Message, Shutdown, connect, export_state, import_state
 from perdure.agent import MemoryManager
+from perdure.cli.check import audit
 from perdure.errors import HistoryPrunedError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.session.manager import SessionManager
@@ -20,8 +21,8 @@ from perdure.store import Store
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore, SwitchedStore
-from tests.pausing import PausingStore, reached_or_ended
-from tests.session.conftest import Connect
+from tests.pausing import PausingStore, meanwhile, reached_or_ended
+from tests.session.conftest import Connect, Place
 from tests.session.lives import converse, looks, said, told
 
 QUIET = Shutdown(signals=False)
@@ -500,3 +501,23 @@ async def test_what_comes_of_a_pruned_session_is_what_its_own_log_says(again: Co
                 await session.checkpoints.rollback(checkpoint.id)
                 assert said(session) == [*before["said"], "four", "re four"]
         await is_what_its_log_says(sessions, *ids)
+
+
+async def test_a_prune_that_another_one_overtakes_does_not_set_the_cut_back(place: Place) -> None:
+    store, texts = PausingStore(place()), [str(n) for n in range(8)]
+    async with connect(store, shutdown=QUIET) as first, connect(place(), shutdown=QUIET) as second:
+        await converse(first, "a", *texts)
+        pause = store.pause("acquire", nth=2)  # it has decided what to cut, and settled the forks
+
+        report = await meanwhile(
+            pause,
+            lambda: first.prune(Retention(keep_turns=4), id="a"),
+            lambda: second.prune(Retention(keep_turns=1), id="a"),
+        )
+        assert report.pruned == ()
+        seen = await audit(second._store, SessionKey("a"))
+        assert [found.detail for found in seen.findings if found.problem] == []
+        before = await looks(await second.load("a"))
+        assert [text for _, text in before["told"]] == ["7", "re 7"]
+        await second.rebuild_working_context("a")
+        assert await looks(await second.load("a")) == before
