@@ -135,6 +135,27 @@ async def test_a_fork_finds_its_parent_that_came_again() -> None:
     assert await said(target, "c") == (["one", "two"], ["one", "two"])
 
 
+async def test_a_fork_that_did_not_change_finds_its_parent_that_came_again() -> None:
+    backing = MemoryBacking()
+    source, target = MemoryStore(backing=backing), MemoryStore()
+    async with perdure.connect(MemoryStore(backing=backing)) as sessions:
+        session = await sessions.open("p")
+        for n in range(3):  # under one lease: the target's copy is written again each time
+            session.append(Message.user(str(n)))
+            await session.save()
+            await sessions.fork("p", f"c{n}")
+            await opened(source, target)
+            assert (await migrate(source, target)).failed == {}
+            for fork in range(n + 1):
+                texts = [str(k) for k in range(fork + 1)]
+                assert await said(target, f"c{fork}") == (texts, texts)
+    await opened(source, target)
+    assert (await migrate(source, target)).failed == {}
+    await opened(source, target)
+    last = await migrate(source, target)
+    assert (last.failed, last.there, last.copied) == ({}, 4, 0)
+
+
 async def test_a_post_that_the_source_took_since_waits_no_more() -> None:
     source, target = Unfolded(), MemoryStore()
     await says(source, "p", "one")

@@ -271,7 +271,8 @@ class _Mover:
             return
         if holder is not None and not holder.released and holder.alive is not False:
             self._open.add(key)
-        if await self._known(key) is not None:
+        known = await self._known(key)
+        if known is not None and (self.parents.get(key) is None or await self._goes_on(key)):
             self.report.there += 1
         elif await self._is_empty(key):
             self.report.empty += 1
