@@ -266,8 +266,8 @@ class Forgetter:
         """Close a session that is open here, and go on holding it."""
         await self._access.lifecycle.delete(session)
         head = await self._store.head(session.key)
-        holding = self._access.holding(session.key, session.epoch, head)
-        return await stack.enter_async_context(holding)
+        still_held = self._access.still_held(session.key, session.epoch, head)
+        return await stack.enter_async_context(still_held)
 
     async def _heirs(self, key: SessionKey, epoch: int) -> list[tuple[SessionKey, Origin]]:
         """Return the forks that continue a session's history, each with its valid base."""
@@ -546,7 +546,7 @@ class Renamer:
         renamed = SessionClosedError(message, key=str(old), new=str(new))
         await self._access.lifecycle.close_and_keep(session, renamed)
         head = await self._store.head(old)
-        return await stack.enter_async_context(self._access.holding(old, session.epoch, head))
+        return await stack.enter_async_context(self._access.still_held(old, session.epoch, head))
 
     async def _is_copy(self, created: Origin | None, old: SessionKey) -> bool:
         """Whether a rename of this very session, which was not finished, has begun another so.

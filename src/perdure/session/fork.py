@@ -285,21 +285,26 @@ class ForkBuilder:
 
         """
         require_different(key, new, "copy")
+        base = await self._whole_base(key, moved)
+        async with self._access.exclusive(new):
+            if not await self._is_done(new, base, ()):
+                await self._create(key, new, base, ())
+        return Fork(new, key, base.at)
+
+    async def _whole_base(self, key: SessionKey, moved: SessionKey | None) -> Origin:
+        """Return the base of a copy; begin anew if the session is pruned while it is read."""
         for left in reversed(range(_TRIES)):
             head = await self._access.head(key)
             before = await self._stored_base(key)
             try:
                 base = await self.own_base(key, head, moved=moved)
-                if before != await self._stored_base(key):
-                    raise _no_record(key, head, head)
-                break
+                if before == await self._stored_base(key):
+                    return base
+                raise _no_record(key, head, head)
             except HistoryPrunedError:  # pruned, or deleted and made again, while it was read
                 if not left:
                     raise
-        async with self._access.exclusive(new):
-            if not await self._is_done(new, base, ()):
-                await self._create(key, new, base, ())
-        return Fork(new, key, head)
+        raise AssertionError("unreachable")
 
     async def _stored_base(self, key: SessionKey) -> Origin | None:
         """Return the base that a session's manifest names: no prune removes anything before."""

@@ -730,14 +730,14 @@ class ExclusiveAccess:
             on_held=terms.on_held,
             wait=terms.wait,
         )
-        async with self.holding(key, grant.epoch, grant.head) as hold:
+        async with self.still_held(key, grant.epoch, grant.head) as hold:
             if grant.created and not new:
                 await hold.withdraw()  # an empty one, which the lease has made
                 raise SessionNotFoundError(f"session {key} was deleted meanwhile", key=str(key))
             yield hold
 
     @asynccontextmanager
-    async def holding(
+    async def still_held(
         self, key: SessionKey, epoch: int, head: int
     ) -> AsyncGenerator[HeldSession, None]:
         """Go on holding a session under its lease, and release it if it is there in the end."""
