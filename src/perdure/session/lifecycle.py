@@ -419,6 +419,8 @@ class SessionLifecycle:
         self.require_closable(session)
         if session._closed_by is None:
             await self._runtime.host.call(self._close, session)
+        if session._tracked.undecided and session._closed_by is not None:
+            raise session._closed_by
 
     def require_closable(self, session: SessionBase) -> None:
         """Refuse to wait for this very task.
