@@ -156,6 +156,32 @@ async def test_a_fork_that_did_not_change_finds_its_parent_that_came_again() -> 
     assert (last.failed, last.there, last.copied) == ({}, 4, 0)
 
 
+@pytest.mark.parametrize("is_used", [False, True])
+async def test_a_session_that_began_anew_without_content_goes_from_the_target(
+    is_used: bool,
+) -> None:
+    source, target = MemoryStore(), MemoryStore()
+    await says(source, "a", "first")
+    await opened(source, target)
+    assert (await migrate(source, target)).copied == 1
+    if is_used:
+        await says(target, "a", "second")
+    async with perdure.connect(source) as sessions:
+        await sessions.delete("a")
+        await sessions.open("a")
+    await opened(source, target)
+    done = await migrate(source, target)
+    if is_used:
+        assert "has another session a" in done.failed["a"]
+        assert await said(target, "a") == (["first", "second"], ["first", "second"])
+    else:
+        assert (done.failed, await target.sessions()) == ({}, [])
+        await says(source, "a", "second")
+        await opened(source, target)
+        assert (await migrate(source, target)).failed == {}
+        assert await said(target, "a") == (["second"], ["second"])
+
+
 async def test_a_post_that_the_source_took_since_waits_no_more() -> None:
     source, target = Unfolded(), MemoryStore()
     await says(source, "p", "one")

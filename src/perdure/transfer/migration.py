@@ -30,7 +30,7 @@ from perdure.records.json import decode
 from perdure.records.keys import SessionKey, require_filters
 from perdure.records.records import FORK, TAKEN
 from perdure.session.options import require_no_backup
-from perdure.store import DeadLetter, Document, HeldLease, LeaseState, PendingItem, Store
+from perdure.store import DeadLetter, Document, HeldLease, PendingItem, Store
 from perdure.transfer import bundle_files, receipts
 from perdure.transfer.bundle import BundleBlob, Item, neutral
 from perdure.transfer.bundle_files import dead_letters_of
@@ -276,7 +276,7 @@ class _Mover:
             self.report.there += 1
         elif await self._is_empty(key):
             self.report.empty += 1
-            await self._empty_it(key, holder)
+            await self._empty_it(key)
         else:
             await self._bring(key)
         try:
@@ -294,18 +294,17 @@ class _Mover:
         async with contextlib.aclosing(bundle_files.content(self._source, key, head)) as records:
             return await anext(records, None) is None
 
-    async def _empty_it(self, key: SessionKey, before: LeaseState | None) -> None:
-        """Delete the target's copy if the source has deleted the original."""
+    async def _empty_it(self, key: SessionKey) -> None:
+        """Delete the target's copy if the source has deleted the original, opened again or not."""
+        before = await receipts.state_of(self._source, key)
         compared = await self._compare(key)
         if not compared.differs:
             return
         now = await self._source.holder(key)
         if now is not None and now.deleted:
             await self._follow_deletion(key)
-            return
-        if (now and now.epoch) != (before and before.epoch):
-            raise _ChangedError(f"{key} changed while it was read: try again", key=str(key))
-        self._require_beginning(key, compared)
+        elif await self._is_another_life(key, compared, before):
+            await self._remove(key, compared)
 
     async def _bring(self, key: SessionKey) -> None:
         for remaining in reversed(range(TRIES)):
