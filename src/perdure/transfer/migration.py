@@ -301,7 +301,9 @@ class _Mover:
         if not compared.differs:
             return
         now = await self._source.holder(key)
-        if now is not None and now.deleted:
+        if now is None:  # it was only posted to
+            self._require_beginning(key, compared)
+        elif now.deleted:
             await self._follow_deletion(key)
         elif await self._is_another_life(key, compared, before):
             await self._remove(key, compared)
