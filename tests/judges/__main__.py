@@ -75,6 +75,9 @@ def stop(writer: subprocess.Popen[str]) -> None:
     except subprocess.TimeoutExpired:
         writer.kill()
         writer.wait()
+    finally:
+        assert writer.stdout is not None
+        writer.stdout.close()
 
 
 def at_rest(kind: str, url: str, top: Path) -> list[Ran]:

@@ -101,8 +101,12 @@ async def _generation(store: Store, key: SessionKey) -> list[Any]:
     return [first and (first.seq, first.epoch), manifest and manifest.base]
 
 
-def _changed(key: SessionKey) -> StoreUnavailableError:
-    return StoreUnavailableError(
+class ChangedError(StoreUnavailableError):
+    """A session changed while it was read: the next attempt reads it completely."""
+
+
+def _changed(key: SessionKey) -> ChangedError:
+    return ChangedError(
         f"session {key} was pruned, renamed or deleted while it was read: try again", key=str(key)
     )
 

@@ -33,7 +33,7 @@ from perdure.session.options import require_no_backup
 from perdure.store import DeadLetter, Document, HeldLease, PendingItem, Store
 from perdure.transfer import bundle_files, receipts
 from perdure.transfer.bundle import BundleBlob, Item, neutral
-from perdure.transfer.bundle_files import dead_letters_of
+from perdure.transfer.bundle_files import ChangedError, dead_letters_of
 from perdure.transfer.reach import ReachedBlob, lost_error
 from perdure.transfer.receipts import ReceiptState
 from perdure.transfer.second_look import look_again
@@ -222,12 +222,8 @@ class _Compared(msgspec.Struct, frozen=True):
     """Op ids of inbox items that are in the source's log."""
 
 
-class _ChangedError(errors.StoreUnavailableError):
-    """A session changed while it was read: the next attempt reads it completely."""
-
-
-def _changed_there(target: Store, key: SessionKey) -> _ChangedError:
-    return _ChangedError(f"{key} changed in {target.location} meanwhile: try again", key=str(key))
+def _changed_there(target: Store, key: SessionKey) -> ChangedError:
+    return ChangedError(f"{key} changed in {target.location} meanwhile: try again", key=str(key))
 
 
 @final
@@ -271,8 +267,9 @@ class _Mover:
             return
         if holder is not None and not holder.released and holder.alive is not False:
             self._open.add(key)
-        known = await self._known(key)
-        if known is not None and (self.parents.get(key) is None or await self._goes_on(key)):
+        known, is_fork = await self._known(key), self.parents.get(key) is not None
+        # A fork's parent may have been written again.
+        if known is not None and (not is_fork or await self._goes_on(key)):
             self.report.there += 1
         elif await self._is_empty(key):
             self.report.empty += 1
@@ -379,7 +376,7 @@ class _Mover:
             return True
         now = await receipts.state_of(self._source, key)
         if before is None or now is None or now.epoch != before.epoch:
-            raise _ChangedError(f"{key} was deleted while it was read: try again", key=str(key))
+            raise ChangedError(f"{key} was deleted while it was read: try again", key=str(key))
         self._require_beginning(key, compared)
         raise errors.StoreError(
             f"{self.target.location} has a session {key} with other history than what was "
@@ -397,7 +394,11 @@ class _Mover:
         digest = bundle_files.Digest()
         items = bundle_files.items(self._source, key, lost=[])  # `_read_blobs_back` tells
         written = await write(self._new(key, digest.through(items)))
-        if await bundle_files.digest_of(self.target, key) != digest.value:
+        try:
+            copied = await bundle_files.digest_of(self.target, key)
+        except ChangedError:  # its log has not all that it was given
+            copied = ""
+        if copied != digest.value:
             raise errors.StoreError(
                 f"session {key} is not the same in {self.target.location} after it was "
                 "written: another program writes there, or the store is not sound",
