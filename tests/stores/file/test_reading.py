@@ -641,6 +641,31 @@ async def test_a_trim_under_a_reader_is_no_damage(
         assert (await read(reader))[-1].seq == 41
 
 
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("reverse", [False, True])
+async def test_a_deletion_under_a_reader_is_no_damage(
+    store, open_store, monkeypatch: pytest.MonkeyPatch, reverse: bool, again: bool
+) -> None:
+    grant = await long_log(store, monkeypatch)
+    reader = await open_store("reader")
+    seqs: list[int] = []
+
+    async def read_on() -> None:
+        async for chunk in reader.read_log(KEY, reverse=reverse):
+            if not seqs:
+                await store.delete(KEY, grant.epoch)
+                if again:
+                    await take(store)
+            seqs.extend(record.seq for record in chunk.records)
+
+    if reverse:
+        await read_on()
+        assert 1 < seqs[-1] < 41
+    else:
+        with pytest.raises(StoreUnavailableError, match="read it again"):
+            await read_on()
+
+
 async def test_what_is_salvaged_is_read_backwards_as_any_other_log(store) -> None:
     grant = await take(store)
     await append_ok(store, grant, 2, *group("a", "b", "c"))

@@ -335,7 +335,7 @@ _FIRST_PART = 32 * 1024
 
 
 class _TrimmedError(Exception):
-    """The session's holder removed a file by a trim."""
+    """The session's holder removed a file, by a trim or with the session."""
 
 
 class LogStream:
@@ -365,8 +365,8 @@ class LogStream:
                 if self._reverse:
                     return None  # older records were removed
                 raise StoreUnavailableError(
-                    f"the oldest records of {self._key} were removed while they were read: read "
-                    "it again",
+                    f"records of {self._key} were removed while they were read: it was pruned or "
+                    "deleted; read it again",
                     key=str(self._key),
                 ) from None
             if records is not None:
@@ -383,13 +383,17 @@ class LogStream:
         try:
             return await read_part(opener, start, stop)
         except FileNotFoundError:
-            if await anyio.to_thread.run_sync(self._was_trimmed, span.segment):
+            if await anyio.to_thread.run_sync(self._was_removed, span.segment):
                 raise _TrimmedError from None
             return b""
 
-    def _was_trimmed(self, segment: LogSegment) -> bool:
-        with self._root.enter(*self._path) as log:
-            return segments.starts(log)[-1:] > [(segment.epoch, segment.number)]
+    def _was_removed(self, segment: LogSegment) -> bool:
+        with self._root.enter(*session_path(self._key)) as folder:
+            lease = read_lease(folder, newest_epoch(folder))
+            if lease is not None and (lease.deleted or lease.since > segment.epoch):
+                return True
+            with folder.enter(LOG) as log:
+                return segments.starts(log)[-1:] > [(segment.epoch, segment.number)]
 
     def damage_error(self, span: SegmentSpan, offset: int) -> CorruptRecordError:
         """Return the error for a span that does not match the plan."""
