@@ -24,7 +24,7 @@ from perdure.transfer import (
     verify_backup,
     write_bundle,
 )
-from tests.pausing import PausingStore
+from tests.pausing import PausingStore, meanwhile
 from tests.transfer.sessions import fill
 
 pytestmark = [pytest.mark.anyio, pytest.mark.deep]
@@ -379,3 +379,59 @@ async def test_a_run_that_was_taken_for_dead_doubles_nothing() -> None:
     assert (await restore_backup(other, new)).failed == {}
     async with perdure.connect(new) as sessions:
         assert [message.text for message in (await sessions.load("a")).context()] == ["one", "two"]
+
+
+async def test_a_fork_whose_parent_goes_during_a_run_is_whole_in_the_backup() -> None:
+    backing, target, new = MemoryBacking(), MemoryStore(), MemoryStore()
+    source = PausingStore(MemoryStore(backing=backing))
+    for store in (source, target, new):
+        await store.open()
+    async with perdure.connect(MemoryStore(backing=backing)) as sessions:
+        async with sessions.open("a") as session:
+            session.append(Message.user("one"))
+        await sessions.fork("a", "f")
+        pause = source.pause("head", lambda key: key == SessionKey("a"))
+        done: list[Any] = []
+
+        async def run() -> None:
+            done.append(await backup(source, target))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(run)
+            await pause.reached.wait()
+            await anyio.wait_all_tasks_blocked()
+            await sessions.delete("a")
+            async with sessions.open("a") as session:
+                session.append(Message.user("again"))
+                await session.save()
+            pause.go()
+    assert done[0].failed == {}
+    assert (await verify_backup(target)).problems == {}
+    assert (await restore_backup(target, new)).failed == {}
+    async with perdure.connect(new) as sessions:
+        for id, said in ("a", "again"), ("f", "one"):
+            assert [message.text for message in (await sessions.load(id)).context()] == [said]
+
+
+async def test_what_is_verified_beside_a_run_is_looked_at_again() -> None:
+    source, backing = MemoryStore(), MemoryBacking()
+    target, seen = MemoryStore(backing=backing), PausingStore(MemoryStore(backing=backing))
+    async with perdure.connect(source) as sessions:
+        async with sessions.open("a") as session:
+            session.append(Message.user("one"))
+        await sessions.fork("a", "f")
+    for store in (source, target, seen):
+        await store.open()
+    assert (await backup(source, target)).failed == {}
+    pause = seen.pause("read_documents", lambda key, *_: key == SessionKey("f"))
+
+    async def gone() -> None:
+        async with perdure.connect(source) as sessions:
+            await sessions.delete("a")
+        await source.open()
+        assert (await backup(source, target)).forgotten == 1
+
+    async def look() -> Any:
+        return await verify_backup(seen)
+
+    assert (await meanwhile(pause, look, gone)).problems == {}

@@ -150,8 +150,8 @@ async def _move_all(
         if progress is not None:
             progress(MigrationProgress(done, len(keys), key))
 
-    mover.parents = await _parents(source, keys)
-    for wave in _waves(mover.parents, keys):
+    mover.parents = await parents_of(source, keys)
+    for wave in waves(mover.parents, keys):
         await each(wave, move, at_once=AT_ONCE)
     await mover.follow_deletions(keys, tenants)
     await mover.tidy()
@@ -178,7 +178,8 @@ async def keys_of(store: Store, tenant: str) -> list[SessionKey]:
             return keys
 
 
-async def _parents(store: Store, keys: list[SessionKey]) -> dict[SessionKey, SessionKey | None]:
+async def parents_of(store: Store, keys: list[SessionKey]) -> dict[SessionKey, SessionKey | None]:
+    """Return the sessions that these were forked from."""
     lineage = followed(store)
     parents: dict[SessionKey, SessionKey | None] = {}
     for key in keys:
@@ -188,19 +189,19 @@ async def _parents(store: Store, keys: list[SessionKey]) -> dict[SessionKey, Ses
     return parents
 
 
-def _waves(
+def waves(
     parents: dict[SessionKey, SessionKey | None], keys: list[SessionKey]
 ) -> list[list[SessionKey]]:
     """Return the keys in groups; no session comes before the one that it was forked from."""
-    waves: list[list[SessionKey]] = []
+    groups: list[list[SessionKey]] = []
     for key in keys:
         depth, above = 0, parents.get(key)
         while above is not None and depth < len(keys):
             depth, above = depth + 1, parents.get(above)
-        while len(waves) <= depth:
-            waves.append([])
-        waves[depth].append(key)
-    return waves
+        while len(groups) <= depth:
+            groups.append([])
+        groups[depth].append(key)
+    return groups
 
 
 class _Compared(msgspec.Struct, frozen=True):
