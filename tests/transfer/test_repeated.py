@@ -18,6 +18,7 @@ from perdure.store import PendingItem
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore
 from perdure.transfer import migrate, read_bundle, write_bundle
+from tests.pausing import PausingStore, meanwhile
 
 A, P = SessionKey("a"), SessionKey("p")
 
@@ -154,6 +155,28 @@ async def test_a_fork_that_did_not_change_finds_its_parent_that_came_again() -> 
     await opened(source, target)
     last = await migrate(source, target)
     assert (last.failed, last.there, last.copied) == ({}, 4, 0)
+
+
+async def test_what_comes_while_only_documents_are_new_is_not_skipped() -> None:
+    backing = MemoryBacking()
+    source, target = MemoryStore(backing=backing), PausingStore(MemoryStore())
+    async with perdure.connect(MemoryStore(backing=backing)) as sessions:
+        session = await sessions.open("p")
+        session.append(Message.user("one"))
+        await session.save()
+        for store in (source, target):
+            await store.open()
+        assert (await migrate(source, target)).failed == {}
+        await sessions.rebuild_working_context("p")
+        pause = target.pause("acquire")
+
+        async def goes_on() -> None:
+            session.append(Message.user("two"), Message.user("three"))
+            await session.save()
+
+        done = await meanwhile(pause, lambda: migrate(source, target), goes_on)
+        assert (done.failed, done.copied) == ({}, 1)
+    assert await said(target, "p") == (["one", "two", "three"],) * 2
 
 
 @pytest.mark.parametrize("is_used", [False, True])
