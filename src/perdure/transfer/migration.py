@@ -96,8 +96,9 @@ async def migrate(
     """Copy every session of an open store into another open store, and verify each.
 
     Crash-safe and repeatable; it may run while a program writes to the source. Each run copies what
-    is new since the previous one. A session that the target already has is replaced only if it is a
-    prefix of the source's. Pending items, also those of sessions that were never opened, and dead
+    is new since the previous one. Run one at a time into a target: a second one beside it may name
+    as failed what the first is just writing, and the next run copies that. A session that the
+    target already has is replaced only if it is a prefix of the source's. Pending items, also those of sessions that were never opened, and dead
     letters are copied, too. The source is unchanged.
 
     Args:
