@@ -8,13 +8,21 @@ from typing import Any
 import anyio
 import pytest
 
-from perdure import PerdureError, Retention, SessionManager, Shutdown, connect
+from perdure import (
+    Message,
+    PerdureError,
+    Retention,
+    SessionManager,
+    SessionNotFoundError,
+    Shutdown,
+    connect,
+)
 from perdure.cli.check import audit
 from perdure.records.keys import SessionKey
 from perdure.stores.file import FileStore
-from tests.pausing import PausingStore, reached_or_ended
+from tests.pausing import PausingStore, meanwhile, reached_or_ended
 from tests.session.conftest import Place
-from tests.session.lives import converse, looks
+from tests.session.lives import converse, looks, said
 
 QUIET = Shutdown(signals=False)
 
@@ -129,3 +137,29 @@ async def test_what_is_made_of_a_source_that_is_going_is_whole_or_refused(
     place: Place, act: str, other: str
 ) -> None:
     await meet(place, OTHERS[other], ACTS[act], is_copying=False, is_checked=checked(act, other))
+
+
+@pytest.mark.parametrize("act", ["fork", "prune"])
+async def test_what_is_posted_to_an_id_outlives_a_refused_act_on_it(place: Place, act: str) -> None:
+    """A fork refused as its parent goes, and a prune that finds its session gone, remove nothing."""
+    store = PausingStore(place())
+    async with connect(store, shutdown=QUIET) as first, connect(place(), shutdown=QUIET) as second:
+        await converse(second, "a", "one", "two", "three")
+        id = "new" if act == "fork" else "a"
+        pause = store.pause("acquire", lambda key: key == SessionKey(id))
+
+        async def begin() -> None:
+            if act == "fork":
+                with pytest.raises(SessionNotFoundError):
+                    await first.fork("a", id)
+            else:
+                assert not (await first.prune(Retention(keep_turns=1), id=id)).pruned
+
+        async def go() -> None:
+            await second.delete("a")
+            await second.post(id, Message.user("posted"))
+
+        await meanwhile(pause, begin, go)
+        assert not await second.exists(id)
+        async with second.open(id) as session:
+            assert said(session) == ["posted"]

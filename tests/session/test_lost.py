@@ -134,6 +134,17 @@ async def test_only_the_records_stay_in_memory() -> None:
     assert (await sessions.aclose()).clean
 
 
+async def test_a_lost_session_is_not_closed_as_if_all_were_saved() -> None:
+    backing = MemoryBacking()
+    async with managed(backing) as sessions:
+        session = await lose(sessions, backing)
+        with pytest.raises(LeaseLostError, match=r"2 records unsaved here.*fork_unsaved\(new_id\)"):
+            await session.aclose()
+        await session.discard_unsaved()
+        await session.aclose()
+        await sessions.open("a")
+
+
 async def test_nothing_is_kept_of_a_session_that_was_lost_with_all_saved() -> None:
     backing = MemoryBacking()
     async with managed(backing) as sessions:

@@ -20,6 +20,7 @@ from perdure.errors import (
     NotStorableError,
     PerdureError,
     SessionError,
+    SessionNotFoundError,
     SessionQuarantinedError,
     StoreUnavailableError,
 )
@@ -34,6 +35,7 @@ from perdure.session.prune import Pruner
 from perdure.session.retention import Retention
 from perdure.store import Documents, Outcome, Status
 from perdure.stores.memory import MemoryBacking, MemoryStore
+from tests.pausing import PausingStore, meanwhile
 from tests.session.lives import converse, said, told
 
 pytestmark = pytest.mark.anyio
@@ -455,3 +457,25 @@ async def test_pruning_brings_back_a_blob_before_the_log_loses_its_value() -> No
         assert (await sessions.prune(Retention(keep_turns=1))).pruned
         await session.aclose()
         assert await (await sessions.open("p")).memory.get("big") == "v" * 5000
+
+
+async def test_a_session_that_is_deleted_while_it_is_rebuilt_is_not_there() -> None:
+    backing = MemoryBacking()
+    store = PausingStore(MemoryStore(backing=backing))
+    async with (
+        connect(store, shutdown=QUIET) as sessions,
+        connect(MemoryStore(backing=backing), shutdown=QUIET) as other,
+    ):
+        await converse(sessions, "p", "one")
+        pause = store.pause("acquire", after=True)
+
+        async def rebuild() -> None:
+            with pytest.raises(SessionNotFoundError, match="no session p"):
+                await sessions.rebuild_working_context("p")
+
+        async def gone() -> None:
+            backing.sessions[P].released = True  # as if this process were taken for dead
+            await other.rename("p", "q")
+
+        await meanwhile(pause, rebuild, gone)
+        assert said(await other.load("q")) == ["one", "re one"]

@@ -10,6 +10,7 @@ import pytest
 
 from perdure import Message, Shutdown, connect, export_state, import_state
 from perdure.agent import MemoryManager
+from perdure.cli.check import audit
 from perdure.errors import HistoryPrunedError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.session.manager import SessionManager
@@ -20,8 +21,8 @@ from perdure.store import Store
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore, SwitchedStore
-from tests.pausing import PausingStore, reached_or_ended
-from tests.session.conftest import Connect
+from tests.pausing import PausingStore, meanwhile, reached_or_ended
+from tests.session.conftest import Connect, Place
 from tests.session.lives import converse, looks, said, told
 
 QUIET = Shutdown(signals=False)
@@ -396,6 +397,50 @@ async def test_what_could_not_be_folded_is_not_pruned(open_here: bool) -> None:
         assert await looks(await sessions.load("a")) == before
 
 
+@pytest.mark.parametrize("is_open", [True, False], ids=["open", "closed"])
+@pytest.mark.parametrize("other", ["delete", "rename", "takeover"])
+async def test_a_prune_that_loses_a_race_blames_nobody_and_brings_nothing_back(
+    other: str, is_open: bool
+) -> None:
+    backing, nth, done = MemoryBacking(), 0, False
+    store, elsewhere = PausingStore(MemoryStore(backing=backing)), MemoryStore(backing=backing)
+    reports: list[PruneReport] = []
+
+    async def prune(sessions: SessionManager, id: str) -> None:
+        reports.append(await sessions.prune(Retention(keep_turns=1), id=id))
+
+    async def meets(sessions: SessionManager, id: str) -> None:
+        if other == "delete":
+            await sessions.delete(id)
+        elif other == "rename":
+            await sessions.rename(id, f"new {id}")
+        else:  # as after a pause of this process
+            holder = await elsewhere.holder(SessionKey(id))
+            await elsewhere.acquire(SessionKey(id), after=holder.epoch if holder else 0)
+
+    async with connect(store, shutdown=QUIET) as sessions:
+        await elsewhere.open()
+        while not done:
+            nth += 1
+            id = f"a{nth}"
+            await converse(sessions, id, "one", "two", "three")
+            if is_open:
+                await sessions.open(id)
+            pause = store.pause(None, nth=nth)
+            async with anyio.create_task_group() as group:
+                done = await reached_or_ended(pause, group, lambda: prune(sessions, id))  # noqa: B023
+                group.start_soon(meets, sessions, id)
+                await anyio.wait_all_tasks_blocked()
+                pause.go()
+            if other == "delete":
+                assert not await sessions.exists(id), nth
+        for lost in sessions.lost:  # at most the prune's own record
+            assert await lost.discard_unsaved() == 1
+    assert len(reports) == nth
+    outcomes = {(bool(one.pruned), bool(one.held)) for one in reports}
+    assert outcomes == {(True, False), (False, other == "takeover")}
+
+
 async def is_what_its_log_says(sessions: SessionManager, *ids: str) -> None:
     """Require that each session's documents are what a rebuild from its log would make of them."""
     for id in ids:
@@ -458,45 +503,21 @@ async def test_what_comes_of_a_pruned_session_is_what_its_own_log_says(again: Co
         await is_what_its_log_says(sessions, *ids)
 
 
-@pytest.mark.parametrize("is_open", [True, False], ids=["open", "closed"])
-@pytest.mark.parametrize("other", ["delete", "rename", "takeover"])
-async def test_a_prune_that_loses_a_race_blames_nobody_and_brings_nothing_back(
-    other: str, is_open: bool
-) -> None:
-    backing, nth, done = MemoryBacking(), 0, False
-    store, elsewhere = PausingStore(MemoryStore(backing=backing)), MemoryStore(backing=backing)
-    reports: list[PruneReport] = []
+async def test_a_prune_that_another_one_overtakes_does_not_set_the_cut_back(place: Place) -> None:
+    store, texts = PausingStore(place()), [str(n) for n in range(8)]
+    async with connect(store, shutdown=QUIET) as first, connect(place(), shutdown=QUIET) as second:
+        await converse(first, "a", *texts)
+        pause = store.pause("acquire", nth=2)  # it has decided what to cut, and settled the forks
 
-    async def prune(sessions: SessionManager, id: str) -> None:
-        reports.append(await sessions.prune(Retention(keep_turns=1), id=id))
-
-    async def meets(sessions: SessionManager, id: str) -> None:
-        if other == "delete":
-            await sessions.delete(id)
-        elif other == "rename":
-            await sessions.rename(id, f"new {id}")
-        else:  # as after a pause of this process
-            holder = await elsewhere.holder(SessionKey(id))
-            await elsewhere.acquire(SessionKey(id), after=holder.epoch if holder else 0)
-
-    async with connect(store, shutdown=QUIET) as sessions:
-        await elsewhere.open()
-        while not done:
-            nth += 1
-            id = f"a{nth}"
-            await converse(sessions, id, "one", "two", "three")
-            if is_open:
-                await sessions.open(id)
-            pause = store.pause(None, nth=nth)
-            async with anyio.create_task_group() as group:
-                done = await reached_or_ended(pause, group, lambda: prune(sessions, id))  # noqa: B023
-                group.start_soon(meets, sessions, id)
-                await anyio.wait_all_tasks_blocked()
-                pause.go()
-            if other == "delete":
-                assert not await sessions.exists(id), nth
-        for lost in sessions.lost:  # at most the prune's own record
-            assert await lost.discard_unsaved() == 1
-    assert len(reports) == nth
-    outcomes = {(bool(one.pruned), bool(one.held)) for one in reports}
-    assert outcomes == {(True, False), (False, other == "takeover")}
+        report = await meanwhile(
+            pause,
+            lambda: first.prune(Retention(keep_turns=4), id="a"),
+            lambda: second.prune(Retention(keep_turns=1), id="a"),
+        )
+        assert report.pruned == ()
+        seen = await audit(second._store, SessionKey("a"))
+        assert [found.detail for found in seen.findings if found.problem] == []
+        before = await looks(await second.load("a"))
+        assert [text for _, text in before["told"]] == ["7", "re 7"]
+        await second.rebuild_working_context("a")
+        assert await looks(await second.load("a")) == before

@@ -18,7 +18,7 @@ from perdure.session.fork import ForkBuilder
 from perdure.session.lifecycle import ExclusiveAccess
 from perdure.session.manager import SessionManager
 from perdure.stores.memory import MemoryBacking, MemoryStore
-from tests.session.conftest import Connect
+from tests.session.conftest import Connect, Place
 from tests.session.lives import converse, looks, said
 
 QUIET = Shutdown(signals=False)
@@ -121,6 +121,29 @@ async def test_who_goes_on_under_both_names_has_to_choose(again: Connect) -> Non
             await sessions.rename("old", "new")
         assert said(await sessions.load("old")) == ["one", "re one", "two", "re two"]
         assert said(await sessions.load("new")) == ["one", "re one", "three", "re three"]
+
+
+@pytest.mark.parametrize("gone", ["delete", "forget", "rename"])
+async def test_a_new_session_of_a_renamed_ones_old_name_is_not_taken_for_it(
+    place: Place, gone: str
+) -> None:
+    async with connect(place(), shutdown=QUIET) as sessions:
+        await converse(sessions, "old", "one")
+        if gone == "rename":
+            await sessions.rename("old", "new")
+        else:  # killed between the copy and the deletion, and then given up
+            await half_way(sessions, "old", "new")
+            await getattr(sessions, gone)("old")
+        async with sessions.open("old") as session:
+            session.append(Message.user("again"))
+            with pytest.raises(SessionError, match="new exists"):
+                await sessions.rename("old", "new")
+            session.append(Message.user("and on"))
+    async with connect(place(), shutdown=QUIET) as sessions:
+        assert said(await sessions.load("old")) == ["again", "and on"]
+        assert said(await sessions.load("new")) == ["one", "re one"]
+        await sessions.rename("old", "other")
+        assert said(await sessions.load("other")) == ["again", "and on"]
 
 
 async def test_a_rename_takes_the_session_from_another_process() -> None:

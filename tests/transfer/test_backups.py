@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -12,9 +13,18 @@ import pytest
 
 import perdure
 from perdure import Limits, Message, Retention, SessionKey
-from perdure.errors import ConfigError, StoreError
+from perdure.errors import ConfigError, LeaseHeldError, StoreError
 from perdure.store import open_read_only
-from perdure.transfer import backup, restore_backup, verify_backup, write_bundle
+from perdure.stores.memory import MemoryBacking, MemoryStore
+from perdure.transfer import (
+    backup,
+    backups,
+    follow_deletions,
+    restore_backup,
+    verify_backup,
+    write_bundle,
+)
+from tests.pausing import PausingStore, meanwhile
 from tests.transfer.sessions import fill
 
 pytestmark = [pytest.mark.anyio, pytest.mark.deep]
@@ -293,3 +303,135 @@ async def test_the_backup_of_an_encrypted_store_is_encrypted(
     shutil.rmtree(tmp_path / "source")
     assert (await restore(target, source)).written == 1
     assert await texts(source, "ada") == ["the secret"]
+
+
+@pytest.mark.parametrize("kind", ["memory", "file", "sqlite"])
+async def test_one_run_writes_a_backup_at_a_time(kind: str, tmp_path: Path) -> None:
+    backing, source = MemoryBacking(), MemoryStore()
+
+    def place() -> Any:
+        url = f"sqlite:///{tmp_path / 'backup.db'}" if kind == "sqlite" else tmp_path / "backup"
+        return MemoryStore(backing=backing) if kind == "memory" else perdure.store_for(url)
+
+    async with perdure.connect(source) as sessions:
+        for id in ("a", "b"):
+            async with sessions.open(id) as session:
+                session.append(Message.user(f"{id} one"), Message.user(f"{id} two"))
+    await source.open()
+    first, second = PausingStore(place()), place()
+    for store in (first, second):
+        await store.open()
+    done: list[Any] = []
+
+    async def run(store: Any) -> None:
+        done.append(await backup(source, store))
+
+    pause = first.pause("acquire", lambda key: key == SessionKey("a"))
+    async with anyio.create_task_group() as group:
+        group.start_soon(run, first)
+        await pause.reached.wait()
+        for other in (first, second):
+            with pytest.raises(LeaseHeldError, match="another run writes the backup in .*, by "):
+                await backup(source, other, wait=0)
+        with pytest.raises(LeaseHeldError, match=f"process {os.getpid()} on|owner {first.owner}"):
+            await follow_deletions(source, second, wait=0)
+        pause.go()
+    assert (done[0].failed, done[0].written) == ({}, 2)
+    assert (await backup(source, second, wait=0)).there == 2
+    assert (await verify_backup(second)).problems == {}
+    pause = first.pause("acquire", lambda key: key == SessionKey("b"))
+    async with perdure.connect(source) as sessions, sessions.open("b") as session:
+        session.append(Message.user("b three"))
+    await source.open()
+    async with anyio.create_task_group() as group:  # cancelled, as by a signal
+        group.start_soon(run, first)
+        await pause.reached.wait()
+        group.cancel_scope.cancel()
+    assert (await backup(source, second, wait=0)).written == 1
+    assert (await verify_backup(second)).problems == {}
+    for store in (first, second):
+        await store.aclose()
+
+
+async def test_a_run_that_was_taken_for_dead_doubles_nothing() -> None:
+    backing, source, new = MemoryBacking(), MemoryStore(), MemoryStore()
+    async with perdure.connect(source) as sessions, sessions.open("a") as session:
+        session.append(Message.user("one"), Message.user("two"))
+    late, other = PausingStore(MemoryStore(backing=backing)), MemoryStore(backing=backing)
+    for store in (source, late, other, new):
+        await store.open()
+    pause = late.pause("acquire", lambda key: key == SessionKey("a"))
+    done: list[Any] = []
+
+    async def run() -> None:
+        done.append(await backup(source, late))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(run)
+        await pause.reached.wait()
+        journal = await other.holder(backups.JOURNAL)
+        assert journal is not None
+        await other.release(backups.JOURNAL, journal.epoch)
+        assert (await backup(source, other)).written == 1
+        pause.go()
+    assert done[0].failed == {}
+    assert (await verify_backup(other)).problems == {}
+    assert (await restore_backup(other, new)).failed == {}
+    async with perdure.connect(new) as sessions:
+        assert [message.text for message in (await sessions.load("a")).context()] == ["one", "two"]
+
+
+async def test_a_fork_whose_parent_goes_during_a_run_is_whole_in_the_backup() -> None:
+    backing, target, new = MemoryBacking(), MemoryStore(), MemoryStore()
+    source = PausingStore(MemoryStore(backing=backing))
+    for store in (source, target, new):
+        await store.open()
+    async with perdure.connect(MemoryStore(backing=backing)) as sessions:
+        async with sessions.open("a") as session:
+            session.append(Message.user("one"))
+        await sessions.fork("a", "f")
+        pause = source.pause("head", lambda key: key == SessionKey("a"))
+        done: list[Any] = []
+
+        async def run() -> None:
+            done.append(await backup(source, target))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(run)
+            await pause.reached.wait()
+            await anyio.wait_all_tasks_blocked()
+            await sessions.delete("a")
+            async with sessions.open("a") as session:
+                session.append(Message.user("again"))
+                await session.save()
+            pause.go()
+    assert done[0].failed == {}
+    assert (await verify_backup(target)).problems == {}
+    assert (await restore_backup(target, new)).failed == {}
+    async with perdure.connect(new) as sessions:
+        for id, said in ("a", "again"), ("f", "one"):
+            assert [message.text for message in (await sessions.load(id)).context()] == [said]
+
+
+async def test_what_is_verified_beside_a_run_is_looked_at_again() -> None:
+    source, backing = MemoryStore(), MemoryBacking()
+    target, seen = MemoryStore(backing=backing), PausingStore(MemoryStore(backing=backing))
+    async with perdure.connect(source) as sessions:
+        async with sessions.open("a") as session:
+            session.append(Message.user("one"))
+        await sessions.fork("a", "f")
+    for store in (source, target, seen):
+        await store.open()
+    assert (await backup(source, target)).failed == {}
+    pause = seen.pause("read_documents", lambda key, *_: key == SessionKey("f"))
+
+    async def gone() -> None:
+        async with perdure.connect(source) as sessions:
+            await sessions.delete("a")
+        await source.open()
+        assert (await backup(source, target)).forgotten == 1
+
+    async def look() -> Any:
+        return await verify_backup(seen)
+
+    assert (await meanwhile(pause, look, gone)).problems == {}

@@ -18,6 +18,7 @@ from perdure.store import PendingItem
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore
 from perdure.transfer import migrate, read_bundle, write_bundle
+from tests.pausing import PausingStore, meanwhile
 
 A, P = SessionKey("a"), SessionKey("p")
 
@@ -133,6 +134,75 @@ async def test_a_fork_finds_its_parent_that_came_again() -> None:
     assert (await migrate(source, target)).failed == {}
     assert await said(target, "p") == (["one", "three"], ["one", "three"])
     assert await said(target, "c") == (["one", "two"], ["one", "two"])
+
+
+async def test_a_fork_that_did_not_change_finds_its_parent_that_came_again() -> None:
+    backing = MemoryBacking()
+    source, target = MemoryStore(backing=backing), MemoryStore()
+    async with perdure.connect(MemoryStore(backing=backing)) as sessions:
+        session = await sessions.open("p")
+        for n in range(3):  # under one lease: the target's copy is written again each time
+            session.append(Message.user(str(n)))
+            await session.save()
+            await sessions.fork("p", f"c{n}")
+            await opened(source, target)
+            assert (await migrate(source, target)).failed == {}
+            for fork in range(n + 1):
+                texts = [str(k) for k in range(fork + 1)]
+                assert await said(target, f"c{fork}") == (texts, texts)
+    await opened(source, target)
+    assert (await migrate(source, target)).failed == {}
+    await opened(source, target)
+    last = await migrate(source, target)
+    assert (last.failed, last.there, last.copied) == ({}, 4, 0)
+
+
+async def test_what_comes_while_only_documents_are_new_is_not_skipped() -> None:
+    backing = MemoryBacking()
+    source, target = MemoryStore(backing=backing), PausingStore(MemoryStore())
+    async with perdure.connect(MemoryStore(backing=backing)) as sessions:
+        session = await sessions.open("p")
+        session.append(Message.user("one"))
+        await session.save()
+        for store in (source, target):
+            await store.open()
+        assert (await migrate(source, target)).failed == {}
+        await sessions.rebuild_working_context("p")
+        pause = target.pause("acquire")
+
+        async def goes_on() -> None:
+            session.append(Message.user("two"), Message.user("three"))
+            await session.save()
+
+        done = await meanwhile(pause, lambda: migrate(source, target), goes_on)
+        assert (done.failed, done.copied) == ({}, 1)
+    assert await said(target, "p") == (["one", "two", "three"],) * 2
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+async def test_a_session_that_began_anew_without_content_goes_from_the_target(
+    is_used: bool,
+) -> None:
+    source, target = MemoryStore(), MemoryStore()
+    await says(source, "a", "first")
+    await opened(source, target)
+    assert (await migrate(source, target)).copied == 1
+    if is_used:
+        await says(target, "a", "second")
+    async with perdure.connect(source) as sessions:
+        await sessions.delete("a")
+        await sessions.open("a")
+    await opened(source, target)
+    done = await migrate(source, target)
+    if is_used:
+        assert "has another session a" in done.failed["a"]
+        assert await said(target, "a") == (["first", "second"], ["first", "second"])
+    else:
+        assert (done.failed, await target.sessions()) == ({}, [])
+        await says(source, "a", "second")
+        await opened(source, target)
+        assert (await migrate(source, target)).failed == {}
+        assert await said(target, "a") == (["second"], ["second"])
 
 
 async def test_a_post_that_the_source_took_since_waits_no_more() -> None:

@@ -38,6 +38,7 @@ from perdure.records.records import ENDING, FORK, META, Entry
 from perdure.session import spill as spilling
 from perdure.session.fork import _QUIET, Fork, ForkBuilder, exists
 from perdure.session.lifecycle import (
+    MAX_WAITING,
     ExclusiveAccess,
     HeldSession,
     LogOrigin,
@@ -142,7 +143,6 @@ async def _described(store: Lineage, key: SessionKey) -> tuple[str | None, tuple
 
 _SAVING = 5
 """Seconds that a store has to save what is unsaved of a session that goes."""
-_INBOX = 1_000_000
 _DOES, _MAY = "reaches it too", "cannot be read, and may reach it"
 
 
@@ -294,7 +294,7 @@ class Forgetter:
 
     async def _announced_forks(self, key: SessionKey, epoch: int) -> set[SessionKey]:
         """Return the forks that were posted to it, and are not in its log yet."""
-        waiting = await self._store.receive(key, epoch, limit=_INBOX)
+        waiting = await self._store.receive(key, epoch, limit=MAX_WAITING)
         if any(item.damage and item.kind in {"", FORK} for item in waiting):
             message = (
                 f"a post that cannot be read waits for {key}, and may name a fork: open the "
@@ -524,15 +524,14 @@ class Renamer:
                 raise exists(new)
             begun = await self._access.begun(new)
             created = begun.base
-            is_ours = created is not None and created.moved == old
             if await self._store.inner.head(old) == 0:
-                if created is None or not is_ours:
+                if created is None or created.moved != old:
                     raise SessionNotFoundError(f"there is no session {old}", key=str(old))
                 return Fork(new, old, created.at)
-            if begun != LogOrigin() and not is_ours:
+            if begun != LogOrigin() and not await self._is_copy(created, old):
                 raise exists(new)
             hold = await self._hold(stack, old, new, terms)
-            base = await self._copied(hold, new, created)
+            base = await self._copied(hold, new)
             await self._forgetter.end(hold, terms, lambda: self._forward(hold, new))
             return Fork(new, old, base.at)
 
@@ -551,14 +550,22 @@ class Renamer:
         head = await self._store.head(old)
         return await stack.enter_async_context(self._access.still_held(old, session.epoch, head))
 
-    async def _copied(self, old: HeldSession, new: SessionKey, created: Origin | None) -> Origin:
+    async def _is_copy(self, created: Origin | None, old: SessionKey) -> bool:
+        """Whether a rename of this very session, which was not finished, has begun another so.
+
+        The one that was renamed may be gone, and a new session have its name.
+        """
+        if created is None or created.moved != old:
+            return False
+        return await self._store.has(old, created.at, created.epoch)
+
+    async def _copied(self, old: HeldSession, new: SessionKey) -> Origin:
         """Return the base of the copy, made now or before."""
         begun = await self._access.begun(new)
-        if begun.has_records and (created is None or created.moved != old.key):
+        created = begun.base
+        if begun != LogOrigin() and not await self._is_copy(created, old.key):
             raise exists(new)
         if created is not None:
-            if created.moved != old.key:
-                raise exists(new)
             if not await self._has_new_records(old.key, created.at):
                 return created
             if begun.has_records:
@@ -568,7 +575,7 @@ class Renamer:
                 )
                 raise SessionError(message, key=str(old.key), new=str(new))
             async with self._access.held(new, Terms("raise", 0), new=True) as hold:
-                await hold.delete()
+                await hold.withdraw()
         base = await self._forker.own_base(old.key, old.head, moved=old.key)
         async with self._access.held(new, Terms("raise", 0), new=True) as hold:
             await hold.rebase(base)
@@ -580,7 +587,7 @@ class Renamer:
 
     async def _forward(self, old: HeldSession, new: SessionKey) -> None:
         """Have what was posted to the old name wait at the new one."""
-        waiting = await self._store.receive(old.key, old.epoch, limit=1_000_000)
+        waiting = await self._store.receive(old.key, old.epoch, limit=MAX_WAITING)
         mail = [item for item in waiting if item.kind != FORK and not item.damage]
         if mail:
             await self._store.enqueue(new, mail)

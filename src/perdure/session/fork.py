@@ -139,7 +139,7 @@ class ForkBuilder:
                 try:
                     await hold.append(*records)
                 except StoreError:
-                    await hold.delete()
+                    await hold.withdraw()
                     raise
         return Fork(child, parent, 0)
 
@@ -239,7 +239,7 @@ class ForkBuilder:
             # From here on a deletion of the source finds what this needs of it; an earlier one
             # shows.
             if error := await self._gone(source, child, base):
-                await hold.delete()
+                await hold.withdraw()
                 raise error
 
     async def _gone(self, parent: SessionKey, child: SessionKey, base: Origin) -> Exception | None:
@@ -268,7 +268,7 @@ class ForkBuilder:
         """Delete the session if it is empty."""
         begun = await self._access.begun(hold.key)
         if begun == LogOrigin():
-            await hold.delete()
+            await hold.withdraw()
 
     # copies
 

@@ -45,6 +45,7 @@ from perdure.records.records import (
     BASE,
     CONTEXT,
     EPOCH,
+    FORK,
     ITEM,
     MEMORY_DROP,
     MEMORY_SET,
@@ -418,6 +419,8 @@ class SessionLifecycle:
         self.require_closable(session)
         if session._closed_by is None:
             await self._runtime.host.call(self._close, session)
+        if session._tracked.undecided and session._closed_by is not None:
+            raise session._closed_by
 
     def require_closable(self, session: SessionBase) -> None:
         """Refuse to wait for this very task.
@@ -616,6 +619,8 @@ async def _read(session: SessionBase) -> RestoredSession:
 
 _TRIES = 3
 _NEWEST = 8
+MAX_WAITING = 1_000_000
+"""Posts that are read at a time where all that wait are needed."""
 
 
 class Terms(msgspec.Struct, frozen=True):
@@ -682,6 +687,14 @@ class HeldSession:
         await self._store.delete(self.key, self.epoch)
         self.is_there = False
 
+    async def withdraw(self) -> None:
+        """Remove the session that this act has begun; what was posted to it goes on waiting."""
+        waiting = await self._store.receive(self.key, self.epoch, limit=MAX_WAITING)
+        await self.delete()
+        posts = [item for item in waiting if item.kind != FORK and not item.damage]
+        if posts:
+            await self._store.enqueue(self.key, posts)
+
 
 @final
 class ExclusiveAccess:
@@ -721,7 +734,7 @@ class ExclusiveAccess:
         )
         async with self.still_held(key, grant.epoch, grant.head) as hold:
             if grant.created and not new:
-                await hold.delete()  # an empty one, which the lease has made
+                await hold.withdraw()  # an empty one, which the lease has made
                 raise SessionNotFoundError(f"session {key} was deleted meanwhile", key=str(key))
             yield hold
 

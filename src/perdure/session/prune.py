@@ -251,9 +251,8 @@ class Pruner:
         if dry_run:
             return [Pruned(key, cut.after, cut.turns)]
         await self._forgetter.settle_heirs(key, terms)
-        base = await self._base(key, cut.after)
-        freed = await self._rebase(key, base, terms)
-        return [Pruned(key, cut.after, cut.turns, freed)]
+        freed = await self._rebase(key, cut.after, terms)
+        return [] if freed is None else [Pruned(key, cut.after, cut.turns, freed)]
 
     async def _finish(self, key: SessionKey, base: Origin) -> list[Pruned]:
         """Remove what a pruning that failed, or was killed, has left in the store below its cut."""
@@ -311,10 +310,15 @@ class Pruner:
                     chain.apply(record.kind, record.payload)
         return chain
 
-    async def _base(self, key: SessionKey, cut: int) -> Origin:
-        """Keep the session's state at the cut, and the inherited history after it."""
+    async def _base(self, key: SessionKey, cut: int) -> Origin | None:
+        """Keep the session's state at the cut, and the inherited history after it.
+
+        None if another pruning has cut as much since: a cut never goes back.
+        """
         store = self._store
         before = await store.base_of(key) or Origin()
+        if cut <= before.cut:
+            return None
         folded = await self._documents(key, cut)
         history = ""
         if before.at > cut:
@@ -340,7 +344,7 @@ class Pruner:
                     value = await SessionValues(self._store, key).read(entry)
                     await self._store.put_blobs(key.tenant, {entry.sha256: value})
 
-    async def _rebase(self, key: SessionKey, base: Origin, terms: Terms) -> int:
+    async def _rebase(self, key: SessionKey, cut: int, terms: Terms) -> int | None:
         # A fork is announced first, then made, then checks whether a prune runs here:
         # so each fork is found below, or finds what was announced.
         access, forgetter = self._access, self._forgetter
@@ -348,7 +352,7 @@ class Pruner:
             session = access.runtime.sessions.get(key)
             if session is not None:
                 try:
-                    return await self._rebase_open(session, base, terms)
+                    return await self._rebase_open(session, cut, terms)
                 except StoreUnavailableError:
                     holder = await self._store.holder(key)
                     if holder is None or holder.epoch == session.epoch:
@@ -356,6 +360,9 @@ class Pruner:
                     message = f"session {key} was taken over by another process meanwhile"
                     raise LeaseLostError(message, key=str(key)) from None
             async with access.held(key, terms) as hold:
+                base = await self._base(key, cut)
+                if base is None:
+                    return None
                 await access.fold(hold)
                 await self._require_folded(key, base.cut)
                 await hold.announce(base)
@@ -366,8 +373,11 @@ class Pruner:
                     await self._require_counted(key, base)
                 return await self._store.trim(key, hold.epoch, base.cut + 1)
 
-    async def _rebase_open(self, session: SessionBase, base: Origin, terms: Terms) -> int:
+    async def _rebase_open(self, session: SessionBase, cut: int, terms: Terms) -> int | None:
         access, key = self._access, session.key
+        base = await self._base(key, cut)
+        if base is None:
+            return None
         await access.fold_open(session)
         await self._require_folded(key, base.cut)
         await access.announce_open(session, base)

@@ -99,6 +99,7 @@ async def rebuild(
     Raises:
         CorruptRecordError: The log itself is damaged before its tail, or empty.
         LeaseLostError: The epoch is not the newest any more.
+        SessionNotFoundError: Another process has deleted it meanwhile.
         ConfigError: It is encrypted, and the store was opened without its key.
 
     """
@@ -111,7 +112,10 @@ async def rebuild(
     limits = msgspec.structs.replace(limits, context_bytes=max(limits.context_bytes, context_bytes))
     records = await _read_all(store, key)
     if not records:
-        message = f"session {key} has no records to rebuild from: check its id"
+        holder = await store.holder(key)
+        if holder is None or holder.deleted:  # by another process, which took it over
+            raise SessionNotFoundError(f"there is no session {key}", key=str(key))
+        message = f"session {key} has no records to rebuild from: restore its log from a copy"
         raise CorruptRecordError(message, key=str(key))
     work = FoldInput(key, began, records, records[-1].seq, limits)
     documents = await anyio.to_thread.run_sync(_folded, work)
@@ -160,7 +164,7 @@ class WholeLog(msgspec.Struct):
 
     def fold(self, upto: int, limits: Limits) -> dict[str, bytes]:
         """Return the documents as of a record."""
-        records = self.records[: upto - self.records[0].seq + 1]
+        records = [record for record in self.records if record.seq <= upto]
         if not records:  # a fork where its parent was cut
             return {name: document.data for name, document in self.began.items()}
         return fold_afresh(self.key, records, limits=limits, began=self.began)

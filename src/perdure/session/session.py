@@ -367,6 +367,8 @@ class Session(SessionBase, Rendered):
         Turns that run or wait end first. A session that is closed already stays so.
 
         Raises:
+            LeaseLostError: Another process has taken it over, and records are unsaved here that
+                were neither forked nor discarded.
             SessionError: This task is in a turn of the session.
             UnsavedChangesError: Not everything could be made durable in time; it stays open.
 

@@ -29,6 +29,7 @@ from perdure.transfer import backups, bundle_files, receipts
 from perdure.transfer.bundle import neutral_record
 from perdure.transfer.migration import Migration, MigrationProgress, keys_of, migrate
 from perdure.transfer.reach import Reach, ReachedBlob, lost_error
+from perdure.transfer.second_look import PAUSES
 
 CHUNK = 500
 _CURE = "it stays as it is: to have both, restore the backup into an empty store"
@@ -225,10 +226,31 @@ async def verify_backup(
 ) -> VerifyReport:
     """Read all of a backup and check its records' checksums and its blobs' names.
 
+    What seems wrong beside a run that writes the backup is looked at again.
+
     Raises:
         ConfigError: The store is not a backup.
 
     """
+    for pause in PAUSES:
+        before = await target.holder(backups.JOURNAL)
+        report = await _verified(target, progress)
+        if not report.problems or _is_at_rest(before, await target.holder(backups.JOURNAL)):
+            return report
+        await anyio.sleep(pause)
+    return await _verified(target, progress)
+
+
+def _is_at_rest(before: LeaseState | None, after: LeaseState | None) -> bool:
+    """Whether no run wrote the backup between two looks at who holds its journal."""
+    if before is None or after is None:
+        return before is after
+    return before.epoch == after.epoch and (after.released or after.alive is False)
+
+
+async def _verified(
+    target: Store, progress: Callable[[MigrationProgress], None] | None
+) -> VerifyReport:
     view = await BackupView.of(target)
     report = VerifyReport(sessions=len(view.damaged), problems=dict(view.damaged))
     sound: dict[str, set[str]] = {}

@@ -9,15 +9,15 @@ these entries:
     point   the session is complete up to here; holds its manifest, pending items, dead letters
 
 Its documents are the session's. Only entries before the newest point count, so a killed run leaves
-the previous point intact. The source is only read, without a lease. `backup_view` reads a backup
-as a store.
+the previous point intact. The source is only read, without a lease. A run holds the lease of the
+backup's journal until it ends, so there is one at a time. `backup_view` reads a backup as a store.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from typing import Final, final
 
 import anyio
@@ -25,13 +25,22 @@ import msgspec
 
 from perdure import errors
 from perdure._lib.tasks import each
-from perdure.lease import LeaseOptions, OwnerWatch, while_beating
+from perdure.lease import LeaseOptions, OwnerWatch, named, while_beating
 from perdure.records.json import decode, encode
 from perdure.records.keys import BACKUP_JOURNAL, SessionKey
 from perdure.records.manifest import Manifest
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.session.options import require_no_backup
-from perdure.store import Batch, DeadLetter, Documents, HeldLease, PendingItem, Status, Store
+from perdure.store import (
+    Batch,
+    DeadLetter,
+    Documents,
+    HeldLease,
+    PendingItem,
+    Status,
+    Store,
+    first_record,
+)
 from perdure.transfer import bundle_files, migration
 from perdure.transfer.bundle_files import ALL, dead_letters_of, leased
 from perdure.transfer.reach import RESTORE, Reach, ReachedBlob, lost_error
@@ -117,18 +126,20 @@ async def backup(
     Args:
         source: An open store; only read, without a lease.
         target: An open store that holds this backup, or is empty.
-        wait: Seconds to wait for another run that writes the same session.
+        wait: Seconds to wait for another run that writes this backup.
         progress: Called after each session.
 
     Raises:
         ConfigError: The target has sessions of its own, or would hold in plain text what the
             source has encrypted; or the source is a backup itself.
+        LeaseHeldError: Another run writes this backup; nothing was changed.
 
     """
     _require_as_secret(source, target)
     await require_no_backup(source)
+    await require_backup(target, make=True)
     run = _Run(source, target, wait)
-    await while_beating((target,), lambda: run.all(progress), watches=run.watches)
+    await run.alone(lambda: run.all(progress))
     return run.report
 
 
@@ -148,6 +159,7 @@ async def follow_deletions(source: Store, target: Store, *, wait: float = 10.0) 
 
     Raises:
         ConfigError: The target is not a backup, or the source is one.
+        LeaseHeldError: A run writes the backup; nothing was removed.
         StoreError: A session cannot be removed and is still in the backup; the others are removed.
 
     """
@@ -155,7 +167,7 @@ async def follow_deletions(source: Store, target: Store, *, wait: float = 10.0) 
     await require_no_backup(source)
     await require_backup(target)
     run = _Run(source, target, wait)
-    await while_beating((target,), run.follow_deletions, watches=run.watches)
+    await run.alone(run.follow_deletions)
     if run.report.failed:
         name, reason = next(iter(run.report.failed.items()))
         raise errors.StoreError(
@@ -182,6 +194,8 @@ async def require_backup(target: Store, *, make: bool = False) -> None:
     if await target.head(JOURNAL):
         return
     tenants = [name for name in await target.tenants() if await migration.keys_of(target, name)]
+    if tenants and await target.head(JOURNAL):  # the first run has just begun
+        return
     if tenants or not make:
         what = "has sessions of its own" if tenants else "holds nothing"
         raise errors.ConfigError(
@@ -193,6 +207,8 @@ async def require_backup(target: Store, *, make: bool = False) -> None:
 class SessionEnd(msgspec.Struct):
     """How far the backup of a session reaches."""
 
+    head: int = 0
+    """The last entry of the backup's log."""
     point: RunPoint | None = None
     at: int = 0
     """The point's sequence number in the backup's log."""
@@ -219,6 +235,7 @@ async def end_of(target: Store, key: SessionKey) -> SessionEnd:
     async with contextlib.aclosing(log) as chunks:
         async for chunk in chunks:
             for record in chunk.records:
+                end.head = end.head or record.seq
                 if record.kind == POINT:
                     end.point, end.at = decode(record.payload, RunPoint), record.seq
                     end.is_clean = clean
@@ -256,6 +273,10 @@ class _Saved(msgspec.Struct, frozen=True):
     is_there: bool = False
 
 
+_running: set[str] = set()
+"""Owners of the stores that runs of this process write to."""
+
+
 @final
 class _Run:
     def __init__(self, source: Store, target: Store, wait: float) -> None:
@@ -273,12 +294,43 @@ class _Run:
         """By tenant, the blobs that the backup has, with all that they name."""
         self._erased: set[str] = set()
         """Tenants with deletions, whose blobs are collected at the end."""
+        self._journal: HeldLease
+        self._noted: int
+        """The journal's last entry."""
+
+    async def alone(self, act: Callable[[], Awaitable[object]]) -> None:
+        """Act as the only run that writes the backup: as the holder of its journal."""
+        await while_beating((self.target,), lambda: self._alone(act), watches=self.watches)
+
+    async def _alone(self, act: Callable[[], Awaitable[object]]) -> None:
+        owner = self.target.owner
+        if owner in _running:  # a lease does not keep its own holder out
+            raise self._busy("this process, with the same store object", owner)
+        _running.add(owner)
+        try:
+            async with self._lease(JOURNAL) as grant:
+                self._journal, self._noted = grant, grant.head
+                log = self.target.read_log(JOURNAL)
+                if await first_record(log, lambda record: record.kind == MADE) is None:
+                    await self._note(MADE, {"format": FORMAT})
+                await act()
+        except errors.LeaseHeldError as error:
+            holder = await self.target.holder(JOURNAL)
+            if error.facts.get("key") != str(JOURNAL) or holder is None:
+                raise
+            raise self._busy(named(holder), holder.owner) from error
+        finally:
+            _running.discard(owner)
+
+    def _busy(self, who: str, owner: str) -> errors.LeaseHeldError:
+        return errors.LeaseHeldError(
+            f"another run writes the backup in {self.target.location}, by {who}: run this again "
+            "when it has ended",
+            owner=owner,
+        )
 
     async def all(self, progress: Callable[[migration.MigrationProgress], None] | None) -> None:
         """Back up every session, then follow deletions."""
-        await require_backup(self.target, make=True)
-        if not await self.target.head(JOURNAL):
-            await self._note(MADE, {"format": FORMAT})
         tenants = await self.source.tenants()
         keys = [key for tenant in tenants for key in await migration.keys_of(self.source, tenant)]
         self.report.sessions = len(keys)
@@ -294,7 +346,10 @@ class _Run:
             if progress is not None:
                 progress(migration.MigrationProgress(done, len(keys), key))
 
-        await each(keys, bring, at_once=migration.AT_ONCE)
+        # A session that goes gives its forks its history first: so each fork is saved behind it.
+        parents = await migration.parents_of(self.source, keys)
+        for wave in migration.waves(parents, keys):
+            await each(wave, bring, at_once=migration.AT_ONCE)
         await self.follow_deletions(set(keys) - self._deleted)
 
     async def _bring(self, key: SessionKey) -> None:
@@ -333,6 +388,11 @@ class _Run:
         head = await self.source.head(key)
         goes_on = await self._goes_on(key, end, documents.manifest)
         async with self._lease(key) as grant:
+            if grant.head != end.head + 1:  # by a run that was taken for dead, and was not
+                raise errors.StoreUnavailableError(
+                    f"{key} was written in {self.target.location} by another run: try again",
+                    key=str(key),
+                )
             writing = _SessionBackup(self, grant, end if goes_on else None, documents)
             lost = await writing.bring(head, epoch, posts, letters)
         if lost:
@@ -479,8 +539,8 @@ class _Run:
         return leased(self.target, key, watches=self.watches, wait=self._wait)
 
     async def _note(self, kind: str, what: object) -> None:
-        async with self._lease(JOURNAL) as grant:
-            await append(self.target, grant, grant.head + 1, [Entry(kind, encode(what))])
+        await append(self.target, self._journal, self._noted + 1, [Entry(kind, encode(what))])
+        self._noted += 1
 
 
 async def append(target: Store, grant: HeldLease, first: int, entries: list[Entry]) -> None:

@@ -405,7 +405,9 @@ class _SessionWrite:
             payload = encode(self._base)
         if record.kind == TAKEN:
             self._taken_ops.update(decode(payload, InboxTakenPayload).ops)
-        if record.seq <= self._present_head:
+        if record.seq == self._present_head:  # where the lease has put its epoch record
+            raise ChangedError(f"{self._key} went on meanwhile: try again", key=str(self._key))
+        if record.seq < self._present_head:
             return
         await self._reach(record.seq)
         self._append(Entry(record.kind, payload, record.end))

@@ -30,7 +30,7 @@ from perdure.records.json import decode
 from perdure.records.keys import SessionKey, require_filters
 from perdure.records.records import FORK, TAKEN
 from perdure.session.options import require_no_backup
-from perdure.store import DeadLetter, Document, HeldLease, LeaseState, PendingItem, Store
+from perdure.store import DeadLetter, Document, HeldLease, PendingItem, Store
 from perdure.transfer import bundle_files, receipts
 from perdure.transfer.bundle import BundleBlob, Item, neutral
 from perdure.transfer.bundle_files import ChangedError, dead_letters_of
@@ -96,8 +96,9 @@ async def migrate(
     """Copy every session of an open store into another open store, and verify each.
 
     Crash-safe and repeatable; it may run while a program writes to the source. Each run copies what
-    is new since the previous one. A session that the target already has is replaced only if it is a
-    prefix of the source's. Pending items, also those of sessions that were never opened, and dead
+    is new since the previous one. Run one at a time into a target: a second one beside it may name
+    as failed what the first is just writing, and the next run copies that. A session that the
+    target already has is replaced only if it is a prefix of the source's. Pending items, also those of sessions that were never opened, and dead
     letters are copied, too. The source is unchanged.
 
     Args:
@@ -150,8 +151,8 @@ async def _move_all(
         if progress is not None:
             progress(MigrationProgress(done, len(keys), key))
 
-    mover.parents = await _parents(source, keys)
-    for wave in _waves(mover.parents, keys):
+    mover.parents = await parents_of(source, keys)
+    for wave in waves(mover.parents, keys):
         await each(wave, move, at_once=AT_ONCE)
     await mover.follow_deletions(keys, tenants)
     await mover.tidy()
@@ -178,7 +179,8 @@ async def keys_of(store: Store, tenant: str) -> list[SessionKey]:
             return keys
 
 
-async def _parents(store: Store, keys: list[SessionKey]) -> dict[SessionKey, SessionKey | None]:
+async def parents_of(store: Store, keys: list[SessionKey]) -> dict[SessionKey, SessionKey | None]:
+    """Return the sessions that these were forked from."""
     lineage = followed(store)
     parents: dict[SessionKey, SessionKey | None] = {}
     for key in keys:
@@ -188,19 +190,19 @@ async def _parents(store: Store, keys: list[SessionKey]) -> dict[SessionKey, Ses
     return parents
 
 
-def _waves(
+def waves(
     parents: dict[SessionKey, SessionKey | None], keys: list[SessionKey]
 ) -> list[list[SessionKey]]:
     """Return the keys in groups; no session comes before the one that it was forked from."""
-    waves: list[list[SessionKey]] = []
+    groups: list[list[SessionKey]] = []
     for key in keys:
         depth, above = 0, parents.get(key)
         while above is not None and depth < len(keys):
             depth, above = depth + 1, parents.get(above)
-        while len(waves) <= depth:
-            waves.append([])
-        waves[depth].append(key)
-    return waves
+        while len(groups) <= depth:
+            groups.append([])
+        groups[depth].append(key)
+    return groups
 
 
 class _Compared(msgspec.Struct, frozen=True):
@@ -267,12 +269,13 @@ class _Mover:
             return
         if holder is not None and not holder.released and holder.alive is not False:
             self._open.add(key)
-        is_fork = self.parents.get(key) is not None  # whose parent may have been written again
-        if await self._known(key) is not None and not (is_fork and not await self._goes_on(key)):
+        known, is_fork = await self._known(key), self.parents.get(key) is not None
+        # A fork's parent may have been written again.
+        if known is not None and (not is_fork or await self._goes_on(key)):
             self.report.there += 1
         elif await self._is_empty(key):
             self.report.empty += 1
-            await self._empty_it(key, holder)
+            await self._empty_it(key)
         else:
             await self._bring(key)
         try:
@@ -290,18 +293,19 @@ class _Mover:
         async with contextlib.aclosing(bundle_files.content(self._source, key, head)) as records:
             return await anext(records, None) is None
 
-    async def _empty_it(self, key: SessionKey, before: LeaseState | None) -> None:
-        """Delete the target's copy if the source has deleted the original."""
+    async def _empty_it(self, key: SessionKey) -> None:
+        """Delete the target's copy if the source has deleted the original, opened again or not."""
+        before = await receipts.state_of(self._source, key)
         compared = await self._compare(key)
         if not compared.differs:
             return
         now = await self._source.holder(key)
-        if now is not None and now.deleted:
+        if now is None:  # it was only posted to
+            self._require_beginning(key, compared)
+        elif now.deleted:
             await self._follow_deletion(key)
-            return
-        if (now and now.epoch) != (before and before.epoch):
-            raise ChangedError(f"{key} changed while it was read: try again", key=str(key))
-        self._require_beginning(key, compared)
+        elif await self._is_another_life(key, compared, before):
+            await self._remove(key, compared)
 
     async def _bring(self, key: SessionKey) -> None:
         for remaining in reversed(range(TRIES)):

@@ -7,8 +7,10 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import anyio
 import pytest
 
 from perdure.errors import (
@@ -22,6 +24,7 @@ from perdure.records.records import seal
 from perdure.store import LeaseState, past_damage
 from perdure.stores.file import (
     FileStore,
+    documents as folding,
     leases,
     log as trimming,
     log as writing,
@@ -584,6 +587,36 @@ async def test_a_trim_while_a_reader_looks_is_no_damage(
     assert 10 < seqs[0] <= 30
 
 
+async def test_a_fold_while_its_own_process_reads_is_no_damage(
+    store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grant = await take(store)
+    first = await write(store, grant, "a")
+    await store.write_documents(KEY, {}, manifest_of(grant, first, {}))
+    reached, go, read_manifests = threading.Event(), threading.Event(), folding.read_manifests
+
+    def slowly(*args, **options):
+        monkeypatch.setattr(folding, "read_manifests", read_manifests)
+        reached.set()
+        assert go.wait(20)
+        return read_manifests(*args, **options)
+
+    monkeypatch.setattr(folding, "read_manifests", slowly)
+    found: list[object] = []
+
+    async def look() -> None:
+        found.extend(await read(store))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(look)
+        while not reached.is_set():
+            await anyio.sleep(0)
+        head = await write(store, grant, "b")
+        await store.write_documents(KEY, {}, manifest_of(grant, head, {}))
+        go.set()
+    assert found == await read(store)
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 async def test_a_trim_under_a_reader_is_no_damage(
     store, open_store, monkeypatch: pytest.MonkeyPatch, reverse: bool
@@ -606,6 +639,31 @@ async def test_a_trim_under_a_reader_is_no_damage(
         with pytest.raises(StoreUnavailableError, match="read it again"):
             await read_on()
         assert (await read(reader))[-1].seq == 41
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("reverse", [False, True])
+async def test_a_deletion_under_a_reader_is_no_damage(
+    store, open_store, monkeypatch: pytest.MonkeyPatch, reverse: bool, again: bool
+) -> None:
+    grant = await long_log(store, monkeypatch)
+    reader = await open_store("reader")
+    seqs: list[int] = []
+
+    async def read_on() -> None:
+        async for chunk in reader.read_log(KEY, reverse=reverse):
+            if not seqs:
+                await store.delete(KEY, grant.epoch)
+                if again:
+                    await take(store)
+            seqs.extend(record.seq for record in chunk.records)
+
+    if reverse:
+        await read_on()
+        assert 1 < seqs[-1] < 41
+    else:
+        with pytest.raises(StoreUnavailableError, match="read it again"):
+            await read_on()
 
 
 async def test_what_is_salvaged_is_read_backwards_as_any_other_log(store) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import anyio.to_thread
 import msgspec
@@ -66,7 +66,7 @@ def plan(
     key: SessionKey,
     after: int,
     before: int | None,
-    durable: DurablePosition | None,
+    durable: Callable[[], DurablePosition | None],
     owners: Owners,
     *,
     reverse: bool = False,
@@ -78,7 +78,7 @@ def plan(
         key: The session.
         after: Only records after this one are requested.
         before: Only records before this one are requested.
-        durable: How far the log is durable, if this store holds the session.
+        durable: Returns how far the log is durable by now, if this store holds the session.
         owners: Shows whether the newest epoch's owner is alive.
         reverse: Whether the read begins with the newest of the requested records.
 
@@ -98,10 +98,8 @@ def plan(
             if lease.deleted:
                 return ReadPlan()
         since = 1 if lease is None else lease.since
-        if durable is not None and durable.epoch != epoch:
-            durable = None
         try:
-            read_plan = _plan(folder, key, since, after, durable)
+            read_plan = _plan(folder, key, since, after, durable, epoch)
         except CorruptRecordError:
             if newest_epoch(folder) != epoch:
                 return ReadPlan(settled=False)  # it was deleted meanwhile
@@ -147,15 +145,23 @@ def _is_settled(
 
 
 def _plan(
-    folder: Folder, key: SessionKey, since: int, after: int, durable: DurablePosition | None
+    folder: Folder,
+    key: SessionKey,
+    since: int,
+    after: int,
+    durable: Callable[[], DurablePosition | None],
+    epoch: int,
 ) -> ReadPlan:
-    # First: what is folded was in the log by then, and the log may have grown since.
+    # First: what is folded was durable in the log by then, and the log may have grown since.
     manifests = documents.read_manifests(folder, key, since=since)
+    position = durable()
+    if position is not None and position.epoch != epoch:
+        position = None
     read_plan = ReadPlan()
     with contextlib.suppress(FileNotFoundError), folder.enter(LOG) as log:
         tip = segments.find_tip(log, key, since=since)
         if tip is not None:
-            spans = _spans(log, key, tip, after, _marks(manifests), durable)
+            spans = _spans(log, key, tip, after, _marks(manifests), position)
             read_plan = ReadPlan(tuple(spans), spans[-1].stop.seq, tip.epoch)
     documents.require_folded(folder, key, manifests, read_plan.head)
     return read_plan
@@ -329,7 +335,7 @@ _FIRST_PART = 32 * 1024
 
 
 class _TrimmedError(Exception):
-    """The session's holder removed a file by a trim."""
+    """The session's holder removed a file, by a trim or with the session."""
 
 
 class LogStream:
@@ -359,8 +365,8 @@ class LogStream:
                 if self._reverse:
                     return None  # older records were removed
                 raise StoreUnavailableError(
-                    f"the oldest records of {self._key} were removed while they were read: read "
-                    "it again",
+                    f"records of {self._key} were removed while they were read: it was pruned or "
+                    "deleted; read it again",
                     key=str(self._key),
                 ) from None
             if records is not None:
@@ -377,13 +383,17 @@ class LogStream:
         try:
             return await read_part(opener, start, stop)
         except FileNotFoundError:
-            if await anyio.to_thread.run_sync(self._was_trimmed, span.segment):
+            if await anyio.to_thread.run_sync(self._was_removed, span.segment):
                 raise _TrimmedError from None
             return b""
 
-    def _was_trimmed(self, segment: LogSegment) -> bool:
-        with self._root.enter(*self._path) as log:
-            return segments.starts(log)[-1:] > [(segment.epoch, segment.number)]
+    def _was_removed(self, segment: LogSegment) -> bool:
+        with self._root.enter(*session_path(self._key)) as folder:
+            lease = read_lease(folder, newest_epoch(folder))
+            if lease is not None and (lease.deleted or lease.since > segment.epoch):
+                return True
+            with folder.enter(LOG) as log:
+                return segments.starts(log)[-1:] > [(segment.epoch, segment.number)]
 
     def damage_error(self, span: SegmentSpan, offset: int) -> CorruptRecordError:
         """Return the error for a span that does not match the plan."""

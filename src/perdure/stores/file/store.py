@@ -355,7 +355,10 @@ class HeldSessions:
             self._writers.clear()
 
     def durable_position(self, key: SessionKey) -> DurablePosition | None:
-        """Return how far a session's log is durable, if held here with its files intact."""
+        """Return how far a session's log is durable, if held here with its files intact.
+
+        Threads that read ask, too.
+        """
         writer = self._writers.get(key)
         return writer.durable if writer is not None and writer.is_intact else None
 
@@ -606,7 +609,7 @@ class FileStore:
         self, key: SessionKey, after: int, before: int | None, *, reverse: bool = False
     ) -> reader.ReadPlan:
         async def make_plan() -> reader.ReadPlan:
-            durable = self._held_sessions.durable_position(key)
+            durable = partial(self._held_sessions.durable_position, key)
             plan = partial(reader.plan, reverse=reverse)
             return await self._run_in_thread(
                 "read", plan, self._root, key, after, before, durable, self._owners
