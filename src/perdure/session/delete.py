@@ -329,12 +329,15 @@ class Forgetter:
         async with self._access.exclusive(key):
             session = self._access.runtime.sessions.get(key)
             if session is not None:
-                await self._access.rebase_open(session, own)
+                if await self._store.newest_base(key) == base:
+                    await self._access.rebase_open(session, own)
                 return
             with suppress(SessionNotFoundError):  # then it continues nothing any more
                 async with self._access.held(key, terms) as hold:
-                    await hold.rebase(own)
-                    await self._access.fold(hold)
+                    # Its fork may have been refused meanwhile, and the id be another session's.
+                    if await self._store.newest_base(key) == base:
+                        await hold.rebase(own)
+                        await self._access.fold(hold)
 
     # forgetting
 
