@@ -244,8 +244,9 @@ class Forgetter:
         """
         await hold.append(Entry(ENDING, b"{}"))
         await self.settle_known_forks(hold.key, hold.epoch, terms)
-        await last()
-        await hold.delete()
+        async with self._store.without_posts(hold.key):
+            await last()
+            await hold.delete()
 
     async def ending(self, stack: AsyncExitStack, key: SessionKey, terms: Terms) -> HeldSession:
         """Hold a session to delete it, open here or not, and record that in its log."""
