@@ -230,8 +230,17 @@ class Folder:
         return self.stat(name) is not None
 
     def open(self, name: str, flags: int = os.O_RDONLY) -> int:
-        """Open a file; a new one is private to its user."""
-        return self._open(name, flags)[0]
+        """Open a file; a new one is private to its user.
+
+        Raises:
+            NoFileError: It is a pipe, a device or a folder, unless O_DIRECTORY asks for one.
+
+        """
+        fd, status = self._open(name, flags)
+        if not stat.S_ISREG(status.st_mode) and not flags & getattr(os, "O_DIRECTORY", 0):
+            os.close(fd)
+            raise NoFileError(errno.EINVAL, "no regular file", os.path.join(self.path, name))
+        return fd
 
     def _open(self, name: str, flags: int) -> tuple[int, os.stat_result]:
         try:
@@ -243,7 +252,6 @@ class Folder:
             raise
         try:
             status = os.fstat(fd)
-            _require_file(status, os.path.join(self.path, name))
             if flags & os.O_CREAT and hasattr(os, "fchmod"):
                 os.fchmod(fd, 0o600)
             elif self.owner is not None:
@@ -708,11 +716,6 @@ def _require_private(folder: Folder, path: str) -> None:
 
 
 _WHY = "who could then change what is kept there"
-
-
-def _require_file(status: os.stat_result, path: str) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        raise NoFileError(errno.EINVAL, "no regular file", path)
 
 
 def _require_others_cannot_write(status: os.stat_result, path: str) -> None:

@@ -13,7 +13,7 @@ from typing import Final, final
 import msgspec
 
 from perdure import errors
-from perdure._lib.files import Folder, LinkFoundError
+from perdure._lib.files import Folder, LinkFoundError, NoFileError
 from perdure.archive.blobs import BATCH_BYTES, batches, entries_of, hop, put, require_blobs
 from perdure.archive.limits import (
     CHUNK_BYTES,
@@ -157,17 +157,13 @@ class _Scan:
 def _opened(folder: Folder, name: str, path: str) -> int | None:
     """Open a file that was a regular one a moment ago; None if it is no more."""
     try:
-        fd = folder.open(name, _READ)
-    except (FileNotFoundError, LinkFoundError):
+        return folder.open(name, _READ)
+    except (FileNotFoundError, LinkFoundError, NoFileError):
         return None
     except PermissionError as error:
         raise errors.NotStorableError(
             f"{folder.path}/{name} cannot be read: {error.strerror}; chmod u+r it", path=path
         ) from error
-    if stat.S_ISREG(os.fstat(fd).st_mode):
-        return fd
-    os.close(fd)
-    return None
 
 
 class _Reading:

@@ -7,7 +7,6 @@ import hashlib
 import itertools
 import os
 import re
-import stat
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -17,7 +16,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from perdure._lib.files import Folder, NewFile, new_file
+from perdure._lib.files import Folder, NewFile, NoFileError, new_file
 from perdure.errors import CorruptRecordError, FormatError
 from perdure.formats.migrations import Finding
 from perdure.formats.records import StateMemories
@@ -277,7 +276,6 @@ def _publish_manifest(path: Path, data: bytes) -> None:
 
 T = TypeVar("T")
 
-_READ: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)  # a pipe keeps nobody waiting
 LINE: Final = 64 * 1024 * 1024
 """Bytes that a line may have."""
 _OLD_ARCHIVE: Final = "raw_traces_archive.jsonl"
@@ -397,11 +395,10 @@ def _numbered(
 ) -> Iterator[tuple[int, bytes]]:
     """Give a file's lines with their numbers; nothing for a file that is not there."""
     try:
-        fd = folder.open(name, _READ)
+        fd = folder.open(name)
     except FileNotFoundError:
         return
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
+    except NoFileError:
         tell(0, "it is no regular file")
         return
     with os.fdopen(fd, "rb") as file:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from perdure.errors import CorruptRecordError
+from perdure._lib.files import MAX_BYTES
+from perdure.errors import ConfigError, CorruptRecordError
 from perdure.records import records
 from perdure.store import past_damage
 from perdure.stores.file import FileStore
@@ -225,3 +226,25 @@ async def test_a_log_that_was_begun_anew_over_another_is_salvaged_with_it(
         assert (await other.read_documents(KEY)).manifest is None
     finally:
         past_damage.reset(token)
+
+
+async def test_a_pipe_in_the_place_of_a_log_is_refused(store, open_store) -> None:
+    path = await killed(store, "a")
+    path.unlink()
+    os.mkfifo(path, 0o600)
+    other = await open_store("other")
+    for attempt in (read(other), take(other)):
+        with pytest.raises(ConfigError, match=r"1-0\.jsonl is a pipe"):
+            await attempt
+
+
+@pytest.mark.parametrize("name", ["lease-1.json", "manifest-1.json", "session.json"])
+async def test_a_file_of_holes_is_refused_unread(store, open_store, root: Path, name: str) -> None:
+    grant = await take(store)
+    documents = {"session.json": b"{}"}
+    await store.write_documents(KEY, documents, manifest_of(grant, 1, documents))
+    await store.aclose()
+    os.truncate(root / "agents/agent" / name, 2 * MAX_BYTES)
+    other = await open_store("other")
+    with pytest.raises(CorruptRecordError, match=f"{name} has {2 * MAX_BYTES} bytes"):
+        await other.read_documents(KEY)
