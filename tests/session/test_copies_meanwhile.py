@@ -163,3 +163,35 @@ async def test_what_is_posted_to_an_id_outlives_a_refused_act_on_it(place: Place
         assert not await second.exists(id)
         async with second.open(id) as session:
             assert said(session) == ["posted"]
+
+
+async def test_a_new_session_is_not_given_the_history_of_a_refused_fork(place: Place) -> None:
+    """The parent's deletion has found the fork, which is refused, and its id is opened anew."""
+    one, two = PausingStore(place()), PausingStore(place())
+    new = SessionKey("new")
+    async with connect(one, shutdown=QUIET) as first, connect(two, shutdown=QUIET) as second:
+        await converse(first, "a", "one")
+        forking = one.pause("append_many", lambda batches: batches[0].key == new, after=True)
+        settling = two.pause("put_blobs")
+        refused = anyio.Event()
+
+        async def fork() -> None:
+            with pytest.raises(SessionNotFoundError):
+                await first.fork("a", "new")
+            refused.set()
+
+        async def delete() -> None:
+            await second.delete("a")
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(fork)
+            await forking.reached.wait()
+            group.start_soon(delete)
+            await settling.reached.wait()
+            forking.go()
+            await refused.wait()
+            await converse(first, "new", "two")
+            settling.go()
+        assert said(await second.load("new")) == ["two", "re two"]
+        seen = await audit(second._store, new)
+        assert [found.detail for found in seen.findings if found.problem] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import anyio
 import pytest
 
 from perdure import (
@@ -18,6 +19,7 @@ from perdure.session.fork import ForkBuilder
 from perdure.session.lifecycle import ExclusiveAccess
 from perdure.session.manager import SessionManager
 from perdure.stores.memory import MemoryBacking, MemoryStore
+from tests.pausing import PausingStore
 from tests.session.conftest import Connect, Place
 from tests.session.lives import converse, looks, said
 
@@ -157,3 +159,39 @@ async def test_a_rename_takes_the_session_from_another_process() -> None:
     assert theirs._closed_by is not None
     await two.aclose()
     await one.aclose()
+
+
+async def test_what_is_posted_while_a_rename_deletes_the_old_name_waits_there(place: Place) -> None:
+    store = PausingStore(place())
+    async with connect(store, shutdown=QUIET) as sessions:
+        await converse(sessions, "old", "one")
+        await sessions.post("old", Message.user("before"))
+        deleting = store.pause("delete")
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(sessions.rename, "old", "new")
+            await deleting.reached.wait()
+            group.start_soon(sessions.post, "old", Message.user("meanwhile"))
+            for _ in range(20):
+                await anyio.sleep(0)
+            deleting.go()
+        async with sessions.open("new") as session:
+            assert said(session) == ["one", "re one", "before"]
+        async with sessions.open("old") as session:
+            assert said(session) == ["meanwhile"]
+
+
+async def test_a_post_that_is_on_its_way_is_renamed_with_its_session(place: Place) -> None:
+    store = PausingStore(place())
+    async with connect(store, shutdown=QUIET) as sessions:
+        await converse(sessions, "old", "one")
+        posting = store.pause("enqueue")
+        async with anyio.create_task_group() as group:
+            group.start_soon(sessions.post, "old", Message.user("posted"))
+            await posting.reached.wait()
+            group.start_soon(sessions.rename, "old", "new")
+            for _ in range(1000):  # as far as it comes
+                await anyio.sleep(0)
+            posting.go()
+        async with sessions.open("new") as session:
+            assert said(session) == ["one", "re one", "posted"]

@@ -15,6 +15,7 @@ lost records that it had acknowledged.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
 from typing import final
 
@@ -40,8 +41,10 @@ from perdure.store import (
     Batch,
     Documents,
     HeldLease,
+    InboxLimit,
     LogChunk,
     Outcome,
+    PendingItem,
     RestoreData,
     Status,
     Store,
@@ -151,6 +154,8 @@ def _is_ours(record: Record, epoch: int, owner: str) -> bool:
     return named in ("", owner)
 
 
+_PAUSE = 0.001
+"""Seconds between two looks at posts that are on their way."""
 _RESTORED = frozenset({SESSION, SNAPSHOT})
 """The documents that a restore reads."""
 
@@ -187,6 +192,9 @@ class Lineage(DelegatingStore):
         self._begun: dict[SessionKey, tuple[int, int]] = {}  # epoch, and its first record
         # What was read with the origin, each for the restore that follows.
         self._opening: dict[SessionKey, RestoreData] = {}
+        # Posts on their way, and what those wait for that come while there may be none.
+        self._posting: Counter[SessionKey] = Counter()
+        self._closed_to_posts: dict[SessionKey, anyio.Event] = {}
 
     async def aclose(self) -> None:
         self._held.clear()
@@ -585,6 +593,36 @@ class Lineage(DelegatingStore):
     async def release(self, key: SessionKey, epoch: int) -> None:
         await self.inner.release(key, epoch)
         self.forget(key)
+
+    # The inbox.
+
+    async def enqueue(
+        self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
+    ) -> int:
+        while (closed := self._closed_to_posts.get(key)) is not None:
+            await closed.wait()
+        self._posting[key] += 1
+        try:
+            return await self.inner.enqueue(key, items, limit=limit)
+        finally:
+            self._posting[key] -= 1
+            if not self._posting[key]:
+                del self._posting[key]
+
+    @contextlib.asynccontextmanager
+    async def without_posts(self, key: SessionKey) -> AsyncGenerator[None, None]:
+        """Have the posts of this process to a session wait, after those that are on their way.
+
+        For whoever moves what waits for a session that is then deleted.
+        """
+        closed = self._closed_to_posts[key] = anyio.Event()
+        try:
+            while self._posting[key]:
+                await anyio.sleep(_PAUSE)
+            yield
+        finally:
+            del self._closed_to_posts[key]
+            closed.set()
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
         """Delete a session; the caller checks for forks."""

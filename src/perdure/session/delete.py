@@ -244,8 +244,9 @@ class Forgetter:
         """
         await hold.append(Entry(ENDING, b"{}"))
         await self.settle_known_forks(hold.key, hold.epoch, terms)
-        await last()
-        await hold.delete()
+        async with self._store.without_posts(hold.key):
+            await last()
+            await hold.delete()
 
     async def ending(self, stack: AsyncExitStack, key: SessionKey, terms: Terms) -> HeldSession:
         """Hold a session to delete it, open here or not, and record that in its log."""
@@ -329,12 +330,15 @@ class Forgetter:
         async with self._access.exclusive(key):
             session = self._access.runtime.sessions.get(key)
             if session is not None:
-                await self._access.rebase_open(session, own)
+                if await self._store.newest_base(key) == base:
+                    await self._access.rebase_open(session, own)
                 return
             with suppress(SessionNotFoundError):  # then it continues nothing any more
                 async with self._access.held(key, terms) as hold:
-                    await hold.rebase(own)
-                    await self._access.fold(hold)
+                    # Its fork may have been refused meanwhile, and the id be another session's.
+                    if await self._store.newest_base(key) == base:
+                        await hold.rebase(own)
+                        await self._access.fold(hold)
 
     # forgetting
 

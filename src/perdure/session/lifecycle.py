@@ -689,8 +689,9 @@ class HeldSession:
 
     async def withdraw(self) -> None:
         """Remove the session that this act has begun; what was posted to it goes on waiting."""
-        waiting = await self._store.receive(self.key, self.epoch, limit=MAX_WAITING)
-        await self.delete()
+        async with self._store.without_posts(self.key):
+            waiting = await self._store.receive(self.key, self.epoch, limit=MAX_WAITING)
+            await self.delete()
         posts = [item for item in waiting if item.kind != FORK and not item.damage]
         if posts:
             await self._store.enqueue(self.key, posts)
