@@ -25,6 +25,7 @@ from perdure.lease import OnHeld
 from perdure.records.keys import SessionKey
 from perdure.records.messages import Message, decode_message
 from perdure.session.internals import (
+    filled,
     discard_lost,
     loop_of,
     messages_before_log,
@@ -162,7 +163,8 @@ async def newest_messages(
     known = working_context(source).whole()
     if known is not None:
         begin = 0 if count is None else max(len(known) - count, 0)
-        return [(seq, decode_message(payload)) for seq, payload in known[begin:]], not begin
+        newest = await filled(source, known[begin:])
+        return [(seq, decode_message(payload)) for seq, payload in newest], not begin
     messages: list[tuple[int, Message]] = []
     before: int | None = None
     while count is None or len(messages) < count:

@@ -28,6 +28,7 @@ from perdure.records.checkpoints import (
 )
 from perdure.records.chunks import ContentChunk, chunks_of
 from perdure.records.json import decode, decode_with, decoder_of
+from perdure.records.media import LIFTED_KINDS, lifted
 from perdure.records.records import (
     BASE,
     CHECKPOINT,
@@ -228,6 +229,8 @@ class LogDigest:
             return
         self.seq = seq
         if kind not in _UNCOUNTED:
+            if kind in LIFTED_KINDS:  # as it is stored, wherever it was read
+                payload, _ = lifted(payload)
             self._hash.update(b"%d %b %d\n" % (seq, kind.encode(), len(payload)))
             self._hash.update(payload)
 

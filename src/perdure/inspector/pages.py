@@ -26,6 +26,7 @@ from perdure.records.records import MESSAGE_KINDS, Record
 from perdure.restore.report import RestorePlan, RestoreReport
 from perdure.session.contents import HistoryItem
 from perdure.session.internals import (
+    filled,
     in_managers_background,
     registry_of,
     session_open_here,
@@ -337,7 +338,7 @@ async def conversation_page(
 
 async def _records(view: SessionView, before: int, limit: int) -> list[Record]:
     records: list[Record] = []
-    log = followed(store_of(view)).read_log(view.key, before=before, limit=limit, reverse=True)
+    log = store_of(view).read_log(view.key, before=before, limit=limit, reverse=True)
     async with contextlib.aclosing(log):
         async for chunk in log:
             records += chunk.records
@@ -345,7 +346,7 @@ async def _records(view: SessionView, before: int, limit: int) -> list[Record]:
 
 
 async def _record(view: SessionView, seq: int) -> Record:
-    log = followed(store_of(view)).read_log(view.key, after=seq - 1, before=seq + 1)
+    log = store_of(view).read_log(view.key, after=seq - 1, before=seq + 1)
     record = await first_record(log)
     if record is None:
         raise InvalidArgumentError(f"session {view.key} has no record {seq}", seq=seq)
@@ -432,7 +433,7 @@ async def context_page(
     start = max(end - PAGE, 0)
     items = [
         conversation.shown_item(HistoryItem(seq, "message", decode_message(payload, registry)), own)
-        for seq, payload in messages[start:end]
+        for seq, payload in await filled(view, messages[start:end])
     ]
     rendered = ""
     if target:

@@ -11,6 +11,7 @@ import msgspec
 from perdure.errors import InvalidArgumentError
 from perdure.providers.context_fit import ContextTarget, Format, ReasoningPolicy, RenderedContext
 from perdure.providers.issued import Issuer, stamp_of
+from perdure.providers.media import beside_results, within_limits
 from perdure.providers.parts import Unknown, plain, read_part
 from perdure.providers.replies import PlainHistory, entries_of
 from perdure.providers.tool_pairs import Exchange, paired
@@ -63,8 +64,12 @@ def render(
             f"invalid reasoning={reasoning!r}: choose {', '.join(_POLICIES)}", option="reasoning"
         )
     target = ContextTarget(format, _issuer(format, to), reasoning)
-    shown = [_shown(message, format) for message in messages]
-    return rules_of(format).render(paired(shown).exchanges, target)
+    rules = rules_of(format)
+    shown = [_shown(message, format) for message in within_limits(messages, format)]
+    exchanges: Sequence[Exchange] = paired(shown).exchanges
+    if format in {"openai", "gemini"}:
+        exchanges = tuple(beside_results(exchanges, target))
+    return rules.render(exchanges, target)
 
 
 def parse(

@@ -39,10 +39,17 @@ from perdure.records.types import Registry
 from perdure.restore.ladder import RestoredSession
 from perdure.restore.report import RestoreReport, RestoreStep
 from perdure.session.contents import Contents, check_sizes
-from perdure.session.runtime import MemoryEvicted, MemorySearched, Runtime, wrong_loop
+from perdure.session.runtime import (
+    MediaLeftOut,
+    MemoryEvicted,
+    MemorySearched,
+    Runtime,
+    wrong_loop,
+)
 
 if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked
+    from perdure.memory.media import FittedMedia
     from perdure.memory.working_memory import WorkingMemory
     from perdure.records.manifest import Manifest
     from perdure.session.contributors import Contributors
@@ -638,6 +645,22 @@ class SessionBase(_Hot):
             runtime.hooks.emit("memory_evicted", facts)
 
         return MemoryLimit(runtime.limits.memory_bytes, report, self._note_search)
+
+    def _left_out(self, media: FittedMedia) -> None:
+        """Report, once, that the model is not shown all media of the context."""
+        count, lost = len(media.left_out), len(media.lost)
+        size, key = sum(medium.bytes for medium in media.left_out), str(self._tracked.key)
+        extra = {"session": key, "count": count, "bytes": size, "lost": lost}
+        if lost:
+            message = "session %s: %d media are not shown to the model, their blobs are lost"
+            log.warning(message, key, lost, extra=extra)
+        if count:
+            message = (
+                "session %s: the oldest media, %d with %d bytes, are left out of what the model is "
+                "shown; the log keeps them. Limits(context_media_tokens=…) is the budget"
+            )
+            log.warning(message, key, count, size, extra=extra)
+        self._runtime.hooks.emit("media_left_out", MediaLeftOut(key, count, size, lost))
 
     def _note_search(self, search: MemorySearch) -> None:
         facts = MemorySearched(str(self._tracked.key), search.found, search.took, search.error)

@@ -21,7 +21,7 @@ from perdure.errors import (
     StoreError,
     TooLargeError,
 )
-from perdure.lineage.store import followed
+from perdure.lineage.store import Filled, followed, media_of
 from perdure.memory.context import (
     CONTEXT_KINDS,
     RetractionPayload,
@@ -42,11 +42,13 @@ from perdure.memory.documents import (
     stamp_of,
     time_of,
 )
+from perdure.memory.media import FittedMedia, fitted
 from perdure.memory.state import States
 from perdure.memory.working_memory import Lazy, MemoryLimit, SessionValues, WorkingMemory
 from perdure.records.checkpoints import CHECKPOINTS
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey, require_text
+from perdure.records.media import filled, referred
 from perdure.records.messages import (
     RESERVED_KINDS,
     Message,
@@ -202,6 +204,10 @@ class ContentsOwner(Protocol):
         """Return the limit of the working memory."""
         ...
 
+    def _left_out(self, media: FittedMedia) -> None:
+        """Report that the context has not all of its media."""
+        ...
+
 
 class Contents:
     """A session's state in memory, as of its newest record, durable or not."""
@@ -217,6 +223,7 @@ class Contents:
         "_session_tail",
         "_state",
         "_store",
+        "_told",
         "clock",
         "context",
         "damaged",
@@ -238,7 +245,7 @@ class Contents:
         restored: RestoredSession,
         owner: ContentsOwner,
     ) -> None:
-        self._store = store
+        self._store: Store = Filled(followed(store)) if store.capabilities.blobs else store
         self._owner = owner
         self._registry = registry
         self.key: SessionKey = restored.key
@@ -266,6 +273,8 @@ class Contents:
         self._dated = _DatedRecords(
             is_known=not (restored.tail_records or restored.documents.damaged)
         )
+        # Whether it was reported that media are left out, and that some are lost.
+        self._told: tuple[bool, bool] = (False, False)
         # Made at the first use: most sessions use none of them.
         self._memory: WorkingMemory | None = None
         self._state: States | None = None
@@ -542,14 +551,44 @@ class Contents:
             async for chunk in log:
                 for record in chunk.records:
                     below.shows(record)
-        return [(seq, payload) for seq, payload in context.by_seq() if seq <= below.newest]
+        messages = [(seq, payload) for seq, payload in context.by_seq() if seq <= below.newest]
+        return await self.filled(messages)
+
+    async def filled(self, messages: Sequence[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+        """Return messages with their media in place, whatever budget there is."""
+        whole: list[tuple[int, bytes]] = []
+        for seq, payload in messages:
+            names = [medium.name for medium in referred(payload)]
+            held = self.context.media
+            missing = [name for name in names if name not in held]
+            read = await media_of(self._store, self.key.tenant, missing) if missing else {}
+            whole.append((seq, filled(payload, {**held, **read}) if names else payload))
+        return whole
 
     async def as_of(self, seq: int) -> WorkingContext:
         """Return the working context that the session had at a durable record."""
         return await context_at(self._store, self.key, seq, self.context.limit)
 
-    def decoded(self) -> list[Message]:
-        """Return the working context's messages.
+    def decoded(self, provider: str | None = None) -> list[Message]:
+        """Return the working context's messages, with the media that the budget has room for.
+
+        Args:
+            provider: Who is to read them; None if that is not known.
+
+        Raises:
+            SessionError: The session was loaded without.
+
+        """
+        context = self.context
+        media = fitted(self.stored(), context.budget, context.media, provider=provider)
+        told = bool(media.left_out), bool(media.lost)
+        if told > self._told:
+            self._told = told
+            self._owner._left_out(media)
+        return media.messages
+
+    def stored(self) -> list[Message]:
+        """Return the working context's messages as they are stored: with references to media.
 
         Raises:
             SessionError: The session was loaded without.

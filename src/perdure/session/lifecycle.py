@@ -36,10 +36,11 @@ from perdure.errors import (
     UnsavedChangesError,
 )
 from perdure.lease import OnHeld, acquire_lease
-from perdure.lineage.store import Lineage
+from perdure.lineage.store import Lineage, hold_media
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Origin
+from perdure.records.media import filled
 from perdure.records.messages import decode_message, kind_of
 from perdure.records.records import (
     BASE,
@@ -90,7 +91,7 @@ def rescued(session: SessionBase, after: int) -> tuple[list[Entry], Entry]:
     """
     contents, durable = session._contents, session._tracked.durable
     known = [
-        (seq, Entry(kind_of(decode_message(payload)), payload))
+        (seq, Entry(kind_of(decode_message(payload)), filled(payload, contents.context.media)))
         for seq, payload in contents.context.by_record()
     ]
     known += [
@@ -579,6 +580,7 @@ async def _read(session: SessionBase) -> RestoredSession:
             break
         # A save came between, and what it saved has left memory.
         restored = await restore(runtime.store, session.key, context_bytes=limit)
+    await hold_media(runtime.store, session.key, restored.context, runtime.limits._media)
     return restored
 
 

@@ -27,7 +27,7 @@ from perdure.errors import (
     SessionNotFoundError,
 )
 from perdure.lease import LATE, OnHeld, acquire_lease, lease_held
-from perdure.lineage.store import is_begun_by
+from perdure.lineage.store import Filled, hold_media, is_begun_by
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry, Record
 from perdure.restore.ladder import restore
@@ -317,7 +317,8 @@ class Opener:
         ):
             return "it is of another store, which was at this place before"
         records: list[Record] = []
-        chunks = self._runtime.store.read_log(key, after=max(spilled.base - 1, 0))
+        log = Filled(self._runtime.store)  # what is spilled has its media in place, too
+        chunks = log.read_log(key, after=max(spilled.base - 1, 0))
         async with contextlib.aclosing(chunks):
             async for chunk in chunks:
                 records.extend(chunk.records)
@@ -335,6 +336,7 @@ class Opener:
             context_bytes=runtime.limits.context_bytes,
             strict=wanted.strict,
         )
+        await hold_media(runtime.store, grant.key, restored.context, runtime.limits._media)
         if restored.head != grant.head:
             message = (
                 f"session {grant.key}: its log ends at record {restored.head}, but epoch "

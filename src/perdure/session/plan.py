@@ -161,7 +161,7 @@ class _Noting:
         self._store = store
         self._registry = registry
         self._view = view
-        self.messages: tuple[Message, ...] = tuple(view.context())
+        self.messages: tuple[Message, ...] = tuple(view._contents.stored())
         self.appended: tuple[Message, ...] = ()
         self.replaces: bool = False
         self.retriever: Retriever = Retriever(self._lines)
@@ -186,7 +186,7 @@ class _Noting:
         return self._view._contents.context.system_prompt_sha256
 
     def get_working_context_messages(self) -> list[Message]:
-        return self._view.context()
+        return self._view._contents.stored()
 
     async def _lines(self, name: str) -> list[bytes]:
         data, records = await self._view._contents._read(name)
@@ -196,7 +196,7 @@ class _Noting:
         self, tail_turns: int | None, exclude_turn_id: str | None = None
     ) -> Sequence[Message]:
         if tail_turns is None:
-            return raw_part(self._view.context())
+            return raw_part(self._view._contents.stored())
         turns = await newest_turns(self._store, self._view.key, tail_turns, exclude=exclude_turn_id)
         payloads = [payload for turn in turns for payload in turn.messages]
         return [decode_message(payload, self._registry) for payload in payloads]
