@@ -23,10 +23,11 @@ from perdure.errors import (
 )
 from perdure.lease import OnHeld
 from perdure.records.keys import SessionKey
+from perdure.records.media import without_lost
 from perdure.records.messages import Message, decode_message
 from perdure.session.internals import (
-    filled,
     discard_lost,
+    filled,
     loop_of,
     messages_before_log,
     other_holder,
@@ -164,7 +165,8 @@ async def newest_messages(
     if known is not None:
         begin = 0 if count is None else max(len(known) - count, 0)
         newest = await filled(source, known[begin:])
-        return [(seq, decode_message(payload)) for seq, payload in newest], not begin
+        shown = [(seq, without_lost(decode_message(payload))) for seq, payload in newest]
+        return shown, not begin
     messages: list[tuple[int, Message]] = []
     before: int | None = None
     while count is None or len(messages) < count:

@@ -21,6 +21,7 @@ from perdure.agent.compaction import Compacted, ExistingMemories, LogCompaction,
 from perdure.agent.llm.failures import Overflow
 from perdure.agent.llm.model import ToolSpec
 from perdure.errors import NotStorableError, SessionError
+from perdure.lineage.store import followed
 from perdure.memory.compaction import (
     Compaction,
     CompactionPolicy,
@@ -33,7 +34,6 @@ from perdure.memory.compaction import (
 from perdure.memory.context import WorkingContextSnapshot, tokens_of
 from perdure.memory.documents import TurnPayload
 from perdure.memory.retrieval import Retriever
-from perdure.lineage.store import followed
 from perdure.memory.traces import (
     SOURCE,
     RawTrace,

@@ -246,12 +246,12 @@ class Filled(DelegatingStore):
 
     async def _part(self, key: SessionKey, chunk: LogChunk, begin: int, end: int) -> LogChunk:
         if not any(map(referred_in, chunk.records[begin:end])):
-            return chunk if end - begin == len(chunk.records) else LogChunk(
-                chunk.records[begin:end], chunk.settled
+            return (
+                chunk
+                if end - begin == len(chunk.records)
+                else LogChunk(chunk.records[begin:end], chunk.settled)
             )
-        return LogChunk(
-            await with_media(self.inner, key, chunk.records[begin:end]), chunk.settled
-        )
+        return LogChunk(await with_media(self.inner, key, chunk.records[begin:end]), chunk.settled)
 
 
 def referred_in(record: Record) -> list[Medium]:

@@ -114,6 +114,7 @@ class WorkingContext:
         "budget",
         "cut",
         "epoch_id",
+        "has_lifted",
         "inline",
         "last_compaction_ts",
         "lifts",
@@ -132,6 +133,8 @@ class WorkingContext:
         self.limit: int = limit
         # Whether media are taken out of what is fed, as they are when it is saved.
         self.lifts: bool = False
+        # Whether that has happened.
+        self.has_lifted: bool = False
         # What messages refer to, by name: of the newest, as many as the budget has room for.
         self.media: dict[str, bytes] = {}
         self.budget: MediaBudget = MediaBudget()
@@ -184,6 +187,7 @@ class WorkingContext:
         """Take the media of what is appended out, and hold them."""
         payload, blobs = lifted(payload)
         if blobs:
+            self.has_lifted = True
             self.media |= blobs
             held = sum(map(len, self.media.values()))
             if held > HELD_BYTES or len(self.media) * _LEAST_MEDIUM > self.budget.tokens:

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from perdure.errors import InvalidArgumentError
-from perdure.records.media import Medium, media_of, string_of, with_media
+from perdure.records.media import LOST, Medium, media_of, string_of, with_media
 from perdure.records.messages import Message
 
 MediaTokens = Callable[[Medium], int]
@@ -27,7 +27,6 @@ HELD_BYTES: Final = 48 * 1024 * 1024
 STEP: Final = 0.25
 """The share of the budget that leaves at a time."""
 SPENT: Final = "left out: the budget for media is spent"
-LOST: Final = "lost: its blob is missing or damaged"
 TOO_MUCH: Final = "left out: the provider takes no more of it"
 
 _UNKNOWN_IMAGE: Final = 1_600
@@ -167,9 +166,7 @@ def fitted(
         provider: Who reads them.
 
     """
-    found = [
-        (at, medium) for at, message in enumerate(messages) for medium, _ in media_of(message)
-    ]
+    found = [(at, medium) for at, message in enumerate(messages) for medium, _ in media_of(message)]
     if not found:
         return FittedMedia(list(messages))
     room = max(budget.tokens, 1)
@@ -201,7 +198,7 @@ def _decided(
             return None
         return string_of(text, raw)
 
-    def why(medium: Medium) -> str:
+    def why(_: Medium) -> str:
         return SPENT if place < first else LOST
 
     with_some = {at for at, _ in found}
@@ -210,8 +207,3 @@ def _decided(
         for at, message in enumerate(messages)
     ]
     return FittedMedia(shown, tuple(medium for _, medium in found[:first]), tuple(lost))
-
-
-def noted(message: Message, why: str = SPENT) -> Message:
-    """Return a message with notes where its media were."""
-    return with_media(message, lambda medium, text: None, lambda medium: why)

@@ -11,12 +11,12 @@ from typing import Any, Final
 
 import msgspec
 
-from perdure.memory.media import LOST, TOO_MUCH, kept_of
+from perdure.memory.media import TOO_MUCH, kept_of
 from perdure.providers.context_fit import ContextTarget
 from perdure.providers.issued import stamp_of
 from perdure.providers.parts import Media, shown
 from perdure.providers.tool_pairs import Exchange
-from perdure.records.media import Medium, media_of, with_media
+from perdure.records.media import LOST, Medium, media_of, noted, with_media
 from perdure.records.messages import Message
 
 MIB: Final = 1024 * 1024
@@ -89,8 +89,7 @@ def beside_results(exchanges: Sequence[Exchange], target: ContextTarget) -> Iter
             if result is None or blocks is None:
                 results.append(message)
                 continue
-            said = with_media(message, lambda medium, text: None, lambda medium: BELOW)
-            results.append(said)
+            results.append(noted(message, BELOW))
             name = result.name or "the tool"
             media.append({"type": "text", "text": f"[what {name} has returned:]"})
             media += [block for part, block in blocks if isinstance(part, Media)]

@@ -37,7 +37,9 @@ _PREFIX_BYTES: Final = b'"' + _PREFIX.encode()
 MediaKind = Literal["image", "audio", "video", "document"]
 
 _RUN = rb"[A-Za-z0-9+/]{%d,}+={0,2}" % SEEN
-_URL = re.compile(rb'(?<!"text":)(?<!"content":)"data:([a-z]+/[A-Za-z0-9.+-]+);base64,(' + _RUN + rb')"')
+_URL = re.compile(
+    rb'(?<!"text":)(?<!"content":)"data:([a-z]+/[A-Za-z0-9.+-]+);base64,(' + _RUN + rb')"'
+)
 _DATA = re.compile(rb'"(?:data|blob|file_data|result)": ?"(' + _RUN + rb')"')
 _REFERENCE = re.compile(
     rb'"perdure:media:(url|data):([A-Za-z0-9/.+-]+):([0-9]{1,12}):([0-9]{1,6})x([0-9]{1,6}):'
@@ -50,6 +52,7 @@ _AROUND: Final = 400
 _HEAD: Final = 128 * 1024
 """Characters of base64 among which an image says how large it is."""
 _DATA_KEYS: Final = frozenset({"data", "blob", "file_data", "result"})
+_MARKS: Final = (b";base64,", _PREFIX_BYTES, *(b'"%b":"' % key.encode() for key in _DATA_KEYS))
 _TEXT_KEYS: Final = frozenset({"text", "content"})
 _TYPE_KEYS: Final = ("media_type", "mimeType", "mime_type")
 _MAGIC: Final = (
@@ -62,7 +65,8 @@ _MAGIC: Final = (
     (b"\x1aE\xdf\xa3", "video/webm"),
 )
 PIXEL: Final = (
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5E"
+    "rkJggg=="
 )
 """An image of one pixel, where only an image may stand."""
 
@@ -213,9 +217,7 @@ def referred(payload: bytes) -> list[Medium]:
     if not holds_references(payload):
         return []
     return [
-        Medium(
-            found[2].decode(), int(found[3]), int(found[4]), int(found[5]), found[6].decode()
-        )
+        Medium(found[2].decode(), int(found[3]), int(found[4]), int(found[5]), found[6].decode())
         for found in _REFERENCE.finditer(payload)
     ]
 
@@ -283,7 +285,10 @@ def with_media(message: Message, decide: Decide, why: Callable[[Medium], str]) -
     result = message.tool_result
     if result is not None:
         value: Any = result.result
-        value = walk.string(value, None, None) if isinstance(value, str) else walk.value(value)
+        if isinstance(value, str):
+            value = walk.string(value, None, None)
+        elif isinstance(value, (list, dict)) and _may_hold(value):
+            value = walk.value(value)
         value = value.text if isinstance(value, _Note) else value
         if value is not result.result:
             changes["tool_result"] = msgspec.structs.replace(result, result=value)
@@ -292,7 +297,7 @@ def with_media(message: Message, decide: Decide, why: Callable[[Medium], str]) -
         if urls:
             shown = [walk.string(url, None, None) for url in urls]
             kept = tuple(url for url in shown if isinstance(url, str))
-            notes += [note for note in shown if isinstance(note, _Note)]
+            notes += [note.text for note in shown if isinstance(note, _Note)]
             if kept != urls:
                 changes[name] = kept
     extra = _with_extra(message.extra, decide)
@@ -300,11 +305,39 @@ def with_media(message: Message, decide: Decide, why: Callable[[Medium], str]) -
         changes["extra"] = extra
     if notes:
         content = changes.get("content", message.content)
-        changes["content"] = _noted(content, [note.text for note in notes])
+        changes["content"] = _noted(content, notes)
     return msgspec.structs.replace(message, **changes) if changes else message
 
 
-class _Note(NamedTuple):
+def _may_hold(value: Any) -> bool:
+    """Say whether a walk over a value may find media: it takes long, and most have none."""
+    try:
+        data = msgspec.json.encode(value, enc_hook=str)
+    except (TypeError, ValueError, RecursionError):
+        return True
+    return any(mark in data for mark in _MARKS)
+
+
+LOST: Final = "lost: its blob is missing or damaged"
+
+
+def noted(message: Message, why: str) -> Message:
+    """Return a message with notes where its media were."""
+
+    def leave_out(_medium: Medium, _text: str) -> None:
+        return None
+
+    return with_media(message, leave_out, lambda _: why)
+
+
+def without_lost(message: Message) -> Message:
+    """Return a message that was read, with notes for media whose blobs are gone."""
+    return with_media(message, lambda medium, text: None if medium.name else text, lambda _: LOST)
+
+
+class _Note(msgspec.Struct, frozen=True):
+    """What stands in the place of media that are left out."""
+
     text: str
 
 
@@ -375,14 +408,15 @@ def medium_of(text: str, key: str | None, beside: Mapping[str, Any] | None) -> M
         return _of_text(data, media_type)
     if key not in _DATA_KEYS or beside is None:
         return None
-    media_type = next((beside[name] for name in _TYPE_KEYS if isinstance(beside.get(name), str)), "")
-    if not media_type:
-        head = _decoded(text[:64].encode("ascii", "replace")) or b""
+    types = (beside[name] for name in _TYPE_KEYS if isinstance(beside.get(name), str))
+    typed: str | None = next(types, None)
+    if typed is None:
+        shown = sniffed(_decoded(text[:64].encode("ascii", "replace")) or b"")
         form = beside.get("format")
-        media_type = sniffed(head) or (f"audio/{form}" if isinstance(form, str) else "")
-    if not media_type or beside.get("type") == "text":
+        typed = f"audio/{form}" if shown is None and isinstance(form, str) else shown
+    if not typed or beside.get("type") == "text":
         return None
-    return _of_text(text, media_type.partition(";")[0].strip().lower())
+    return _of_text(text, typed.partition(";")[0].strip().lower())
 
 
 def _of_text(data: str, media_type: str) -> Medium:

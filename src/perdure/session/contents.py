@@ -48,7 +48,7 @@ from perdure.memory.working_memory import Lazy, MemoryLimit, SessionValues, Work
 from perdure.records.checkpoints import CHECKPOINTS
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey, require_text
-from perdure.records.media import filled, referred
+from perdure.records.media import filled, referred, without_lost
 from perdure.records.messages import (
     RESERVED_KINDS,
     Message,
@@ -353,6 +353,7 @@ class Contents:
             records=[records[seq] for seq in sorted(records)],
             snapshot=self.context.snapshot(self.key.agent, self.key.session),
             system_prompt=system_prompt_of(self.context),
+            refers=self.context.has_lifted,
             counts=SessionCounts(
                 seq=upto,
                 messages=self.messages,
@@ -474,7 +475,8 @@ class Contents:
         if attempt.begin is None:
             return None
         texts = [
-            decode_message(record.payload, self._registry) for record in reversed(attempt.messages)
+            without_lost(decode_message(record.payload, self._registry))
+            for record in reversed(attempt.messages)
         ]
         return attempt.begin - 1, tuple(texts)
 
@@ -524,7 +526,7 @@ class Contents:
             if len(items) >= limit:
                 return
             if record.kind in MESSAGE_KINDS:
-                value: Any = decode_message(record.payload, self._registry)
+                value: Any = without_lost(decode_message(record.payload, self._registry))
             elif record.kind.startswith("x:"):
                 value = self._registry.decode_record(record.kind, record.payload)
             elif record.kind in RESERVED_KINDS and not _is_application_event(record):

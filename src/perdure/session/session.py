@@ -118,9 +118,9 @@ class Rendered:
     ) -> list[Any] | RenderedContext:
         """Return what the model sees next: the newest whole messages within the limit.
 
-        Images and other media are shown up to ``Limits.context_media_tokens``, the newest; in the
-        place of older ones stands a note. A provider accepts it as it is, however the last turn ended. Calls without a result are
-        shown as interrupted.
+        Images and other media are shown up to ``Limits.context_media_tokens``, the newest; older
+        ones are replaced by a note. A provider accepts it as it is, however the last turn ended.
+        Calls without a result are shown as interrupted.
 
         Args:
             format: None for `Message` objects, as they are in the log. ``"openai"`` and
