@@ -167,7 +167,9 @@ async def test_each_image_lies_in_the_store_once(again: Connect) -> None:
         await session.aclose()
         assert await store_of(sessions).blob_names("") == [name_of(image)]
         documents = await store_of(sessions).read_documents(KEY, None)
-        assert all(encoded(image)[:1000].encode() not in one.data for one in documents.found.values())
+        assert all(
+            encoded(image)[:1000].encode() not in one.data for one in documents.found.values()
+        )
 
 
 async def test_a_small_image_stays_in_its_record_and_takes_no_room_of_text(again: Connect) -> None:
@@ -402,7 +404,9 @@ async def test_media_come_back_through_encryption_and_compression(tmp_path: Path
     async with perdure.connect(made()) as sessions, sessions.open("ada") as session:
         assert shown(session.context("anthropic").messages) == [image]
         await sessions.forget("ada")
-    assert not any(image[100:200] in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert not any(
+        image[100:200] in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
+    )
 
 
 async def test_media_stay_in_the_log_where_a_store_keeps_no_blobs() -> None:
