@@ -19,9 +19,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final, final
 
 import anyio
+import anyio.to_thread
 import msgspec
 
 from perdure._lib.tasks import each
@@ -40,7 +42,7 @@ from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, Origin
 from perdure.records.media import LIFTED_KINDS, Medium, filled, lifted_entries, may_lift, referred
-from perdure.records.records import BASE, EPOCH, Record
+from perdure.records.records import BASE, EPOCH, Entry, Record
 from perdure.restore.ladder import validated
 from perdure.store import (
     Batch,
@@ -181,6 +183,8 @@ def followed(store: Store) -> Lineage:
     return store if isinstance(store, Lineage) else Lineage(store)
 
 
+OFFLOAD: Final = 512 * 1024
+"""Media of more bytes than this are taken out of their records in a thread."""
 AT_A_TIME: Final = 4 * 1024 * 1024
 """Bytes of media in one call of the store."""
 
@@ -252,6 +256,14 @@ class Filled(DelegatingStore):
                 else LogChunk(chunk.records[begin:end], chunk.settled)
             )
         return LogChunk(await with_media(self.inner, key, chunk.records[begin:end]), chunk.settled)
+
+
+async def _lifted(batch: Batch) -> tuple[tuple[Entry, ...], dict[str, bytes]]:
+    """Return a batch's records with references to their media, and these."""
+    if sum(len(entry.payload) for entry in batch.records) <= OFFLOAD:
+        return lifted_entries(batch.records)
+    lift = partial(lifted_entries, batch.records)
+    return await anyio.to_thread.run_sync(lift, abandon_on_cancel=True)
 
 
 def referred_in(record: Record) -> list[Medium]:
@@ -372,8 +384,8 @@ class Lineage(DelegatingStore):
         outcomes: list[Outcome | None] = []
         ready: list[Batch] = []
         for batch in batches:
-            records, media = lifted_entries(batch.records)
             try:
+                records, media = await _lifted(batch)
                 await self._put(batch.key.tenant, media)
             except Exception as error:  # noqa: BLE001  # becomes the outcome
                 outcome = outcome_of(error)

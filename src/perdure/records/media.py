@@ -37,9 +37,7 @@ _PREFIX_BYTES: Final = b'"' + _PREFIX.encode()
 MediaKind = Literal["image", "audio", "video", "document"]
 
 _RUN = rb"[A-Za-z0-9+/]{%d,}+={0,2}" % SEEN
-_URL = re.compile(
-    rb'(?<!"text":)(?<!"content":)"data:([a-z]+/[A-Za-z0-9.+-]+);base64,(' + _RUN + rb')"'
-)
+_URL = re.compile(rb'"data:([a-z]+/[A-Za-z0-9.+-]+);base64,(' + _RUN + rb')"')
 _DATA = re.compile(rb'"(?:data|blob|file_data|result)": ?"(' + _RUN + rb')"')
 _REFERENCE = re.compile(
     rb'"perdure:media:(url|data):([A-Za-z0-9/.+-]+):([0-9]{1,12}):([0-9]{1,6})x([0-9]{1,6}):'
@@ -53,6 +51,7 @@ _HEAD: Final = 128 * 1024
 """Characters of base64 among which an image says how large it is."""
 _DATA_KEYS: Final = frozenset({"data", "blob", "file_data", "result"})
 _MARKS: Final = (b";base64,", _PREFIX_BYTES, *(b'"%b":"' % key.encode() for key in _DATA_KEYS))
+_IN_TEXT: Final = (b'"text":', b'"content":')
 _TEXT_KEYS: Final = frozenset({"text", "content"})
 _TYPE_KEYS: Final = ("media_type", "mimeType", "mime_type")
 _MAGIC: Final = (
@@ -120,7 +119,8 @@ def _places(payload: bytes) -> list[_Place]:
         return []
     places = [
         _Place(found.start(), found.end(), "url", found[1].decode(), found[2])
-        for found in _URL.finditer(payload)
+        for found in (_URL.finditer(payload) if b";base64," in payload else ())
+        if not payload.endswith(_IN_TEXT, 0, found.start())
     ]
     for found in _DATA.finditer(payload):
         media_type = _type_beside(payload, found.start(), found.end(), found[1])
@@ -160,6 +160,12 @@ def _decoded(data: bytes) -> bytes | None:
         return None
 
 
+def _is_canonical(data: bytes, raw: bytes) -> bool:
+    """Say whether bytes are encoded to this base64: only its end may be written otherwise."""
+    rest = len(raw) % 3 or 3
+    return len(data) % 4 == 0 and base64.b64encode(raw[-rest:]) == data[-4:]
+
+
 def lifted(payload: bytes) -> tuple[bytes, dict[str, bytes]]:
     """Return a record with references where its media were, and these media by their hashes.
 
@@ -174,7 +180,7 @@ def lifted(payload: bytes) -> tuple[bytes, dict[str, bytes]]:
         if len(place.data) * 3 // 4 < LEAST:
             continue
         raw = _decoded(place.data)
-        if raw is None or base64.b64encode(raw) != place.data:
+        if raw is None or not _is_canonical(place.data, raw):
             continue  # it would not come back to the letter
         width, height = dimensions(raw)
         name = hashlib.sha256(raw).hexdigest()
