@@ -12,7 +12,7 @@ import pytest
 
 import perdure
 from perdure import Limits, Message, Session, Shutdown, ToolCall
-from perdure.errors import InvalidArgumentError
+from perdure.errors import InvalidArgumentError, LeaseLostError
 from perdure.formats import FullAgentState
 from perdure.providers import FORMATS
 from perdure.records.chunks import name_of
@@ -437,6 +437,93 @@ async def test_a_retracted_image_is_gone_from_the_context_and_an_older_one_comes
         assert shown(session.context("anthropic").messages) == [first, second]
     async with again() as sessions, sessions.open("ada") as session:
         assert shown(session.context("anthropic").messages) == [first, second]
+
+
+async def test_older_media_are_shown_again_when_newer_ones_are_retracted(again: Connect) -> None:
+    limits = Limits(context_media_tokens=400, media_tokens=100)
+    async with again(limits=limits) as sessions, sessions.open("ada") as session:
+        images = [look(session, number, 70 * KB) for number in range(4)]
+        version = session.version
+        for number in range(4, 12):
+            look(session, number, 70 * KB)
+        await session.save()
+        await session.retract(after=version)
+        assert shown(session.context("anthropic").messages) == images
+        before = session.version
+        with pytest.raises(ZeroDivisionError):
+            async with session.turn("request"):
+                for number in range(4, 12):
+                    look(session, number, 70 * KB)
+                raise ZeroDivisionError
+        assert session.version > before
+        async with session.turn("request"):
+            assert shown(session.context("anthropic").messages) == images
+
+
+async def test_older_media_are_shown_again_after_a_rollback(again: Connect) -> None:
+    limits = Limits(context_media_tokens=400, media_tokens=100)
+    async with again(limits=limits) as sessions, sessions.open("ada") as session:
+        images = [look(session, number, 70 * KB) for number in range(4)]
+        made = await session.checkpoints.create("one")
+        for number in range(4, 12):
+            look(session, number, 70 * KB)
+        await session.save()
+        await session.checkpoints.rollback(made.id)
+        assert shown(session.context("anthropic").messages) == images
+
+
+async def test_what_would_not_be_saved_is_spilled_with_its_media(tmp_path: Path) -> None:
+    backing = MemoryBacking()
+    gone = FaultyStore(MemoryStore(backing=backing), fail_on="append_many", nth=2, times=None)
+    spilling = Shutdown(
+        deadline=0.2, turn_grace=0, hard_grace=0.2, signals=False, spill=str(tmp_path)
+    )
+    async with perdure.connect(gone, autosave=None, shutdown=spilling) as sessions:
+        session = await sessions.open("ada")
+        session.append(Message.user("Hello"))
+        await session.save()
+        image = look(session, 1)
+    async with perdure.connect(MemoryStore(backing=backing), shutdown=spilling) as sessions:
+        async with sessions.open("ada") as session:
+            assert shown(session.context("anthropic").messages) == [image]
+            assert await store_of(sessions).blob_names("") == [name_of(image)]
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_session_that_was_lost_is_forked_with_its_media() -> None:
+    backing = MemoryBacking()
+    quiet = Shutdown(signals=False)
+    async with perdure.connect(MemoryStore(backing=backing), autosave=None, shutdown=quiet) as ours:
+        session = await ours.open("ada")
+        first = look(session, 1)
+        await session.save()
+        second = look(session, 2)
+        holder = await store_of(ours).holder(KEY)
+        assert holder is not None
+        other = MemoryStore(backing=backing)
+        await other.open()
+        await other.acquire(KEY, after=holder.epoch)
+        with pytest.raises(LeaseLostError):
+            await session.save()
+        await session.fork_unsaved("eve")
+        await other.aclose()
+        async with ours.open("eve") as fork:
+            assert shown(fork.context("anthropic").messages) == [first, second]
+
+
+async def test_a_plan_keeps_media(again: Connect) -> None:
+    async with again() as sessions:
+        async with sessions.open("ada") as session:
+            image = look(session, 1)
+            session.append(Message.assistant(tool_calls=[ToolCall("cut", "shot")]))
+            session.append(Message.user("hello?"))
+            await session.save()
+            plan = await session.plan_restore()
+            assert plan.replaces
+            await session.apply(plan)
+            assert shown(session.context("anthropic").messages) == [image]
+        async with sessions.open("ada") as session:
+            assert shown(session.context("anthropic").messages) == [image]
 
 
 async def test_checkpoints_of_a_log_with_media_are_sound(again: Connect) -> None:

@@ -23,7 +23,7 @@ MediaTokens = Callable[[Medium], int]
 BUDGET: Final = 40_000
 """Tokens of media that a context has by default: about 25 images."""
 HELD_BYTES: Final = 48 * 1024 * 1024
-"""Bytes of media that one session holds in memory, at most."""
+"""Bytes of media that one session holds in memory, and shows, at most."""
 STEP: Final = 0.25
 """The share of the budget that leaves at a time."""
 SPENT: Final = "left out: the budget for media is spent"
@@ -170,7 +170,12 @@ def fitted(
     if not found:
         return FittedMedia(list(messages))
     room = max(budget.tokens, 1)
-    first = kept_of([budget.count(medium, provider) / room for _, medium in found])
+    first = kept_of(
+        [
+            max(budget.count(medium, provider) / room, medium.bytes / HELD_BYTES)
+            for _, medium in found
+        ]
+    )
     newest = found[-1][0]
     first = min(first, next(place for place, (at, _) in enumerate(found) if at == newest))
     return _decided(messages, found, first, blobs)

@@ -12,6 +12,7 @@ A turn is one input up to the end of its answer, saved when it ends.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import time
@@ -27,7 +28,7 @@ from perdure._lib.loop import loop_timer
 from perdure._lib.task_scope import TaskScope, enter, is_within, turns
 from perdure._lib.tasks import CurrentTask, task_finder
 from perdure.autosave.tracked import require_outside
-from perdure.errors import InvalidArgumentError, SessionError
+from perdure.errors import InvalidArgumentError, SessionError, StoreError
 from perdure.memory.context import RetractionPayload, WorkingContext
 from perdure.memory.documents import SessionDocument, TurnPayload, note_turn
 from perdure.memory.working_memory import MemoryInfo, MemoryLimit, MemorySearch
@@ -187,6 +188,7 @@ class Turn:
         self.resumed = self._resume
         if retraction:
             session._accept(retraction)
+            await session._load_media()
 
     async def emit(self, item: T, send: Callable[[T], Awaitable[object] | object]) -> None:
         """Send something once everything before it is durable: the output gate.
@@ -603,7 +605,15 @@ class SessionBase(_Hot):
 
         """
         self._check_home()
-        return self._receipt(await self._runtime.saver.save(self._tracked))
+        version = await self._runtime.saver.save(self._tracked)
+        if self._behind.may_lack_media:
+            await self._load_media()
+        return self._receipt(version)
+
+    async def _load_media(self) -> None:
+        """Have the media that are shown again after a retraction, or a new context, in memory."""
+        with contextlib.suppress(StoreError):  # then the next save tries it again
+            await self._contents.load_media()
 
     async def retract(self, *, after: int) -> int:
         """Take the conversation back to what it was at a record, and return the new version.
@@ -622,7 +632,9 @@ class SessionBase(_Hot):
         if type(after) is not int or not 0 <= after <= self.version:
             message = f"session {self.key} has records up to {self.version}, none at {after}"
             raise InvalidArgumentError(message, after=after, version=self.version)
-        return self._accept(await self._retraction(after))
+        version = self._accept(await self._retraction(after))
+        await self._load_media()
+        return version
 
     async def _retraction(self, after: int) -> tuple[Entry, ...]:
         """Return what takes the conversation back to a record, to be appended as one group."""

@@ -231,6 +231,7 @@ class Contents:
         "has_context",
         "info_document",
         "key",
+        "may_lack_media",
         "messages",
         "report",
         "taken",
@@ -261,6 +262,8 @@ class Contents:
         self.taken: dict[str, int] = restored.taken
         """What was posted and is in the log, by op id."""
         self.messages: int = restored.messages
+        self.may_lack_media: bool = False
+        """Whether media that the model may be shown again are in their blobs alone."""
         self.clock: int = restored.clock
         """The session's logical clock: the newest time that an event or a checkpoint has."""
         self.digest: LogDigest | None = None
@@ -325,6 +328,8 @@ class Contents:
                 context.feed(seq, kind, payload)
                 if kind in MESSAGE_KINDS:
                     self.messages += 1
+                else:
+                    self.may_lack_media = True  # older ones may be shown again
                 continue
             context.seq = seq  # an application's own kind changes nothing else
             if kind in KEPT_FOR_LATER:
@@ -588,6 +593,14 @@ class Contents:
             self._told = told
             self._owner._left_out(media)
         return media.messages
+
+    async def load_media(self) -> None:
+        """Load the media that the model may be shown, and that are not in memory."""
+        context = self.context
+        names = [name for name in context.wanted() if name not in context.media]
+        if names:
+            context.media |= await media_of(self._store, self.key.tenant, names)
+        self.may_lack_media = False
 
     def stored(self) -> list[Message]:
         """Return the working context's messages as they are stored: with references to media.
