@@ -14,7 +14,7 @@ import msgspec
 from perdure.memory.media import TOO_MUCH, kept_of
 from perdure.providers.context_fit import ContextTarget
 from perdure.providers.issued import stamp_of
-from perdure.providers.parts import Media, shown
+from perdure.providers.parts import Media, Text, plain, read_part, shown
 from perdure.providers.tool_pairs import Exchange
 from perdure.records.media import LOST, Medium, media_of, noted, with_media
 from perdure.records.messages import Message
@@ -76,6 +76,11 @@ def _why(medium: Medium) -> str:
     return LOST if medium.name else TOO_MUCH
 
 
+def _listed(message: Message) -> list[Any]:
+    result = None if message.tool_result is None else message.tool_result.result
+    return result if isinstance(result, list) else [result]
+
+
 def beside_results(exchanges: Sequence[Exchange], target: ContextTarget) -> Iterator[Exchange]:
     """Yield exchanges in which media that tools returned follow the results."""
     for exchange in exchanges:
@@ -89,7 +94,15 @@ def beside_results(exchanges: Sequence[Exchange], target: ContextTarget) -> Iter
             if result is None or blocks is None:
                 results.append(message)
                 continue
-            results.append(noted(message, BELOW))
+            said = "\n".join(
+                part.text if isinstance(part, Text) else plain(part)
+                for part in map(read_part, _listed(noted(message, BELOW)))
+            )
+            results.append(
+                msgspec.structs.replace(
+                    message, tool_result=msgspec.structs.replace(result, result=said)
+                )
+            )
             name = result.name or "the tool"
             media.append({"type": "text", "text": f"[what {name} has returned:]"})
             media += [block for part, block in blocks if isinstance(part, Media)]
