@@ -111,8 +111,9 @@ async def judge(root: Path, script: Script, limits: Limits, answered: int) -> li
         said = [one.value for one in history if isinstance(one.value, Message)]
         whole = "\n".join(one.text for one in said)
         there = [number for number in range(len(script.images)) if _is_there(said, script, number)]
-        if there[:answered] != list(range(answered)):
-            problems.append(f"{answered} turns were answered, the log has {there}")
+        cut = _cut(said)  # of these, the tool's answer is that it was interrupted
+        if [number for number in range(answered) if number not in {*there, *cut}]:
+            problems.append(f"{answered} turns were answered, the log has {there}, cut {cut}")
         for format in FORMATS:
             context = session.context(format)
             request = context if isinstance(context, list) else context.messages
@@ -131,6 +132,13 @@ async def judge(root: Path, script: Script, limits: Limits, answered: int) -> li
             problems += [f"{format}: {wrong}" for wrong in _wrongs(context, format)]
     problems += await _stored(root, script, there)
     return problems
+
+
+def _cut(said: Sequence[Message]) -> set[int]:
+    """Return the numbers of the screenshots whose tool was cut off by a kill."""
+    failed = {one.tool_result.call_id for one in said if one.tool_result and one.tool_result.error}
+    calls = [call for one in said for call in one.tool_calls]
+    return {call.arguments["number"] for call in calls if call.id in failed}
 
 
 def _is_there(said: Sequence[Message], script: Script, number: int) -> bool:
@@ -164,8 +172,9 @@ async def _stored(root: Path, script: Script, there: Sequence[int]) -> list[str]
         names = sorted(await store.blob_names(""))
     finally:
         await store.aclose()
-    expected = sorted({name_of(script.images[number]) for number in there})
-    if names == expected:
+    # What a cut turn had said, and was taken back, is in the log, too.
+    expected = {name_of(script.images[number]) for number in there}
+    if expected <= set(names) <= {name_of(image) for image in script.images}:
         return []
     return [f"the store has {len(names)} blobs, {len(expected)} images are in the log"]
 
