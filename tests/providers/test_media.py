@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from perdure import Message, ToolCall
+from perdure.memory.media import LIMITS, MIB, RequestLimits
 from perdure.providers import FORMATS, render
-from perdure.providers.media import LIMITS, MIB, RequestLimits, within_limits
+from perdure.providers.media import within_limits
 from tests.images import encoded, part, png, shown, url, words
 from tests.providers.rules import wrongs
 
@@ -67,7 +68,7 @@ def test_no_base64_stands_in_the_text_of_a_result(format: Any) -> None:
 def test_more_than_a_provider_takes_leaves_notes_the_oldest_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(LIMITS, "anthropic", RequestLimits(count=4, bytes=MIB, image=9_000))  # type: ignore[call-overload]
+    monkeypatch.setitem(LIMITS, "anthropic", RequestLimits(count=4, bytes=MIB, image=9_000))
     images = [png(3_000, number) for number in range(6)]
     messages = [Message.user([part(image)]) for image in images]
     assert shown(render(messages, "anthropic").messages) == images[2:]

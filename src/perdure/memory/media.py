@@ -20,15 +20,18 @@ from perdure.records.messages import Message
 MediaTokens = Callable[[Medium], int]
 """Returns how many tokens an image, or other media, takes."""
 
+MIB: Final = 1024 * 1024
 BUDGET: Final = 40_000
 """Tokens of media that a context has by default: about 25 images."""
-HELD_BYTES: Final = 48 * 1024 * 1024
+HELD_BYTES: Final = 48 * MIB
 """Bytes of media that one session holds in memory, and shows, at most."""
 STEP: Final = 0.25
 """The share of the budget that leaves at a time."""
 SPENT: Final = "left out: the budget for media is spent"
 TOO_MUCH: Final = "left out: the provider takes no more of it"
 
+_AROUND: Final = 128
+"""Bytes of a request around the base64 of one of its media, at most."""
 _UNKNOWN_IMAGE: Final = 1_600
 """Tokens of an image that does not say how large it is."""
 _BYTES_A_PAGE: Final = 75_000
@@ -40,6 +43,26 @@ _AUDIO_RATE: Final = 16_000
 _WAV_RATE: Final = 32_000
 _VIDEO_RATE: Final = 250_000
 """Bytes of a second, where nothing says how long it is."""
+
+
+class RequestLimits(msgspec.Struct, frozen=True):
+    """What a provider takes of media in one request; bytes are those of base64."""
+
+    count: int
+    bytes: int
+    image: int
+    """Bytes of one image."""
+
+    def share(self, size: int) -> float:
+        """Return how much of a request media of so many bytes take."""
+        return max(size / self.bytes, 1 / self.count)
+
+
+LIMITS: Final = {
+    "anthropic": RequestLimits(count=100, bytes=28 * MIB, image=5 * MIB),
+    "gemini": RequestLimits(count=3_000, bytes=18 * MIB, image=18 * MIB),
+    "openai": RequestLimits(count=500, bytes=46 * MIB, image=46 * MIB),
+}
 
 
 def estimated(medium: Medium, provider: str | None = None) -> int:
@@ -169,13 +192,15 @@ def fitted(
     found = [(at, medium) for at, message in enumerate(messages) for medium, _ in media_of(message)]
     if not found:
         return FittedMedia(list(messages))
-    room = max(budget.tokens, 1)
-    first = kept_of(
-        [
-            max(budget.count(medium, provider) / room, medium.bytes / HELD_BYTES)
-            for _, medium in found
-        ]
-    )
+    room, limits = max(budget.tokens, 1), LIMITS.get(provider or "")
+
+    def cost(medium: Medium) -> float:
+        share = max(budget.count(medium, provider) / room, medium.bytes / HELD_BYTES)
+        return (
+            share if limits is None else max(share, limits.share(medium.bytes * 4 // 3 + _AROUND))
+        )
+
+    first = kept_of([cost(medium) for _, medium in found])
     newest = found[-1][0]
     first = min(first, next(place for place, (at, _) in enumerate(found) if at == newest))
     return _decided(messages, found, first, blobs)

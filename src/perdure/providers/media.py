@@ -6,12 +6,12 @@ user's, and the result says so. What a request has no room for leaves a note, th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from perdure.memory.media import TOO_MUCH, kept_of
+from perdure.memory.media import LIMITS, TOO_MUCH, kept_of
 from perdure.providers.context_fit import ContextTarget
 from perdure.providers.issued import stamp_of
 from perdure.providers.parts import Media, Text, plain, read_part, shown
@@ -19,30 +19,12 @@ from perdure.providers.tool_pairs import Exchange
 from perdure.records.media import LOST, Medium, media_of, noted, with_media
 from perdure.records.messages import Message
 
-MIB: Final = 1024 * 1024
 BELOW: Final = "shown in the next message"
-
-
-class RequestLimits(msgspec.Struct, frozen=True):
-    """What a provider takes of media in one request; bytes are those of base64."""
-
-    count: int
-    bytes: int
-    image: int
-    """Bytes of one image."""
-
-
-LIMITS: Final[Mapping[str, RequestLimits]] = {
-    "anthropic": RequestLimits(count=100, bytes=28 * MIB, image=5 * MIB),
-    "gemini": RequestLimits(count=3_000, bytes=18 * MIB, image=18 * MIB),
-    "openai": RequestLimits(count=500, bytes=46 * MIB, image=46 * MIB),
-    "openai-responses": RequestLimits(count=500, bytes=46 * MIB, image=46 * MIB),
-}
 
 
 def within_limits(messages: Sequence[Message], format: str) -> list[Message]:
     """Return messages with notes for media that a request has no room for, or that are lost."""
-    limits = LIMITS[format]
+    limits = LIMITS[format.partition("-")[0]]
     found = [
         (at, medium, len(text))
         for at, message in enumerate(messages)
@@ -54,10 +36,7 @@ def within_limits(messages: Sequence[Message], format: str) -> list[Message]:
     def fits(medium: Medium, size: int) -> bool:
         return not medium.name and (medium.kind != "image" or size <= limits.image)
 
-    shares = [
-        max(size / limits.bytes, 1 / limits.count) if fits(medium, size) else 0.0
-        for _, medium, size in found
-    ]
+    shares = [limits.share(size) if fits(medium, size) else 0.0 for _, medium, size in found]
     first, place = kept_of(shares), -1
 
     def decide(medium: Medium, text: str) -> str | None:
