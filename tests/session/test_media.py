@@ -556,6 +556,31 @@ async def test_only_a_session_with_media_in_blobs_is_of_a_newer_format(again: Co
         assert formats == [2, 1]
 
 
+async def test_the_first_media_of_a_session_are_folded_soon_and_those_after_as_text_is(
+    again: Connect,
+) -> None:
+    """Earlier releases refuse the session from then on; a fold for each image would cost much."""
+    async with again() as sessions, sessions.open("ada") as session:
+        folds: list[Any] = []
+        sessions.on("folded", folds.append)
+        for number in range(30):
+            session.append(Message.user("x" * 100))
+        await session.save()
+        look(session, 1)
+        await session.save()
+        with anyio.fail_after(30):
+            while not folds:
+                await anyio.sleep(0)
+        for number in range(2, 6):
+            look(session, number, 300 * KB)
+            await session.save()
+        assert not session._folding
+        assert len(folds) == 1
+        documents = await store_of(sessions).read_documents(KEY, ())
+        assert documents.manifest is not None
+        assert documents.manifest.format == 2
+
+
 async def test_posted_media_come_back(again: Connect) -> None:
     image = png(100 * KB)
     async with again() as sessions:

@@ -34,6 +34,8 @@ from perdure.memory.documents import SessionDocument, TurnPayload, note_turn
 from perdure.memory.working_memory import MemoryInfo, MemoryLimit, MemorySearch
 from perdure.records.json import encode
 from perdure.records.keys import SessionKey, require_name
+from perdure.records.manifest import FORMAT
+from perdure.records.media import LEAST, text_bytes
 from perdure.records.messages import EncodedRecord, Message, encode_message
 from perdure.records.records import CONTEXT, RETRACT, TURN, Entry
 from perdure.records.types import Registry
@@ -402,6 +404,7 @@ class SessionBase(_Hot):
         "_behind",
         "_contributors",
         "_folded_epoch",
+        "_folded_format",
         "_folding",
         "_may_be_cut",
         "_noted",
@@ -429,6 +432,7 @@ class SessionBase(_Hot):
         manifest = restored.manifest
         self._rewrite_bytes: int = _size(manifest)
         self._folded_epoch: int = 0 if manifest is None else manifest.epoch
+        self._folded_format: int = 1 if manifest is None else manifest.format
         self._hold(restored)
         tracked.on_captured = self._catch_up
 
@@ -574,8 +578,20 @@ class SessionBase(_Hot):
             entries = entries[noted - tracked.durable :]
         self._noted = tracked.version
         self._tail_records += len(entries)
-        self._tail_bytes += sum([len(entry[1]) for entry in entries])
+        self._tail_bytes += self._stored_bytes(entries)
         self._behind.note(noted + 1, entries, tracked.epoch)
+
+    def _stored_bytes(self, entries: Sequence[Entry]) -> int:
+        """Return how many bytes entries take in the log: media go into blobs."""
+        size = sum([len(entry[1]) for entry in entries])
+        if size > LEAST and self._behind.context.lifts:
+            size = sum([text_bytes(entry[1]) for entry in entries])
+        return size
+
+    @property
+    def _needs_mark(self) -> bool:
+        """Whether a fold has to say that its messages refer to media in blobs."""
+        return self._folded_format < FORMAT and self._behind.context.has_lifted
 
     def _close_with(self, error: Exception) -> None:
         """Refuse every append from now on."""
@@ -760,7 +776,7 @@ class SessionBase(_Hot):
         """Return the size and the record count of what no fold has of the durable log."""
         tracked = self._tracked
         unsaved = tracked.pending[: max(self._noted - tracked.durable, 0)]
-        size = self._tail_bytes - sum([len(entry[1]) for entry in unsaved])
+        size = self._tail_bytes - self._stored_bytes(unsaved)
         return size, self._tail_records - len(unsaved)
 
     def _open_tail(self) -> OpenTail | None:
@@ -778,6 +794,7 @@ class SessionBase(_Hot):
         self._tail_records = max(self._tail_records - records, 0)
         self._rewrite_bytes = _size(manifest)
         self._folded_epoch = manifest.epoch
+        self._folded_format = manifest.format
 
 
 def entry_of(item: Message | EncodedRecord | Any, registry: Registry) -> Entry:

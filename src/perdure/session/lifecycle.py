@@ -15,6 +15,7 @@ import logging
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from functools import partial
+from math import inf
 from types import MethodType
 from typing import TYPE_CHECKING, final
 
@@ -251,6 +252,9 @@ class SessionLifecycle:
     def _saved(self, session: SessionBase, _durable: int) -> None:
         """Decide, after each save, whether to fold."""
         limits = self._runtime.limits
+        if session._needs_mark and not session._folding and limits.fold_ratio < inf:
+            self.fold_soon(session)
+            return
         if session._tail_bytes < LEAST_TAIL and session._tail_records < limits.fold_records:
             return  # nearly always: the rest costs more than this
         if session._folding:
