@@ -563,7 +563,7 @@ async def test_the_first_media_of_a_session_are_folded_soon_and_those_after_as_t
     async with again() as sessions, sessions.open("ada") as session:
         folds: list[Any] = []
         sessions.on("folded", folds.append)
-        for number in range(30):
+        for _ in range(30):
             session.append(Message.user("x" * 100))
         await session.save()
         look(session, 1)
