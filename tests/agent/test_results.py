@@ -191,7 +191,7 @@ async def test_a_fork_and_a_sweep_keep_what_a_result_names(
     tmp_path: Path, configured: Configure
 ) -> None:
     """S1-G3: `perdure check --gc` reaches the blob through the record that names it."""
-    from perdure.cli.check import collect, garbage
+    from perdure.cli.check import audit, collect, garbage
 
     world = World(tmp_path / "data")
     async with world.connect(autosave=None) as sessions:
@@ -204,7 +204,12 @@ async def test_a_fork_and_a_sweep_keep_what_a_result_names(
             store = store_of(session)
             await store.put_blobs("", {hashlib.sha256(b"x").hexdigest(): b"x"})
             keys = [listed.key for listed in await store.sessions()]
-            found, reached = await garbage(store, "", keys)
+            found, reached = await garbage(
+                store,
+                "",
+                set(await store.blob_names("")),
+                [await audit(store, key) for key in keys],
+            )
             await collect(store, found, reached, 0.0)
             await collect(store, found, reached, 0.0)
             (result,) = [one for one in session.context() if one.tool_result]

@@ -8,7 +8,7 @@ import pytest
 
 import perdure
 from perdure.archive import Archives
-from perdure.cli.check import collect, garbage
+from perdure.cli.check import audit, collect, garbage
 from perdure.errors import CorruptRecordError
 from perdure.records.keys import SessionKey
 from perdure.session.manager import SessionManager
@@ -107,7 +107,12 @@ async def test_a_sweep_keeps_what_an_archive_names(tmp_path: Path) -> None:
         wanted = await save(sessions, tmp_path)
         await store.put_blobs("", {perdure_name(b"nobody's"): b"nobody's"})
         for _ in range(2):
-            found, reached = await garbage(store, "", [SessionKey("agent")])
+            found, reached = await garbage(
+                store,
+                "",
+                set(await store.blob_names("")),
+                [await audit(store, SessionKey("agent"))],
+            )
             await collect(store, found, reached, 0.0)
         assert await store.get_blob("", perdure_name(b"nobody's")) is None
         assert await restored(sessions, tmp_path / "new") == wanted
@@ -129,7 +134,12 @@ async def test_pruned_history_leaves_the_listed_archives(tmp_path: Path) -> None
                     session.append(perdure.Message.user(str(number)))
         await sessions.prune(Retention(keep_turns=1), id="agent")
         for _ in range(2):
-            found, reached = await garbage(store, "", [SessionKey("agent")])
+            found, reached = await garbage(
+                store,
+                "",
+                set(await store.blob_names("")),
+                [await audit(store, SessionKey("agent"))],
+            )
             await collect(store, found, reached, 0.0)
         assert await restored(sessions, tmp_path / "new") == wanted
 

@@ -564,7 +564,7 @@ async def test_what_was_cut_off_and_what_the_log_says_otherwise_is_found() -> No
 
 async def test_pruning_leaves_tombstones_and_frees_states(again: Connect) -> None:
     """S3-G5: only when asked for; the chain holds; what only they kept is nobody's any more."""
-    from perdure.cli.check import garbage
+    from perdure.cli.check import audit, garbage
 
     async with again() as sessions:
         session = await sessions.open("a")
@@ -583,7 +583,9 @@ async def test_pruning_leaves_tombstones_and_frees_states(again: Connect) -> Non
             await session.checkpoints.rollback(1)
         await session.aclose()
         store = sessions._store
-        found, reached = await garbage(store, "", [SessionKey("a")])
+        found, reached = await garbage(
+            store, "", set(await store.blob_names("")), [await audit(store, SessionKey("a"))]
+        )
         assert 0 < found.unreachable < found.blobs
         gone = set(await store.blob_names("")) - reached
         await store.remove_blobs("", gone)

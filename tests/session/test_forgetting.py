@@ -21,6 +21,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.messages import EncodedRecord
 from perdure.session import spill as spilling
 from perdure.session.manager import SessionManager
+from perdure.session.options import Limits
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests.session.conftest import Connect
 from tests.session.lives import converse, looks, said, told
@@ -362,3 +363,15 @@ async def test_a_session_is_forgotten_by_its_id_alone(again: Connect) -> None:
         report = await sessions.forget("ada")
         assert list(map(str, report.sessions)) == ["ada"]
         assert not await sessions.exists("ada")
+
+
+async def test_a_value_that_another_sessions_next_fold_names_is_kept(again: Connect) -> None:
+    async with again(limits=Limits(fold_ratio=float("inf"))) as sessions:
+        session = await sessions.open("a")
+        session.memory.set("large", "v" * 20_000)
+        await session.save()  # the value is in the log alone
+        await sessions.copy("a", "copy")
+        await sessions.rebuild_working_context("copy")  # which makes a blob of it
+        report = await sessions.forget(id="copy")
+        [why] = [one.why for one in report.kept if one.what == "blob"]
+        assert why.split()[-1] in await sessions._store.blob_names("")

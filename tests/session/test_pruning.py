@@ -391,3 +391,65 @@ async def test_what_could_not_be_folded_is_not_pruned(open_here: bool) -> None:
             await sessions.prune(Retention(keep_turns=0), id="a")
         store.up()
         assert await looks(await sessions.load("a")) == before
+
+
+async def is_what_its_log_says(sessions: SessionManager, *ids: str) -> None:
+    """Require that each session's documents are what a rebuild from its log would make of them."""
+    for id in ids:
+        assert (await sessions.rebuild_working_context(id, dry_run=True)).wrong == (), id
+
+
+@pytest.mark.parametrize("pruned_before", [False, True])
+@pytest.mark.parametrize("keep", [1, 3])  # of the fork's own two turns, or into its parent's
+async def test_a_fork_that_is_pruned_stays_what_it_is_and_so_does_its_rebuild(
+    again: Connect, keep: int, pruned_before: bool
+) -> None:
+    async with again() as sessions:
+        await converse(sessions, "a", "one", "two", "three", "four")
+    async with again() as sessions:
+        if pruned_before:
+            await sessions.prune(Retention(keep_turns=3), id="a")
+        await sessions.fork("a", "fork")
+    async with again() as sessions:
+        await converse(sessions, "fork", "five", "six")
+    async with again() as sessions:
+        await sessions.fork("fork", "fork of it")
+        await converse(sessions, "fork of it", "seven")
+        before = {id: await looks(await sessions.load(id)) for id in ("a", "fork", "fork of it")}
+        [pruned] = (await sessions.prune(Retention(keep_turns=keep), id="fork")).pruned
+        for id, was in before.items():
+            told = [one for one in was["told"] if id != "fork" or one[0] > pruned.cut]
+            assert await looks(await sessions.load(id)) == {**was, "told": told}, id
+        await is_what_its_log_says(sessions, *before)
+        for id in before:
+            await sessions.rebuild_working_context(id)
+            assert said(await sessions.load(id)) == before[id]["said"], id
+
+
+async def test_what_comes_of_a_pruned_session_is_what_its_own_log_says(again: Connect) -> None:
+    async with again() as sessions:
+        await converse(sessions, "a", "one", "two", "three")
+    async with again() as sessions:
+        await sessions.prune(Retention(keep_turns=1), id="a")
+        before = await looks(await sessions.load("a"))
+        await sessions.fork("a", "fork")
+        await sessions.fork("fork", "of the fork")
+        await sessions.copy("fork", "copy")
+        await sessions.copy("of the fork", "other")
+        await sessions.rename("other", "renamed")
+        ids = ("a", "fork", "of the fork", "copy", "renamed")
+        for id in ids:
+            assert await looks(await sessions.load(id)) == before, id
+        await is_what_its_log_says(sessions, *ids)
+    async with again() as sessions:
+        for id in ids[1:]:
+            await converse(sessions, id, "four")
+            async with sessions.open(id) as session:
+                checkpoint = await session.checkpoints.create("here")
+                assert (await session.checkpoints.verify()).ok
+                assert await session.checkpoints.restore(checkpoint.id)
+                await session.retract(after=1)  # beyond what the log has
+                assert said(session) == []
+                await session.checkpoints.rollback(checkpoint.id)
+                assert said(session) == [*before["said"], "four", "re four"]
+        await is_what_its_log_says(sessions, *ids)

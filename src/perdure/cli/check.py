@@ -2,14 +2,15 @@
 
 An audit only reads, without a lease, also while another process writes: the documents are read
 first and compared with a fold of the log up to the record that they are as of. The log is the
-truth: damage in it is reported and never repaired. Everything else can be rebuilt from it.
+truth: damage in it is reported and never repaired. Documents can be rebuilt from it; a lost blob is
+named with what needs it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,13 @@ from rich.progress import MofNCompleteColumn
 
 from perdure.cli.access import existing, found_keys, is_there, layers, managed, no_session, opened
 from perdure.cli.output import SessionOption, print_json, progress_bar, say, size
-from perdure.errors import ConfigError, CorruptRecordError, PerdureError, UnsupportedVersionError
+from perdure.errors import (
+    ConfigError,
+    CorruptRecordError,
+    FormatError,
+    PerdureError,
+    UnsupportedVersionError,
+)
 from perdure.lineage.store import Lineage, followed
 from perdure.records.keys import SessionKey, require_filters
 from perdure.records.manifest import Origin
@@ -46,14 +53,15 @@ from perdure.stores.file import FileStore
 from perdure.stores.file.layout import QUARANTINE, lease_epoch, manifest_epoch, session_path
 from perdure.stores.wrapped import EncryptedStore
 from perdure.transfer import receipts
-from perdure.transfer.bundle_files import names_of
+from perdure.transfer.reach import RESTORE, Reach, ReachedBlob
+from perdure.transfer.second_look import look_again
 
 
 class CheckFinding(msgspec.Struct, frozen=True, kw_only=True):
     """A problem of a session, or a note about it."""
 
     what: str
-    """log, document, key, lease, leftover, or dead letters."""
+    """log, document, blob, key, lease, leftover, or dead letters."""
     detail: str
     cure: str = ""
     problem: bool = True
@@ -136,6 +144,12 @@ class Audit(msgspec.Struct, kw_only=True):
     records: int = 0
     documents: int = 0
     findings: list[CheckFinding] = []
+    reached: set[str] = set()
+    """The blobs that it reaches, other than those that were passed over."""
+    sound: set[str] = set()
+    """Those of them that are sound; nothing is lost of what they name."""
+    is_reach_known: bool = False
+    """Whether those are all."""
 
     @property
     def problems(self) -> list[CheckFinding]:
@@ -148,8 +162,23 @@ class Audit(msgspec.Struct, kw_only=True):
         return bool(self.problems) and all(problem.repairable for problem in self.problems)
 
 
-async def audit(store: Store, key: SessionKey) -> Audit:
-    """Check a whole session: every record, every document, and its lease."""
+async def audit(store: Store, key: SessionKey, sound: Container[str] = ()) -> Audit:
+    """Check a whole session: every record, document and blob, and its lease.
+
+    Beside a program that writes it, what does not fit is looked at again.
+
+    Args:
+        store: Its store.
+        key: The session.
+        sound: Blobs to pass over, with all that is reached through them.
+
+    """
+    return await look_again(
+        store, key, lambda: _look(store, key, sound), is_wrong=lambda done: bool(done.problems)
+    )
+
+
+async def _look(store: Store, key: SessionKey, sound: Container[str]) -> Audit:
     done = Audit(key=key)
     store = lineage = followed(store)  # a fork's log continues its parent's
     documents = await _documents(store, done)
@@ -159,6 +188,7 @@ async def audit(store: Store, key: SessionKey) -> Audit:
     done.findings += log_problems(records, base)
     lost = [record for record in records if record.kind == MISSING]
     done.findings += _missing_notes(lost)
+    await _blobs_of(store, done, documents or Documents(), records, sound)
     if lost:
         documents = None  # they may contain what the log has lost
     if documents is not None and not any(problem.what == "log" for problem in done.problems):
@@ -169,6 +199,38 @@ async def audit(store: Store, key: SessionKey) -> Audit:
         done.findings.append(CheckFinding(what="log", detail=tail, cure=ACCEPT, repairable=True))
     done.findings += _lease_notes(await store.holder(key))
     return done
+
+
+async def _blobs_of(
+    store: Store, seen: Audit, documents: Documents, records: list[Record], sound: Container[str]
+) -> None:
+    """Read all blobs that a session reaches."""
+    reach = Reach(store, seen.key, documents)
+    is_known = not seen.problems and not documents.damaged
+    try:
+        for record in records:
+            reach.feed(record)
+        async with contextlib.aclosing(reach.blobs(sound)) as blobs:
+            async for blob in blobs:
+                seen.reached.add(blob.name)
+                if blob.is_whole and not blob.why:
+                    seen.sound.add(blob.name)
+                if blob.why:
+                    seen.findings.append(_blob_problem(blob))
+                    is_known = is_known and blob.is_leaf  # else it may have named others
+    except FormatError as error:
+        if not seen.problems:  # else that is why
+            seen.findings.append(CheckFinding(what="blob", detail=str(error)))
+    else:
+        seen.is_reach_known = is_known
+
+
+def _blob_problem(blob: ReachedBlob) -> CheckFinding:
+    detail = f"{blob.name} {blob.why}, which {blob.by} needs"
+    if blob.is_lost:
+        return CheckFinding(what="blob", detail=detail, cure=RESTORE)
+    cure = "the log has it, and a rebuild puts it back"
+    return CheckFinding(what="blob", detail=detail, cure=cure, repairable=True)
 
 
 async def incomplete(store: Store, key: SessionKey) -> str:
@@ -196,8 +258,9 @@ class _MissingRange(msgspec.Struct):
 async def _beginning(store: Lineage, seen: Audit) -> tuple[Origin, Mapping[str, Document]]:
     """Return the origin of a session's own log, and the documents that it began with."""
     try:
-        base = await store.base_of(seen.key) or Origin()
-        return base, (await base_documents(store, seen.key)).found
+        base = await store.beginning_of(seen.key)
+        at = (await store.base_of(seen.key) or Origin()).at
+        return msgspec.structs.replace(base, at=at), (await base_documents(store, seen.key)).found
     except (CorruptRecordError, UnsupportedVersionError) as error:
         seen.findings.append(CheckFinding(what="log", detail=str(error)))
         return Origin(), {}
@@ -326,24 +389,30 @@ class Garbage(msgspec.Struct, kw_only=True):
     """The result of the sweep."""
 
 
-async def garbage(store: Store, tenant: str, keys: list[SessionKey]) -> tuple[Garbage, set[str]]:
-    """Count the blobs that none of a tenant's sessions *keys* references; return those that are."""
-    reached: set[str] = set()
-    try:
-        names_there = set(await store.blob_names(tenant))
-    except CorruptRecordError as error:
-        return Garbage(tenant=tenant, unknown=str(error)), reached
+async def garbage(
+    store: Store, tenant: str, names_there: set[str] | str, audits: Sequence[Audit]
+) -> tuple[Garbage, set[str]]:
+    """Count the blobs that none of a tenant's sessions reaches; return those that are reached.
+
+    Args:
+        store: The store.
+        tenant: The tenant.
+        names_there: Its blobs before the audits; or why they are not known.
+        audits: Of all of its sessions.
+
+    """
+    if isinstance(names_there, str):
+        return Garbage(tenant=tenant, unknown=names_there), set()
     counted = Garbage(tenant=tenant, blobs=len(names_there))
     if not names_there:
-        return counted, reached
-    lineage = followed(store)
-    for key in keys:
-        try:
-            documents = await lineage.read_documents(key)
-            reached |= await names_of(store, key, documents, await store.head(key))
-        except PerdureError as error:
-            counted.unknown = f"{key} cannot be read: {error}"
+        return counted, set()
+    reached: set[str] = set()
+    for audit in audits:
+        if not audit.is_reach_known:
+            detail = audit.problems[0].detail if audit.problems else "documents of it are damaged"
+            counted.unknown = f"{audit.key} cannot be read: {detail}"
             return counted, names_there
+        reached |= audit.reached
     reachable = await receipts.current(store, tenant, names_there - reached)
     counted.receipts = len(reachable)
     reached |= reachable
@@ -447,7 +516,7 @@ async def check(
     grace: Annotated[float, Parameter(validator=validators.Number(gte=0))] = 24.0,
     where: SessionOption = SessionOption(),  # noqa: B008  # frozen
 ) -> int:
-    """Check sessions: the log, the documents against a fresh fold of it, leases, leftovers.
+    """Check sessions: the log, the documents against a fresh fold of it, blobs, leases, leftovers.
 
     Without --repair or --gc it changes nothing, and says what they would do. Exits with 1 if a
     problem remains. The log is never repaired: it is the truth, and only a copy can restore what
@@ -456,6 +525,7 @@ async def check(
     Args:
         id: The agent's id. Default: every session of the store, or of the tenant.
         repair: Rebuild the documents of sessions whose log is sound and whose documents are not,
+            put back memory values that only the log has left, and rebuild
             the index that `ls` lists and filters by, and a SQLite database's indexes. Accept the
             log of an encrypted session that may be incomplete.
         gc: Set aside the blobs that no session references, and remove those that were set aside
@@ -501,20 +571,24 @@ async def _seen(
         if not await is_there(store, key):
             raise no_session(key, store)
         return await _audit_all(store, [key]), []
-    blobs: list[Garbage] = []
     tenants, keys = await listed_sessions(store, where.tenant)
+    there = {tenant: await _blob_names(store, tenant) for tenant in tenants}
     audits = await _audit_all(store, keys)
+    blobs: list[Garbage] = []
     for tenant in tenants:
-        theirs = [key for key in keys if key.tenant == tenant]
-        blobs.append(await _blobs(store, tenant, theirs, grace))
+        theirs = [audit for audit in audits if audit.key.tenant == tenant]
+        garbage_found, reached = await garbage(store, tenant, there[tenant], theirs)
+        if grace is not None:
+            await collect(store, garbage_found, reached, grace * 3600)
+        blobs.append(garbage_found)
     return audits, blobs
 
 
-async def _blobs(store: Store, tenant: str, keys: list[SessionKey], grace: float | None) -> Garbage:
-    garbage_found, reached = await garbage(store, tenant, keys)
-    if grace is not None:
-        await collect(store, garbage_found, reached, grace * 3600)
-    return garbage_found
+async def _blob_names(store: Store, tenant: str) -> set[str] | str:
+    try:
+        return set(await store.blob_names(tenant))
+    except CorruptRecordError as error:
+        return str(error)
 
 
 def _print_blobs(garbage: Garbage) -> None:
@@ -569,10 +643,12 @@ async def _keys(store: Store, tenant: str) -> list[SessionKey]:
 async def _audit_all(store: Store, keys: list[SessionKey]) -> list[Audit]:
     audits: list[Audit] = []
     refused: list[ConfigError] = []
+    sound: dict[str, set[str]] = {}
     with progress_bar("checking", MofNCompleteColumn(), total=len(keys)) as update:
         for done, key in enumerate(keys, 1):
             try:
-                audit = await _audit(store, key)
+                audit = await _audit(store, key, sound.setdefault(key.tenant, set()))
+                sound[key.tenant] |= audit.sound
             except ConfigError as error:  # its key is missing, or differs from the others'
                 refused.append(error)
                 audit = Audit(key=key, findings=[CheckFinding(what="key", detail=str(error))])
@@ -585,9 +661,9 @@ async def _audit_all(store: Store, keys: list[SessionKey]) -> list[Audit]:
     return audits
 
 
-async def _audit(store: Store, key: SessionKey) -> Audit:
+async def _audit(store: Store, key: SessionKey, sound: Container[str]) -> Audit:
     try:
-        return await audit(store, key)
+        return await audit(store, key, sound)
     except CorruptRecordError as error:  # it, or the file, is damaged before anything of it is read
         return Audit(key=key, findings=[CheckFinding(what="log", detail=str(error))])
 

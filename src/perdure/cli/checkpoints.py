@@ -18,6 +18,7 @@ from perdure.cli.output import SessionOption, clip, print_json, print_table, req
 from perdure.errors import CheckpointNotFoundError, ConfigError
 from perdure.records.checkpoints import CapturedState, Checkpoint
 from perdure.session.manager import SessionManager
+from perdure.transfer.second_look import look_again
 
 Id = Annotated[str, Parameter(name="ID")]
 PREVIEW = 60
@@ -47,9 +48,18 @@ async def checkpoints(
     async with managed(store, write=create is not None or keep is not None) as sessions:
         if create is not None or keep is not None:
             await _change(sessions, id, create, keep, where)
-        view = await load_view(sessions, id, where)
-        states = await view.checkpoints.states()
-        verified = await view.checkpoints.verify() if verify else None
+
+        async def look() -> tuple[list[Checkpoint], Verification | None]:
+            view = await load_view(sessions, id, where)
+            states = await view.checkpoints.states()
+            return states, await view.checkpoints.verify() if verify else None
+
+        states, verified = await look_again(
+            store,
+            where.key(id),
+            look,
+            is_wrong=lambda seen: seen[1] is not None and not seen[1].ok,
+        )
     if where.json:
         print_json(
             {

@@ -69,6 +69,7 @@ from perdure.transfer.backups import Backup, backup as write_backup
 from perdure.transfer.bundle_files import bundle_key, is_bundle, read_bundle, write_bundle
 from perdure.transfer.damaged import Salvage, salvage as salvage_session
 from perdure.transfer.migration import Migration, MigrationProgress, migrate as move
+from perdure.transfer.second_look import look_again
 
 T = TypeVar("T")
 
@@ -320,7 +321,7 @@ async def _export(
         if layout == "bundle":
             return await _export_bundle(store, key, out or Path(), where)
         await require_key(store)
-        state = await state_from(store, key, log=log)
+        state = await look_again(store, key, lambda: state_from(store, key, log=log))
         warning = await _warn_of_cut(store, key)
     finally:
         await store.aclose()
@@ -359,7 +360,7 @@ async def _export_further_files(id: str, out: Path, where: SessionOption) -> lis
 async def _export_bundle(store: Store, key: SessionKey, out: Path, where: SessionOption) -> int:
     if not await is_there(store, key):
         raise no_session(key, store)
-    written = await write_bundle(store, key, out)
+    written = await look_again(store, key, lambda: write_bundle(store, key, out))
     answer = {"agent": key.agent, "session": key.session, "out": str(out), "bytes": written}
     answer["incomplete"] = await _warn_of_cut(store, key)
     where.show(answer, f"{key}: {size(written)} written to {out}")

@@ -340,6 +340,20 @@ class Lineage(DelegatingStore):
                         return None
         return None
 
+    async def beginning_of(self, key: SessionKey) -> Origin:
+        """Return the origin that a session's history begins with: a fork's may be an ancestor's.
+
+        Its ``cut`` is the last record that was removed, 0 for a whole history.
+        """
+        base = await self.base_of(key)
+        while base is not None and not base.cut:
+            base = await self._current_origin(key, base)
+            if base.cut or base.kept or base.parent is None:
+                break
+            key = base.parent
+            base = await self.base_of(key)
+        return base or Origin()
+
     async def newest_base(self, key: SessionKey) -> Origin | None:
         """Return the newest origin in a session's own log."""
         log = self.inner.read_log(key, reverse=True)
@@ -612,18 +626,18 @@ class Lineage(DelegatingStore):
         if session is not None and session.inherited is not None:
             return _only(session.inherited, names)
         base = await self._current_origin(key, base)
-        documents = await self.documents_at(key, base, names)
-        return history.inherit(documents, key, base)
+        return await self._documents_at(key, base, names, base.at)
 
-    async def documents_at(
-        self, key: SessionKey, base: Origin, names: Collection[str] | None
+    async def _documents_at(
+        self, key: SessionKey, base: Origin, names: Collection[str] | None, seq: int
     ) -> Documents:
-        """Return the documents that a session with this origin begins with, if any."""
+        """Return the documents that a session with this origin begins with, as of up to *seq*."""
         if base.folded:
             return await history.folded(self.inner, key, base, names)
         if base.parent is None:
             return Documents()
-        return await self.documents_upto(base.parent, base.at, names)
+        documents = await self.documents_upto(base.parent, min(seq, base.at), names)
+        return history.inherit(documents, key, base)
 
     async def documents_upto(
         self, key: SessionKey, seq: int, names: Collection[str] | None = None
@@ -635,8 +649,10 @@ class Lineage(DelegatingStore):
             return (
                 await self._with_older(key, base, have) if base is not None and base.cut else have
             )
-        have = Documents() if base is None else await self.documents_at(key, base, names)
-        return history.up_to(have, seq)
+        if base is None:
+            return Documents()
+        base = await self._current_origin(key, base)
+        return history.up_to(await self._documents_at(key, base, names, seq), seq)
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest

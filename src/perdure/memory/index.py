@@ -241,6 +241,13 @@ def blob_names(documents: Mapping[str, bytes], records: Iterable[Record] = ()) -
     return frozenset(entry.sha256 for entry in index.entries.values() if entry.sha256 is not UNSET)
 
 
+def value_names(records: Iterable[Record]) -> set[str]:
+    """Return the blobs that a fold makes of the large values in records."""
+    changes = [decode(one.payload, MemoryEntry) for one in records if one.kind == MEMORY_SET]
+    values = [bytes(entry.value) for entry in changes]
+    return {hash_of(value) for value in values if len(value) > INLINE}
+
+
 Priority = Literal["low", "normal", "high", "critical"]
 
 

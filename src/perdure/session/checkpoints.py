@@ -63,8 +63,7 @@ class _Reading(ABC):
         return self.contents._registry
 
     async def cut(self) -> int:
-        base = await self.store.base_of(self.key)
-        return 0 if base is None else base.cut
+        return (await self.store.beginning_of(self.key)).cut
 
     async def chain(self) -> CheckpointChain:
         return await self.contents.chain.get()

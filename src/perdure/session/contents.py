@@ -547,10 +547,10 @@ class Contents:
             unsaved: What the store does not have yet, newest first.
 
         """
-        base = await followed(self._store).base_of(self.key)
-        if base is None or not base.cut:
+        cut = (await followed(self._store).beginning_of(self.key)).cut
+        if not cut:
             return []
-        context = await context_at(self._store, self.key, base.cut, self.context.limit)
+        context = await context_at(self._store, self.key, cut, self.context.limit)
         below = _RetractionFilter()
         for record in unsaved:
             below.shows(record)

@@ -28,6 +28,7 @@ from perdure.errors import (
 )
 from perdure.lineage.store import Lineage
 from perdure.memory.documents import SESSION, MetadataPayload, SessionDocument
+from perdure.memory.index import value_names
 from perdure.records.chunks import named_in
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
@@ -410,6 +411,7 @@ class Forgetter:
                     payloads = [record.payload for record in chunk.records]
                     total.bytes += sum(map(len, payloads))
                     total.names |= named_in(payloads)
+                    total.names |= value_names(chunk.records)  # a fold puts them anew just now
             documents = (await self._store.inner.read_documents(key)).found.values()
         except FormatError:
             if strict:

@@ -290,11 +290,13 @@ class ForkBuilder:
         point = await self._access.record(key, at)
         if point is None:
             raise _no_record(key, at, at)
-        above = await store.base_of(key)
-        cut = 0 if above is None else min(above.cut, at)
+        begun = await store.beginning_of(key)
+        cut = min(begun.cut, at)
         history = await keep_history(store, key, after=cut, upto=at)
-        documents = await store.documents_upto(key, at)
-        folded = await keep_documents(store, key.tenant, documents)
+        folded = begun.folded  # newer ones would leave nothing to fold the records after the cut on
+        if not cut:
+            documents = await store.documents_upto(key, at)
+            folded = await keep_documents(store, key.tenant, documents)
         return Origin(at=at, epoch=point.epoch, kept=history, cut=cut, folded=folded, moved=moved)
 
 

@@ -125,23 +125,23 @@ def _folded(work: FoldInput, have: Documents, blobs: Mapping[str, bytes]) -> His
 
 async def require_known(store: Lineage, key: SessionKey, seq: int) -> None:
     """Raise HistoryPrunedError if what a session was at a record is not known any more."""
-    base = await store.base_of(key)
-    if base is not None and seq < base.cut:
+    cut = (await store.beginning_of(key)).cut
+    if seq < cut:
         message = (
-            f"session {key} was pruned up to record {base.cut}: what it was at record {seq} "
+            f"session {key} was pruned up to record {cut}: what it was at record {seq} "
             "is not known any more"
         )
-        raise HistoryPrunedError(message, key=str(key), seq=seq, cut=base.cut)
+        raise HistoryPrunedError(message, key=str(key), seq=seq, cut=cut)
 
 
 # Earlier states, also of a pruned log
 
 
 async def base_documents(store: Store, key: SessionKey) -> Documents:
-    """Return the documents that a pruned session's log starts from; none for any other."""
+    """Return the documents that a pruned session's log starts from, or that of a fork of one."""
     lineage = followed(store)
-    base = await lineage.base_of(key)
-    if base is None or not base.cut:
+    base = await lineage.beginning_of(key)
+    if not base.cut:
         return Documents()
     return await history.folded(lineage.inner, key, base, None)
 
@@ -154,15 +154,10 @@ async def context_at(store: Store, key: SessionKey, seq: int, limit: int) -> Wor
 
     """
     lineage = followed(store)
-    base = await lineage.base_of(key)
+    await require_known(lineage, key, seq)
+    base = await lineage.beginning_of(key)
     context, since = WorkingContext(limit), 0
-    if base is not None and base.cut:
-        if seq < base.cut:
-            message = (
-                f"session {key} was pruned up to record {base.cut}: what it was at record {seq} "
-                "is not known any more"
-            )
-            raise HistoryPrunedError(message, key=str(key), seq=seq, cut=base.cut)
+    if base.cut:
         document = (await history.folded(lineage.inner, key, base, {SNAPSHOT})).found.get(SNAPSHOT)
         snapshot = None if document is None else snapshot_of(document.data, key, document.as_of_seq)
         if document is not None and snapshot is not None and not isinstance(snapshot, str):

@@ -389,8 +389,8 @@ def _not_folded(key: SessionKey) -> StoreUnavailableError:
 async def pruned_history_as_records(store: Store, key: SessionKey) -> list[Record]:
     """Return records that fold to what was pruned of a session; none for most sessions."""
     lineage = followed(store)
-    base = await lineage.base_of(key)
-    if base is None or not base.cut:
+    base = await lineage.beginning_of(key)
+    if not base.cut:
         return []
     documents = {
         name: document.data for name, document in (await base_documents(lineage, key)).found.items()

@@ -154,6 +154,8 @@ class WholeLog(msgspec.Struct):
     def fold(self, upto: int, limits: Limits) -> dict[str, bytes]:
         """Return the documents as of a record."""
         records = self.records[: upto - self.records[0].seq + 1]
+        if not records:  # a fork where its parent was cut
+            return {name: document.data for name, document in self.began.items()}
         return fold_afresh(self.key, records, limits=limits, began=self.began)
 
 

@@ -25,10 +25,10 @@ from perdure.store import (
     Store,
 )
 from perdure.stores.delegate import DelegatingStore, ReadOnlyStore
-from perdure.transfer import backups, receipts
+from perdure.transfer import backups, bundle_files, receipts
 from perdure.transfer.bundle import neutral_record
-from perdure.transfer.bundle_files import names_of
 from perdure.transfer.migration import Migration, MigrationProgress, keys_of, migrate
+from perdure.transfer.reach import Reach, ReachedBlob, lost_error
 
 CHUNK = 500
 _CURE = "it stays as it is: to have both, restore the backup into an empty store"
@@ -231,9 +231,10 @@ async def verify_backup(
     """
     view = await BackupView.of(target)
     report = VerifyReport(sessions=len(view.damaged), problems=dict(view.damaged))
+    sound: dict[str, set[str]] = {}
     for key in view.keys:
         try:
-            report.records += await _verify(view, key)
+            report.records += await _verify(view, key, sound.setdefault(key.tenant, set()))
         except PerdureError as error:
             report.problems[str(key)] = str(error)
         report.sessions += 1
@@ -242,43 +243,40 @@ async def verify_backup(
     return report
 
 
-async def _verify(view: BackupView, key: SessionKey) -> int:
+async def _verify(view: BackupView, key: SessionKey, sound: set[str]) -> int:
+    """Check a session, passing over *sound* blobs, and return how many records it has."""
     point = view.point(key)
     assert point is not None  # as it was listed
-    total, count, put = "", 0, set[str]()
+    total, count = "", 0
+    documents = await view.read_documents(key)
+    reach = Reach(view, key, documents)
     async with contextlib.aclosing(view.entries(key)) as entries:
         async for entry in entries:
             if entry.kind == backups.KEPT:
                 total, count = backups.hashed(total, entry.payload), count + 1
-            elif entry.kind == backups.BLOBS:
-                put.update(decode(entry.payload, backups.BackupBlobs).names)
+                reach.feed(decode(entry.payload, backups.BackupLine).record())
     if total != point.sum:
         raise CorruptRecordError(
             f"the records of {key} in {view.location} are not those that were written", key=str(key)
         )
-    documents = await view.read_documents(key)
-    if documents.damaged:
+    damaged = documents.damaged or (await view.inner.read_documents(key)).damaged
+    if damaged:
         raise CorruptRecordError(
-            f"documents of {key} are damaged: {', '.join(documents.damaged)}", key=str(key)
+            f"documents of {key} are damaged: {', '.join(damaged)}", key=str(key)
         )
-    named = await names_of(view, key, documents, point.head)
-    lost = put.difference(named, await view.blob_names(key.tenant))
-    lost &= await _named(view, key)
-    if lost:
-        raise CorruptRecordError(
-            f"{len(lost)} blobs of {key} are not in {view.location}: {min(lost)}", key=str(key)
-        )
+    if documents.manifest is None:
+        reach = await bundle_files.reach(view, key, documents, point.head)
+    async with contextlib.aclosing(reach.blobs(sound)) as blobs:
+        wrong: list[ReachedBlob] = []
+        async for blob in blobs:
+            if blob.why:
+                wrong.append(blob)
+            elif blob.is_whole:
+                sound.add(blob.name)
+    if wrong:
+        cure = f"put it back into {view.location} from a copy, or back up into a new place"
+        raise lost_error(key, wrong, cure)
     return count
-
-
-async def _named(view: BackupView, key: SessionKey) -> set[str]:
-    from perdure.records.chunks import named_in
-
-    named: set[str] = set()
-    async with contextlib.aclosing(view.read_log(key)) as log:
-        async for chunk in log:
-            named |= named_in(record.payload for record in chunk.records)
-    return named
 
 
 async def restore_backup(

@@ -5,7 +5,6 @@ appends only what is new since the previous run. Under the session's own key, th
 these entries:
 
     kept    a record of the source
-    blobs   names of blobs that records reference; the backup has each of them
     anew    earlier entries do not count: the source has pruned or restarted the session
     point   the session is complete up to here; holds its manifest, pending items, dead letters
 
@@ -18,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection
 from typing import Final, final
 
 import anyio
@@ -27,18 +26,19 @@ import msgspec
 from perdure import errors
 from perdure._lib.tasks import each
 from perdure.lease import LeaseOptions, OwnerWatch, while_beating
-from perdure.records.chunks import named_in
 from perdure.records.json import decode, encode
 from perdure.records.keys import BACKUP_JOURNAL, SessionKey
 from perdure.records.manifest import Manifest
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.session.options import require_no_backup
 from perdure.store import Batch, DeadLetter, Documents, HeldLease, PendingItem, Status, Store
-from perdure.transfer import migration
+from perdure.transfer import bundle_files, migration
 from perdure.transfer.bundle_files import ALL, dead_letters_of, leased
+from perdure.transfer.reach import RESTORE, Reach, ReachedBlob, lost_error
+from perdure.transfer.second_look import look_again
 
 FORMAT: Final = 1
-KEPT, BLOBS, ANEW, POINT = "kept", "blobs", "anew", "point"
+KEPT, ANEW, POINT = "kept", "anew", "point"
 MADE, FORGOTTEN = "made", "forgotten"
 JOURNAL: Final = BACKUP_JOURNAL
 """Key of the log about the backup itself: its format, and the sessions that were deleted."""
@@ -60,12 +60,6 @@ class BackupLine(msgspec.Struct, frozen=True, omit_defaults=True):
         return Record(self.n, self.e, self.k, bytes(self.r), self.end)
 
 
-class BackupBlobs(msgspec.Struct, frozen=True):
-    """Names of blobs that the backup has."""
-
-    names: list[str]
-
-
 class RunPoint(msgspec.Struct, frozen=True, kw_only=True):
     """State of a session at the end of a run."""
 
@@ -84,6 +78,8 @@ class RunPoint(msgspec.Struct, frozen=True, kw_only=True):
     manifest: Manifest | None = None
     posts: list[PendingItem] = []
     letters: list[DeadLetter] = []
+    lacks: int = 0
+    """How many blobs the source had lost: the next run looks for them again."""
 
 
 class Backup(msgspec.Struct, kw_only=True):
@@ -251,6 +247,15 @@ def _resumed(end: SessionEnd, behind: list[bytes]) -> SessionEnd:
     return end
 
 
+class _Saved(msgspec.Struct, frozen=True):
+    """What became of a session."""
+
+    lacks: str = ""
+    """What of it is damaged, and not in the backup."""
+    is_written: bool = False
+    is_there: bool = False
+
+
 @final
 class _Run:
     def __init__(self, source: Store, target: Store, wait: float) -> None:
@@ -261,9 +266,10 @@ class _Run:
         self.watches = {target.owner: OwnerWatch(LeaseOptions(), anyio.current_time)}
         self.removed: list[SessionKey] = []
         """Sessions that were removed."""
+        self._deleted: set[SessionKey] = set()
         self._waiting: set[SessionKey] = set()
         self._with_letters: set[SessionKey] = set()
-        self._known: dict[str, set[str]] = {}
+        self.known: dict[str, set[str]] = {}
         """By tenant, the blobs that the backup has, with all that they name."""
         self._erased: set[str] = set()
         """Tenants with deletions, whose blobs are collected at the end."""
@@ -289,51 +295,52 @@ class _Run:
                 progress(migration.MigrationProgress(done, len(keys), key))
 
         await each(keys, bring, at_once=migration.AT_ONCE)
-        await self.follow_deletions(keys)
+        await self.follow_deletions(set(keys) - self._deleted)
 
     async def _bring(self, key: SessionKey) -> None:
-        for remaining in reversed(range(migration.TRIES)):
-            try:
-                await self._save(key)
-            except errors.StoreUnavailableError as error:  # it changed while it was read
-                if not remaining:
-                    self.report.failed[str(key)] = str(error)
-            except errors.PerdureError as error:
-                self.report.failed[str(key)] = str(error)
-                return
-            else:
-                return
-            await anyio.sleep(migration.PAUSE)
+        report = self.report
+        try:
+            saved = await look_again(
+                self.source, key, lambda: self._save(key), is_wrong=lambda saved: bool(saved.lacks)
+            )
+        except errors.PerdureError as error:
+            saved = _Saved(str(error))
+        if saved.lacks:
+            report.failed[str(key)] = saved.lacks
+        report.written += saved.is_written
+        report.there += saved.is_there
 
-    async def _save(self, key: SessionKey) -> None:
+    async def _save(self, key: SessionKey) -> _Saved:
         holder = await self.source.holder(key)
         if holder is not None and holder.deleted and key not in self._waiting:
-            return  # since it was listed
+            self._deleted.add(key)  # since it was listed
+            return _Saved()
         end = await self._end(key)
         # In this order: what is taken from the inbox is in the log by then.
         epoch = 0 if holder is None else holder.epoch
         posts, letters, damaged = await self._posted(key, epoch)
-        if damaged:
-            self.report.failed[str(key)] = damaged
         manifest = (await self.source.read_documents(key, ())).manifest
         head = await self.source.head(key)
         if end.is_clean and end.point is not None:
             was = end.point
             now = (head, epoch, _plain(manifest), posts, letters)
-            if (was.head, was.epoch, was.manifest, was.posts, was.letters) == now:
-                self.report.there += 1
-                return
+            same = (was.head, was.epoch, was.manifest, was.posts, was.letters) == now
+            if same and not was.lacks:
+                return _Saved(damaged, is_there=True)
         documents = await self.source.read_documents(key)
         if documents.damaged:
             documents = Documents()  # a restore rebuilds them from the log
         head = await self.source.head(key)
         goes_on = await self._goes_on(key, end, documents.manifest)
         async with self._lease(key) as grant:
-            writing = _SessionBackup(self, grant, end if goes_on else None, anew=not goes_on)
-            await writing.bring(head, epoch, documents, posts, letters)
+            writing = _SessionBackup(self, grant, end if goes_on else None, documents)
+            lost = await writing.bring(head, epoch, posts, letters)
+        if lost:
+            cure = f"all else of it is in the backup; {RESTORE}, and run this again"
+            damaged = damaged or str(lost_error(key, lost, cure))
         if not goes_on:
             self._erased.add(key.tenant)
-        self.report.written += 1
+        return _Saved(damaged, is_written=True)
 
     async def _end(self, key: SessionKey) -> SessionEnd:
         """Find how far the backup reaches; delete a damaged one, to be written again in full."""
@@ -408,48 +415,41 @@ class _Run:
 
     # blobs
 
-    async def put_blobs(self, tenant: str, names: set[str]) -> list[str]:
-        """Copy blobs, each after those that it references; return the names that exist."""
-        if tenant not in self._known:
-            self._known[tenant] = set(await self.target.blob_names(tenant))
-        known = self._known[tenant]
-        stack = [(name, False) for name in sorted(names)]
-        looked: set[str] = set()
-        while stack:
-            name, is_ready = stack.pop()
-            if name in known or (name in looked and not is_ready):
-                continue
-            looked.add(name)
-            data = await self.source.get_blob(tenant, name)
-            if data is None:
-                continue
-            if is_ready:
-                await self.target.put_blobs(tenant, {name: data})
-                known.add(name)
-                self.report.blobs += 1
-                self.report.bytes += len(data)
-            else:
-                stack.append((name, True))
-                stack += [(other, False) for other in sorted(named_in((data,)) - known)]
-        return sorted(names & known)
+    async def put_blobs(self, reach: Reach, tenant: str) -> list[ReachedBlob]:
+        """Copy what is whole of the blobs of a reach, and return those that are lost."""
+        if tenant not in self.known:
+            self.known[tenant] = set(await self.target.blob_names(tenant))
+        known, lost = self.known[tenant], list[ReachedBlob]()
+        reached = reach.blobs(known, other=self.target)
+        async with contextlib.aclosing(reached) as blobs:
+            async for blob in blobs:
+                if blob.data is None:
+                    lost.append(blob)
+                elif blob.is_whole and blob.name not in known:
+                    await self.target.put_blobs(tenant, {blob.name: blob.data})
+                    known.add(blob.name)
+                    self.report.blobs += 1
+                    self.report.bytes += len(blob.data)
+        return lost
 
     async def _collect(self, tenant: str) -> None:
         """Remove blobs that nothing in the backup references any more."""
         from perdure.transfer.backup_view import BackupView
-        from perdure.transfer.bundle_files import names_of
 
         view = await BackupView.of(self.target)
         named: set[str] = set()
         for key in [other for other in view.keys if other.tenant == tenant]:
-            documents = await view.read_documents(key)
-            named |= await names_of(view, key, documents, await view.head(key))
+            reach = await bundle_files.reach(view, key)
+            async with contextlib.aclosing(reach.blobs(named)) as blobs:
+                async for blob in blobs:
+                    named.add(blob.name)
         unreferenced = set(await self.target.blob_names(tenant)) - named
         if unreferenced:
             await self.target.remove_blobs(tenant, unreferenced)
 
     # erasure
 
-    async def follow_deletions(self, present: Sequence[SessionKey] = ()) -> None:
+    async def follow_deletions(self, present: Collection[SessionKey] = ()) -> None:
         """Remove what the source has deleted; it still has those in *present*."""
         known = {JOURNAL, *present}
         for tenant in await self.target.tenants():
@@ -503,15 +503,23 @@ async def append(target: Store, grant: HeldLease, first: int, entries: list[Entr
 class _SessionBackup:
     """Update of one session's backup in one run."""
 
-    def __init__(self, run: _Run, grant: HeldLease, end: SessionEnd | None, *, anew: bool) -> None:
+    def __init__(
+        self, run: _Run, grant: HeldLease, end: SessionEnd | None, documents: Documents
+    ) -> None:
         self._run = run
         self._grant = grant
         self._key = grant.key
         self._next = grant.head + 1
         self._entries: list[Entry] = []
         self._size = 0
-        self._names: set[str] = set()
-        self._anew = anew
+        self._documents = documents
+        self._reach = Reach(run.source, grant.key, documents)
+        # What a killed run has copied, what was lost, and what a fork begins with, is in none of
+        # the new records.
+        lacks = end is not None and end.point is not None and end.point.lacks > 0
+        is_resumed = end is not None and end.last is not None
+        self._every = lacks or is_resumed or documents.manifest is None
+        self._anew = end is None
         self._begin = 0 if end is None else end.begin
         self._first = 0 if end is None else end.first
         self._sum = "" if end is None else end.sum
@@ -525,18 +533,21 @@ class _SessionBackup:
         self,
         head: int,
         epoch: int,
-        documents: Documents,
         posts: list[PendingItem],
         letters: list[DeadLetter],
-    ) -> None:
-        """Append the new records up to *head*, then the point that completes the session."""
+    ) -> list[ReachedBlob]:
+        """Append the new records up to *head*, then the point that completes the session.
+
+        Returns the blobs that the source has lost: they are not in the backup.
+        """
         if self._anew:
             self._begin = self._next
             self._add(Entry(ANEW, b"{}"))
         async with contextlib.aclosing(self._records(head)) as records:
             async for record in records:
                 await self._take(record)
-        await self._put_documents_blobs(documents)
+        await self._flush()
+        lost = await self._put_blobs(head)
         point = RunPoint(
             head=self._at,
             epoch=epoch,
@@ -544,15 +555,25 @@ class _SessionBackup:
             first=self._first,
             mark=self._mark,
             sum=self._sum,
-            manifest=_plain(documents.manifest),
+            manifest=_plain(self._documents.manifest),
             posts=posts,
             letters=letters,
+            lacks=len(lost),
         )
         self._add(Entry(POINT, encode(point)))
         await self._flush()
-        await self._put_documents(documents)
+        await self._put_documents(self._documents)
         if self._anew:
             await self._run.target.trim(self._key, self._grant.epoch, self._begin)
+        return lost
+
+    async def _put_blobs(self, head: int) -> list[ReachedBlob]:
+        """Copy what is reached, before the point that counts on it."""
+        run, key = self._run, self._key
+        reach = self._reach
+        if self._every:
+            reach = await bundle_files.reach(run.source, key, self._documents, head)
+        return await run.put_blobs(reach, key.tenant)
 
     async def _records(self, head: int) -> AsyncGenerator[Record, None]:
         at = self._at
@@ -584,7 +605,7 @@ class _SessionBackup:
         self._first = self._first or record.seq
         self._at, self._mark = record.seq, _mark(line)
         self._sum = hashed(self._sum, payload)
-        self._names |= named_in((record.payload,))
+        self._reach.feed(record)
         self._run.report.records += 1
         self._add(Entry(KEPT, payload, record.end))
         if record.end and self._size >= PART:
@@ -595,26 +616,14 @@ class _SessionBackup:
         self._size += len(entry.payload)
 
     async def _flush(self) -> None:
-        """Make the buffer durable: blobs first, since records reference them."""
-        if self._names:
-            names, self._names = self._names, set()
-            stored = await self._run.put_blobs(self._key.tenant, names)
-            if stored:
-                self._entries.insert(0, Entry(BLOBS, encode(BackupBlobs(stored))))
-                if self._begin == self._next:  # after the entry that begins the copy
-                    self._entries[:2] = self._entries[1::-1]
+        """Make the buffer durable; it counts once a point is behind it."""
+        if not self._entries:
+            return
         entries, self._entries = self._entries, []
         await append(self._run.target, self._grant, self._next, entries)
         self._next += len(entries)
         self._run.report.bytes += self._size
         self._size = 0
-
-    async def _put_documents_blobs(self, documents: Documents) -> None:
-        self._names |= named_in(document.data for document in documents.found.values())
-        manifest = documents.manifest
-        base = None if manifest is None else manifest.base
-        if base is not None:
-            self._names |= {name for name in (base.kept, base.folded) if name}
 
     async def _put_documents(self, documents: Documents) -> None:
         manifest = documents.manifest

@@ -11,14 +11,13 @@ import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Final, TypeAlias, final
+from typing import Any, Final, TypeAlias, final
 
 import anyio
 import anyio.to_thread
 import msgspec
 
 from perdure._lib.files import new_file
-from perdure.checkpoints.chain import CHAIN_KINDS, CheckpointChain
 from perdure.errors import (
     ConfigError,
     CorruptRecordError,
@@ -29,16 +28,15 @@ from perdure.errors import (
 from perdure.lease import OnHeld, OwnerWatch, acquire_lease, while_beating
 from perdure.lineage.store import followed
 from perdure.memory.documents import InboxTakenPayload
-from perdure.records.checkpoints import CHECKPOINTS
-from perdure.records.chunks import named_in
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, Origin
 from perdure.records.posts import DeadLetter
 from perdure.records.records import BASE, TAKEN, Entry, Record
 from perdure.session.options import require_no_backup
-from perdure.store import Batch, Documents, HeldLease, Status, Store
+from perdure.store import Batch, Documents, HeldLease, Status, Store, first_record
 from perdure.transfer import bundle
+from perdure.transfer.reach import SALVAGE, Reach, ReachedBlob, lost_error, reach_of
 
 # Export of a session as bundle items: read without a lease, even while a program writes
 
@@ -48,7 +46,12 @@ KEPT_BYTES: Final = 4 * 1024 * 1024
 
 
 async def items(
-    store: Store, key: SessionKey, *, blobs: bool = True, dead_letters: bool = False
+    store: Store,
+    key: SessionKey,
+    *,
+    blobs: bool = True,
+    dead_letters: bool = False,
+    lost: list[ReachedBlob] | None = None,
 ) -> AsyncGenerator[bundle.Item, None]:
     """Yield a session as of now; it must exist. The blobs that it references come first.
 
@@ -57,25 +60,28 @@ async def items(
         key: The session to export.
         blobs: Whether to export blobs.
         dead_letters: Whether to export dead letters.
+        lost: Where to note the blobs that are lost; None: they are an error.
 
     Raises:
-        CorruptRecordError: The log, a document or a dead letter is damaged.
+        CorruptRecordError: The log, a document, a blob or a dead letter is lost or damaged.
         StoreUnavailableError: Another process is taking the session over.
 
     """
     documents = await store.read_documents(key)
     head = await store.head(key)  # second: a log may be ahead of its documents, never behind
+    generation = await _generation(store, key)
     _require_whole(key, documents)
     letters = await dead_letters_of(store, key) if dead_letters else []
     _require_readable(key, letters)
     yield bundle.BundleHeader(key, 2 if letters else 1)
     for letter in letters:
         yield letter
-    reached = await _reached(store, key, documents, head) if blobs else {}
+    reached = await _reached(store, key, documents, head, lost) if blobs else {}
     for name in sorted(reached):
-        data = reached.pop(name) or await store.get_blob(key.tenant, name)
-        if data is not None:
-            yield bundle.BundleBlob(name, data)
+        data = reached.pop(name)
+        if data is None and (data := await store.get_blob(key.tenant, name)) is None:
+            raise _changed(key)
+        yield bundle.BundleBlob(name, data)
     async with contextlib.aclosing(content(store, key, head)) as records:
         async for record in records:
             yield record
@@ -83,7 +89,26 @@ async def items(
         for name, document in sorted(documents.found.items()):
             yield bundle.BundleDocument(name, document)
         yield documents.manifest
+    if generation != await _generation(store, key):
+        raise _changed(key)
     yield bundle.BundleFooter()
+
+
+async def _generation(store: Store, key: SessionKey) -> list[Any]:
+    """Return what changes when a session is deleted, begun anew or pruned."""
+    first = await first_record(store.read_log(key, limit=1))
+    manifest = (await store.read_documents(key, ())).manifest
+    return [first and (first.seq, first.epoch), manifest and manifest.base]
+
+
+class ChangedError(StoreUnavailableError):
+    """A session changed while it was read: the next attempt reads it completely."""
+
+
+def _changed(key: SessionKey) -> ChangedError:
+    return ChangedError(
+        f"session {key} was pruned, renamed or deleted while it was read: try again", key=str(key)
+    )
 
 
 async def dead_letters_of(store: Store, key: SessionKey) -> list[DeadLetter]:
@@ -101,7 +126,13 @@ async def content(store: Store, key: SessionKey, head: int) -> AsyncGenerator[Re
 
 
 async def settled_records(store: Store, key: SessionKey, head: int) -> AsyncGenerator[Record, None]:
-    """Yield the log up to record *head*; raise if a takeover is still deciding about its end."""
+    """Yield the log up to record *head*, all of it.
+
+    Raises:
+        StoreUnavailableError: A takeover is still deciding about its end, or it was changed.
+
+    """
+    at = 0
     async with contextlib.aclosing(store.read_log(key, before=head + 1)) as log:
         async for chunk in log:
             if not chunk.settled:
@@ -109,7 +140,12 @@ async def settled_records(store: Store, key: SessionKey, head: int) -> AsyncGene
                     f"session {key} is just being taken over: try again in a moment", key=str(key)
                 )
             for record in chunk.records:
+                if at and record.seq != at + 1:
+                    raise _changed(key)
+                at = record.seq
                 yield record
+    if at < head:
+        raise _changed(key)
 
 
 def _require_whole(key: SessionKey, documents: Documents) -> None:
@@ -132,40 +168,39 @@ def _require_readable(key: SessionKey, letters: list[DeadLetter]) -> None:
             )
 
 
-async def names_of(store: Store, key: SessionKey, documents: Documents, head: int) -> set[str]:
-    """Return the names of the blobs that a session references, directly or through other blobs."""
-    return set(await _reached(store, key, documents, head))
+async def reach(
+    store: Store, key: SessionKey, documents: Documents | None = None, head: int = 0
+) -> Reach:
+    """Return what a session reaches: as of now, or of its documents and the record *head*."""
+    if documents is None:
+        documents = await store.read_documents(key)
+        head = await store.head(key)
+    base = await followed(store).base_of(key) if documents.manifest is None else None
+    if base is not None:  # it begins with what others have, who may have let go of it
+        lineage = followed(store)
+        documents, head = await lineage.read_documents(key), head + base.at
+        return await reach_of(lineage, key, documents, settled_records(lineage, key, head))
+    return await reach_of(store, key, documents, content(store, key, head))
 
 
 async def _reached(
-    store: Store, key: SessionKey, documents: Documents, head: int
+    store: Store, key: SessionKey, documents: Documents, head: int, lost: list[ReachedBlob] | None
 ) -> dict[str, bytes | None]:
-    """Return the blobs that a session references; the first few MiB with their data."""
-    documents_by_name = documents.found.copy()
-    links = documents_by_name.pop(CHECKPOINTS, None)
-    chain = CheckpointChain.of(None if links is None else links.data)
-    named = named_in(document.data for document in documents_by_name.values())
-    async with contextlib.aclosing(content(store, key, head)) as records:
-        async for record in records:
-            if record.kind in CHAIN_KINDS:
-                chain.apply(record.kind, record.payload)
-            else:
-                named |= named_in((record.payload,))
-    # States of pruned checkpoints do not count, although the log still references them.
-    named |= named_in(encode(checkpoint.state) for checkpoint in chain.by_id.values())
-    if documents.manifest is not None and (base := documents.manifest.base) is not None:
-        named |= {name for name in (base.kept, base.folded) if name}
+    """Return the blobs that a session reaches; the first few MiB with their data."""
+    session_reach = await reach(store, key, documents, head)
     reached: dict[str, bytes | None] = {}
-    looked: set[str] = set()
+    missed = [] if lost is None else lost
     room = KEPT_BYTES
-    while named:
-        name = named.pop()
-        looked.add(name)
-        data = await store.get_blob(key.tenant, name)
-        if data is not None:
-            named |= named_in((data,)) - looked
-            reached[name] = data if len(data) <= room else None
-            room -= len(reached[name] or b"")
+    async with contextlib.aclosing(session_reach.blobs()) as blobs:
+        async for blob in blobs:
+            if blob.data is None:
+                missed.append(blob)
+                continue
+            only_in_log = bool(blob.why)
+            reached[blob.name] = blob.data if only_in_log or len(blob.data) <= room else None
+            room -= len(reached[blob.name] or b"")
+    if missed and lost is None:
+        raise lost_error(key, missed, SALVAGE)
     return reached
 
 

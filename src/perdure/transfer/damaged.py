@@ -14,16 +14,14 @@ from typing import Final
 
 import msgspec
 
-from perdure.checkpoints.chain import CHAIN_KINDS, CheckpointChain
 from perdure.errors import CorruptRecordError, PerdureError, SessionNotFoundError
-from perdure.records.checkpoints import CHECKPOINTS
-from perdure.records.chunks import named_in
 from perdure.records.json import encode
 from perdure.records.keys import SessionKey
 from perdure.records.records import MISSING, Record
-from perdure.store import DeadLetter, Document, Documents, Store, past_damage
+from perdure.store import DeadLetter, Documents, Store, past_damage
 from perdure.transfer import bundle
 from perdure.transfer.bundle_files import dead_letters_of, write_items
+from perdure.transfer.reach import Reach
 
 ONE_BY_ONE: Final = 1000
 """Records that are tried one by one after damage, before the step size doubles."""
@@ -114,32 +112,20 @@ class _Salvaging:
             head = 0
         manifest = self._documents.manifest
         report.head = max(head, manifest.as_of_seq if manifest is not None else 0)
-        names = named_in(document.data for name, document in self._found() if name != CHECKPOINTS)
-        links = self._documents.found.get(CHECKPOINTS)
-        chain = CheckpointChain.of(None if links is None else links.data)
+        reach = Reach(self._store, self._key, self._documents)
         async with aclosing(self._log()) as log:
             async for entry in log:
                 if isinstance(entry, MissingRecords):
                     report.missing.append(entry)
                     continue
                 report.head = max(report.head, entry.seq)
-                if entry.kind in CHAIN_KINDS:
-                    chain.apply(entry.kind, entry.payload)
-                else:
-                    names |= named_in((entry.payload,))
+                reach.feed(entry)
         if report.head == 0 and not report.missing:
             raise SessionNotFoundError(
                 f"there is no session {self._key} in {self._store.location}", key=str(self._key)
             )
-        names |= named_in(encode(checkpoint.state) for checkpoint in chain.by_id.values())
-        base = None if manifest is None else manifest.base
-        if base is not None:
-            names |= {name for name in (base.kept, base.folded) if name}
-        await self._look_at_blobs(names)
+        await self._look_at_blobs(reach)
         await self._look_at_letters()
-
-    def _found(self) -> list[tuple[str, Document]]:
-        return sorted(self._documents.found.items())
 
     async def _look_at_documents(self) -> None:
         try:
@@ -158,17 +144,13 @@ class _Salvaging:
         self.report.dead_letters = len(self._letters)
         self.report.lost_dead_letters = len(letters) - len(self._letters)
 
-    async def _look_at_blobs(self, names: set[str]) -> None:
-        looked: set[str] = set()
-        while names:
-            name = names.pop()
-            looked.add(name)
-            data = await self._blob(name)
-            if data is None:
-                self.report.lost_blobs.append(name)
-            else:
-                self._blobs.append(name)
-                names |= named_in((data,)) - looked
+    async def _look_at_blobs(self, reach: Reach) -> None:
+        async with aclosing(reach.blobs()) as blobs:
+            async for blob in blobs:
+                if blob.is_lost:
+                    self.report.lost_blobs.append(blob.name)
+                elif not blob.why:  # else the log has it
+                    self._blobs.append(blob.name)
         self._blobs.sort()
         self.report.lost_blobs.sort()
         self.report.blobs = len(self._blobs)

@@ -28,14 +28,15 @@ from perdure.lineage.store import followed
 from perdure.memory.documents import InboxTakenPayload
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey, require_filters
-from perdure.records.manifest import Origin
 from perdure.records.records import FORK, TAKEN
 from perdure.session.options import require_no_backup
 from perdure.store import DeadLetter, Document, HeldLease, LeaseState, PendingItem, Store
 from perdure.transfer import bundle_files, receipts
 from perdure.transfer.bundle import BundleBlob, Item, neutral
-from perdure.transfer.bundle_files import dead_letters_of
+from perdure.transfer.bundle_files import ChangedError, dead_letters_of
+from perdure.transfer.reach import ReachedBlob, lost_error
 from perdure.transfer.receipts import ReceiptState
+from perdure.transfer.second_look import look_again
 
 AT_ONCE: Final = 8
 PAGE: Final = 500
@@ -221,12 +222,8 @@ class _Compared(msgspec.Struct, frozen=True):
     """Op ids of inbox items that are in the source's log."""
 
 
-class _ChangedError(errors.StoreUnavailableError):
-    """A session changed while it was read: the next attempt reads it completely."""
-
-
-def _changed_there(target: Store, key: SessionKey) -> _ChangedError:
-    return _ChangedError(f"{key} changed in {target.location} meanwhile: try again", key=str(key))
+def _changed_there(target: Store, key: SessionKey) -> ChangedError:
+    return ChangedError(f"{key} changed in {target.location} meanwhile: try again", key=str(key))
 
 
 @final
@@ -248,7 +245,10 @@ class _Mover:
         self._wait = wait
         self._blobs: dict[str, set[str]] = {}
         """Names of the blobs that the target has, by tenant."""
+        self._sound: dict[str, set[str]] = {}
+        """Names of those that were read back, with all that they name."""
         self._deleted: set[SessionKey] = set()
+        self._open: set[SessionKey] = set()
         self._receipts: dict[SessionKey, set[str]] = {}
         """Names of the receipts of a session that this run knows."""
         self._stale: dict[str, set[str]] = {}
@@ -257,13 +257,18 @@ class _Mover:
 
     async def move(self, key: SessionKey) -> None:
         """Copy what the target lacks of a session: records, pending items and dead letters."""
+        await look_again(self._source, key, lambda: self._move(key))
+        self.report.open = len(self._open)
+
+    async def _move(self, key: SessionKey) -> None:
         holder = await self._source.holder(key)
         if holder is not None and holder.deleted and key not in self.waiting:
             self._deleted.add(key)  # since it was listed
             return
         if holder is not None and not holder.released and holder.alive is not False:
-            self.report.open += 1
-        if await self._known(key) is not None:
+            self._open.add(key)
+        is_fork = self.parents.get(key) is not None  # whose parent may have been written again
+        if await self._known(key) is not None and not (is_fork and not await self._goes_on(key)):
             self.report.there += 1
         elif await self._is_empty(key):
             self.report.empty += 1
@@ -295,7 +300,7 @@ class _Mover:
             await self._follow_deletion(key)
             return
         if (now and now.epoch) != (before and before.epoch):
-            raise _ChangedError(f"{key} changed while it was read: try again", key=str(key))
+            raise ChangedError(f"{key} changed while it was read: try again", key=str(key))
         self._require_beginning(key, compared)
 
     async def _bring(self, key: SessionKey) -> None:
@@ -333,6 +338,7 @@ class _Mover:
         elif not compared.next and (
             await _documents(self._source, key) == await _documents(self.target, key)
         ):
+            await self._read_blobs_back(key)
             self.report.there += 1
             await self._acknowledge(key, compared.epoch, before, lives)
             return
@@ -367,7 +373,7 @@ class _Mover:
             return True
         now = await receipts.state_of(self._source, key)
         if before is None or now is None or now.epoch != before.epoch:
-            raise _ChangedError(f"{key} was deleted while it was read: try again", key=str(key))
+            raise ChangedError(f"{key} was deleted while it was read: try again", key=str(key))
         self._require_beginning(key, compared)
         raise errors.StoreError(
             f"{self.target.location} has a session {key} with other history than what was "
@@ -382,24 +388,48 @@ class _Mover:
         write: Callable[[AsyncGenerator[Item, None]], Awaitable[bundle_files.WrittenSession]],
     ) -> bundle_files.WrittenSession:
         """Write a session to the target, read it back and compare."""
-        before = await self._base(key)
         digest = bundle_files.Digest()
-        written = await write(self._new(key, digest.through(bundle_files.items(self._source, key))))
-        if before != await self._base(key):
-            raise _ChangedError(
-                f"history of {key} was pruned or moved while it was read: try again", key=str(key)
-            )
-        if await bundle_files.digest_of(self.target, key) != digest.value:
+        items = bundle_files.items(self._source, key, lost=[])  # `_read_blobs_back` tells
+        written = await write(self._new(key, digest.through(items)))
+        try:
+            copied = await bundle_files.digest_of(self.target, key)
+        except ChangedError:  # its log has not all that it was given
+            copied = ""
+        if copied != digest.value:
             raise errors.StoreError(
                 f"session {key} is not the same in {self.target.location} after it was "
                 "written: another program writes there, or the store is not sound",
                 key=str(key),
             )
+        await self._read_blobs_back(key)
         return written
 
-    async def _base(self, key: SessionKey) -> Origin | None:
-        manifest = (await self._source.read_documents(key, ())).manifest
-        return None if manifest is None else manifest.base
+    async def _read_blobs_back(self, key: SessionKey) -> None:
+        """Read all blobs that the target's copy reaches, and copy again those that it lacks.
+
+        Raises:
+            CorruptRecordError: The source has lost some, too; all else of the session is there.
+
+        """
+        tenant = key.tenant
+        sound = self._sound.setdefault(tenant, set())
+        lost: list[ReachedBlob] = []
+        reached = (await bundle_files.reach(self.target, key)).blobs(sound, other=self._source)
+        async with contextlib.aclosing(reached) as blobs:
+            async for blob in blobs:
+                if blob.data is None:
+                    lost.append(blob)
+                elif blob.why:
+                    await self.target.put_blobs(tenant, {blob.name: blob.data})
+                if blob.is_whole:
+                    sound.add(blob.name)
+        if lost:
+            raise lost_error(
+                key,
+                lost,
+                f"all else of it is in {self.target.location}; put the blob back into "
+                f"{self._source.location} from a copy, and run this again",
+            )
 
     async def _new(
         self, key: SessionKey, source: AsyncGenerator[Item, None]
@@ -422,7 +452,7 @@ class _Mover:
         if holder is None or not head:
             return _Compared()
         op_ids: set[str] = set()
-        shared, pruned, has_any = 0, False, False
+        shared, pruned, has_any, differs = 0, False, False, 0
         theirs = bundle_files.content(self.target, key, head)
         ours = bundle_files.content(self._source, key, await self._source.head(key))
         async with contextlib.aclosing(theirs), contextlib.aclosing(ours):
@@ -433,7 +463,8 @@ class _Mover:
                     pruned = True
                     continue
                 if record != our:
-                    return _Compared(head, holder.epoch, differs=record.seq)
+                    differs = record.seq
+                    break
                 shared += 1
                 if record.kind == TAKEN:
                     op_ids.update(decode(record.payload, InboxTakenPayload).ops)
@@ -443,6 +474,8 @@ class _Mover:
                 if our.kind == TAKEN:
                     op_ids.update(decode(our.payload, InboxTakenPayload).ops)
                 our = await anext(ours, None)
+        if differs:
+            return _Compared(head, holder.epoch, differs=differs, op_ids=frozenset(op_ids))
         proven = bool(shared) or not has_any
         return _Compared(
             head, holder.epoch, following, pruned, proven=proven, op_ids=frozenset(op_ids)
@@ -607,16 +640,20 @@ class _Mover:
     ) -> None:
         """Delete what the source has deleted since it was copied."""
         present = set(keys).difference(self._deleted)
-        for tenant in await self.target.tenants():
-            if tenants is not None and tenant not in tenants:
-                continue
-            for key in await keys_of(self.target, tenant):
-                if key in present:
-                    continue
+        names = await self.target.tenants() if tenants is None else tenants
+        remaining = [key for name in names for key in await keys_of(self.target, name)]
+        remaining = [key for key in remaining if key not in present]
+        while remaining:
+            failed: dict[SessionKey, str] = {}
+            for key in remaining:
                 try:
                     await self._follow_deletion(key)
                 except errors.PerdureError as error:
-                    self.report.failed[str(key)] = str(error)
+                    failed[key] = str(error)
+            if len(failed) == len(remaining):
+                self.report.failed.update({str(key): failed[key] for key in failed})
+            # A fork that goes, too, may come after its parent.
+            remaining = [] if len(failed) == len(remaining) else list(failed)
 
     async def _follow_deletion(self, key: SessionKey) -> None:
         original, copy = await self._source.holder(key), await self.target.holder(key)
@@ -631,7 +668,10 @@ class _Mover:
         lineage = followed(self.target)
         for fork in await keys_of(self.target, key.tenant):
             base = await lineage.base_of(fork)
-            if base is not None and base.parent == key:
+            if base is None or base.parent != key:
+                continue
+            newest = await lineage.newest_base(fork)  # it may have been given its own history since
+            if newest is None or newest.parent == key:
                 raise errors.StoreError(
                     f"{key} was deleted, and {fork} still depends on it: migrate again",
                     key=str(key),
