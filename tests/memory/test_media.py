@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from perdure import Message
 from perdure.memory.context import WorkingContext
 from perdure.memory.media import STEP, MediaBudget, estimated, fitted, kept_of
-from perdure.records.media import Medium, lifted
+from perdure.records.media import Medium, decode_held, lifted
 from perdure.records.messages import encode_message
 from perdure.records.records import MESSAGE
 from tests.images import part, png, shown
@@ -66,7 +66,8 @@ def test_a_context_holds_the_newest_media_and_no_more_than_may_be_shown() -> Non
     context.lifts, context.budget = True, MediaBudget(500, 100)
     images = [png(70_000, number) for number in range(12)]
     for seq, image in enumerate(images, 1):
-        context.feed(seq, MESSAGE, encode_message(Message.user([part(image)])).payload)
+        payload = context.lifted(encode_message(Message.user([part(image)])).payload)
+        context.feed(seq, MESSAGE, payload)
     assert set(context.wanted()) <= set(context.media)
     assert len(context.media) <= 7
     messages = [Message.user([part(image)]) for image in images]
@@ -79,9 +80,7 @@ def test_a_context_holds_the_newest_media_and_no_more_than_may_be_shown() -> Non
 def test_media_that_are_not_held_leave_a_note() -> None:
     message = Message.user([part(png(70_000))])
     payload, blobs = lifted(encode_message(message).payload)
-    from perdure.records.messages import decode_message
-
-    stored = decode_message(payload)
+    stored = decode_held(payload)
     assert shown(fitted([stored], MediaBudget(), blobs).messages[0].content) == [png(70_000)]
     lost = fitted([stored], MediaBudget(), {})
     assert len(lost.lost) == 1

@@ -14,6 +14,7 @@ from perdure import Message
 from perdure.records.chunks import name_of, named_in
 from perdure.records.media import (
     LEAST,
+    decode_held,
     dimensions,
     filled,
     lifted,
@@ -25,7 +26,7 @@ from perdure.records.media import (
     text_bytes,
     without_media,
 )
-from perdure.records.messages import decode_message, encode_message
+from perdure.records.messages import encode_message
 from tests.images import encoded, part, png, url
 
 FILES = [png(LEAST, 1), b"\xff\xd8\xff" + bytes(LEAST), b"%PDF-1.7" + bytes(range(256)) * 300]
@@ -93,7 +94,7 @@ def test_base64_that_would_come_back_otherwise_stays() -> None:
 def test_a_note_stands_for_the_whole_part() -> None:
     image = png(1_200_000)
     message = Message.tool("a", [{"type": "text", "text": "here"}, part(image)])
-    for one in (message, decode_message(lifted(encode_message(message).payload)[0])):
+    for one in (message, decode_held(lifted(encode_message(message).payload)[0])):
         result = noted(one, "gone").tool_result
         assert result is not None
         assert result.result == [

@@ -45,8 +45,8 @@ from perdure.memory.traces import (
 )
 from perdure.providers.tool_pairs import interrupted_result
 from perdure.records.json import encode
-from perdure.records.media import lifted, text_bytes
-from perdure.records.messages import Message, ToolCall, decode_message, encode_message
+from perdure.records.media import decode_held, decode_read, lifted, text_bytes
+from perdure.records.messages import Message, ToolCall, encode_message
 from perdure.records.records import TURN, Entry
 from perdure.records.values import redact
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
@@ -230,11 +230,12 @@ class RawTurns:
 
     async def _said_in(self, turn_id: str) -> list[Message]:
         turn = await find_turn(internals.store_of(self._session), self._session.key, turn_id)
-        return [] if turn is None else self._decoded(turn)
+        types = internals.registry_of(self._session)
+        return [] if turn is None else [decode_read(payload, types) for payload in turn.messages]
 
     def _decoded(self, turn: RawTurn) -> list[Message]:
         types = internals.registry_of(self._session)
-        return [decode_message(payload, types) for payload in turn.messages]
+        return [decode_held(payload, types) for payload in turn.messages]
 
 
 log: logging.Logger = logging.getLogger("perdure.agent")
@@ -706,7 +707,7 @@ class MemoryManager:
             internals.registry_of(self.session),
         )
         return compacted, late if late is None else [
-            decode_message(payload, types) for payload in late
+            decode_held(payload, types) for payload in late
         ]
 
     def _compacting(self, turns: int = 0) -> LogCompaction:

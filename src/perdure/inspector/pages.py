@@ -21,7 +21,7 @@ from perdure.memory.working_memory import MemoryInfo
 from perdure.providers.context_fit import Format
 from perdure.records.checkpoints import Checkpoint
 from perdure.records.keys import SessionKey, require_filters
-from perdure.records.messages import decode_message
+from perdure.records.media import decode_read
 from perdure.records.records import MESSAGE_KINDS, Record
 from perdure.restore.report import RestorePlan, RestoreReport
 from perdure.session.contents import HistoryItem
@@ -382,7 +382,7 @@ async def image(
     record = await _record(view, seq)
     found = None
     if record.kind in MESSAGE_KINDS:
-        found = conversation.image_in(decode_message(record.payload, registry_of(view)), number)
+        found = conversation.image_in(decode_read(record.payload, registry_of(view)), number)
     if found is None:
         raise InvalidArgumentError(f"record {seq} of session {key} has no image {number}")
     return found
@@ -432,7 +432,7 @@ async def context_page(
     end = len(messages) if end is None else min(end, len(messages))
     start = max(end - PAGE, 0)
     items = [
-        conversation.shown_item(HistoryItem(seq, "message", decode_message(payload, registry)), own)
+        conversation.shown_item(HistoryItem(seq, "message", decode_read(payload, registry)), own)
         for seq, payload in await filled(view, messages[start:end])
     ]
     rendered = ""

@@ -42,7 +42,7 @@ from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, Origin
 from perdure.records.media import LIFTED_KINDS, Medium, filled, lifted_entries, may_lift, referred
-from perdure.records.records import BASE, EPOCH, Entry, Record
+from perdure.records.records import BASE, CONTEXT, EPOCH, Entry, Record
 from perdure.restore.ladder import validated
 from perdure.store import (
     Batch,
@@ -223,7 +223,8 @@ async def hold_media(
 class Filled(DelegatingStore):
     """Reads logs with the media of their messages in place, for all who read messages.
 
-    Whoever follows references, folds or compares reads the store below it.
+    Whoever follows references, folds or compares reads the store below it. Contexts keep their
+    references: one may hold as many images as were ever shown.
     """
 
     async def read_log(
@@ -268,7 +269,8 @@ async def _lifted(batch: Batch) -> tuple[tuple[Entry, ...], dict[str, bytes]]:
 
 def referred_in(record: Record) -> list[Medium]:
     """Return the media in blobs that a record refers to."""
-    return referred(record.payload) if record.kind in LIFTED_KINDS else []
+    is_one = record.kind in LIFTED_KINDS and record.kind != CONTEXT
+    return referred(record.payload) if is_one else []
 
 
 async def with_media(

@@ -171,8 +171,6 @@ class WorkingContext:
     def feed(self, seq: int, kind: str, payload: bytes) -> None:
         """Apply the next record of the log."""
         self.seq = seq
-        if self.lifts and (kind in MESSAGE_KINDS or kind == CONTEXT):
-            payload = self._lifted(payload)
         if kind in MESSAGE_KINDS:
             self._kept.append((seq, payload, kind != TOOL_RESULT or not self._kept))
             self._count(payload)
@@ -183,8 +181,8 @@ class WorkingContext:
         elif kind == RETRACT:
             self._take_back(seq, decode(payload, RetractionPayload).after)
 
-    def _lifted(self, payload: bytes) -> bytes:
-        """Take the media of what is appended out, and hold them."""
+    def lifted(self, payload: bytes) -> bytes:
+        """Return what is appended as it will be stored, and hold its media."""
         payload, blobs = lifted(payload)
         if blobs:
             self.has_lifted = True

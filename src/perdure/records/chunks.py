@@ -70,7 +70,7 @@ def _end(data: bytes, start: int) -> int:
 PIECE_BYTES = 1024 * 1024
 """A segment ends with the record that takes it over this size."""
 
-_NAME = re.compile(rb'"(?:perdure:media:[^"\\]{1,200}:)?([0-9a-f]{64})"')
+_NAME = re.compile(rb'"(?:\\u0070erdure:media:[^"\\]{1,200}:)?([0-9a-f]{64})"')
 
 
 class _Line(msgspec.Struct, frozen=True, array_like=True):

@@ -1,14 +1,15 @@
-"""Media in records: images, documents, audio and video, as base64 or as references to blobs.
+r"""Media in records: images, documents, audio and video, as base64 or as references to blobs.
 
 A message may hold media as every provider takes it: a ``data:`` URL, or base64 next to its type.
 Media of `LEAST` bytes and more leave a record when it is saved: `lifted` puts a reference where the
 base64 was, and `filled` puts the base64 back, to the letter.
 
-    "data":"perdure:media:data:image/png:1258291:1280x800:<sha256>"
-    "url":"perdure:media:url:image/jpeg:81920:640x480:<sha256>"
+    "data":"\u0070erdure:media:data:image/png:1258291:1280x800:<sha256>"
+    "url":"\u0070erdure:media:url:image/jpeg:81920:640x480:<sha256>"
 
-The hash is the blob's name, and `perdure.records.chunks.named_in` finds it, as it finds all others.
-Lifting is idempotent and a function of the bytes alone. Pure.
+`perdure.records.references` says why nothing else is ever read as one. The hash is the blob's name,
+and `perdure.records.chunks.named_in` finds it, as it finds all others. Lifting is idempotent and a
+function of the bytes alone. Pure.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from perdure.records.messages import Extra, Message
+from perdure.records.messages import Extra, Message, ToolCall, decode_message, encode_message
 from perdure.records.records import ADMITTED, CONTEXT, MESSAGE_KINDS, Entry
+from perdure.records.references import HELD, SPELLED, held
+from perdure.records.values import NO_TYPES, Types
 
 LEAST: Final = 64 * 1024
 """Bytes of an image, or other media, from which on it becomes a blob."""
@@ -31,18 +34,18 @@ LIFTED_KINDS: Final = MESSAGE_KINDS | {CONTEXT, ADMITTED}
 """Kinds of records whose media become blobs."""
 SEEN: Final = 1024
 """Characters of base64 from which on text counts as media, in records."""
-_PREFIX: Final = "perdure:media:"
-_PREFIX_BYTES: Final = b'"' + _PREFIX.encode()
 
 MediaKind = Literal["image", "audio", "video", "document"]
 
 _RUN = rb"[A-Za-z0-9+/]{%d,}+={0,2}" % SEEN
 _URL = re.compile(rb'"data:([a-z]+/[A-Za-z0-9.+-]+);base64,(' + _RUN + rb')"')
 _DATA = re.compile(rb'"(?:data|blob|file_data|result)": ?"(' + _RUN + rb')"')
-_REFERENCE = re.compile(
-    rb'"perdure:media:(url|data):([A-Za-z0-9/.+-]+):([0-9]{1,12}):([0-9]{1,6})x([0-9]{1,6}):'
-    rb'([0-9a-f]{64})"'
+_FIELDS: Final = (
+    rb"(url|data):([A-Za-z0-9/.+-]+):([0-9]{1,12}):([0-9]{1,6})x([0-9]{1,6}):([0-9a-f]{64})"
 )
+_REFERENCE = re.compile(rb'(?<!\\)"\\u0070erdure:media:' + _FIELDS + b'"')
+_HELD = re.compile(HELD + _FIELDS.decode())
+_HELD_RAW = re.compile(b'"' + HELD.encode() + _FIELDS + b'"')
 _TYPED = re.compile(rb'"(?:media_type|mimeType|mime_type)": ?"([a-z]+/[A-Za-z0-9.+-]+)[";]')
 _FORMATTED = re.compile(rb'"format": ?"([a-z0-9]{2,5})"')
 _AROUND: Final = 400
@@ -50,7 +53,7 @@ _AROUND: Final = 400
 _HEAD: Final = 128 * 1024
 """Characters of base64 among which an image says how large it is."""
 _DATA_KEYS: Final = frozenset({"data", "blob", "file_data", "result"})
-_MARKS: Final = (b";base64,", _PREFIX_BYTES, *(b'"%b":"' % key.encode() for key in _DATA_KEYS))
+_MARKS: Final = (b";base64,", HELD.encode(), *(b'"%b":"' % key.encode() for key in _DATA_KEYS))
 _IN_TEXT: Final = (b'"text":', b'"content":')
 _TEXT_KEYS: Final = frozenset({"text", "content"})
 _TYPE_KEYS: Final = ("media_type", "mimeType", "mime_type")
@@ -186,7 +189,7 @@ def lifted(payload: bytes) -> tuple[bytes, dict[str, bytes]]:
         name = hashlib.sha256(raw).hexdigest()
         blobs[name] = raw
         where = f"{place.form}:{place.type}:{len(raw)}:{width}x{height}:{name}"
-        parts += [payload[done : place.start], f'"{_PREFIX}{where}"'.encode()]
+        parts += [payload[done : place.start], SPELLED + f'{where}"'.encode()]
         done = place.end
     if not blobs:
         return payload, {}
@@ -215,7 +218,17 @@ def may_lift(entries: tuple[Entry, ...]) -> bool:
 
 def holds_references(payload: bytes) -> bool:
     """Say whether a record refers to media in blobs."""
-    return _PREFIX_BYTES in payload
+    return SPELLED in payload
+
+
+def severed(payload: bytes, names: Container[str]) -> bytes:
+    """Return a record whose references to other blobs than these are to none: theirs is lost."""
+
+    def reference(found: re.Match[bytes]) -> bytes:
+        name = found[6].decode()
+        return found[0] if name in names else found[0].replace(found[6], b"0" * len(name))
+
+    return _REFERENCE.sub(reference, payload) if holds_references(payload) else payload
 
 
 def referred(payload: bytes) -> list[Medium]:
@@ -223,9 +236,14 @@ def referred(payload: bytes) -> list[Medium]:
     if not holds_references(payload):
         return []
     return [
-        Medium(found[2].decode(), int(found[3]), int(found[4]), int(found[5]), found[6].decode())
-        for found in _REFERENCE.finditer(payload)
+        _referred(found[0][len(SPELLED) : -1].decode()) for found in _REFERENCE.finditer(payload)
     ]
+
+
+def _referred(fields: str) -> Medium:
+    _, media_type, size, pixels, name = fields.split(":")
+    width, height = pixels.split("x")
+    return Medium(media_type, int(size), int(width), int(height), name)
 
 
 def filled(payload: bytes, blobs: Mapping[str, bytes]) -> bytes:
@@ -296,8 +314,9 @@ def with_media(message: Message, decide: Decide, why: Callable[[Medium], str]) -
         elif isinstance(value, (list, dict)) and _may_hold(value):
             value = walk.value(value)
         value = value.text if isinstance(value, _Note) else value
-        if value is not result.result:
-            changes["tool_result"] = msgspec.structs.replace(result, result=value)
+        extra = _with_extra(result.extra, decide)
+        if value is not result.result or extra is not result.extra:
+            changes["tool_result"] = msgspec.structs.replace(result, result=value, extra=extra)
     for name in ("image_urls", "audio_urls", "video_urls"):
         urls: tuple[str, ...] = getattr(message, name)
         if urls:
@@ -306,22 +325,47 @@ def with_media(message: Message, decide: Decide, why: Callable[[Medium], str]) -
             notes += [note.text for note in shown if isinstance(note, _Note)]
             if kept != urls:
                 changes[name] = kept
-    extra = _with_extra(message.extra, decide)
-    if extra is not message.extra:
-        changes["extra"] = extra
+    changes |= _beside(message, decide, why)
     if notes:
         content = changes.get("content", message.content)
         changes["content"] = _noted(content, notes)
     return msgspec.structs.replace(message, **changes) if changes else message
 
 
-def _may_hold(value: Any) -> bool:
+def _beside(message: Message, decide: Decide, why: Callable[[Medium], str]) -> dict[str, Any]:
+    """Return what changes of a message's calls and of its providers' fields."""
+    changes: dict[str, Any] = {}
+    for name in ("extra", "payload_extra"):
+        extra = _with_extra(getattr(message, name), decide)
+        if extra is not getattr(message, name):
+            changes[name] = extra
+    calls = tuple(_with_arguments(call, decide, why) for call in message.tool_calls)
+    if any(new is not old for new, old in zip(calls, message.tool_calls, strict=True)):
+        changes["tool_calls"] = calls
+    return changes
+
+
+def _with_arguments(call: ToolCall, decide: Decide, why: Callable[[Medium], str]) -> ToolCall:
+    """Return a call with what its arguments refer to; base64 in them is what the model wrote."""
+
+    def refer(medium: Medium, text: str) -> str | None:
+        return decide(medium, text) if medium.name else text
+
+    arguments, extra = call.arguments, _with_extra(call.extra, decide)
+    if isinstance(arguments, (list, dict)) and _may_hold(arguments, (HELD.encode(),)):
+        arguments = _Walk(refer, why).value(arguments)
+    if arguments is call.arguments and extra is call.extra:
+        return call
+    return msgspec.structs.replace(call, arguments=arguments, extra=extra)
+
+
+def _may_hold(value: Any, marks: Sequence[bytes] = _MARKS) -> bool:
     """Say whether a walk over a value may find media: it takes long, and most have none."""
     try:
         data = msgspec.json.encode(value, enc_hook=str)
     except (TypeError, ValueError, RecursionError):
         return True
-    return any(mark in data for mark in _MARKS)
+    return any(mark in data for mark in marks)
 
 
 LOST: Final = "lost: its blob is missing or damaged"
@@ -336,9 +380,33 @@ def noted(message: Message, why: str) -> Message:
     return with_media(message, leave_out, lambda _: why)
 
 
-def without_lost(message: Message) -> Message:
-    """Return a message that was read, with notes for media whose blobs are gone."""
+def decode_held(payload: bytes, registry: Types = NO_TYPES) -> Message:
+    """Return the message of a record, with references to media where it has some."""
+    return decode_message(held(payload), registry)
+
+
+def decode_read(payload: bytes, registry: Types = NO_TYPES) -> Message:
+    """Return the message of a record that was read with its media, with notes for lost ones."""
+    message = decode_held(payload, registry)
+    if not holds_references(payload):
+        return message
     return with_media(message, lambda medium, text: None if medium.name else text, lambda _: LOST)
+
+
+def without_references(payload: bytes) -> bytes:
+    """Return a record, or a context's snapshot, with notes where it still refers to media."""
+    if not holds_references(payload):
+        return payload
+    fields = msgspec.json.decode(payload, type=dict[str, msgspec.Raw])
+    if "role" in fields:
+        return encode_message(decode_read(payload)).payload
+    if "messages" in fields:
+        messages = msgspec.json.decode(fields["messages"], type=list[msgspec.Raw])
+        whole = [msgspec.Raw(without_references(bytes(message))) for message in messages]
+        fields["messages"] = msgspec.Raw(msgspec.json.encode(whole))
+    if "message" in fields:
+        fields["message"] = msgspec.Raw(without_references(bytes(fields["message"])))
+    return msgspec.json.encode(fields)
 
 
 class _Note(msgspec.Struct, frozen=True):
@@ -403,9 +471,8 @@ def medium_of(text: str, key: str | None, beside: Mapping[str, Any] | None) -> M
         beside: That object.
 
     """
-    if text.startswith(_PREFIX) and key not in _TEXT_KEYS:
-        found = referred(msgspec.json.encode(text))
-        return found[0] if found else None
+    if text.startswith(HELD):
+        return _referred(text[len(HELD) :]) if _HELD.fullmatch(text) else None
     if text.startswith("data:") and key not in _TEXT_KEYS:
         head, comma, data = text.partition(",")
         if not comma or not head.endswith(";base64"):
@@ -441,18 +508,18 @@ def _with_extra(extra: Extra, decide: Decide) -> Extra:
     changed: Extra = {}
     for name, raw in extra.items():
         payload = bytes(raw)
-        if not holds_references(payload):
+        if HELD.encode() not in payload:
             continue
 
         def data(found: re.Match[bytes]) -> bytes:
-            medium = referred(found[0])[0]
-            text = decide(medium, found[0][1:-1].decode())
-            if text is None or text.startswith(_PREFIX):
+            reference = found[0][1:-1].decode()
+            text = decide(_referred(reference[len(HELD) :]), reference)
+            if text is None:
                 head = "data:image/png;base64," if found[1] == b"url" else ""
                 text = head + PIXEL
             return msgspec.json.encode(text)
 
-        changed[name] = msgspec.Raw(_REFERENCE.sub(data, payload))
+        changed[name] = msgspec.Raw(_HELD_RAW.sub(data, payload))
     return {**extra, **changed} if changed else extra
 
 
@@ -469,8 +536,10 @@ def media_of(message: Message) -> list[tuple[Medium, str]]:
 
 
 def string_of(text: str, raw: bytes) -> str:
-    """Return what a reference stands for."""
-    return filled(msgspec.json.encode(text), {text[-64:]: raw})[1:-1].decode()
+    """Return what a reference in memory stands for."""
+    form, media_type, *_ = text[len(HELD) :].split(":")
+    head = f"data:{media_type};base64," if form == "url" else ""
+    return head + base64.b64encode(raw).decode()
 
 
 # How large an image is

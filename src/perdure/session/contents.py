@@ -48,7 +48,7 @@ from perdure.memory.working_memory import Lazy, MemoryLimit, SessionValues, Work
 from perdure.records.checkpoints import CHECKPOINTS
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey, require_text
-from perdure.records.media import filled, referred, without_lost
+from perdure.records.media import LEAST, LIFTED_KINDS, decode_held, decode_read, filled, referred
 from perdure.records.messages import (
     RESERVED_KINDS,
     Message,
@@ -322,6 +322,8 @@ class Contents:
         """Take in entries that were accepted, ``first`` being the seq of the first."""
         context, digest = self.context, self.digest
         for seq, (kind, payload, end) in enumerate(entries, first):
+            if len(payload) >= LEAST and kind in LIFTED_KINDS and context.lifts:
+                payload = context.lifted(payload)  # noqa: PLW2901  # as it will be stored
             if digest is not None:
                 digest.feed(seq, kind, payload)
             if kind in CONTEXT_KINDS:
@@ -480,8 +482,7 @@ class Contents:
         if attempt.begin is None:
             return None
         texts = [
-            without_lost(decode_message(record.payload, self._registry))
-            for record in reversed(attempt.messages)
+            decode_read(record.payload, self._registry) for record in reversed(attempt.messages)
         ]
         return attempt.begin - 1, tuple(texts)
 
@@ -531,7 +532,7 @@ class Contents:
             if len(items) >= limit:
                 return
             if record.kind in MESSAGE_KINDS:
-                value: Any = without_lost(decode_message(record.payload, self._registry))
+                value: Any = decode_read(record.payload, self._registry)
             elif record.kind.startswith("x:"):
                 value = self._registry.decode_record(record.kind, record.payload)
             elif record.kind in RESERVED_KINDS and not _is_application_event(record):
@@ -612,7 +613,7 @@ class Contents:
         if not self.has_context:
             message = f"session {self.key} was loaded with context=False: load it without that"
             raise SessionError(message, key=str(self.key))
-        return [decode_message(payload, self._registry) for payload in self.context.messages()]
+        return [decode_held(payload, self._registry) for payload in self.context.messages()]
 
 
 def _is_application_event(record: Record) -> bool:

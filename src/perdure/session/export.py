@@ -45,7 +45,7 @@ from perdure.memory.documents import EPISODIC, SEMANTIC, fold_items
 from perdure.memory.traces import read_turns
 from perdure.records.checkpoints import CHECKPOINTS
 from perdure.records.keys import SessionKey
-from perdure.records.media import filled, referred
+from perdure.records.media import LIFTED_KINDS, filled, referred, without_references
 from perdure.records.messages import Message, decode_message
 from perdure.records.records import CONTEXT, Entry, Record
 from perdure.restore.rebuild import (
@@ -84,7 +84,8 @@ async def export_memories(view: SessionView, folder: Path) -> list[str]:
     memories = Memories(
         episodic=fold_items(*await contents._read(EPISODIC)),
         semantic=fold_items(*await contents._read(SEMANTIC)),
-        snapshot=await _whole_context(contents._store, view.key, snapshot) + b"\n",
+        snapshot=without_references(await _whole_context(contents._store, view.key, snapshot))
+        + b"\n",
         upto=view.seq,
     )
     async with aclosing(read_turns(contents._store, view.key)) as turns:
@@ -212,9 +213,13 @@ async def _with_media(store: Lineage, key: SessionKey, records: Sequence[Record]
     for record in records:
         if record.kind == CONTEXT:
             payload = await _whole_context(store, key, record.payload)
-            whole.append(msgspec.structs.replace(record, payload=payload))
+            record = msgspec.structs.replace(record, payload=payload)  # noqa: PLW2901
         else:
-            whole += await with_media(store, key, [record])
+            [record] = await with_media(store, key, [record])  # noqa: PLW2901
+        if record.kind in LIFTED_KINDS:
+            payload = without_references(record.payload)
+            record = msgspec.structs.replace(record, payload=payload)  # noqa: PLW2901
+        whole.append(record)
     return whole
 
 

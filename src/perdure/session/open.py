@@ -27,7 +27,7 @@ from perdure.errors import (
     SessionNotFoundError,
 )
 from perdure.lease import LATE, OnHeld, acquire_lease, lease_held
-from perdure.lineage.store import Filled, hold_media, is_begun_by
+from perdure.lineage.store import hold_media, is_begun_by
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry, Record
 from perdure.restore.ladder import restore
@@ -317,8 +317,7 @@ class Opener:
         ):
             return "it is of another store, which was at this place before"
         records: list[Record] = []
-        log = Filled(self._runtime.store)  # what is spilled has its media in place, too
-        chunks = log.read_log(key, after=max(spilled.base - 1, 0))
+        chunks = self._runtime.store.read_log(key, after=max(spilled.base - 1, 0))
         async with contextlib.aclosing(chunks):
             async for chunk in chunks:
                 records.extend(chunk.records)

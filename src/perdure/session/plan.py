@@ -15,7 +15,8 @@ from perdure.memory.documents import fold_items
 from perdure.memory.retrieval import Retriever
 from perdure.memory.traces import newest_turns
 from perdure.providers.formats import FORMATS
-from perdure.records.messages import Message, decode_message, encode_message
+from perdure.records.media import decode_held
+from perdure.records.messages import Message, encode_message
 from perdure.records.records import Entry, Record
 from perdure.restore.bootstrapper import (
     Bootstrapped,
@@ -199,7 +200,7 @@ class _Noting:
             return raw_part(self._view._contents.stored())
         turns = await newest_turns(self._store, self._view.key, tail_turns, exclude=exclude_turn_id)
         payloads = [payload for turn in turns for payload in turn.messages]
-        return [decode_message(payload, self._registry) for payload in payloads]
+        return [decode_held(payload, self._registry) for payload in payloads]
 
     async def reset_working_context_snapshot(
         self, messages: Sequence[Message], *, system_prompt: str | None, reason: str
