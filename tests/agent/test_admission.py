@@ -322,7 +322,7 @@ async def test_stopping_with_the_agent_is_not_the_end_of_a_turn(
         assert asked == [["go on"], ["go on", "on and on", "and then"]]
         assert await said(agent) == ["go on", "I was going", "on and on", "and then", "the end"]
         partial = agent.session.context()[1]
-        assert bytes(partial.extra["interrupted"]) == b"true"
+        assert bytes(partial.extra["perdure_interrupted"]) == b"true"
 
 
 async def test_interrupting_is_not_stopping(world: World, configured: Configure) -> None:

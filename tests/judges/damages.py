@@ -20,6 +20,7 @@ from perdure.records.checkpoints import ExplicitState
 from perdure.records.json import decode
 from perdure.records.manifest import FoldedDocuments, HistoryIndex
 from perdure.records.media import referred
+from perdure.records.messages import RESULT_REF
 from perdure.session.internals import store_of
 from perdure.transfer import verify_backup
 from tests.crash.scratch import scratch
@@ -170,7 +171,7 @@ async def names_of(url: str) -> Names:
         assert base is not None
         assert own is not None
         result = next(
-            message.tool_result.extra["tool_result_ref"]
+            message.tool_result.extra[RESULT_REF]
             for message in ada.context()
             if message.tool_result is not None
         )

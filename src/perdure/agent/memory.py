@@ -46,7 +46,7 @@ from perdure.memory.traces import (
 from perdure.providers.tool_pairs import interrupted_result
 from perdure.records.json import encode
 from perdure.records.media import decode_held, decode_read, lifted, text_bytes
-from perdure.records.messages import Message, ToolCall, encode_message
+from perdure.records.messages import REDACTED_AT, Message, ToolCall, encode_message
 from perdure.records.records import TURN, Entry
 from perdure.records.values import redact
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
@@ -783,5 +783,5 @@ def _redacted(call: ToolCall, keys: Sequence[str]) -> ToolCall:
     arguments, paths = redact(call.arguments, keys)
     if not paths:
         return call
-    extra = {**call.extra, "redacted": msgspec.Raw(encode(paths))}
+    extra = {**call.extra, REDACTED_AT: msgspec.Raw(encode(paths))}
     return msgspec.structs.replace(call, arguments=arguments, extra=extra)

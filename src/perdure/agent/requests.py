@@ -4,7 +4,7 @@ A request is the working context, compacted if that is due, with notes, rendered
 is a blob of its own, and in the conversation a preview and a reference:
 
     "tool_result": "<preview>"
-    "tool_result_ref": {"sha256", "bytes", "media_type", "preview", "types"?}
+    "perdure_tool_result_ref": {"sha256", "bytes", "media_type", "preview", "types"?}
 
 The blob is durable before the record that names it, and shared between forks, since its name is
 its hash. Text and bytes lie in it as they are, everything else as JSON. The model is shown
@@ -31,12 +31,11 @@ from perdure.providers import render
 from perdure.records.chunks import name_of
 from perdure.records.json import decode, encode
 from perdure.records.media import text_bytes, without_media
-from perdure.records.messages import Extra, Message, ToolResult
+from perdure.records.messages import RESULT_REF, Extra, Message, ToolResult
 from perdure.records.values import OnUnstorable, Tags, Types, decode_value, encode_value
 from perdure.session.internals import registry_of, store_of
 from perdure.session.session import Session, SessionView
 
-REFERENCE: Final = "tool_result_ref"
 """The field of a stored result that says where all of it is."""
 PREVIEW_CHARS: Final = 1000
 BYTES: Final = "application/octet-stream"
@@ -60,7 +59,7 @@ class ResultReference(msgspec.Struct, frozen=True, omit_defaults=True):
 def reference_of(message: Message) -> ResultReference | None:
     """Return the reference to a message's tool result, None if the message has it."""
     result = message.tool_result
-    raw = None if result is None else result.extra.get(REFERENCE)
+    raw = None if result is None else result.extra.get(RESULT_REF)
     if raw is None:
         return None
     try:
@@ -98,7 +97,7 @@ async def claimed(
         await store.put_blobs(session.key.tenant, {reference.sha256: blob})
     except StoreError:
         return result
-    extra = {**result.extra, REFERENCE: msgspec.Raw(encode(reference))}
+    extra = {**result.extra, RESULT_REF: msgspec.Raw(encode(reference))}
     return _with(
         result,
         f"{reference.preview}\n[… {reference.bytes} bytes in all; this is how it begins]",
@@ -127,7 +126,7 @@ async def _resolved(session: Session | SessionView, message: Message) -> Message
         lost = f"{reference.preview}\n[… the rest of {reference.bytes} bytes is lost]"
         return msgspec.structs.replace(message, tool_result=_with(result, lost))
     value = _value(data, reference, registry_of(session))
-    extra = {name: raw for name, raw in result.extra.items() if name != REFERENCE}
+    extra = {name: raw for name, raw in result.extra.items() if name != RESULT_REF}
     return msgspec.structs.replace(message, tool_result=_with(result, value, extra))
 
 

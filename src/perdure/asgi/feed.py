@@ -20,7 +20,7 @@ from perdure.memory.documents import TurnPayload
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.media import decode_read
-from perdure.records.messages import Message
+from perdure.records.messages import CUT_OFF, Message
 from perdure.records.records import MESSAGE_KINDS, RETRACT, TURN, Record
 from perdure.session.internals import durable_head, log_of, session_open_here
 from perdure.session.manager import SessionManager
@@ -261,6 +261,6 @@ def message_fields(seq: int, message: Message) -> dict[str, Any]:
         }
     if message.created_at is not None:
         fields["created_at"] = message.created_at
-    if "interrupted" in message.extra:
+    if CUT_OFF in message.extra:
         fields["interrupted"] = True
     return fields

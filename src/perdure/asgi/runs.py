@@ -18,7 +18,7 @@ from perdure.asgi.feed import Channel, Cursor, Feed, FeedEvent
 from perdure.asgi.responses import Events, FeedResponse, failure
 from perdure.errors import HistoryPrunedError, SessionClosedError, SessionError
 from perdure.records.keys import SessionKey
-from perdure.records.messages import Message
+from perdure.records.messages import CUT_OFF, Message
 from perdure.session.base import Turn
 from perdure.session.session import Session
 
@@ -249,7 +249,7 @@ async def _pieces(session: Session, turn: Turn, channel: Channel, answer: Answer
                 channel.add(session, piece)
     except BaseException:
         if pieces and session.is_writable:
-            partial = {"interrupted": msgspec.Raw(b"true")}
+            partial = {CUT_OFF: msgspec.Raw(b"true")}
             session.append(Message(role="assistant", content="".join(pieces), extra=partial))
         raise
     text = "".join(pieces)

@@ -84,7 +84,7 @@ from perdure.records.values import redact
 
 FOREIGN: Final = "foreign"
 """The kind of an item of somebody else's history that is no message."""
-IMPORTED_AS: Final = "imported_as"
+IMPORTED_AS: Final = "perdure_imported_as"
 """The field of a message that holds the item which it was made of."""
 
 TOOLS: Final = "agent_tools"
@@ -139,11 +139,27 @@ def state_of(key: SessionKey, records: Sequence[Record]) -> FullAgentState:
 
 def item_of(record: Record) -> msgspec.Raw:
     """Return a record of the history as an item: what it was made of, or what it is."""
-    if IMPORTED_AS.encode() in record.payload:
+    if b"imported_as" in record.payload:
         fields = fields_of(record.payload)
         if IMPORTED_AS in fields:
             return compact(bytes(fields[IMPORTED_AS]))
+        if _BARE in fields and _was_made_of(record.payload, bytes(fields[_BARE])):
+            return compact(bytes(fields[_BARE]))
     return msgspec.Raw(record.payload)
+
+
+_BARE: Final = "imported_as"
+"""What that field was called before perdure's own had a prefix."""
+
+
+def _was_made_of(payload: bytes, item: bytes) -> bool:
+    """Say whether a message is what an item gives, so that the field with it is perdure's own."""
+    try:
+        made, message = _from_chat(decode_message(item), item), decode_message(payload)
+    except FormatError:
+        return False
+    known = (message.tool_calls, message.tool_result)
+    return made is not None and (made.tool_calls, made.tool_result) == known
 
 
 def _visible(records: Sequence[Record]) -> list[Record]:

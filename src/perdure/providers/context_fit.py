@@ -108,7 +108,7 @@ def sent_arguments(call: ToolCall) -> str:
 
 
 def _is_object(text: str) -> bool:
-    return not text.strip() or text.lstrip().startswith("{")
+    return text.lstrip().startswith("{")
 
 
 def read_json(text: str) -> Any:

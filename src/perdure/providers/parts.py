@@ -17,12 +17,11 @@ import msgspec
 
 from perdure.providers.context_fit import ContextTarget, clean
 from perdure.providers.issued import STAMP, marks, stamp_of
+from perdure.providers.request_rules import IMAGES
 from perdure.records.messages import Extra, Message
 
 Kind = Literal["image", "audio", "video", "document"]
 
-IMAGES: Final = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
-"""The images that OpenAI and Anthropic read; each other type is an error, at each request."""
 _PROPER: Final = {"image/jpg": "image/jpeg", "audio/mp3": "audio/mpeg", "audio/x-wav": "audio/wav"}
 
 
@@ -252,6 +251,7 @@ _READERS: Final = {
     "refusal": _refusal,
     "image_url": _image_url,
     "input_image": _image_url,
+    "computer_screenshot": _image_url,
     "input_audio": _input_audio,
     "file": _file,
     "input_file": _file,

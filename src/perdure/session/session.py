@@ -119,7 +119,8 @@ class Rendered:
         """Return what the model sees next: the newest whole messages within the limit.
 
         Images and other media are shown up to ``Limits.context_media_tokens``, the newest; older
-        ones are replaced by a note. A provider accepts it as it is, however the last turn ended.
+        ones are replaced by a note. It keeps the provider's rules (docs/contexts.md has them),
+        however the last turn ended.
         Calls without a result are shown as interrupted.
 
         Args:

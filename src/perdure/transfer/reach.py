@@ -45,7 +45,7 @@ from perdure.store import Documents, Store
 AT_ONCE: Final = 8
 """How many blobs are read, and in memory, at a time."""
 
-RESULT: Final = b'"tool_result_ref"'
+RESULT: Final = b'tool_result_ref"'
 
 
 class BlobReference(msgspec.Struct, frozen=True):
@@ -349,12 +349,10 @@ def _possibly(data: bytes, by: str) -> _Below:
         yield BlobReference(name, by, required=False)
 
 
-class _Named(msgspec.Struct):
-    sha256: str = ""
-
-
 class _Payload(msgspec.Struct):
-    tool_result_ref: _Named | None = None
+    perdure_tool_result_ref: Any = None
+    tool_result_ref: Any = None
+    """Its name before perdure's own fields had a prefix."""
 
 
 class _StoredMessage(msgspec.Struct):
@@ -395,8 +393,11 @@ def message_blobs(payload: bytes) -> Iterator[str]:
         stored = decode(payload, _StoredMessage).tool_payload
     except FormatError:  # a field of somebody else's
         return
-    if stored is not None and stored.tool_result_ref is not None and stored.tool_result_ref.sha256:
-        yield stored.tool_result_ref.sha256
+    if stored is not None:
+        for named in (stored.perdure_tool_result_ref, stored.tool_result_ref):
+            name = named.get("sha256") if isinstance(named, dict) else None
+            if isinstance(name, str) and name:
+                yield name
 
 
 def _of_message(name: str, seq: int) -> BlobReference:
