@@ -50,6 +50,7 @@ from perdure.session.internals import accept
 from perdure.session.retention import Retention
 from perdure.testing import MemoryBacking, MemoryStore
 from tests.adapters import kills
+from tests.images import png, url
 
 QUIET = RunConfig(tracing_disabled=True)
 GUARD = 60
@@ -157,6 +158,27 @@ async def test_an_item_comes_back_to_the_letter(item: Any, sessions: SessionMana
     assert texts(await session.get_items()) == texts(await twin.get_items())
     assert texts([await session.pop_item()]) == texts([await twin.pop_item()])
     assert await session.get_items() == [user("first")]
+
+
+async def test_items_with_images_come_back_to_the_letter(tmp_path: Path) -> None:
+    image = {"type": "input_image", "image_url": url(png(100_000)), "detail": "auto"}
+    items: list[Any] = [
+        {"role": "user", "content": [{"type": "input_text", "text": "Look"}, image]},
+        {"type": "function_call", "call_id": "c", "name": "shot", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": [image]},
+        {
+            "type": "computer_call_output",
+            "call_id": "d",
+            "output": {"type": "computer_screenshot", "image_url": url(png(100_000, 1))},
+        },
+    ]
+    for _ in range(2):
+        async with perdure.connect(tmp_path) as sessions:
+            session = PerdureSession("a", sessions)
+            if not await session.get_items():
+                await session.add_items(items)
+            assert await session.get_items() == items
+            assert await session.get_items(1) == items[-1:]
 
 
 async def test_what_is_no_json_is_refused_and_nothing_of_its_call_is_added() -> None:

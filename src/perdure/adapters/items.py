@@ -23,9 +23,11 @@ from perdure.errors import (
 )
 from perdure.lease import OnHeld
 from perdure.records.keys import SessionKey
-from perdure.records.messages import Message, decode_message
+from perdure.records.media import decode_read
+from perdure.records.messages import Message
 from perdure.session.internals import (
     discard_lost,
+    filled,
     loop_of,
     messages_before_log,
     other_holder,
@@ -162,7 +164,9 @@ async def newest_messages(
     known = working_context(source).whole()
     if known is not None:
         begin = 0 if count is None else max(len(known) - count, 0)
-        return [(seq, decode_message(payload)) for seq, payload in known[begin:]], not begin
+        newest = await filled(source, known[begin:])
+        shown = [(seq, decode_read(payload)) for seq, payload in newest]
+        return shown, not begin
     messages: list[tuple[int, Message]] = []
     before: int | None = None
     while count is None or len(messages) < count:
@@ -171,7 +175,7 @@ async def newest_messages(
         if len(page) < PAGE:
             unsaved = source.unsaved() if isinstance(source, Session) else ()
             older = await messages_before_log(source, unsaved)
-            messages[:0] = [(seq, decode_message(payload)) for seq, payload in older]
+            messages[:0] = [(seq, decode_read(payload)) for seq, payload in older]
             return messages, True
         before = page[0].seq
     return messages, False

@@ -46,6 +46,7 @@ from perdure.providers import Issuer, render
 from perdure.providers.openai_responses import FORMAT, items_of, parse_history
 from perdure.providers.replies import PlainHistory
 from perdure.records.keys import DEFAULT_SESSION, SessionKey
+from perdure.records.media import holds_references
 from perdure.records.messages import Message, decode_message, encode_message
 from perdure.records.records import Entry
 from perdure.records.values import is_plain
@@ -621,7 +622,12 @@ class _ItemTexts:
 
 
 def _text_of(payload: bytes) -> bytes | None:
-    """Return the JSON of the SDK's item that a message is, None if msgspec reads it otherwise."""
+    """Return the JSON of the SDK's item that a message is, None if msgspec reads it otherwise.
+
+    None, too, where its media are in blobs.
+    """
+    if holds_references(payload):
+        return None
     units = list(_units([(0, decode_message(payload))]))
     if _envelope(decode_message(payload)) is None or len(units[0].items) != 1:
         return None

@@ -45,7 +45,8 @@ from perdure.errors import (
     UnsupportedVersionError,
 )
 from perdure.records.keys import SessionKey
-from perdure.records.messages import Message, ToolCall, decode_message, encode_message
+from perdure.records.media import decode_read
+from perdure.records.messages import Message, ToolCall, encode_message
 from perdure.records.records import Entry
 from perdure.session.internals import (
     accept,
@@ -668,7 +669,7 @@ async def _chain(source: Session | SessionView, head: str, limit: int | None) ->
     if missing is not None:
         unsaved = source.unsaved() if isinstance(source, Session) else ()
         log = await messages_in_log(source, unsaved)
-        known |= _stored((seq, decode_message(payload)) for seq, payload in log)
+        known |= _stored((seq, decode_read(payload)) for seq, payload in log)
         chain, _ = _walked(known, head, limit)
     return chain
 

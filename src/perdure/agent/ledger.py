@@ -28,9 +28,10 @@ from perdure.memory.ledger import (
     change_entry,
 )
 from perdure.memory.traces import begun_by
+from perdure.records.media import holds_references
 from perdure.records.messages import Message, ToolCall, encode_message
 from perdure.records.records import ADMITTED, APPROVAL, EFFECT, MESSAGE, TURN, Entry
-from perdure.session.internals import accept, ledger_of, registry_of, store_of
+from perdure.session.internals import accept, filled, ledger_of, registry_of, store_of
 from perdure.session.session import Session, SessionView
 
 # Reading a whole ledger, with its messages
@@ -46,6 +47,9 @@ async def whole_ledger(session: Session | SessionView) -> Ledger:
     for message in ledger.messages():
         if not message.message:
             ledger.fill(message.id, await _said(session, message))
+        elif holds_references(bytes(message.message)):
+            [(_, whole)] = await filled(session, [(0, bytes(message.message))])
+            ledger.fill(message.id, whole)
     return ledger
 
 

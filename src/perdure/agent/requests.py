@@ -32,6 +32,7 @@ from perdure.errors import CorruptRecordError, FormatError, NotStorableError, St
 from perdure.providers import render
 from perdure.records.chunks import name_of
 from perdure.records.json import decode, encode
+from perdure.records.media import text_bytes, without_media
 from perdure.records.messages import RESULT_REF, Extra, Message, ToolResult
 from perdure.records.values import OnUnstorable, Tags, Types, decode_value, encode_value
 from perdure.session.internals import registry_of, store_of
@@ -96,8 +97,8 @@ async def claimed(
     if unstorable == "repr":
         result = _with(result, decode_value(data, tags, types))
     store = store_of(session)
-    if len(data) <= max_inline_bytes or not store.capabilities.blobs:
-        return result
+    if text_bytes(data) <= max_inline_bytes or not store.capabilities.blobs:
+        return result  # its images become blobs of their own when it is saved
     blob, reference = _blob(result.result, data, tags)
     try:
         await store.put_blobs(session.key.tenant, {reference.sha256: blob})
@@ -158,7 +159,8 @@ def _blob(value: Any, data: bytes, tags: Tags | None) -> tuple[bytes, ResultRefe
     elif type(value) is bytes:
         kind, data = BYTES, value
     types = tags if kind == JSON else None
-    preview = "" if kind == BYTES else data[: 4 * PREVIEW_CHARS].decode(errors="ignore")
+    shown = without_media(data, "not in this preview") if kind == JSON else data
+    preview = "" if kind == BYTES else shown[: 4 * PREVIEW_CHARS].decode(errors="ignore")
     return data, ResultReference(name_of(data), len(data), kind, preview[:PREVIEW_CHARS], types)
 
 

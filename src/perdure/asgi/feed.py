@@ -19,7 +19,8 @@ from perdure.memory.context import RetractionPayload, takes_back
 from perdure.memory.documents import TurnPayload
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
-from perdure.records.messages import CUT_OFF, Message, decode_message
+from perdure.records.media import decode_read
+from perdure.records.messages import CUT_OFF, Message
 from perdure.records.records import MESSAGE_KINDS, RETRACT, TURN, Record
 from perdure.session.internals import durable_head, log_of, session_open_here
 from perdure.session.manager import SessionManager
@@ -226,7 +227,7 @@ def event_of(record: Record) -> FeedEvent | None:
     """Return what a record of the log tells a client; None for nothing."""
     place = Cursor(record.seq)
     if record.kind in MESSAGE_KINDS:
-        message = message_fields(record.seq, decode_message(record.payload))
+        message = message_fields(record.seq, decode_read(record.payload))
         return FeedEvent("message", place, message)
     if record.kind == TURN:
         turn = decode(record.payload, TurnPayload)

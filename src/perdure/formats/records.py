@@ -76,6 +76,7 @@ from perdure.records.records import (
     Entry,
     Record,
 )
+from perdure.records.references import spelled
 from perdure.records.values import redact
 
 # A log's records as a whole state, history included
@@ -429,7 +430,7 @@ def _records(state: FullAgentState, own: _Own, *, agrees: bool) -> tuple[Record,
                 agent=state.agent_id,
                 seq=seq,
             )
-        records.append(Record(seq, epoch, line.kind, payload, line.end))
+        records.append(Record(seq, epoch, line.kind, spelled(payload), line.end))
     return tuple(records)
 
 
@@ -603,7 +604,7 @@ def _item(payload: bytes) -> Entry:
     except FormatError:
         return Entry(FOREIGN, payload)
     record = _from_chat(message, payload)
-    return Entry(kind_of(message), payload) if record is None else encode_message(record)
+    return Entry(kind_of(message), spelled(payload)) if record is None else encode_message(record)
 
 
 def _from_chat(message: Message, payload: bytes) -> Message | None:

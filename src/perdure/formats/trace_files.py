@@ -26,7 +26,9 @@ from perdure.memory.context import SNAPSHOT, Snapshot, WorkingContext
 from perdure.memory.documents import EPISODIC, SEMANTIC
 from perdure.memory.traces import RawTurn
 from perdure.records.json import as_utf8, decode
+from perdure.records.media import decode_read
 from perdure.records.messages import decode_message
+from perdure.records.references import spelled
 from perdure.records.values import NO_TYPES, Types
 
 # Raw traces as they lie in files, one a line, and the messages that such lines amount to
@@ -192,7 +194,7 @@ async def _lines(
     turns: AsyncIterable[RawTurn], upto: int, types: Types
 ) -> AsyncGenerator[TraceLine, None]:
     async for turn in turns:
-        messages = [decode_message(payload, types) for payload in turn.messages]
+        messages = [decode_read(payload, types) for payload in turn.messages]
         for line in trace_lines(turn.id, zip(turn.seqs, messages, strict=True)):
             if line.seq <= upto:
                 yield line
@@ -366,7 +368,7 @@ class _Reading:
         if data is None:
             return None, ""
         try:
-            snapshot = decode(data, Snapshot)
+            snapshot = decode(spelled(data), Snapshot)
             for raw in snapshot.messages:
                 decode_message(bytes(raw))
             return _context_of(snapshot), snapshot.agent_id

@@ -22,12 +22,13 @@ from perdure.memory.working_memory import MemoryInfo
 from perdure.providers.context_fit import Format
 from perdure.records.checkpoints import Checkpoint
 from perdure.records.keys import SessionKey, require_filters
-from perdure.records.messages import decode_message
+from perdure.records.media import decode_read
 from perdure.records.records import MESSAGE_KINDS, Record
 from perdure.restore.report import RestorePlan, RestoreReport
 from perdure.session.contents import HistoryItem
 from perdure.session.directory import last_used
 from perdure.session.internals import (
+    filled,
     in_managers_background,
     registry_of,
     session_open_here,
@@ -357,7 +358,7 @@ async def conversation_page(
 
 async def _records(view: SessionView, before: int, limit: int) -> list[Record]:
     records: list[Record] = []
-    log = followed(store_of(view)).read_log(view.key, before=before, limit=limit, reverse=True)
+    log = store_of(view).read_log(view.key, before=before, limit=limit, reverse=True)
     async with contextlib.aclosing(log):
         async for chunk in log:
             records += chunk.records
@@ -365,7 +366,7 @@ async def _records(view: SessionView, before: int, limit: int) -> list[Record]:
 
 
 async def _record(view: SessionView, seq: int) -> Record:
-    log = followed(store_of(view)).read_log(view.key, after=seq - 1, before=seq + 1)
+    log = store_of(view).read_log(view.key, after=seq - 1, before=seq + 1)
     record = await first_record(log)
     if record is None:
         raise InvalidArgumentError(f"session {view.key} has no record {seq}", seq=seq)
@@ -401,7 +402,7 @@ async def image(
     record = await _record(view, seq)
     found = None
     if record.kind in MESSAGE_KINDS:
-        found = conversation.image_in(decode_message(record.payload, registry_of(view)), number)
+        found = conversation.image_in(decode_read(record.payload, registry_of(view)), number)
     if found is None:
         raise InvalidArgumentError(f"record {seq} of session {key} has no image {number}")
     return found
@@ -451,8 +452,8 @@ async def context_page(
     end = len(messages) if end is None else min(end, len(messages))
     start = max(end - PAGE, 0)
     items = [
-        conversation.shown_item(HistoryItem(seq, "message", decode_message(payload, registry)), own)
-        for seq, payload in messages[start:end]
+        conversation.shown_item(HistoryItem(seq, "message", decode_read(payload, registry)), own)
+        for seq, payload in await filled(view, messages[start:end])
     ]
     rendered = ""
     if target:

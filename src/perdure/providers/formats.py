@@ -11,6 +11,7 @@ import msgspec
 from perdure.errors import InvalidArgumentError
 from perdure.providers.context_fit import ContextTarget, Format, ReasoningPolicy, RenderedContext
 from perdure.providers.issued import Issuer, stamp_of
+from perdure.providers.media import beside_results, within_limits
 from perdure.providers.parts import Part, Unknown, plain, read_part
 from perdure.providers.repairs import repaired
 from perdure.providers.replies import PlainHistory, entries_of
@@ -68,9 +69,12 @@ def render(
             f"invalid reasoning={reasoning!r}: choose {', '.join(_POLICIES)}", option="reasoning"
         )
     target = ContextTarget(format, _issuer(format, to), reasoning)
-    shown = [_shown(message, format) for message in messages]
     rules = rules_of(format)
-    return repaired(rules.render(paired(shown).exchanges, target), target, rules.part_block)
+    shown = [_shown(message, format) for message in within_limits(messages, format)]
+    exchanges: Sequence[Exchange] = paired(shown).exchanges
+    if format in {"openai", "gemini"}:
+        exchanges = tuple(beside_results(exchanges, target))
+    return repaired(rules.render(exchanges, target), target, rules.part_block)
 
 
 def parse(

@@ -180,7 +180,8 @@ def _responses(exchange: Exchange, placed: list[PlacedPart]) -> Iterator[Block]:
         named = {"name": _name(exchange.head.tool_calls[part.call].name)}
         issued = part.block.get("functionCall", {}).get("id")
         named |= {} if issued is None else {"id": issued}
-        response: Block = {"output": context_fit.json_value(result.result)}
+        value = context_fit.without_media(result.result)
+        response: Block = {"output": context_fit.json_value(value)}
         if result.error is not None:
             error = {"error": context_fit.clean(result.error) or "failed"}
             response = error if result.result is None else {**error, **response}

@@ -28,6 +28,7 @@ from perdure.records.json import (
     too_deep,
 )
 from perdure.records.records import MESSAGE, MESSAGE_KINDS, TOOL_CALL, TOOL_RESULT, Entry
+from perdure.records.references import spelled
 from perdure.records.values import NO_TYPES, REDACTED, OnUnstorable, Tags, Types, lift, lower
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -314,7 +315,7 @@ def encode_message(
     if created_at is not None:
         wire["created_at"] = created_at
     _add_extra(wire, message.extra, "$.extra")
-    payload = json.encode(wire)
+    payload = spelled(json.encode(wire))
     check_size(len(payload), max_bytes)
     return Entry(kind_of(message), payload)
 
@@ -718,6 +719,7 @@ class EncodedRecord:
         _check_payload(payload)
         if kind in MESSAGE_KINDS:
             _check_message(payload)
+            payload = spelled(payload)
         self.entry = Entry(kind, payload)
 
     @property

@@ -12,6 +12,7 @@ A turn is one input up to the end of its answer, saved when it ends.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import logging
@@ -28,22 +29,31 @@ from perdure._lib.loop import loop_timer
 from perdure._lib.task_scope import TaskScope, enter, is_within, turns
 from perdure._lib.tasks import CurrentTask, task_finder
 from perdure.autosave.tracked import require_outside
-from perdure.errors import InvalidArgumentError, SessionError, TurnReusedError
+from perdure.errors import InvalidArgumentError, SessionError, StoreError, TurnReusedError
 from perdure.memory.context import RetractionPayload, WorkingContext
 from perdure.memory.documents import SessionDocument, TurnPayload, note_turn
 from perdure.memory.working_memory import MemoryInfo, MemoryLimit, MemorySearch
 from perdure.records.json import encode
 from perdure.records.keys import SessionKey, require_name
+from perdure.records.manifest import FORMAT
+from perdure.records.media import LEAST, text_bytes
 from perdure.records.messages import EncodedRecord, Message, encode_message, message_of
 from perdure.records.records import CONTEXT, RETRACT, TURN, Entry
 from perdure.records.types import Registry
 from perdure.restore.ladder import RestoredSession
 from perdure.restore.report import RestoreReport, RestoreStep
 from perdure.session.contents import Contents, check_sizes
-from perdure.session.runtime import MemoryEvicted, MemorySearched, Runtime, wrong_loop
+from perdure.session.runtime import (
+    MediaLeftOut,
+    MemoryEvicted,
+    MemorySearched,
+    Runtime,
+    wrong_loop,
+)
 
 if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked
+    from perdure.memory.media import FittedMedia
     from perdure.memory.working_memory import WorkingMemory
     from perdure.records.manifest import Manifest
     from perdure.session.contributors import Contributors
@@ -192,6 +202,7 @@ class Turn:
         self.resumed = self._resume
         if retraction:
             session._accept(retraction)
+            await session._load_media()
 
     def _require_same(self, request: str | None) -> None:
         """Refuse another request than the one that the turn of this id was begun with."""
@@ -411,6 +422,7 @@ class SessionBase(_Hot):
         "_behind",
         "_contributors",
         "_folded_epoch",
+        "_folded_format",
         "_folding",
         "_may_be_cut",
         "_noted",
@@ -438,6 +450,7 @@ class SessionBase(_Hot):
         manifest = restored.manifest
         self._rewrite_bytes: int = _size(manifest)
         self._folded_epoch: int = 0 if manifest is None else manifest.epoch
+        self._folded_format: int = 1 if manifest is None else manifest.format
         self._hold(restored)
         tracked.on_captured = self._catch_up
 
@@ -596,8 +609,20 @@ class SessionBase(_Hot):
             entries = entries[noted - tracked.durable :]
         self._noted = tracked.version
         self._tail_records += len(entries)
-        self._tail_bytes += sum([len(entry[1]) for entry in entries])
+        self._tail_bytes += self._stored_bytes(entries)
         self._behind.note(noted + 1, entries, tracked.epoch)
+
+    def _stored_bytes(self, entries: Sequence[Entry]) -> int:
+        """Return how many bytes entries take in the log: media go into blobs."""
+        size = sum([len(entry[1]) for entry in entries])
+        if size > LEAST and self._behind.context.lifts:
+            size = sum([text_bytes(entry[1]) for entry in entries])
+        return size
+
+    @property
+    def _needs_mark(self) -> bool:
+        """Whether a fold has to say that its messages refer to media in blobs."""
+        return self._folded_format < FORMAT and self._behind.context.has_lifted
 
     def _close_with(self, error: Exception) -> None:
         """Refuse every append from now on."""
@@ -627,7 +652,15 @@ class SessionBase(_Hot):
 
         """
         self._check_home()
-        return self._receipt(await self._runtime.saver.save(self._tracked))
+        version = await self._runtime.saver.save(self._tracked)
+        if self._behind.may_lack_media:
+            await self._load_media()
+        return self._receipt(version)
+
+    async def _load_media(self) -> None:
+        """Have the media that are shown again after a retraction, or a new context, in memory."""
+        with contextlib.suppress(StoreError):  # then the next save tries it again
+            await self._contents.load_media()
 
     async def retract(self, *, after: int) -> int:
         """Take the conversation back to what it was at a record, and return the new version.
@@ -646,7 +679,9 @@ class SessionBase(_Hot):
         if type(after) is not int or not 0 <= after <= self.version:
             message = f"session {self.key} has records up to {self.version}, none at {after}"
             raise InvalidArgumentError(message, after=after, version=self.version)
-        return self._accept(await self._retraction(after))
+        version = self._accept(await self._retraction(after))
+        await self._load_media()
+        return version
 
     async def _retraction(self, after: int) -> tuple[Entry, ...]:
         """Return what takes the conversation back to a record, to be appended as one group."""
@@ -669,6 +704,22 @@ class SessionBase(_Hot):
             runtime.hooks.emit("memory_evicted", facts)
 
         return MemoryLimit(runtime.limits.memory_bytes, report, self._note_search)
+
+    def _left_out(self, media: FittedMedia) -> None:
+        """Report, once, that the model is not shown all media of the context."""
+        count, lost = len(media.left_out), len(media.lost)
+        size, key = sum(medium.bytes for medium in media.left_out), str(self._tracked.key)
+        extra = {"session": key, "count": count, "bytes": size, "lost": lost}
+        if lost:
+            message = "session %s: %d media are not shown to the model, their blobs are lost"
+            log.warning(message, key, lost, extra=extra)
+        if count:
+            message = (
+                "session %s: the oldest media, %d with %d bytes, are left out of what the model is "
+                "shown; the log keeps them. Limits(context_media_tokens=…) is the budget"
+            )
+            log.warning(message, key, count, size, extra=extra)
+        self._runtime.hooks.emit("media_left_out", MediaLeftOut(key, count, size, lost))
 
     def _note_search(self, search: MemorySearch) -> None:
         facts = MemorySearched(str(self._tracked.key), search.found, search.took, search.error)
@@ -762,7 +813,7 @@ class SessionBase(_Hot):
         """Return the size and the record count of what no fold has of the durable log."""
         tracked = self._tracked
         unsaved = tracked.pending[: max(self._noted - tracked.durable, 0)]
-        size = self._tail_bytes - sum([len(entry[1]) for entry in unsaved])
+        size = self._tail_bytes - self._stored_bytes(unsaved)
         return size, self._tail_records - len(unsaved)
 
     def _open_tail(self) -> OpenTail | None:
@@ -780,6 +831,7 @@ class SessionBase(_Hot):
         self._tail_records = max(self._tail_records - records, 0)
         self._rewrite_bytes = _size(manifest)
         self._folded_epoch = manifest.epoch
+        self._folded_format = manifest.format
 
 
 def turn_reused(key: SessionKey, turn: str) -> TurnReusedError:

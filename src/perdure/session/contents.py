@@ -21,7 +21,7 @@ from perdure.errors import (
     StoreError,
     TooLargeError,
 )
-from perdure.lineage.store import followed
+from perdure.lineage.store import Filled, followed, media_of
 from perdure.memory.context import (
     CONTEXT_KINDS,
     RetractionPayload,
@@ -44,12 +44,14 @@ from perdure.memory.documents import (
     stamp_of,
     time_of,
 )
+from perdure.memory.media import FittedMedia, fitted
 from perdure.memory.state import States
 from perdure.memory.working_memory import Lazy, MemoryLimit, SessionValues, WorkingMemory
 from perdure.records.checkpoints import CHECKPOINTS
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey, require_text
 from perdure.records.manifest import About
+from perdure.records.media import LEAST, LIFTED_KINDS, decode_held, decode_read, filled, referred
 from perdure.records.messages import (
     RESERVED_KINDS,
     Message,
@@ -214,6 +216,10 @@ class ContentsOwner(Protocol):
         """Return the limit of the working memory."""
         ...
 
+    def _left_out(self, media: FittedMedia) -> None:
+        """Report that the context has not all of its media."""
+        ...
+
 
 class Contents:
     """A session's state in memory, as of its newest record, durable or not."""
@@ -229,6 +235,7 @@ class Contents:
         "_session_tail",
         "_state",
         "_store",
+        "_told",
         "clock",
         "context",
         "damaged",
@@ -236,6 +243,7 @@ class Contents:
         "has_context",
         "info_document",
         "key",
+        "may_lack_media",
         "messages",
         "report",
         "taken",
@@ -250,7 +258,7 @@ class Contents:
         restored: RestoredSession,
         owner: ContentsOwner,
     ) -> None:
-        self._store = store
+        self._store: Store = Filled(followed(store)) if store.capabilities.blobs else store
         self._owner = owner
         self._registry = registry
         self.key: SessionKey = restored.key
@@ -266,6 +274,8 @@ class Contents:
         self.taken: dict[str, int] = restored.taken
         """What was posted and is in the log, by op id."""
         self.messages: int = restored.messages
+        self.may_lack_media: bool = False
+        """Whether media that the model may be shown again are in their blobs alone."""
         self.clock: int = restored.clock
         """The session's logical clock: the newest time that an event or a checkpoint has."""
         self.digest: LogDigest | None = None
@@ -278,6 +288,8 @@ class Contents:
         self._dated = _DatedRecords(
             is_known=not (restored.tail_records or restored.documents.damaged)
         )
+        # Whether it was reported that media are left out, and that some are lost.
+        self._told: tuple[bool, bool] = (False, False)
         # Made at the first use: most sessions use none of them.
         self._memory: WorkingMemory | None = None
         self._state: States | None = None
@@ -322,12 +334,16 @@ class Contents:
         """Take in entries that were accepted, ``first`` being the seq of the first."""
         context, digest = self.context, self.digest
         for seq, (kind, payload, end) in enumerate(entries, first):
+            if len(payload) >= LEAST and kind in LIFTED_KINDS and context.lifts:
+                payload = context.lifted(payload)  # noqa: PLW2901  # as it will be stored
             if digest is not None:
                 digest.feed(seq, kind, payload)
             if kind in CONTEXT_KINDS:
                 context.feed(seq, kind, payload)
                 if kind in MESSAGE_KINDS:
                     self.messages += 1
+                else:
+                    self.may_lack_media = True  # older ones may be shown again
                 continue
             context.seq = seq  # an application's own kind changes nothing else
             if kind in KEPT_FOR_LATER:
@@ -356,6 +372,7 @@ class Contents:
             records=[records[seq] for seq in sorted(records)],
             snapshot=self.context.snapshot(self.key.agent, self.key.session),
             system_prompt=system_prompt_of(self.context),
+            refers=self.context.has_lifted,
             counts=SessionCounts(
                 seq=upto,
                 messages=self.messages,
@@ -493,7 +510,7 @@ class Contents:
         if attempt.begin is None:
             return None
         texts = [
-            decode_message(record.payload, self._registry) for record in reversed(attempt.messages)
+            decode_read(record.payload, self._registry) for record in reversed(attempt.messages)
         ]
         return attempt.begin - 1, tuple(texts), attempt.request
 
@@ -561,7 +578,7 @@ class Contents:
             if len(items) >= limit:
                 return
             if record.kind in MESSAGE_KINDS:
-                value: Any = decode_message(record.payload, self._registry)
+                value: Any = decode_read(record.payload, self._registry)
             elif record.kind.startswith("x:"):
                 value = self._registry.decode_record(record.kind, record.payload)
             elif record.kind in RESERVED_KINDS and not _is_application_event(record):
@@ -588,14 +605,52 @@ class Contents:
             async for chunk in log:
                 for record in chunk.records:
                     below.shows(record)
-        return [(seq, payload) for seq, payload in context.by_seq() if seq <= below.newest]
+        messages = [(seq, payload) for seq, payload in context.by_seq() if seq <= below.newest]
+        return await self.filled(messages)
+
+    async def filled(self, messages: Sequence[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+        """Return messages with their media in place, whatever budget there is."""
+        whole: list[tuple[int, bytes]] = []
+        for seq, payload in messages:
+            names = [medium.name for medium in referred(payload)]
+            held = self.context.media
+            missing = [name for name in names if name not in held]
+            read = await media_of(self._store, self.key.tenant, missing) if missing else {}
+            whole.append((seq, filled(payload, {**held, **read}) if names else payload))
+        return whole
 
     async def as_of(self, seq: int) -> WorkingContext:
         """Return the working context that the session had at a durable record."""
         return await context_at(self._store, self.key, seq, self.context.limit)
 
-    def decoded(self) -> list[Message]:
-        """Return the working context's messages.
+    def decoded(self, provider: str | None = None) -> list[Message]:
+        """Return the working context's messages, with the media that the budget has room for.
+
+        Args:
+            provider: Who is to read them; None if that is not known.
+
+        Raises:
+            SessionError: The session was loaded without.
+
+        """
+        context = self.context
+        media = fitted(self.stored(), context.budget, context.media, provider=provider)
+        told = bool(media.left_out), bool(media.lost)
+        if told > self._told:
+            self._told = told
+            self._owner._left_out(media)
+        return media.messages
+
+    async def load_media(self) -> None:
+        """Load the media that the model may be shown, and that are not in memory."""
+        context = self.context
+        names = [name for name in context.wanted() if name not in context.media]
+        if names:
+            context.media |= await media_of(self._store, self.key.tenant, names)
+        self.may_lack_media = False
+
+    def stored(self) -> list[Message]:
+        """Return the working context's messages as they are stored: with references to media.
 
         Raises:
             SessionError: The session was loaded without.
@@ -604,7 +659,7 @@ class Contents:
         if not self.has_context:
             message = f"session {self.key} was loaded with context=False: load it without that"
             raise SessionError(message, key=str(self.key))
-        return [decode_message(payload, self._registry) for payload in self.context.messages()]
+        return [decode_held(payload, self._registry) for payload in self.context.messages()]
 
 
 def _is_application_event(record: Record) -> bool:

@@ -17,7 +17,7 @@ import msgspec
 from perdure.autosave.tracked import State
 from perdure.errors import SessionAlreadyActiveError, SessionClosedError, StoreUnavailableError
 from perdure.lease import named
-from perdure.lineage.store import followed
+from perdure.lineage.store import Filled, followed
 from perdure.memory.context import CONTEXT_KINDS, RetractionPayload
 from perdure.memory.documents import StateSet, TurnPayload, fold_items, fold_state
 from perdure.memory.ledger import LEDGER, Ledger, fold_ledger
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from perdure.memory.working_memory import MemorySearch
     from perdure.records.keys import SessionKey
     from perdure.records.manifest import LogChunk
+    from perdure.records.messages import Message
     from perdure.records.types import Registry
     from perdure.session.base import Turn
     from perdure.session.inbox import PostReceipt
@@ -198,6 +199,18 @@ async def is_branch(session: Session) -> bool:
     """Whether the session began as a fork or a copy of another one, which may be in use, too."""
     base = await followed(store_of(session)).base_of(session.key)
     return base is not None and base.moved is None
+
+
+def stored_messages(session: Session | SessionView) -> list[Message]:
+    """Return the working context's messages as they are stored: with references to media."""
+    return session._contents.stored()
+
+
+async def filled(
+    session: Session | SessionView, messages: Sequence[tuple[int, bytes]]
+) -> list[tuple[int, bytes]]:
+    """Return messages of the working context, by their records, with their media in place."""
+    return await session._contents.filled(messages)
 
 
 def working_context(session: Session | SessionView) -> WorkingContext:
@@ -474,8 +487,8 @@ async def durable_head(sessions: SessionManager, key: SessionKey) -> int:
 def log_of(
     sessions: SessionManager, key: SessionKey, *, after: int, before: int, reverse: bool = False
 ) -> AsyncGenerator[LogChunk, None]:
-    """Read a part of a session's log, without its lease."""
-    return sessions._store.read_log(key, after=after, before=before, reverse=reverse)
+    """Read a part of a session's log, without its lease, with the media of messages in place."""
+    return Filled(sessions._store).read_log(key, after=after, before=before, reverse=reverse)
 
 
 async def kill(manager: SessionManager) -> None:

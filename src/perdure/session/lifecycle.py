@@ -15,6 +15,7 @@ import logging
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from functools import partial
+from math import inf
 from types import MethodType
 from typing import TYPE_CHECKING, final
 
@@ -36,10 +37,11 @@ from perdure.errors import (
     UnsavedChangesError,
 )
 from perdure.lease import OnHeld, acquire_lease
-from perdure.lineage.store import Lineage
+from perdure.lineage.store import Lineage, hold_media
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Origin
+from perdure.records.media import filled
 from perdure.records.messages import decode_message, kind_of
 from perdure.records.records import (
     BASE,
@@ -91,7 +93,7 @@ def rescued(session: SessionBase, after: int) -> tuple[list[Entry], Entry]:
     """
     contents, durable = session._contents, session._tracked.durable
     known = [
-        (seq, Entry(kind_of(decode_message(payload)), payload))
+        (seq, Entry(kind_of(decode_message(payload)), filled(payload, contents.context.media)))
         for seq, payload in contents.context.by_record()
     ]
     known += [
@@ -251,6 +253,9 @@ class SessionLifecycle:
     def _saved(self, session: SessionBase, _durable: int) -> None:
         """Decide, after each save, whether to fold."""
         limits = self._runtime.limits
+        if session._needs_mark and not session._folding and limits.fold_ratio < inf:
+            self.fold_soon(session)
+            return
         if session._tail_bytes < LEAST_TAIL and session._tail_records < limits.fold_records:
             return  # nearly always: the rest costs more than this
         if session._folding:
@@ -614,6 +619,7 @@ async def _read(session: SessionBase) -> RestoredSession:
             break
         # A save came between, and what it saved has left memory.
         restored = await restore(runtime.store, session.key, context_bytes=limit)
+    await hold_media(runtime.store, session.key, restored.context, runtime.limits._media)
     return restored
 
 

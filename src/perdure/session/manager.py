@@ -29,7 +29,7 @@ from perdure.autosave.reports import ShutdownReport
 from perdure.autosave.tracked import require_outside
 from perdure.errors import InvalidArgumentError, SessionClosedError, StoreError
 from perdure.lease import LeaseOptions, OnHeld
-from perdure.lineage.store import followed
+from perdure.lineage.store import followed, hold_media
 from perdure.providers.context_fit import Format
 from perdure.records.keys import DEFAULT_SESSION, SessionKey, require_filters
 from perdure.records.manifest import SessionQuery
@@ -263,6 +263,7 @@ class SessionManager:
         self._check()
         key, limit = SessionKey(id, session, tenant), self._limits.context_bytes
         restored = await restore(self._store, key, context_bytes=limit, with_context=context)
+        await hold_media(self._store, key, restored.context, self._limits._media)
         return SessionView(self._store, self.registry, restored) if restored.head else None
 
     async def post(

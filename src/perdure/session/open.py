@@ -28,7 +28,7 @@ from perdure.errors import (
     SessionNotFoundError,
 )
 from perdure.lease import LATE, OnHeld, acquire_lease, lease_held
-from perdure.lineage.store import is_begun_by
+from perdure.lineage.store import hold_media, is_begun_by
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry, Record
 from perdure.restore.ladder import restore
@@ -345,6 +345,7 @@ class Opener:
             context_bytes=runtime.limits.context_bytes,
             strict=wanted.strict,
         )
+        await hold_media(runtime.store, grant.key, restored.context, runtime.limits._media)
         if restored.head != grant.head:
             message = (
                 f"session {grant.key}: its log ends at record {restored.head}, but epoch "

@@ -8,6 +8,7 @@ from perdure._lib.tasks import each
 from perdure.autosave.options import Autosave, EngineOptions, Shutdown
 from perdure.errors import ConfigError, InvalidArgumentError
 from perdure.lease import LeaseOptions
+from perdure.memory.media import BUDGET, MediaBudget, MediaTokens, require_media_tokens
 from perdure.records.keys import BACKUP_JOURNAL, SessionKey, keyring_of
 from perdure.store import Store
 
@@ -17,6 +18,7 @@ MIB = 1024 * KIB
 
 _WHOLE = (
     "context_bytes",
+    "context_media_tokens",
     "record_bytes",
     "fold_records",
     "loads",
@@ -31,7 +33,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         context_bytes: The working context of a session without an agent: its newest
-            whole messages.
+            whole messages. Images and other media do not count.
+        context_media_tokens: The media that a model is shown: the newest, up to so many tokens.
+            Older ones are replaced by a note.
+        media_tokens: How many tokens an image or other media takes: a number for each, or a
+            function of a `Medium`; None for an estimate by the provider.
         record_bytes: One appended item, encoded.
         fold_ratio: Fold when the log's tail is this many times what a fold rewrites, and the
             session is at rest, or at half as much again; infinite: only when it leaves memory.
@@ -48,6 +54,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     context_bytes: int = 512 * KIB
+    context_media_tokens: int = BUDGET
+    media_tokens: int | MediaTokens | None = None
     record_bytes: int = 16 * MIB
     fold_ratio: float = 4.0
     fold_records: int = 2000
@@ -64,9 +72,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             if not isinstance(value, int) or value < 1:
                 message = f"limits: invalid {name}={value!r}: it must be a whole number from 1"
                 raise InvalidArgumentError(message, option=name, value=value)
+        require_media_tokens(self.media_tokens)
         if not self.fold_ratio > 0:
             message = f"limits: invalid fold_ratio={self.fold_ratio!r}: it must be above 0"
             raise InvalidArgumentError(message, fold_ratio=self.fold_ratio)
+
+    @property
+    def _media(self) -> MediaBudget:
+        return MediaBudget(self.context_media_tokens, self.media_tokens)
 
 
 _KINDS = {

@@ -31,9 +31,10 @@ from perdure.memory.documents import (
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
+from perdure.records.media import text_bytes
 from perdure.records.records import Record
 from perdure.restore.ladder import keep_evidence, require_plain, validated
-from perdure.session.fold import FoldInput, manifest_of, put_blobs
+from perdure.session.fold import FoldInput, manifest_of, put_blobs, refers_to_media
 from perdure.session.lifecycle import Terms
 from perdure.session.options import Limits
 from perdure.session.point_in_time import base_documents
@@ -80,7 +81,7 @@ def context_bytes_of(snapshot: bytes | None) -> int:
         stored = decode(snapshot or b"", Snapshot)
     except FormatError:
         return 0
-    return sum(len(bytes(raw)) for raw in stored.messages[int(stored.pinned) :])
+    return sum(text_bytes(bytes(raw)) for raw in stored.messages[int(stored.pinned) :])
 
 
 async def rebuild(
@@ -123,7 +124,9 @@ async def rebuild(
     have = msgspec.structs.replace(have, remains={**remains, **have.remains})
     await keep_evidence(store, key, have)
     await put_blobs(store, key.tenant, work.blobs)
-    manifest = manifest_of(key, epoch, records[-1].seq, None, documents)
+    manifest = manifest_of(
+        key, epoch, records[-1].seq, None, documents, refers=refers_to_media(records)
+    )
     await store.write_documents(key, documents, manifest)
     return manifest
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Mapping
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, TypeAlias, final
@@ -31,10 +31,12 @@ from perdure.memory.documents import InboxTakenPayload
 from perdure.records.json import BOM, decode, encode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, Origin
+from perdure.records.media import LIFTED_KINDS, holds_references, severed
 from perdure.records.posts import DeadLetter
 from perdure.records.records import BASE, TAKEN, Entry, Record
+from perdure.records.references import spelled
 from perdure.session.options import require_no_backup
-from perdure.store import Batch, Documents, HeldLease, Status, Store, first_record
+from perdure.store import Batch, Document, Documents, HeldLease, Status, Store, first_record
 from perdure.transfer import bundle
 from perdure.transfer.reach import SALVAGE, Reach, ReachedBlob, lost_error, reach_of
 
@@ -595,14 +597,16 @@ async def read_bundle(store: Store, path: Path, *, key: SessionKey | None = None
         UnsupportedVersionError: A newer release wrote it; nothing was written.
 
     """
-    was, has_letters = await _look(path)
+    look = await _look(path)
+    was = look.key
     await require_no_backup(store)
-    if has_letters and not store.capabilities.dead_letters:
+    if look.has_letters and not store.capabilities.dead_letters:
         raise StoreError(
             f"{path} holds dead letters, and {store.location} keeps none: use another store",
             path=str(path),
         )
-    source = _items(path, renamed=key not in {None, was})
+    # Documents contain the session's key and its media: they are rebuilt from a log that changes.
+    source = _items(path, look, documents=key in {None, was} and not look.is_severed)
     return await while_beating((store,), lambda: land(store, key or was, source))
 
 
@@ -616,33 +620,60 @@ async def is_bundle(path: Path) -> bool:
 
 async def bundle_key(path: Path) -> SessionKey:
     """Read and check all of a bundle, and return its session's key; errors as `read_bundle`."""
-    return (await _look(path))[0]
+    return (await _look(path)).key
 
 
-async def _look(path: Path) -> tuple[SessionKey, bool]:
-    """Return a bundle's key, and whether it holds dead letters."""
+class _Look(msgspec.Struct, frozen=True):
+    """What is known of a bundle before it is imported."""
+
+    key: SessionKey
+    has_letters: bool
+    blobs: frozenset[str]
+    is_severed: bool
+    """Whether a message refers to media that are not in it: lost ones, or another session's."""
+
+
+async def _look(path: Path) -> _Look:
     reader = bundle.Reader(str(path))
     key: SessionKey | None = None
-    has_letters = False
+    has_letters = is_severed = False
+    blobs: set[str] = set()
     async with await anyio.open_file(path, "rb") as file:
         while line := await file.readline():
             item = reader.item(line)
             if isinstance(item, bundle.BundleHeader):
                 key = item.key
             has_letters = has_letters or isinstance(item, DeadLetter)
+            if isinstance(item, bundle.BundleBlob):  # they come before the records
+                blobs.add(item.name)
+            is_severed = is_severed or _severed(item, blobs) is not item
     if key is None or not reader.ended:
         raise CorruptRecordError(
             f"{path} is not a whole bundle: its end is missing; export the session again",
             path=str(path),
         )
-    return key, has_letters
+    return _Look(key, has_letters, frozenset(blobs), is_severed)
 
 
-async def _items(path: Path, *, renamed: bool) -> AsyncGenerator[bundle.Item, None]:
+def _severed(item: bundle.Item, blobs: Container[str]) -> bundle.Item:
+    """Return a bundle's item without references to media that the bundle does not hold."""
+    if isinstance(item, Record) and item.kind in LIFTED_KINDS:
+        payload = severed(item.payload, blobs)
+        return item if payload == item.payload else msgspec.structs.replace(item, payload=payload)
+    if isinstance(item, bundle.BundleDocument):
+        data = severed(item.document.data, blobs)
+        if data != item.document.data:
+            return msgspec.structs.replace(item, document=Document(data, item.document.as_of_seq))
+    if isinstance(item, DeadLetter) and holds_references(item.item.payload):  # no post has any
+        post = msgspec.structs.replace(item.item, payload=spelled(item.item.payload))
+        return msgspec.structs.replace(item, item=post)
+    return item
+
+
+async def _items(path: Path, look: _Look, *, documents: bool) -> AsyncGenerator[bundle.Item, None]:
     reader = bundle.Reader(str(path))
     async with await anyio.open_file(path, "rb") as file:
         while line := await file.readline():
             item = reader.item(line)
-            # Documents contain the session's key: under another id they are rebuilt from the log.
-            if not (renamed and isinstance(item, (bundle.BundleDocument, Manifest))):
-                yield item
+            if documents or not isinstance(item, (bundle.BundleDocument, Manifest)):
+                yield _severed(item, look.blobs)
