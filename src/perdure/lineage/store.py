@@ -162,8 +162,6 @@ def _is_ours(record: Record, epoch: int, owner: str) -> bool:
     return named in ("", owner)
 
 
-_PAUSE = 0.001
-"""Seconds between two looks at posts that are on their way."""
 _RESTORED = frozenset({SESSION, SNAPSHOT})
 """The documents that a restore reads."""
 
@@ -180,6 +178,14 @@ class _HeldSession:
         self.folded = False
         # The documents that it began with, until then: their owner continues to fold.
         self.inherited: Documents | None = None
+
+
+class _ClosingInbox:
+    """An inbox whose session is about to go: what was posted is in it, then posts wait."""
+
+    def __init__(self) -> None:
+        self.posted = anyio.Event()
+        self.over = anyio.Event()
 
 
 def followed(store: Store) -> Lineage:
@@ -308,9 +314,8 @@ class Lineage(DelegatingStore):
         self._begun: dict[SessionKey, tuple[int, int]] = {}  # epoch, and its first record
         # What was read with the origin, each for the restore that follows.
         self._opening: dict[SessionKey, RestoreData] = {}
-        # Posts on their way, and what those wait for that come while there may be none.
-        self._posting: Counter[SessionKey] = Counter()
-        self._closed_to_posts: dict[SessionKey, anyio.Event] = {}
+        self._posting: Counter[SessionKey] = Counter()  # posts on their way
+        self._closing: dict[SessionKey, _ClosingInbox] = {}
 
     async def aclose(self) -> None:
         self._held.clear()
@@ -751,8 +756,8 @@ class Lineage(DelegatingStore):
     async def enqueue(
         self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
-        while (closed := self._closed_to_posts.get(key)) is not None:
-            await closed.wait()
+        while (closing := self._closing.get(key)) is not None:
+            await closing.over.wait()
         self._posting[key] += 1
         try:
             return await self.inner.enqueue(key, items, limit=limit)
@@ -760,6 +765,8 @@ class Lineage(DelegatingStore):
             self._posting[key] -= 1
             if not self._posting[key]:
                 del self._posting[key]
+                if (closing := self._closing.get(key)) is not None:
+                    closing.posted.set()
 
     @contextlib.asynccontextmanager
     async def without_posts(self, key: SessionKey) -> AsyncGenerator[None, None]:
@@ -767,14 +774,14 @@ class Lineage(DelegatingStore):
 
         For whoever moves what waits for a session that is then deleted.
         """
-        closed = self._closed_to_posts[key] = anyio.Event()
+        closing = self._closing[key] = _ClosingInbox()
         try:
-            while self._posting[key]:
-                await anyio.sleep(_PAUSE)
+            if self._posting[key]:
+                await closing.posted.wait()
             yield
         finally:
-            del self._closed_to_posts[key]
-            closed.set()
+            del self._closing[key]
+            closing.over.set()
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
         """Delete a session; the caller checks for forks."""

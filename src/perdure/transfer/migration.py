@@ -97,10 +97,11 @@ async def migrate(
 
     Crash-safe and repeatable; it may run while a program writes to the source. Each run copies what
     is new since the previous one. Run one at a time into a target: a second one beside it may name
-    as failed what the first is just writing, and the next run copies that. A session that the
-    target already has is replaced only if it is a prefix of the source's. Pending items, also
-    those of sessions that were never opened, and dead letters are copied, too. The source is
-    unchanged.
+    as failed what the first is just writing, and the next run copies that.
+
+    A session that the target already has is replaced only if it is a prefix of the source's.
+    Pending items, also those of sessions that were never opened, and dead letters are copied, too.
+    The source is unchanged.
 
     Args:
         source: The store to copy from; only read, without a lease, so it may be open read-only.
