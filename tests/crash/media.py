@@ -29,7 +29,7 @@ from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
 from perdure.session.manager import SessionManager
 from perdure.stores.file import FileStore
-from perdure.transfer.bundle_files import names_of
+from perdure.transfer.bundle_files import reach
 from tests.crash.forks import Child, Report
 from tests.crash.scratch import scratch
 from tests.images import part, png, shown, url, words
@@ -166,8 +166,7 @@ async def _stored(root: Path, script: Script, there: Sequence[int]) -> list[str]
     store, key = FileStore(root), SessionKey("ada")
     await store.open()
     try:
-        documents = await store.read_documents(key)
-        reached = await names_of(store, key, documents, await store.head(key))
+        reached = {blob.name async for blob in (await reach(store, key)).blobs()}
         await store.sweep("", reached, 0.0)
         names = sorted(await store.blob_names(""))
     finally:
