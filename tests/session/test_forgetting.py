@@ -23,7 +23,8 @@ from perdure.session import spill as spilling
 from perdure.session.manager import SessionManager
 from perdure.session.options import Limits
 from perdure.stores.memory import MemoryBacking, MemoryStore
-from tests.session.conftest import Connect
+from tests.pausing import PausingStore, meanwhile
+from tests.session.conftest import Connect, Place
 from tests.session.lives import converse, looks, said, told
 
 QUIET = Shutdown(signals=False)
@@ -375,3 +376,21 @@ async def test_a_value_that_another_sessions_next_fold_names_is_kept(again: Conn
         report = await sessions.forget(id="copy")
         [why] = [one.why for one in report.kept if one.what == "blob"]
         assert why.split()[-1] in await sessions._store.blob_names("")
+
+
+async def test_what_is_deleted_and_posted_to_while_it_is_chosen_is_forgotten_once(
+    place: Place,
+) -> None:
+    store = PausingStore(place())
+    async with connect(store, shutdown=QUIET) as sessions:
+        await converse(sessions, "a", "one")
+        pause = store.pause("sessions_with_pending_items")
+
+        async def gone() -> None:
+            await sessions.delete("a")
+            await sessions.post("a", Message.user("posted"))
+
+        report = await meanwhile(pause, lambda: sessions.forget("a"), gone)
+        assert [str(key) for key in report.sessions] == ["a"]
+        async with sessions.open("a") as session:
+            assert said(session) == []

@@ -330,8 +330,9 @@ class ManagerCore:
 
     async def forget(self, wanted: SessionFilter, terms: Terms, *, dry_run: bool) -> ForgetReport:
         """Forget the sessions that a filter finds, also those that were only posted to."""
-        keys = await chosen(self.access.store, wanted, self.access.runtime.sessions)
-        keys += await only_posted_to(self.access.store, wanted)
+        found = await chosen(self.access.store, wanted, self.access.runtime.sessions)
+        # One that was deleted since, and posted to, is among both.
+        keys = sorted({*found, *await only_posted_to(self.access.store, wanted)})
         return await self.forgetter.forget(keys, wanted.tenant, terms, dry_run=dry_run)
 
     async def prune(
