@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from perdure import (
+    LeaseHeldError,
     Message,
     PerdureError,
     Retention,
@@ -195,3 +196,25 @@ async def test_a_new_session_is_not_given_the_history_of_a_refused_fork(place: P
         assert said(await second.load("new")) == ["two", "re two"]
         seen = await audit(second._store, new)
         assert [found.detail for found in seen.findings if found.problem] == []
+
+
+async def test_a_copy_that_another_process_may_withdraw_is_not_acknowledged(place: Place) -> None:
+    store, new = PausingStore(place()), SessionKey("new")
+    async with connect(store, shutdown=QUIET) as first, connect(place(), shutdown=QUIET) as second:
+        await converse(first, "a", "one")
+        begun = store.pause("append_many", lambda batches: batches[0].key == new, after=True)
+
+        async def copy() -> None:
+            with pytest.raises(SessionNotFoundError):
+                await first.copy("a", "new")
+
+        async def other() -> None:
+            with pytest.raises(LeaseHeldError):
+                await second.copy("a", "new")
+            await second.delete("a")
+
+        await meanwhile(begun, copy, other)
+        assert not await second.exists("new")
+        await converse(first, "a", "two")
+        assert await first.copy("a", "new") == await second.copy("a", "new")  # made before
+        assert said(await second.load("new")) == ["two", "re two"]

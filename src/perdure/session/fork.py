@@ -132,7 +132,7 @@ class ForkBuilder:
     ) -> Fork:
         """Make a session from memory alone: no stored history is left to continue."""
         async with self._access.exclusive(child):
-            await self._is_done(child, None, records)
+            await self._require_free(child, None, records)
             async with self._access.held(child, Terms("raise", 0), new=True) as hold:
                 if await self._access.begun(child) != LogOrigin():
                     raise exists(child)
@@ -198,21 +198,23 @@ class ForkBuilder:
             origin = above.parent
         base = Origin(at=point.seq, parent=origin, epoch=point.epoch)
         async with self._access.exclusive(child):
-            if not await self._is_done(child, base, more):
-                await self._note(origin, child)
-                await self._create(origin, child, base, more)
+            await self._require_free(child, base, more)
+            await self._note(origin, child)
+            await self._create(origin, child, base, more)
         return Fork(child, parent, point.seq)
 
-    async def _is_done(self, child: SessionKey, base: Origin | None, more: Sequence[Entry]) -> bool:
-        """Say whether this very beginning was made before; refuse another one."""
+    async def _require_free(
+        self, child: SessionKey, base: Origin | None, more: Sequence[Entry]
+    ) -> bool:
+        """Refuse an id that is taken; return whether this very beginning was made before."""
         if child in self._access.runtime.sessions:
             raise exists(child)
         begun = await self._access.begun(child)
-        if begun.base == base and not begun.has_records and not more:
-            return True
-        if begun.base is not None or begun.has_records:
+        if begun == LogOrigin():
+            return False
+        if begun.base != base or begun.has_records or more:
             raise exists(child)
-        return False
+        return True
 
     async def _note(self, parent: SessionKey, child: SessionKey) -> None:
         """Record the child in the parent, durably, before the child refers to it. No lease."""
@@ -228,18 +230,19 @@ class ForkBuilder:
         self, source: SessionKey, child: SessionKey, base: Origin, more: Sequence[Entry]
     ) -> None:
         async with self._access.held(child, Terms("raise", 0), new=True) as hold:
-            begun = await self._access.begun(child)  # no other process can write it from here on
-            if begun.base is not None or begun.has_records:
-                raise exists(child)
-            try:
-                await hold.rebase(base, *more)
-            except StoreError:
-                await self._undo(hold)
-                raise
+            # No other process can write it from here on, or withdraw what it has begun.
+            is_made = await self._require_free(child, base, more)
+            if not is_made:
+                try:
+                    await hold.rebase(base, *more)
+                except StoreError:
+                    await self._undo(hold)
+                    raise
             # From here on a deletion of the source finds what this needs of it; an earlier one
             # shows.
             if error := await self._gone(source, child, base):
-                await hold.withdraw()
+                if not is_made:  # else it was acknowledged, maybe
+                    await hold.withdraw()
                 raise error
 
     async def _gone(self, parent: SessionKey, child: SessionKey, base: Origin) -> Exception | None:
@@ -287,8 +290,8 @@ class ForkBuilder:
         require_different(key, new, "copy")
         base = await self._whole_base(key, moved)
         async with self._access.exclusive(new):
-            if not await self._is_done(new, base, ()):
-                await self._create(key, new, base, ())
+            await self._require_free(new, base, ())
+            await self._create(key, new, base, ())
         return Fork(new, key, base.at)
 
     async def _whole_base(self, key: SessionKey, moved: SessionKey | None) -> Origin:
