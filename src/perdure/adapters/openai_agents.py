@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from itertools import groupby
+from itertools import dropwhile, groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast, final
 
 import anyio
@@ -340,7 +340,8 @@ class PerdureSession(Adapter):
 
         Args:
             limit: How many, at most.
-            prune_prefix: Says of an item before these that it may go.
+            prune_prefix: Says of the oldest items that they go as well: those that have expired, of
+                an ``EncryptedSession``.
 
         """
         source = await self._peek()
@@ -353,14 +354,21 @@ class PerdureSession(Adapter):
                 return False
             seq, at, _ = newest[start]
             expected = [unit for unit in units if unit.seq >= seq]
-            entries = self._encoded([*expected[0].items[:at], *output])
+            count = None if prune_prefix is not None else len(newest) - start
             async with self._write() as session:
                 while True:
                     version = session.version
-                    current, _ = await _replaceable(session, len(newest) - start)
+                    current, _ = await _replaceable(session, count)
                     if [unit for unit in current if unit.seq >= seq] != expected:
                         return False
-                    if await replace_tail(session, seq - 1, *entries, version=version):
+                    after, kept = seq - 1, expected[0].items[:at]
+                    if prune_prefix is not None:
+                        older = [item for unit in current if unit.seq < seq for item in unit.items]
+                        live = list(dropwhile(prune_prefix, older))
+                        if len(live) < len(older):
+                            after, kept = 0, [*live, *kept]
+                    entries = self._encoded([*kept, *output])
+                    if await replace_tail(session, after, *entries, version=version):
                         return True
 
         snapshot = _sdk("agents.memory.session")._CompactionSnapshot  # noqa: SLF001  # it is for sessions
@@ -692,12 +700,14 @@ def _text_of(payload: bytes) -> bytes | None:
     return text if same else None
 
 
-async def _units_of(source: Session | SessionView, count: int) -> tuple[list[_Unit], bool]:
+async def _units_of(
+    source: Session | SessionView, count: int | None
+) -> tuple[list[_Unit], bool]:
     """Return what so many of the newest messages are, or more, and whether there are no others.
 
     Each unit begins at another record, so that everything from it on can be replaced.
     """
-    messages, is_all = await newest_messages(source, count + 1)
+    messages, is_all = await newest_messages(source, None if count is None else count + 1)
     if not is_all and (_envelope(messages[0][1]) is None or messages[0][0] == messages[1][0]):
         # The first may belong to messages before it: to a run, or to a record of a pruned log.
         messages, is_all = await newest_messages(source, None)
@@ -710,7 +720,9 @@ async def _units_of(source: Session | SessionView, count: int) -> tuple[list[_Un
     return (units if is_all else units[1:]), is_all
 
 
-async def _replaceable(source: Session | SessionView, count: int) -> tuple[list[_Unit], bool]:
+async def _replaceable(
+    source: Session | SessionView, count: int | None
+) -> tuple[list[_Unit], bool]:
     """Return the newest items that a caller sees, as `_units_of` does."""
     if not working_context(source).epoch_id:
         return await _units_of(source, count)
