@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 
 import anyio
 
-from perdure.adapters.items import AdapterManager, Recent
+from perdure.adapters.items import AdapterManager, Recent, deleted
 from perdure.adapters.thread_log import (
     CheckpointPut,
     Holder,
@@ -35,7 +35,7 @@ from perdure.adapters.thread_log import (
     entries_of,
     read_record,
 )
-from perdure.errors import LeaseLostError, SessionError
+from perdure.errors import LeaseLostError, SessionError, SessionNotFoundError
 from perdure.records.keys import SessionKey
 from perdure.records.records import Record
 from perdure.session.contents import meta_entry
@@ -65,6 +65,8 @@ BEGINNINGS: Final = 100
 """Checkpoints of a thread of which it is known when they were read."""
 
 Change: TypeAlias = PutChange | WritesChange
+At: TypeAlias = tuple[str, str | None]
+"""A namespace, and the id of a checkpoint in it; None where a run begins."""
 
 
 @final
@@ -79,7 +81,7 @@ class Thread:
         """Calls that wait for the session, or append when it is there."""
         self.seen: int = 0
         """The newest record when this process last read or wrote the thread, 0 if it never did."""
-        self._seen_at: dict[tuple[str, str | None], int] = {}
+        self._seen_at: dict[At, int] = {}
         """The same for a checkpoint, which a run goes on from: others may have read since."""
         self.foreign_put: tuple[int, int] = (0, 0)
         """The record of another process's newest change, and its epoch."""
@@ -92,15 +94,9 @@ class Thread:
         self.waiting: dict[tuple[str, str], tuple[anyio.CancelScope, int]] = {}
         """Calls of ``aput`` that wait until their checkpoints are durable."""
 
-    def forget(self) -> None:
-        """Know nothing of it any more."""
-        self.restart()
-        self.seen = 0
-        self._seen_at.clear()
-
     def restart(self) -> None:
         """Know nothing of its log, to read it from its beginning."""
-        self.index, self.foreign_put = ThreadIndex(), (0, 0)
+        self.index, self.foreign_put, self.released = ThreadIndex(), (0, 0), 0
 
     def note(self, ns: str, checkpoint: str) -> None:
         """Say that a run may go on from a checkpoint, knowing all that there is now."""
@@ -109,9 +105,18 @@ class Thread:
         if len(self._seen_at) > BEGINNINGS:
             del self._seen_at[next(iter(self._seen_at))]
 
-    def seen_by(self, at: tuple[str, str | None]) -> int:
+    def seen_by(self, at: At) -> int:
         """Return the newest record that a run knew when it came to a checkpoint."""
         return self._seen_at.get(at, self.seen)
+
+    def has(self, at: At) -> bool:
+        """Whether what a run knows of a thread is still there: its checkpoint, or so many records.
+
+        A thread that was deleted, and perhaps begun again, does not have it.
+        """
+        if at in self._seen_at:
+            return self.index.mark(at[0], str(at[1])) is not None
+        return self.index.upto >= self.seen
 
     @property
     def is_idle(self) -> bool:
@@ -153,31 +158,37 @@ class ThreadSessions:
     async def append(
         self,
         thread: Thread,
-        at: tuple[str, str | None],
+        at: At,
         change: Callable[[Collection[str]], Change],
+        *,
+        within: Collection[At] = (),
     ) -> tuple[Session, int]:
         """Append a change to a thread's session, in the order of the calls.
 
         Args:
             thread: Which.
-            at: The namespace and the checkpoint that its run has come to.
+            at: The checkpoint that its run has come to.
             change: Returns the change, given the names of what is stored already.
+            within: Those of the graphs that this one runs in.
 
         Raises:
-            LeaseLostError: Another process has changed the thread since.
+            LeaseLostError: Another process has changed the thread since, or it was deleted.
 
         """
+        self._connection.require_home()
+        known = [at, *within]
         session = self._ready(thread)
         if session is not None:
-            self._require_current(thread, at)
+            self._require_current(thread, known)
             return session, self._accept(thread, session, change(thread.index.leaves))
         encoded = change(())  # now: the caller may change the values while this waits
         if isinstance(encoded, PutChange):
             encoded = encoded.settled(thread.index)
         thread.queued += 1
         try:
-            async with thread.lock, self._held(thread) as session:
-                self._require_current(thread, at)
+            is_new = not any(map(thread.seen_by, known))
+            async with thread.lock, self._held(thread, create=is_new) as session:
+                self._require_current(thread, known)
                 thread.epochs.add(session.epoch)
                 return session, self._accept(thread, session, encoded)
         finally:
@@ -213,10 +224,12 @@ class ThreadSessions:
             thread.note(change.put.ns, change.put.id)
         return session.version
 
-    def _require_current(self, thread: Thread, at: tuple[str, str | None]) -> None:
-        """Refuse a write of a run that began before another process changed the thread."""
+    def _require_current(self, thread: Thread, known: Sequence[At]) -> None:
+        """Refuse a write of a run that began before the thread was deleted or changed elsewhere."""
+        if not all(map(thread.has, known)):
+            raise deleted(thread.key)
         seq, epoch = thread.foreign_put
-        seen = thread.seen_by(at)
+        seen = thread.seen_by(known[0])
         if not seen or seq <= seen:
             return
         holder = thread.index.holders.get(epoch, Holder())
@@ -229,17 +242,22 @@ class ThreadSessions:
         raise LeaseLostError(message, **facts)
 
     @asynccontextmanager
-    async def _held(self, thread: Thread) -> AsyncGenerator[Session, None]:
+    async def _held(self, thread: Thread, *, create: bool = True) -> AsyncGenerator[Session, None]:
         """Hold a thread's session, and know all of it."""
         sessions, key = await self._connection.manager(), thread.key
         opening = sessions.open(
             key.agent,
             tenant=key.tenant,
             tags=self._tags,
+            create=create,
             on_held=self._on_held,
             wait=self._wait,
         )
-        async with opening as session:
+        try:
+            opened = await opening
+        except SessionNotFoundError as error:
+            raise deleted(key) from error
+        async with opened as session:
             await self._catch_up(thread, session)
             if has_content(session) and not thread.index.is_known:
                 message = f"session {key} is in use, and is no LangGraph thread: choose another id"
@@ -433,7 +451,7 @@ class ThreadSessions:
         async with thread.lock:
             key = thread.key
             await sessions.delete(key.agent, tenant=key.tenant, wait=self._wait)
-            thread.forget()
+            thread.restart()
 
     async def copy(self, source: str, target: str) -> None:
         """Begin a thread with what another one has now."""
