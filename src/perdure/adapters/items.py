@@ -262,7 +262,7 @@ class AdapterManager:
     async def _connect(self, loop: object) -> SessionManager:
         from perdure._connect import URL_VARIABLE, connect
 
-        place = self.url or os.environ.get(URL_VARIABLE) or ""
+        place: Any = os.environ.get(URL_VARIABLE, "") if self.url is None else self.url
         if not isinstance(place, str | os.PathLike) or "memory:" in str(place):
             return await connect(self.url)  # this object's alone
         key = loop, str(place)
@@ -357,8 +357,8 @@ class AdapterManager:
 def deleted(key: SessionKey) -> LeaseLostError:
     """Return the error for a write of a run that knows a session from before it was deleted."""
     message = (
-        f"session {key} was deleted after it was read or written here: nothing was stored, since "
-        "that would bring it back; begin again, by reading it"
+        f"session {key} was deleted or renamed after it was read or written here: this was not "
+        "stored, since that would bring it back; read it again to begin a new one"
     )
     return LeaseLostError(message, key=str(key))
 

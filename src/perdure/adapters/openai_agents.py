@@ -566,7 +566,7 @@ def _as_message(item: Any, now: float) -> tuple[Entry, bytes] | None:
         (back,) = items_of(message)
         text = msgspec.json.encode(back)  # refuses what it would not read back
         entry = encode_message(message, now=now)
-    except (FormatError, NotStorableError, TooLargeError, ValueError, OverflowError):
+    except (FormatError, NotStorableError, TooLargeError, ValueError, OverflowError, TypeError):
         return None
     is_same = back == item and _sorted(back) == _sorted(item)  # 1 is equal to True
     return (entry, text) if is_same else None
@@ -700,9 +700,7 @@ def _text_of(payload: bytes) -> bytes | None:
     return text if same else None
 
 
-async def _units_of(
-    source: Session | SessionView, count: int | None
-) -> tuple[list[_Unit], bool]:
+async def _units_of(source: Session | SessionView, count: int | None) -> tuple[list[_Unit], bool]:
     """Return what so many of the newest messages are, or more, and whether there are no others.
 
     Each unit begins at another record, so that everything from it on can be replaced.

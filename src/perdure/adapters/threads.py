@@ -98,10 +98,17 @@ class Thread:
         """Know nothing of its log, to read it from its beginning."""
         self.index, self.foreign_put, self.released = ThreadIndex(), (0, 0), 0
 
-    def note(self, ns: str, checkpoint: str) -> None:
-        """Say that a run may go on from a checkpoint, knowing all that there is now."""
+    def note(self, ns: str, checkpoint: str, seen: int | None = None) -> None:
+        """Say that a run may go on from a checkpoint.
+
+        Args:
+            ns: The namespace.
+            checkpoint: The id of one that is there; or of one that is to be stored.
+            seen: What the run knows then, up to which record; None for all that there is now.
+
+        """
         self._seen_at.pop((ns, checkpoint), None)
-        self._seen_at[ns, checkpoint] = self.index.upto
+        self._seen_at[ns, checkpoint] = self.index.upto if seen is None else seen
         if len(self._seen_at) > BEGINNINGS:
             del self._seen_at[next(iter(self._seen_at))]
 
@@ -109,14 +116,13 @@ class Thread:
         """Return the newest record that a run knew when it came to a checkpoint."""
         return self._seen_at.get(at, self.seen)
 
-    def has(self, at: At) -> bool:
-        """Whether what a run knows of a thread is still there: its checkpoint, or so many records.
+    def knows(self, at: At) -> bool:
+        """Whether a run may have gone on from a checkpoint here."""
+        return at in self._seen_at
 
-        A thread that was deleted, and perhaps begun again, does not have it.
-        """
-        if at in self._seen_at:
-            return self.index.mark(at[0], str(at[1])) is not None
-        return self.index.upto >= self.seen
+    def has(self, at: At) -> bool:
+        """Whether a checkpoint is there."""
+        return self.index.mark(at[0], str(at[1])) is not None
 
     @property
     def is_idle(self) -> bool:
@@ -176,19 +182,21 @@ class ThreadSessions:
 
         """
         self._connection.require_home()
-        known = [at, *within]
+        known = [each for each in (at, *within) if thread.knows(each)]  # now, as it was called
         session = self._ready(thread)
         if session is not None:
-            self._require_current(thread, known)
+            self._require_current(thread, at, known)
             return session, self._accept(thread, session, change(thread.index.leaves))
         encoded = change(())  # now: the caller may change the values while this waits
         if isinstance(encoded, PutChange):
             encoded = encoded.settled(thread.index)
+            thread.note(encoded.put.ns, encoded.put.id, thread.seen_by(at))
         thread.queued += 1
         try:
-            is_new = not any(map(thread.seen_by, known))
-            async with thread.lock, self._held(thread, create=is_new) as session:
-                self._require_current(thread, known)
+            # Writes may be called before the checkpoint that they belong to.
+            goes_on = bool(known) or (at[1] is not None and thread.seen > 0)
+            async with thread.lock, self._held(thread, create=not goes_on) as session:
+                self._require_current(thread, at, known)
                 thread.epochs.add(session.epoch)
                 return session, self._accept(thread, session, encoded)
         finally:
@@ -224,12 +232,19 @@ class ThreadSessions:
             thread.note(change.put.ns, change.put.id)
         return session.version
 
-    def _require_current(self, thread: Thread, known: Sequence[At]) -> None:
-        """Refuse a write of a run that began before the thread was deleted or changed elsewhere."""
+    def _require_current(self, thread: Thread, at: At, known: Iterable[At]) -> None:
+        """Refuse a write of a run that began before the thread was deleted or changed elsewhere.
+
+        Args:
+            thread: Which.
+            at: The checkpoint that the run has come to.
+            known: Checkpoints that were there, by what this process knew when the write was called.
+
+        """
         if not all(map(thread.has, known)):
             raise deleted(thread.key)
         seq, epoch = thread.foreign_put
-        seen = thread.seen_by(known[0])
+        seen = thread.seen_by(at)
         if not seen or seq <= seen:
             return
         holder = thread.index.holders.get(epoch, Holder())
