@@ -34,7 +34,7 @@ from perdure.adapters.items import (
     read_envelope,
     with_envelope,
 )
-from perdure.adapters.versions import unreadable, warn_untested
+from perdure.adapters.versions import require_readable, unreadable, warn_untested
 from perdure.errors import (
     InvalidArgumentError,
     LeaseLostError,
@@ -190,7 +190,7 @@ class PerdureConversationStore(StoreAdapter, sdk.ConversationStore):
         Raises:
             ConversationConflict: The stored record is another one than expected, or there is no
                 such entry as its history ends with.
-            NotStorableError: A message is not JSON; nothing was stored.
+            NotStorableError: A message is not JSON, or could not be read back; nothing was stored.
             TooLargeError: A message is larger than the limit for a record; nothing was stored.
             LeaseHeldError: Another process keeps holding the session.
             LeaseLostError: Another process has taken it over meanwhile; the error names it.
@@ -499,11 +499,13 @@ def _newer(key: SessionKey, version: int) -> UnsupportedVersionError:
 
 
 def _json(record: sdk.ConversationRecord) -> str:
+    what = f"the record of conversation {record.conversation_id!r}"
     try:
-        return RECORDS.dump_json(record).decode()
+        data = RECORDS.dump_json(record)
     except ValueError as error:
-        message = f"the record of conversation {record.conversation_id!r} is not JSON ({error})"
-        raise NotStorableError(message, path="record") from error
+        raise NotStorableError(f"{what} is not JSON ({error})", path="record") from error
+    require_readable(what, "pydantic-ai-slim", partial(RECORDS.validate_json, data))
+    return data.decode()
 
 
 # Entries as messages
@@ -522,6 +524,8 @@ def _encoded(entry: sdk.ConversationEntry, at: int) -> list[Entry]:
     except ValueError as error:
         message = f"new_entries[{at}] is not JSON ({error}): return JSON from tools"
         raise NotStorableError(message, path=f"new_entries[{at}].message") from error
+    read = partial(MESSAGES.validate_json, b"[%b]" % data)
+    require_readable(f"new_entries[{at}]", "pydantic-ai-slim", read)
     try:
         plain = msgspec.json.decode(data)
     except ValueError:  # a number or a character that only Python's own reads
