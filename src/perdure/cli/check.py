@@ -35,6 +35,7 @@ from perdure.records.messages import decode_message
 from perdure.records.records import EPOCH, MESSAGE_KINDS, MISSING, Record
 from perdure.records.types import Registry
 from perdure.restore.ladder import validated
+from perdure.session.internals import rebuild_stored
 from perdure.session.point_in_time import base_documents
 from perdure.session.rebuild import WholeLog, differences
 from perdure.store import (
@@ -750,10 +751,7 @@ async def _repair(where: SessionOption, audited: Audit) -> RepairAction:
     """Rebuild one session's documents, and audit it again."""
     try:
         async with managed(existing(where.store), write=True) as sessions:
-            key = audited.key
-            await sessions.rebuild_working_context(
-                key.agent, session=key.session, tenant=key.tenant
-            )
+            await rebuild_stored(sessions, audited.key)
         async with opened(where.store, write=True) as store:
             await _accept_log(store, audited.key)
             again = await audit(store, audited.key)
@@ -867,9 +865,7 @@ async def rebuild(
     if not dry_run:
         store = existing(where.store)
         async with managed(store, write=True) as sessions:
-            report = await sessions.rebuild_working_context(
-                key.agent, session=key.session, tenant=key.tenant
-            )
+            report = await rebuild_stored(sessions, key)
         answer["rebuilt"] = list(report.rebuilt)
     where.show(answer, lambda: _print_rebuilt(key, answer, dry_run=dry_run))
     return 0
