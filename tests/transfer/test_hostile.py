@@ -11,12 +11,12 @@ from perdure.errors import CorruptRecordError, StoreError
 from perdure.records.json import encode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Origin
-from perdure.records.records import BASE, EPOCH, MESSAGE, Record
+from perdure.records.records import BASE, EPOCH, GAP, MESSAGE, Record
 from perdure.stores.memory import MemoryStore
 from perdure.testing.conformance._kit import append_ok, group, take
 from perdure.transfer import read_bundle
 from perdure.transfer.bundle import (
-    GAP,
+    FREE_MISSING,
     MOST_MISSING,
     BundleFooter,
     BundleHeader,

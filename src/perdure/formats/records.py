@@ -64,6 +64,7 @@ from perdure.records.records import (
     ENDING,
     EPOCH,
     FORK,
+    HOLDER_KINDS,
     MEMORY_DROP,
     MEMORY_SET,
     MESSAGE,
@@ -327,7 +328,7 @@ class _Own(msgspec.Struct, kw_only=True):
     log: list[_Line]
 
 
-_OF_ITS_STORE = frozenset({BASE, ENDING, EPOCH, FORK})
+_OF_ITS_STORE = HOLDER_KINDS | {BASE, ENDING, FORK}
 """Kinds that say how a log lies among the others of its store: elsewhere they mean nothing."""
 
 
@@ -474,7 +475,7 @@ def _digest(state: FullAgentState) -> str:
 
 
 _FORMATS: Final = MESSAGE_KINDS | {
-    *(CONTEXT, EPOCH, FOREIGN, MEMORY_DROP, MEMORY_SET, META, RETRACT, TURN),
+    *(CONTEXT, *HOLDER_KINDS, FOREIGN, MEMORY_DROP, MEMORY_SET, META, RETRACT, TURN),
 }
 """The kinds whose records the formats have a place for, or that only number others."""
 

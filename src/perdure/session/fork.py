@@ -34,8 +34,8 @@ from perdure.records.records import (
     CHECKPOINT,
     CHECKPOINTS_PRUNED,
     ENDING,
-    EPOCH,
     FORK,
+    HOLDER_KINDS,
     RETRACT,
     Entry,
     Record,
@@ -344,7 +344,7 @@ def exists(key: SessionKey) -> SessionError:
     return SessionError(message, key=str(key))
 
 
-_QUIET = frozenset({BASE, ENDING, EPOCH, FORK})
+_QUIET = HOLDER_KINDS | {BASE, ENDING, FORK}
 """Kinds that say nothing of what the session holds."""
 
 

@@ -32,7 +32,7 @@ from perdure.records.json import BOM, decode, encode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, Origin
 from perdure.records.posts import DeadLetter
-from perdure.records.records import BASE, TAKEN, Entry, Record
+from perdure.records.records import BASE, GAP, TAKEN, Entry, Record
 from perdure.session.options import require_no_backup
 from perdure.store import Batch, Documents, HeldLease, Status, Store, first_record
 from perdure.transfer import bundle
@@ -245,8 +245,9 @@ ALL: Final = 1_000_000
 
 BATCH_BYTES: Final = 4 * 1024 * 1024
 BATCH_RECORDS: Final = 2000
+TRIM_RECORDS: Final = 20_000
 FEW: Final = 16
-"""Gaps up to this size are filled with epoch records; longer ones are pruned history."""
+"""A longer gap at the beginning of a log is pruned history; all others are epochs."""
 
 
 class WrittenSession(msgspec.Struct, frozen=True):
@@ -340,7 +341,7 @@ class _SessionWrite:
         self._blobs: dict[str, bytes] = {}
         self._letters: list[DeadLetter] = []
         self._documents: dict[str, bytes] = {}
-        self._records = self._count = self._bytes = 0
+        self._records = self._count = self._bytes = self._trimmed = 0
         self._base: Origin | None = None
         """The newest origin of the session, with this store's epoch."""
         self._present_head = 0
@@ -419,25 +420,24 @@ class _SessionWrite:
         self._next += 1
 
     async def _reach(self, seq: int) -> None:
-        """Fill the log up to a sequence number, with epoch or gap records."""
-        if seq - self._next > FEW:
-            await self._skip(seq)
+        """Fill the log up to a sequence number, with gap records."""
+        if self._next < seq and self._entries and not self._entries[-1].end:
+            raise StoreError(f"the log of {self._key} has an epoch within a group at {seq}")
+        # Later on, what is missing are epochs and no pruned history.
+        is_pruned = not self._records and not self._present_head and seq - self._next > FEW
         while self._next < seq:
-            await self._flush()
-            if self._entries:
-                raise StoreError(f"the log of {self._key} has an epoch within a group at {seq}")
-            await self._store.release(self._key, self._epoch)
-            await self.take(self._epoch)
-
-    async def _skip(self, seq: int) -> None:
-        first = not self._records and not self._present_head
-        while self._next < seq:
-            self._append(Entry(bundle.GAP, b"null"))
+            self._append(Entry(GAP, b"null"))
             if len(self._entries) >= BATCH_RECORDS:
                 await self._flush()
-        await self._flush()
-        if first:  # a long gap later on is epochs without records, not pruned history
-            await self._store.trim(self._key, self._epoch, seq)
+                if is_pruned and self._next - self._trimmed >= TRIM_RECORDS:
+                    await self._trim()
+        if is_pruned:
+            await self._flush()
+            await self._trim()
+
+    async def _trim(self) -> None:
+        await self._store.trim(self._key, self._epoch, self._next)
+        self._trimmed = self._next
 
     async def _based(self, base: Origin) -> Origin:
         """Return an origin with the epoch that the parent's record has in this store."""
@@ -622,8 +622,8 @@ async def _look(path: Path) -> tuple[SessionKey, bool]:
     reader = bundle.Reader(str(path))
     key: SessionKey | None = None
     has_letters = False
-    async with await anyio.open_file(path, "rb") as file:
-        while line := await file.readline():
+    async with aclosing(_lines(path)) as lines:
+        async for line in lines:
             item = reader.item(line)
             if isinstance(item, bundle.BundleHeader):
                 key = item.key
@@ -638,9 +638,17 @@ async def _look(path: Path) -> tuple[SessionKey, bool]:
 
 async def _items(path: Path, *, renamed: bool) -> AsyncGenerator[bundle.Item, None]:
     reader = bundle.Reader(str(path))
-    async with await anyio.open_file(path, "rb") as file:
-        while line := await file.readline():
+    async with aclosing(_lines(path)) as lines:
+        async for line in lines:
             item = reader.item(line)
             # Documents contain the session's key: under another id they are rebuilt from the log.
             if not (renamed and isinstance(item, (bundle.BundleDocument, Manifest))):
                 yield item
+
+
+async def _lines(path: Path) -> AsyncGenerator[bytes, None]:
+    """Yield a bundle's lines; of one that is too long, as much as shows it."""
+    read = anyio.to_thread.run_sync
+    with await read(path.open, "rb") as file:
+        while line := await read(file.readline, bundle.MOST_LINE + 1):
+            yield line
