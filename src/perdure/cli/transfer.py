@@ -20,7 +20,7 @@ from cyclopts import Parameter
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
 import perdure
-from perdure._lib.files import Folder
+from perdure._lib.files import MAX_BYTES, Folder
 from perdure.adapters.imports import SDKS, SdkImport, import_sessions
 from perdure.checkpoints.audit_files import check_pair, has_pair
 from perdure.cli.access import existing, is_there, managed, no_session, require_key
@@ -535,6 +535,12 @@ async def _read(path: Path) -> tuple[MigratedState, StateMemories | None]:
 
 
 async def _read_file(path: anyio.Path) -> MigratedState:
+    if (found := (await path.stat()).st_size) > MAX_BYTES:
+        raise CorruptRecordError(
+            f"{path} has {found} bytes, which is no export that can be read: the limit is "
+            f"{MAX_BYTES}; export the session with --layout bundle",
+            path=str(path),
+        )
     try:
         return read_state(await path.read_bytes(), where=str(path))
     except CorruptRecordError as error:

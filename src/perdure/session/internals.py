@@ -257,7 +257,7 @@ def session_open_here(sessions: SessionManager, key: SessionKey) -> Session | No
 
 
 def open_stored(
-    sessions: SessionManager, key: SessionKey, *, owner: str | None, wait: float
+    sessions: SessionManager, key: SessionKey, *, owner: str | None, wait: float = 10.0
 ) -> SessionOpening:
     """Open a session that may be one of perdure's own."""
     from perdure.session.open import OpenRequest, SessionOpening
