@@ -28,12 +28,13 @@ from perdure.errors import (
     TooLargeError,
     UnsupportedVersionError,
 )
+from perdure.memory.documents import InboxTakenPayload
 from perdure.records.chunks import name_of
 from perdure.records.json import as_utf8, decode, encode
 from perdure.records.keys import SessionKey, session_key, stored_key
 from perdure.records.manifest import Manifest, Origin
 from perdure.records.posts import DeadLetter
-from perdure.records.records import BASE, HOLDER_KINDS, Record
+from perdure.records.records import BASE, HOLDER_KINDS, TAKEN, Record
 from perdure.store import Document
 
 FORMAT = 2
@@ -195,6 +196,8 @@ class Reader:
         self._lines = 0
         self._bytes_read = 0
         self._seq = 1
+        self._is_whole = True
+        """Whether the last record ends its group."""
         self._missing = 0
         """Sequence numbers that were left out so far."""
         self.ended: bool = False
@@ -251,19 +254,21 @@ class Reader:
         if seq <= before:
             raise self._corrupt(f"record {seq} is out of order after {before}")
         self._leave_out(seq)
-        self._seq = seq
+        if seq > before + 1 and not self._is_whole:
+            raise self._corrupt(f"an epoch is within a group, before {seq}")
+        self._seq, self._is_whole = seq, line.end is True
         record = Record(seq, 0, line.k, bytes(line.r), line.end is True)
-        if line.k == BASE:
-            self._require_parent(self._origin(record.payload))
-        return record
-
-    def _origin(self, payload: bytes) -> Origin:
-        try:
-            return decode(payload, Origin)
+        try:  # what an import reads of them
+            if line.k == BASE:
+                self._require_parent(decode(record.payload, Origin))
+            elif line.k == TAKEN:
+                decode(record.payload, InboxTakenPayload)
         except CorruptRecordError as error:
             raise self._corrupt(str(error)) from None
+        return record
 
     def _manifest(self, manifest: Manifest) -> Manifest:
+        self._require_whole()
         self._leave_out(manifest.as_of_seq + 1)
         if manifest.base is not None:
             self._require_parent(manifest.base)
@@ -274,6 +279,10 @@ class Reader:
         for key in (base.parent, base.moved):
             if key is not None:
                 session_key(key.agent)
+
+    def _require_whole(self) -> None:
+        if not self._is_whole:
+            raise self._corrupt(f"the log ends within a group, at {self._seq}")
 
     def _leave_out(self, seq: int) -> None:
         """Count the numbers that are missing before *seq*."""
@@ -295,6 +304,7 @@ class Reader:
             raise self._corrupt("it is not a line of a bundle")
         if (line.end, line.sha256) != (self._lines, self._hash.hexdigest()):
             raise self._corrupt("what comes before it was changed, or lines are missing")
+        self._require_whole()
         most = FREE_MISSING + MISSING_PER_BYTE * self._bytes_read
         if self._missing > most:
             raise self._corrupt(

@@ -29,7 +29,7 @@ from perdure.lease import OnHeld, OwnerWatch, acquire_lease, while_beating
 from perdure.lineage.store import followed
 from perdure.memory.documents import InboxTakenPayload
 from perdure.records.json import BOM, decode, encode
-from perdure.records.keys import SessionKey
+from perdure.records.keys import SessionKey, stored_key
 from perdure.records.manifest import Manifest, Origin
 from perdure.records.posts import DeadLetter
 from perdure.records.records import BASE, GAP, TAKEN, Entry, Record
@@ -588,11 +588,14 @@ async def read_bundle(store: Store, path: Path, *, key: SessionKey | None = None
 
     Raises:
         ConfigError: The store has a session of this key, or is a backup.
-        CorruptRecordError: The bundle is damaged; nothing was written.
+        CorruptRecordError: The bundle is damaged, or costs more than it may; nothing was written.
+        InvalidArgumentError: The key is of perdure's own, and no scope.
         StoreError: It has dead letters, and the store does not support them; nothing was written.
         UnsupportedVersionError: A newer release wrote it; nothing was written.
 
     """
+    if key is not None:
+        stored_key(key.agent)
     was, has_letters = await _look(path)
     await require_no_backup(store)
     if has_letters and not store.capabilities.dead_letters:
