@@ -130,7 +130,8 @@ async def import_sessions(
     count = 0
     async for name in source.names():
         try:
-            moved = await source.move(name, sessions, tenant)
+            with reading(f"session {name}"):
+                moved = await source.move(name, sessions, tenant)
         except StoreUnavailableError:
             raise
         except PerdureError as error:
@@ -142,7 +143,8 @@ async def import_sessions(
             done.there += not moved.added
         count += 1
         progress(count, max(source.total, count))
-    await source.finish(sessions, tenant, done)
+    with reading("what its sessions share"):
+        await source.finish(sessions, tenant, done)
     return done
 
 
@@ -236,7 +238,7 @@ async def sqlite_copy(
             await anyio.to_thread.run_sync(_copy, path, copy)
             await anyio.to_thread.run_sync(_remove_code, copy)
             query = "SELECT name FROM sqlite_master WHERE type = 'table'"
-            there = {name for (name,) in await sqlite_rows(copy, query)}
+            there = {name for (name,) in await anyio.to_thread.run_sync(_rows, copy, query)}
             computed = [name for name in (*tables, *more) if await _is_computed(copy, name)]
         except (OSError, sqlite3.Error) as error:
             message = f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
@@ -268,8 +270,9 @@ async def _is_computed(copy: Path, table: str) -> bool:
     """Say whether a table is virtual, or has values that are made when they are read."""
     virtual = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ? AND rootpage = 0"
     made = "SELECT 1 FROM pragma_table_xinfo(?) WHERE hidden <> 0 OR length(dflt_value) > ?"
-    return bool(await sqlite_rows(copy, virtual, table)) or bool(
-        await sqlite_rows(copy, made, table, _LONGEST_DEFAULT)
+    run = anyio.to_thread.run_sync
+    return bool(await run(_rows, copy, virtual, table)) or bool(
+        await run(_rows, copy, made, table, _LONGEST_DEFAULT)
     )
 
 
@@ -346,14 +349,21 @@ def _state_of(path: Path) -> tuple[int, int] | None:
 
 
 async def sqlite_rows(path: Path, query: str, *values: Any) -> Sequence[Any]:
-    """Return the rows of a query."""
+    """Return the rows of a query.
+
+    Raises:
+        CorruptRecordError: The file is damaged.
+
+    """
+    with reading("a table"):
+        return await anyio.to_thread.run_sync(_rows, path, query, *values)
+
+
+def _rows(path: Path, query: str, *values: Any) -> list[Any]:
     import sqlite3
 
-    def read() -> list[Any]:
-        with closing(sqlite3.connect(path)) as connection:
-            return connection.execute(query, values).fetchall()
-
-    return await anyio.to_thread.run_sync(read)
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(query, values).fetchall()
 
 
 # PostgreSQL

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Any, Final, TypeAlias, final
+from typing import IO, Any, Final, TypeAlias, final
 
 import anyio
 import anyio.to_thread
@@ -651,7 +651,17 @@ async def _items(path: Path, *, renamed: bool) -> AsyncGenerator[bundle.Item, No
 
 async def _lines(path: Path) -> AsyncGenerator[bytes, None]:
     """Yield a bundle's lines; of one that is too long, as much as shows it."""
-    read = anyio.to_thread.run_sync
-    with await read(path.open, "rb") as file:
-        while line := await read(file.readline, bundle.MOST_LINE + 1):
-            yield line
+    run = anyio.to_thread.run_sync
+    with await run(path.open, "rb") as file:
+        while lines := await run(_next_lines, file):
+            for line in lines:
+                yield line
+
+
+def _next_lines(file: IO[bytes]) -> list[bytes]:
+    """Read about a part, so that few threads are asked."""
+    lines, size = list[bytes](), 0
+    while size < PART and (line := file.readline(bundle.MOST_LINE + 1)):
+        lines.append(line)
+        size += len(line)
+    return lines
