@@ -470,7 +470,7 @@ class _Name(msgspec.Struct):
 def _digest(state: FullAgentState) -> str:
     payload = {name: raw for name, raw in state.extra.items() if name != FIELD}
     data = write_state(msgspec.structs.replace(state, extra=payload))
-    fields = msgspec.json.encode(msgspec.json.decode(data), order="sorted")
+    fields = msgspec.json.encode(decode(data), order="sorted")
     return hashlib.sha256(fields).hexdigest()
 
 

@@ -30,7 +30,7 @@ from perdure.errors import (
 )
 from perdure.memory.documents import InboxTakenPayload
 from perdure.records.chunks import name_of
-from perdure.records.json import as_utf8, decode, encode
+from perdure.records.json import as_utf8, decode, encode, require_utf8
 from perdure.records.keys import SessionKey, session_key, stored_key
 from perdure.records.manifest import Manifest, Origin
 from perdure.records.posts import DeadLetter
@@ -218,6 +218,7 @@ class Reader:
         try:
             if not self._lines:
                 data = as_utf8(data)
+            require_utf8(data)
             line = decode(data, _Line)
         except CorruptRecordError as error:
             raise self._corrupt(str(error)) from None
