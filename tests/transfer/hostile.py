@@ -71,11 +71,11 @@ class Samples:
         anyio.run(_fill, store)
         for number, id in enumerate(("ada", "copy", "fork")):
             path = folder / f"{number}.bundle"
-            _ran("export", id, "--layout", "bundle", "--out", path, "--store", store)
+            ran("export", id, "--layout", "bundle", "--out", path, "--store", store)
             samples.bundles.append(path.read_bytes())
-        _ran("export", "ada", "--out", folder / "state.json", "--store", store)
+        ran("export", "ada", "--out", folder / "state.json", "--store", store)
         samples.state = (folder / "state.json").read_bytes()
-        _ran("export", "ada", "--layout", "files", "--out", folder / "files", "--store", store)
+        ran("export", "ada", "--layout", "files", "--out", folder / "files", "--store", store)
         anyio.run(samples._back_up, store)
         if sdks:
             for sdk, write in (
@@ -369,7 +369,8 @@ async def hostile_backup(samples: Samples, random: Random) -> Store:
 # What reads it
 
 
-def _ran(*tokens: object) -> str:
+def ran(*tokens: object) -> str:
+    """Run a command in this process, and return what it said; its errors are raised."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         run([*map(str, tokens), "--debug"])
@@ -379,13 +380,13 @@ def _ran(*tokens: object) -> str:
 def _imported(folder: Path, random: Random, *what: object) -> None:
     """Import, and look at what has come: into a store in memory, or one that is checked then."""
     if random.random() < 0.7:
-        said = _ran("import", *what, "--store", "memory:")
+        said = ran("import", *what, "--store", "memory:")
     else:
         place = random.choice([folder / "to", f"sqlite:///{folder}/to.db"])
-        said = _ran("import", *what, "--store", place)
-        _ran("check", "--store", place)
+        said = ran("import", *what, "--store", place)
+        ran("check", "--store", place)
         with contextlib.suppress(PerdureError):
-            _ran("show", "ada", "--store", place)
+            ran("show", "ada", "--store", place)
         with contextlib.suppress(PerdureError):
             anyio.run(_opened, place)
     assert "MemoryError" not in said
