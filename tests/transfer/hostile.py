@@ -83,8 +83,10 @@ class Samples:
                 ("langgraph", _langgraph),
                 ("adk", _adk),
             ):
-                samples.databases[sdk] = folder / f"{sdk}.db"
-                anyio.run(write, samples.databases[sdk], backend="asyncio")
+                path = folder / f"{sdk}.db"
+                with contextlib.suppress(ModuleNotFoundError):  # an SDK that is not installed
+                    anyio.run(write, path, backend="asyncio")
+                    samples.databases[sdk] = path
         return samples
 
     async def _back_up(self, place: Path) -> None:
