@@ -43,7 +43,7 @@ from perdure.adapters.versions import require_readable
 from perdure.errors import InvalidArgumentError, LeaseLostError, SessionNotFoundError
 from perdure.memory.documents import StateSet
 from perdure.records.json import MAX_VALUE_DEPTH, is_deeper, too_deep
-from perdure.records.keys import SessionKey
+from perdure.records.keys import SessionKey, session_key
 from perdure.records.records import STATE, Entry
 from perdure.session.contents import meta_entry
 from perdure.session.internals import (
@@ -396,7 +396,7 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
     # Inside
 
     def _key(self, app_name: str, user_id: str, session_id: str) -> SessionKey:
-        return SessionKey(f"{quoted(app_name)}/{user_id}", session_id, self._tenant)
+        return session_key(f"{quoted(app_name)}/{user_id}", session_id, self._tenant)
 
     async def _keys(self, app_name: str, user_id: str | None) -> AsyncIterator[SessionKey]:
         """Yield the keys of an app's sessions, or of a user's."""

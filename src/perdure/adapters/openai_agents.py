@@ -47,7 +47,7 @@ from perdure.errors import (
 from perdure.providers import Issuer, render
 from perdure.providers.openai_responses import FORMAT, items_of, parse_history
 from perdure.providers.replies import PlainHistory
-from perdure.records.keys import DEFAULT_SESSION, SessionKey
+from perdure.records.keys import DEFAULT_SESSION, session_key
 from perdure.records.media import holds_references
 from perdure.records.messages import Message, decode_message, encode_message
 from perdure.records.records import Entry
@@ -147,7 +147,7 @@ class PerdureSession(Adapter):
     ) -> None:
         instead = "PerdureSession.from_url(session_id, url)"
         self._connection = AdapterManager(sessions, instead=instead)
-        self._key = SessionKey(session_id, session, tenant)
+        self._key = session_key(session_id, session, tenant)
         self.session_id = session_id
         self.session_settings = _settings(session_settings)
         self.durable: bool = durable

@@ -44,7 +44,7 @@ from perdure.errors import (
     TooLargeError,
     UnsupportedVersionError,
 )
-from perdure.records.keys import SessionKey
+from perdure.records.keys import SessionKey, session_key
 from perdure.records.media import decode_read
 from perdure.records.messages import Message, ToolCall, encode_message
 from perdure.records.records import Entry
@@ -274,7 +274,7 @@ class PerdureConversationStore(StoreAdapter, sdk.ConversationStore):
     # Inside
 
     def _key(self, conversation_id: str) -> SessionKey:
-        return SessionKey(conversation_id, tenant=self._tenant)
+        return session_key(conversation_id, tenant=self._tenant)
 
     async def _open(self, key: SessionKey, *, create: bool) -> Session:
         sessions = await self._connection.manager()

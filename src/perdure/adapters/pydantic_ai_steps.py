@@ -28,7 +28,7 @@ from perdure.errors import (
     UnsupportedVersionError,
 )
 from perdure.records.json import decode, encode
-from perdure.records.keys import SessionKey
+from perdure.records.keys import SessionKey, session_key
 from perdure.records.records import FOREIGN, Entry, Record
 from perdure.session.internals import accept, has_content, store_of
 from perdure.session.manager import SessionManager
@@ -252,7 +252,7 @@ class PerdureStepStore(StoreAdapter):
     # Inside
 
     def _key(self, run_id: str) -> SessionKey:
-        return SessionKey(run_id, SESSION, self._tenant)
+        return session_key(run_id, SESSION, self._tenant)
 
     async def _keys(self) -> AsyncIterator[SessionKey]:
         sessions = await self._connection.manager()

@@ -36,7 +36,7 @@ from perdure.adapters.thread_log import (
     read_record,
 )
 from perdure.errors import LeaseLostError, SessionError, SessionNotFoundError
-from perdure.records.keys import SessionKey
+from perdure.records.keys import SessionKey, session_key
 from perdure.records.records import Record
 from perdure.session.contents import meta_entry
 from perdure.session.internals import (
@@ -418,7 +418,7 @@ class ThreadSessions:
 
     def key(self, thread_id: Any) -> SessionKey:
         """Return a thread's session."""
-        return SessionKey(str(thread_id), tenant=self._tenant)
+        return session_key(str(thread_id), tenant=self._tenant)
 
     def thread(self, thread_id: Any) -> Thread:
         """Return what is known of a thread."""

@@ -18,7 +18,7 @@ from perdure.asgi.feed import Channel, Cursor, Feed
 from perdure.asgi.runs import Answer, Run, Runs, answer_in, require_started
 from perdure.autosave.options import Autosave
 from perdure.formats.state import StateStorage
-from perdure.records.keys import DEFAULT_SESSION, SessionKey
+from perdure.records.keys import DEFAULT_SESSION, SessionKey, session_key
 from perdure.session.base import Turn
 from perdure.session.manager import SessionManager
 from perdure.session.session import Session
@@ -243,7 +243,7 @@ class AppSessions:
             owner: Who it belongs to: as for `SessionManager.open`.
 
         """
-        key = SessionKey(id, session, tenant)
+        key = session_key(id, session, tenant)
 
         async def work(run: Run, channel: Channel) -> None:
             opening = self.manager.open(id, session=session, tenant=tenant, owner=owner)
@@ -286,7 +286,7 @@ class AppSessions:
 
         It begins after the client's ``Last-Event-ID``, or else now, and needs no lease.
         """
-        key = SessionKey(id, session, tenant)
+        key = session_key(id, session, tenant)
 
         async def begin(cursor: Cursor | None) -> responses.Events:
             return self.feed.events(key, cursor or Cursor(await self.feed.head(key)))

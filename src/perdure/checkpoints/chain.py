@@ -34,8 +34,8 @@ from perdure.records.records import (
     CHECKPOINT,
     CHECKPOINTS_PRUNED,
     ENDING,
-    EPOCH,
     FORK,
+    HOLDER_KINDS,
     Record,
 )
 
@@ -207,7 +207,7 @@ def problems_of(links: Iterable[Link]) -> list[ChainProblem]:
 # another store has different ones.
 
 
-_UNCOUNTED = frozenset({EPOCH, BASE, FORK, ENDING, "gap"})
+_UNCOUNTED = HOLDER_KINDS | {BASE, FORK, ENDING}
 
 
 @final

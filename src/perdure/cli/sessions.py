@@ -41,14 +41,15 @@ from perdure.lineage.store import followed
 from perdure.providers.context_fit import Format
 from perdure.providers.issued import stamp_of
 from perdure.records.checkpoints import Checkpoint
-from perdure.records.keys import DEFAULT_SESSION, SCOPES, SessionKey, require_filters
+from perdure.records.keys import DEFAULT_SESSION, SCOPES, SessionKey, require_filters, stored_key
 from perdure.records.manifest import Manifest, SessionQuery
 from perdure.records.messages import Message
 from perdure.records.records import Record
 from perdure.session.contents import HistoryItem
-from perdure.session.delete import ForgetReport
+from perdure.session.delete import ForgetReport, SessionFilter
 from perdure.session.directory import newest_first
 from perdure.session.fork import Fork
+from perdure.session.internals import forget_stored
 from perdure.session.prune import PruneReport
 from perdure.session.retention import Retention
 from perdure.session.scope import list_sessions
@@ -154,7 +155,9 @@ async def _list(
     while len(sessions) < limit:
         last = sessions[-1].key if sessions else after
         count = min(PAGE, limit - len(sessions))
-        page = await list_sessions(store, **filters, after=last, limit=count)
+        page = await list_sessions(
+            store, **filters, after=last, limit=count, scopes=filters["prefix"] == SCOPES
+        )
         sessions += page
         if len(page) < count:
             break
@@ -566,9 +569,10 @@ async def forget(
         # A wrong one is refused before anything goes.
         retained = [await _backup(stack, url) for url in backup]
         async with managed(existing(where.store), write=not dry_run) as sessions:
-            report = await sessions.forget(
-                id, session=session, owner=owner, tag=tag, tenant=tenant, dry_run=dry_run
-            )
+            if id is not None:
+                stored_key(id, tenant=tenant)
+            wanted = SessionFilter(id, session, tenant, owner, tag)
+            report = await forget_stored(sessions, wanted, dry_run=dry_run)
         removed: dict[str, list[SessionKey]] = {}
         if not dry_run and retained:
             async with opened(where.store) as store:

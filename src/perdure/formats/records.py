@@ -64,6 +64,7 @@ from perdure.records.records import (
     ENDING,
     EPOCH,
     FORK,
+    HOLDER_KINDS,
     MEMORY_DROP,
     MEMORY_SET,
     MESSAGE,
@@ -344,7 +345,7 @@ class _Own(msgspec.Struct, kw_only=True):
     log: list[_Line]
 
 
-_OF_ITS_STORE = frozenset({BASE, ENDING, EPOCH, FORK})
+_OF_ITS_STORE = HOLDER_KINDS | {BASE, ENDING, FORK}
 """Kinds that say how a log lies among the others of its store: elsewhere they mean nothing."""
 
 
@@ -486,12 +487,12 @@ class _Name(msgspec.Struct):
 def _digest(state: FullAgentState) -> str:
     payload = {name: raw for name, raw in state.extra.items() if name != FIELD}
     data = write_state(msgspec.structs.replace(state, extra=payload))
-    fields = msgspec.json.encode(msgspec.json.decode(data), order="sorted")
+    fields = msgspec.json.encode(decode(data), order="sorted")
     return hashlib.sha256(fields).hexdigest()
 
 
 _FORMATS: Final = MESSAGE_KINDS | {
-    *(CONTEXT, EPOCH, FOREIGN, MEMORY_DROP, MEMORY_SET, META, RETRACT, TURN),
+    *(CONTEXT, *HOLDER_KINDS, FOREIGN, MEMORY_DROP, MEMORY_SET, META, RETRACT, TURN),
 }
 """The kinds whose records the formats have a place for, or that only number others."""
 

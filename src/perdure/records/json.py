@@ -166,6 +166,14 @@ def as_utf8(data: bytes) -> bytes:
     return data.removeprefix(BOM)
 
 
+def require_utf8(data: bytes) -> None:
+    """Raise CorruptRecordError for bytes that are no UTF-8; a decoder passes raw parts by."""
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        raise corrupt(error, len(data)) from None
+
+
 @overload
 def decode(data: bytes, *, limit: int = MAX_DEPTH) -> Any: ...
 @overload

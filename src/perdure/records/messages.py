@@ -683,7 +683,7 @@ def _result_of(wire: _Result, registry: Types, extra: Extra = {}) -> ToolResult:
 
 RESERVED_KINDS = frozenset(
     {"base", "checkpoint", "checkpoints_pruned", "context", "effect", "ending", "epoch"}
-    | {"event", "foreign", "fork", "item"}
+    | {"event", "foreign", "fork", "gap", "item"}
     | {"memory_drop", "memory_set", "meta", "retract", "segment", "state", "taken", "turn"}
     | {"admitted", "approval", "usage"}
 )

@@ -38,7 +38,7 @@ from perdure.errors import (
     SessionError,
 )
 from perdure.observe import Metrics
-from perdure.records.keys import SessionKey
+from perdure.records.keys import SessionKey, session_key
 from perdure.records.messages import Message
 from perdure.serve.access import Access, Token, not_found
 from perdure.session.directory import last_used
@@ -326,7 +326,7 @@ class AgentServer:
         message = Message.user((await self._body(request)).text)
         agent = request.path_params["id"]
         config = await self._pool.config(agent, token.tenant)
-        key = SessionKey(agent, config.session, token.tenant)
+        key = session_key(agent, config.session, token.tenant)
         await self._pool.owner_for(key, token)
         turn = request.headers.get("idempotency-key") or f"http-{random_id()}"
         if len(turn) > MAX_TURN:
@@ -442,7 +442,7 @@ class AgentServer:
         token: Token = request.scope["perdure.token"]
         agent = request.path_params["id"]
         config = await self._pool.config(agent, token.tenant)
-        return SessionKey(agent, config.session, token.tenant)
+        return session_key(agent, config.session, token.tenant)
 
     async def _view(self, request: Request) -> SessionView:
         """Return the session that a request names, if its token opens it.

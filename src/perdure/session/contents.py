@@ -58,8 +58,8 @@ from perdure.records.messages import (
     decode_message,
 )
 from perdure.records.records import (
-    EPOCH,
     EVENT,
+    HOLDER_KINDS,
     MEMORY_DROP,
     MEMORY_SET,
     MESSAGE_KINDS,
@@ -133,7 +133,7 @@ class _Attempt:
         kind = record.kind
         if kind in MESSAGE_KINDS:
             (self.messages if self.begin is None else self._older).append(record)
-        elif kind == EPOCH:  # what a holder appends belongs to no turn of an earlier one
+        elif kind in HOLDER_KINDS:  # what a holder appends belongs to no turn of an earlier one
             return self.begin is not None or not self.messages
         elif kind == RETRACT:  # an attempt before it was taken back, or others appended amid it
             after = decode(record.payload, RetractionPayload).after

@@ -44,7 +44,7 @@ from perdure.memory.context import WorkingContext
 from perdure.memory.documents import EPISODIC, SEMANTIC, fold_items
 from perdure.memory.traces import read_turns
 from perdure.records.checkpoints import CHECKPOINTS
-from perdure.records.keys import SessionKey
+from perdure.records.keys import SessionKey, session_key
 from perdure.records.media import LIFTED_KINDS, filled, referred, without_references
 from perdure.records.messages import Message, decode_message
 from perdure.records.records import CONTEXT, Entry, Record
@@ -178,7 +178,7 @@ async def export_state(
             only what the format has a place for.
 
     """
-    connected, key = sessions._check(), SessionKey(id, session, tenant)
+    connected, key = sessions._check(), session_key(id, session, tenant)
     open_session = connected.runtime.sessions.get(key)
     if open_session is not None:
         await open_session.save()
@@ -274,7 +274,7 @@ async def import_with(
     agent = id or state.agent_id
     if not agent:
         raise InvalidArgumentError("the state names no agent: give its id")
-    key = SessionKey(agent, session, tenant)
+    key = session_key(agent, session, tenant)
     unfolded = await anyio.to_thread.run_sync(partial(_unfolded, state, read, key))
     if await sessions.exists(agent, session=session, tenant=tenant):
         raise _exists(key)

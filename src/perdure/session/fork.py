@@ -27,15 +27,15 @@ from perdure.lineage.history import keep_documents, keep_history
 from perdure.memory.traces import find_turn
 from perdure.records.checkpoints import GROUP, Checkpoint
 from perdure.records.json import decode, encode
-from perdure.records.keys import SessionKey
+from perdure.records.keys import SessionKey, session_key
 from perdure.records.manifest import ForkNote, Origin
 from perdure.records.records import (
     BASE,
     CHECKPOINT,
     CHECKPOINTS_PRUNED,
     ENDING,
-    EPOCH,
     FORK,
+    HOLDER_KINDS,
     RETRACT,
     Entry,
     Record,
@@ -352,7 +352,7 @@ def exists(key: SessionKey) -> SessionError:
     return SessionError(message, key=str(key))
 
 
-_QUIET = frozenset({BASE, ENDING, EPOCH, FORK})
+_QUIET = HOLDER_KINDS | {BASE, ENDING, FORK}
 """Kinds that say nothing of what the session holds."""
 
 
@@ -366,7 +366,7 @@ async def fork_unsaved(
 ) -> Fork:
     """Begin a session with what is durable of another one, and what is not."""
     key = tracked.key
-    new = SessionKey(new_id, new_session or key.session, key.tenant)
+    new = session_key(new_id, new_session or key.session, key.tenant)
     forker = ForkBuilder(ExclusiveAccess(runtime, lifecycle))
 
     async def fork() -> Fork:

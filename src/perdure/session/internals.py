@@ -47,8 +47,11 @@ if TYPE_CHECKING:
     from perdure.records.messages import Message
     from perdure.records.types import Registry
     from perdure.session.base import Turn
+    from perdure.session.delete import ForgetReport, SessionFilter
     from perdure.session.inbox import PostReceipt
     from perdure.session.manager import SessionManager
+    from perdure.session.open import SessionOpening
+    from perdure.session.rebuild import RebuildReport
     from perdure.session.session import Session, SessionView
     from perdure.store import Store
 
@@ -264,6 +267,32 @@ def loop_of(sessions: SessionManager) -> object:
 def session_open_here(sessions: SessionManager, key: SessionKey) -> Session | None:
     """Return a session that this manager has open, without pinning it."""
     return cast("Session | None", sessions._check().runtime.sessions.get(key))
+
+
+def open_stored(
+    sessions: SessionManager, key: SessionKey, *, owner: str | None, wait: float = 10.0
+) -> SessionOpening:
+    """Open a session that may be one of perdure's own."""
+    from perdure.session.open import OpenRequest, SessionOpening
+
+    return SessionOpening(sessions._check().opener, OpenRequest(key=key, owner=owner, wait=wait))
+
+
+async def load_stored(sessions: SessionManager, key: SessionKey) -> SessionView | None:
+    """Read a session that may be one of perdure's own; None if there is none."""
+    return await sessions._load(key)
+
+
+async def forget_stored(
+    sessions: SessionManager, wanted: SessionFilter, *, wait: float = 10.0, dry_run: bool = False
+) -> ForgetReport:
+    """Forget sessions; the id may be that of scopes."""
+    return await sessions._forget(wanted, Terms("handover", wait), dry_run=dry_run)
+
+
+async def rebuild_stored(sessions: SessionManager, key: SessionKey) -> RebuildReport:
+    """Rebuild a session that may be one of perdure's own."""
+    return await sessions._rebuild(key, Terms("raise", 0.0))
 
 
 async def other_holder(sessions: SessionManager, key: SessionKey) -> str | None:

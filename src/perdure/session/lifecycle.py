@@ -46,8 +46,8 @@ from perdure.records.messages import decode_message, kind_of
 from perdure.records.records import (
     BASE,
     CONTEXT,
-    EPOCH,
     FORK,
+    HOLDER_KINDS,
     ITEM,
     MEMORY_DROP,
     MEMORY_SET,
@@ -802,7 +802,7 @@ class ExclusiveAccess:
                 for record in chunk.records:
                     if record.kind == BASE and base is None:
                         base = decode(record.payload, Origin)
-                    elif record.kind != EPOCH:
+                    elif record.kind not in HOLDER_KINDS:
                         return LogOrigin(base, has_records=True)
         return LogOrigin(base)
 

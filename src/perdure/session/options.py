@@ -10,7 +10,7 @@ from perdure.errors import ConfigError, InvalidArgumentError
 from perdure.lease import LeaseOptions
 from perdure.memory.media import BUDGET, MediaBudget, MediaTokens, require_media_tokens
 from perdure.records.keys import BACKUP_JOURNAL, SessionKey, keyring_of
-from perdure.store import Store
+from perdure.store import Store, is_begun
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -118,7 +118,7 @@ async def require_sessions(store: Store) -> None:
     keys, keys_found = keyring_of(""), set[SessionKey]()
 
     async def look(key: SessionKey) -> None:
-        if await store.holder(key) is not None:
+        if await is_begun(store, key):
             keys_found.add(key)
 
     await each((keys, BACKUP_JOURNAL), look)
@@ -139,7 +139,7 @@ async def require_no_backup(store: Store) -> None:
         ConfigError: It is one.
 
     """
-    if store.capabilities.blobs and await store.holder(BACKUP_JOURNAL) is not None:
+    if store.capabilities.blobs and await is_begun(store, BACKUP_JOURNAL):
         raise _backup(store)
 
 

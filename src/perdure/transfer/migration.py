@@ -27,7 +27,7 @@ from perdure.lease import LeaseOptions, OnHeld, OwnerWatch, while_beating
 from perdure.lineage.store import followed
 from perdure.memory.documents import InboxTakenPayload
 from perdure.records.json import decode
-from perdure.records.keys import SessionKey, require_filters
+from perdure.records.keys import SessionKey, require_filters, stored_key
 from perdure.records.records import FORK, TAKEN
 from perdure.session.options import require_no_backup
 from perdure.store import DeadLetter, Document, HeldLease, PendingItem, Store
@@ -261,6 +261,7 @@ class _Mover:
 
     async def move(self, key: SessionKey) -> None:
         """Copy what the target lacks of a session: records, pending items and dead letters."""
+        stored_key(key.agent)  # a source may be anybody's: it brings no keys, and no journal
         await look_again(self._source, key, lambda: self._move(key))
         self.report.open = len(self._open)
 
