@@ -11,6 +11,7 @@ from perdure._lib.lazy import lazy
 
 if TYPE_CHECKING:
     from perdure.asgi.app import AppSessions as AppSessions
+    from perdure.asgi.browsers import BrowserGuard as BrowserGuard
     from perdure.asgi.feed import (
         Channel as Channel,
         Cursor as Cursor,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _HOME_OF = {
     "AppSessions": "perdure.asgi.app",
+    "BrowserGuard": "perdure.asgi.browsers",
     "Channel": "perdure.asgi.feed",
     "Cursor": "perdure.asgi.feed",
     "Feed": "perdure.asgi.feed",

@@ -38,6 +38,7 @@ except ModuleNotFoundError as _error:
         f"the inspector needs {_package}: pip install 'perdure[inspector]'", extra="inspector"
     ) from _error
 
+from perdure.asgi.browsers import LOOPBACK
 from perdure.asgi.responses import problem_of
 from perdure.inspector import pages
 from perdure.inspector.changes import (
@@ -48,7 +49,7 @@ from perdure.inspector.changes import (
     Changes,
     RequestedChange,
 )
-from perdure.inspector.guard import FORM_TOKEN, LOOPBACK, Guard
+from perdure.inspector.guard import FORM_TOKEN, Guard
 from perdure.inspector.live import Live, LivePage
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ def app(
     """Return the inspector of a manager's store, to mount in your application.
 
     It reads without a lease, and belongs to the event loop of the manager. Open it by the link
-    ``…/perdure/?token=TOKEN``, which sets a cookie; programs send the token as a bearer.
+    ``…/perdure/?token=TOKEN``, which sets a cookie for pages below a path that only this token
+    has; programs send the token as a bearer.
 
     Args:
         sessions: Whose store; or a function that returns it, if there is none yet.
