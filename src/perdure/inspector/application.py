@@ -22,6 +22,7 @@ from perdure.errors import (
 )
 from perdure.records.keys import DEFAULT_SESSION, SessionKey
 from perdure.session.manager import SessionManager
+from perdure.store import SessionInfo
 
 try:
     import jinja2
@@ -192,14 +193,17 @@ class _Inspector:
 
     async def _sessions(self, query: Query) -> pages.SessionsPage:
         names = pages.SessionFilters.__struct_fields__
-        filters = pages.SessionFilters(**{name: query.text(name).strip() for name in names})
+        given: dict[str, Any] = {name: query.text(name).strip() for name in names}
+        given["order"] = query.choice("order", ("", "id"))
+        filters = pages.SessionFilters(**given)
         limit = max(1, min(query.number("limit") or pages.LISTED, pages.MOST))
         after = query.text("after")
         last = None
         if after:
             after_session = query.text("after_session") or DEFAULT_SESSION
-            last = SessionKey(after, after_session, filters.tenant)
-        return await pages.sessions_page(self._manager(), filters, last, limit)
+            key = SessionKey(after, after_session, filters.tenant)
+            last = SessionInfo(key=key, updated_at=query.decimal("after_at"))
+        return await pages.sessions_page(self._reads(), filters, last, limit)
 
     async def _complete(self, query: Query) -> list[str]:
         return await pages.completions(self._manager(), query.text("tenant"), query.text("prefix"))
