@@ -103,7 +103,7 @@ def extras(session: nox.Session, extra: str) -> None:
 
 @nox.session(python=PYTHONS[0])
 def browser(session: nox.Session) -> None:
-    """Walk pages in chromium, friendly and hostile; PERDURE_SCREENSHOTS=docs/images takes pictures."""
+    """Walk pages in chromium, hostile ones too; PERDURE_SCREENSHOTS=docs/images takes pictures."""
     session.install(".[test-browser]")
     tests = [f"tests/{what}/test_browser.py" for what in ("inspector", "serve", "tuning")]
     session.run("pytest", "-q", *tests, *session.posargs)

@@ -15,7 +15,6 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-import httpx
 import msgspec
 
 from tests.asgi.served import Served
@@ -161,7 +160,9 @@ def main() -> int:
             wrong += ask(f"file:{Path(folder) / str(place)}", sent, rows, is_open=is_open)
     print(f"{'server':12}{'route':12}{'statuses'}")
     for server, route in sorted({row[:2] for row in rows}):
-        statuses = {row[2]: count for row, count in sorted(rows.items()) if row[:2] == (server, route)}
+        statuses = {
+            row[2]: count for row, count in sorted(rows.items()) if row[:2] == (server, route)
+        }
         told = ", ".join(f"{status}: {count}" for status, count in statuses.items())
         print(f"{server:12}{route:12}{told}")
     print(f"{sum(rows.values())} requests, {len(wrong)} with another answer than expected")
@@ -183,7 +184,10 @@ def ask(
         for one in sent:
             path = one.path.format(agent=f"of-{one.owner}")
             answer = server.client.request(
-                one.method, path, headers=one.headers, content=one.body if one.route == "post" else b""
+                one.method,
+                path,
+                headers=one.headers,
+                content=one.body if one.route == "post" else b"",
             )
             rows["open" if is_open else "tokens", one.route, answer.status_code] += 1
             expected = one.expected(is_open=is_open)

@@ -13,7 +13,7 @@ from typing import Final, final
 
 from perdure.asgi.responses import ASGIApp, Problem, Receive, Scope, Send, send_problem
 
-LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 ANY: Final = "*"
 
 _HOST: Final = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\[\]:/?#@\\\s]+))(?::[0-9]{1,5})?")

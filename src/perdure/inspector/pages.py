@@ -233,7 +233,7 @@ async def _last_used(
     place: tuple[float, SessionKey] | None,
     limit: int,
 ) -> tuple[int, list[SessionInfo]]:
-    """Return how many sessions there are, and those that were used last, with one of the next page."""
+    """Return how many sessions were looked at, and one more of those used last than fit a page."""
     searched, newest = 0, list[SessionInfo]()
     last: SessionInfo | None = None
     while chunk := await sessions.list(

@@ -179,11 +179,15 @@ class Access:
         if self.is_open and kind != "application/json":
             raise Problem(415, "Not JSON", "send `Content-Type: application/json`")
 
-    def token_of(self, headers: Mapping[str, str]) -> Token:
+    def token_of(self, headers: Mapping[str, str], *, for_metrics: bool = False) -> Token:
         """Return the token that a request has.
 
+        Args:
+            headers: The request's.
+            for_metrics: Whether it asks for the figures of the whole process.
+
         Raises:
-            Problem: It has none, or an unknown one.
+            Problem: It has none, an unknown one, or one for something else.
 
         """
         if self._tokens is None:
@@ -199,6 +203,8 @@ class Access:
             raise Problem(
                 401, "Unauthorized", "send `Authorization: Bearer TOKEN`", headers=challenge
             )
+        if found.metrics != for_metrics:
+            raise Problem(403, "Forbidden", "this token does not open that")
         return found
 
 

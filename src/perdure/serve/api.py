@@ -247,7 +247,7 @@ MAX_TURN: Final = 255
 """Characters of an Idempotency-Key."""
 PROBES: Final = ("/healthz", "/readyz")
 ORDERS: Final = ("newest", "id")
-CORS: Final = {
+CORS: Final[dict[str, Any]] = {
     "allow_methods": ["GET", "POST", "DELETE"],
     "allow_headers": ["authorization", "content-type", "idempotency-key", "last-event-id"],
     "expose_headers": ["retry-after", "www-authenticate"],
@@ -343,13 +343,15 @@ class AgentServer:
                 return
             try:
                 self._access.check_browser(scope)
-                if scope["path"] in PROBES:
+                if _path(scope) in PROBES:
                     await self.sessions.probes(scope, receive, send)
                     return
-                if self._requests == self._max_requests:
-                    raise Problem(503, "Busy", "too many requests are open here", retry_after=1)
             except Problem as problem:
                 await send_problem(send, problem)
+                return
+            if self._requests == self._max_requests:
+                busy = Problem(503, "Busy", "too many requests are open here", retry_after=1)
+                await send_problem(send, busy)
                 return
             self._requests += 1
             try:
@@ -366,9 +368,8 @@ class AgentServer:
             if scope["type"] == "http":
                 headers = Headers(scope=scope)  # type: ignore[arg-type]  # a scope is a mapping
                 try:
-                    token = self._access.token_of(headers)
-                    if token.metrics != (scope["path"] == "/metrics") and not self._access.is_open:
-                        raise Problem(403, "Forbidden", "this token does not open that")
+                    is_metrics = _path(scope) == "/metrics"
+                    token = self._access.token_of(headers, for_metrics=is_metrics)
                 except Problem as problem:
                     await send_problem(send, problem)
                     return
@@ -474,9 +475,7 @@ class AgentServer:
     async def _events(self, request: Request) -> Response:
         owner = (await self._view(request)).info.metadata.owner
         key = await self._key(request)
-        return self.sessions.events(
-            key.agent, session=key.session, tenant=key.tenant, owner=owner
-        )
+        return self.sessions.events(key.agent, session=key.session, tenant=key.tenant, owner=owner)
 
     async def _show_metrics(self, request: Request) -> Response:
         assert self._metrics is not None  # the lifespan has begun
@@ -515,6 +514,11 @@ class AgentServer:
             return msgspec.json.decode(bytes(body), type=Posted)
         except msgspec.DecodeError as error:
             raise Problem(400, "Invalid", f'send {{"text": "…"}}: {error}') from None
+
+
+def _path(scope: Scope) -> str:
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
 
 
 def _number(request: Request, name: str, default: int, *, most: int = 2**62) -> int:
@@ -565,7 +569,7 @@ async def _answer_problem(_: Request, error: Exception) -> Response:
     return _problem(answered(error))
 
 
-async def _answer_nobody(_: Request, error: Exception) -> Response:
+async def _answer_nobody(_: Request, _error: Exception) -> Response:
     return _problem(Problem(408, "Not received"))  # it went away before its body had come
 
 

@@ -141,6 +141,7 @@ class _Connection(H11Protocol):  # type: ignore[misc]  # imported when used
         self.transport.close()
 
 
-def _cancelled(timer: TimerHandle | None) -> None:
+def _cancelled(timer: TimerHandle | None) -> TimerHandle | None:
     if timer is not None:
         timer.cancel()
+    return None
