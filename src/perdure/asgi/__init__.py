@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         Cursor as Cursor,
         Feed as Feed,
         FeedEvent as FeedEvent,
+        FeedPlace as FeedPlace,
     )
     from perdure.asgi.responses import (
         FeedResponse as FeedResponse,
@@ -32,6 +33,7 @@ _HOME_OF = {
     "Cursor": "perdure.asgi.feed",
     "Feed": "perdure.asgi.feed",
     "FeedEvent": "perdure.asgi.feed",
+    "FeedPlace": "perdure.asgi.feed",
     "FeedResponse": "perdure.asgi.responses",
     "Problem": "perdure.asgi.responses",
     "Run": "perdure.asgi.runs",

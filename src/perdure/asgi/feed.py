@@ -51,7 +51,7 @@ class Cursor(msgspec.Struct, frozen=True):
         return cls(int(seq), int(offset or "0"))
 
 
-class Place(msgspec.Struct, frozen=True):
+class FeedPlace(msgspec.Struct, frozen=True):
     """A place in the log of one session, which a later session of the same id does not have."""
 
     cursor: Cursor
@@ -183,7 +183,7 @@ class Feed:
                         return record.seq
         return None
 
-    async def place(self, key: SessionKey, cursor: Cursor | None = None) -> Place:
+    async def place(self, key: SessionKey, cursor: Cursor | None = None) -> FeedPlace:
         """Return where a client is in the session that is there now; None for a cursor: its end."""
         head = await self.head(key)
         if cursor is None or cursor.seq > head:  # a log that is not as long as it was
@@ -191,13 +191,13 @@ class Feed:
         records = self._records(key, None, max(cursor.seq - 1, 0), head)
         async with contextlib.aclosing(records):
             async for record in records:
-                return Place(cursor, record, head)
-        return Place(cursor, head=head)
+                return FeedPlace(cursor, record, head)
+        return FeedPlace(cursor, head=head)
 
     async def events(
         self,
         key: SessionKey,
-        after: Cursor | Place,
+        after: Cursor | FeedPlace,
         *,
         until: Callable[[], bool] | None = None,
     ) -> AsyncGenerator[FeedEvent | None, None]:
@@ -208,14 +208,14 @@ class Feed:
 
         Args:
             key: The session.
-            after: What was received before: as a `Place`, of the session that it was found in.
+            after: What was received before: as a `FeedPlace`, of the session that it was found in.
             until: Whether to end once all that is durable was yielded; None: when the
                 manager drains, or the session's owner changes.
 
         """
         ends_here = until or (lambda: self.draining)
         with self.channel(key) as channel:
-            place = after if isinstance(after, Place) else await self.place(key, after)
+            place = after if isinstance(after, FeedPlace) else await self.place(key, after)
             cursor, last = place.cursor, place.record
             read = visible = cursor.seq
             is_owned = place.head > 0

@@ -56,15 +56,12 @@ def serve(
         host: The address to listen on. Other than loopback addresses need tokens.
         port: The port to listen on.
         tokens: A file of bearer tokens, in JSON. Default: what PERDURE_TOKENS holds, or none.
-        allow_host: A name that the Host header may have; "*" for any. Default: the host, and the
-            names of this machine's loopback.
-        allow_origin: A site whose pages may send requests from a browser, as https://name; "*" for
-            any, with tokens. Default: no site but the server's own.
+        allow_host: A name that the Host header may have; "*" for any. Default: its own.
+        allow_origin: A site whose pages may send requests, as https://name. Default: none.
         max_body: Bytes that a request's body may have.
-        max_connections: Requests that are answered at a time, and agents that stay open. Default:
-            a quarter of the files that the process may open, at most 4096.
-        request_timeout: Seconds in which a request has to come in full, and in which a client has
-            to read on.
+        max_connections: Requests at a time, and agents that stay open. Default: what descriptors
+            allow.
+        request_timeout: Seconds for a request to come in full, and for a client to read on.
         keep: Seconds for which an agent that nobody uses stays open.
         grace: Seconds that turns have to end at SIGTERM; then half answers are kept.
         deadline: Seconds that saving may take after that.
@@ -85,7 +82,7 @@ def serve(
     from perdure.asgi.browsers import LOOPBACK
     from perdure.serve.access import Access
     from perdure.serve.api import AgentServer
-    from perdure.serve.connections import Connections, connection_limit
+    from perdure.serve.connections import ConnectionLimits, connection_limit
     from perdure.serve.server import (
         load_source,
         require_tokens,
@@ -109,7 +106,7 @@ def serve(
         shutdown=Shutdown(deadline=deadline, turn_grace=min(grace, deadline)),
     )
     note(f"serving {agent} on http://{host}:{port}")
-    connections = Connections(most=most, timeout=request_timeout)
+    connections = ConnectionLimits(most=most, timeout=request_timeout)
     serve_until_stopped(server, host=host, port=port, grace=grace, connections=connections)
     return 0
 

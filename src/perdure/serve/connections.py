@@ -21,6 +21,7 @@ H11Protocol: Any = import_extra(
     "uvicorn.protocols.http.h11_impl", name="uvicorn", **_EXTRA
 ).H11Protocol
 
+TIMEOUT: Final = 15.0
 MOST: Final = 4096
 """Connections by default, if there are descriptors for them."""
 EACH: Final = 4
@@ -51,20 +52,20 @@ def connection_limit(given: int | None) -> int:
 
 
 @final
-class Connections:
+class ConnectionLimits:
     """The connections of a server: what uvicorn's ``http=`` takes is its `protocol`.
 
     Args:
-        most: How many there may be, beside some for probes.
+        most: How many there may be, beside some for probes. None: as many as descriptors allow.
         timeout: Seconds for a request to come in full, and for a client to go on reading.
 
     """
 
-    def __init__(self, *, most: int, timeout: float) -> None:
+    def __init__(self, *, most: int | None = None, timeout: float = TIMEOUT) -> None:
         self.timeout: float = timeout
         self.waiting: dict[Any, None] = {}
         """Those whose request has not come in full; they have waited longest at the front."""
-        self._most = most + FOR_PROBES
+        self._most = connection_limit(most) + FOR_PROBES
 
     @property
     def backlog(self) -> int:
@@ -86,7 +87,7 @@ class Connections:
 class _Connection(H11Protocol):  # type: ignore[misc]  # imported when used
     """A connection with a limit of time."""
 
-    def __init__(self, limits: Connections, **options: Any) -> None:
+    def __init__(self, limits: ConnectionLimits, **options: Any) -> None:
         super().__init__(**options)
         self._limits = limits
         self._arrival: TimerHandle | None = None

@@ -17,7 +17,7 @@ from perdure.asgi.browsers import LOOPBACK
 from perdure.errors import ConfigError
 from perdure.serve.access import Access
 from perdure.serve.api import AgentServer, Source
-from perdure.serve.connections import Connections
+from perdure.serve.connections import ConnectionLimits
 
 uvicorn: Any = import_extra("uvicorn", used_by="perdure serve", name="uvicorn", extra="serve")
 
@@ -89,9 +89,15 @@ def require_tokens(host: str, access: Access) -> None:
 
 
 def serve(
-    server: AgentServer, *, host: str, port: int, grace: float, connections: Connections
+    server: AgentServer,
+    *,
+    host: str,
+    port: int,
+    grace: float,
+    connections: ConnectionLimits | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, and return when everything is saved."""
+    connections = connections or ConnectionLimits()
     config = uvicorn.Config(
         server.app,
         host=host,
