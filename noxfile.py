@@ -103,9 +103,9 @@ def extras(session: nox.Session, extra: str) -> None:
 
 @nox.session(python=PYTHONS[0])
 def browser(session: nox.Session) -> None:
-    """Walk the inspector's pages in chromium; PERDURE_SCREENSHOTS=docs/images takes pictures."""
+    """Walk pages in chromium, hostile ones too; PERDURE_SCREENSHOTS=docs/images takes pictures."""
     session.install(".[test-browser]")
-    tests = ["tests/inspector/test_browser.py", "tests/tuning/test_browser.py"]
+    tests = [f"tests/{what}/test_browser.py" for what in ("inspector", "serve", "tuning")]
     session.run("pytest", "-q", *tests, *session.posargs)
 
 

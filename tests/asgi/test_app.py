@@ -194,14 +194,19 @@ async def test_agents_in_use_are_listed_by_last_use_and_only_the_owners() -> Non
                     await client.post(url, json={"text": "Hi"}, headers=headers)
             listed, after, pages = [], "", 0
             while after is not None:
-                params = {"order": "newest", "limit": 2, "after": after}
+                params = {"limit": 2, "after": after}
                 page = (await client.get("/agents", params=params, headers=ann)).json()
                 listed += page["agents"]
                 after, pages = page["after"], pages + 1
             assert [info["agent"] for info in listed] == ["ann-b", "ann-a", "ann-c"]
             assert [info["turns"] for info in listed] == [1, 1, 1]
             assert pages == 2
-            by_id = (await client.get("/agents", headers=ann)).json()["agents"]
-            assert [info["agent"] for info in by_id] == ["ann-a", "ann-b", "ann-c"]
-            params = {"order": "newest", "after": "nonsense"}
-            assert (await client.get("/agents", params=params, headers=ann)).status_code == 400
+            params = {"order": "id", "limit": 2}
+            by_id = (await client.get("/agents", params=params, headers=ann)).json()
+            assert [info["agent"] for info in by_id["agents"]] == ["ann-a", "ann-b"]
+            params["after"] = by_id["after"]
+            by_id = (await client.get("/agents", params=params, headers=ann)).json()
+            assert [info["agent"] for info in by_id["agents"]] == ["ann-c"]
+            assert by_id["after"] is None
+            for wrong in ({"after": "nonsense"}, {"order": "size"}):
+                assert (await client.get("/agents", params=wrong, headers=ann)).status_code == 400

@@ -17,6 +17,7 @@ from perdure.asgi import responses
 from perdure.asgi.feed import Channel, Cursor, Feed
 from perdure.asgi.runs import Answer, Run, Runs, answer_in, require_started
 from perdure.autosave.options import Autosave
+from perdure.errors import OwnerMismatchError
 from perdure.formats.state import StateStorage
 from perdure.records.keys import DEFAULT_SESSION, SessionKey, session_key
 from perdure.session.base import Turn
@@ -146,7 +147,10 @@ class AppSessions:
     # requests
 
     def middleware(self, app: responses.ASGIApp) -> responses.ASGIApp:
-        """Wrap an application: errors of perdure's become problems in JSON, with their status."""
+        """Wrap an application: errors of perdure's become problems in JSON, with their status.
+
+        A URL that is no UTF-8 is refused with 400: a framework would take all of them for one id.
+        """
 
         async def wrapped(
             scope: responses.Scope, receive: responses.Receive, send: responses.Send
@@ -164,12 +168,13 @@ class AppSessions:
             request = object()
             self._requests[request] = scope["path"]
             try:
+                responses.check_url(scope)
                 await app(scope, receive, sending)
             except Exception as error:
                 problem = responses.problem_of(error)
                 if started or (problem.status == 500 and not responses.is_logged(error)):
                     raise  # the server logs it
-                await responses.send_problem(send, problem)
+                await responses.send_problem(send, responses.answered(error))
             finally:
                 del self._requests[request]
 
@@ -280,16 +285,34 @@ class AppSessions:
         return require_started(self._runs).respond(run, linger=linger)
 
     def events(
-        self, id: str, *, session: str = DEFAULT_SESSION, tenant: str = ""
+        self,
+        id: str,
+        *,
+        session: str = DEFAULT_SESSION,
+        tenant: str = "",
+        owner: str | None = None,
     ) -> responses.FeedResponse:
         """Return a response that streams what happens in a session, whichever process writes it.
 
-        It begins after the client's ``Last-Event-ID``, or else now, and needs no lease.
+        It begins after the client's ``Last-Event-ID``, or else now, and needs no lease. It ends
+        when the session is deleted, or gets another owner.
+
+        Args:
+            id: The agent's id.
+            session: Which of the agent's conversations.
+            tenant: Whose it is, where customers share a store.
+            owner: Who it has to belong to: another's session is 404.
+
         """
         key = session_key(id, session, tenant)
 
         async def begin(cursor: Cursor | None) -> responses.Events:
-            return self.feed.events(key, cursor or Cursor(await self.feed.head(key)))
+            place = await self.feed.place(key, cursor)
+            if owner is not None:  # looked at after the place: the stream reads no other session
+                view = await self.manager.load(id, session=session, tenant=tenant)
+                if view is None or view.info.metadata.owner != owner:
+                    raise OwnerMismatchError(f"session {key} is not {owner!r}'s", key=str(key))
+            return self.feed.events(key, place)
 
         return responses.FeedResponse(begin)
 
@@ -305,7 +328,11 @@ class AppSessions:
         if scope["type"] != "http":
             return
         path = scope["path"].rstrip("/")
-        if path.endswith("/healthz"):
+        if scope["method"] not in {"GET", "HEAD"}:
+            allowed = {"allow": "GET, HEAD"}
+            problem = responses.Problem(405, "Method Not Allowed", headers=allowed)
+            await responses.send_problem(send, problem)
+        elif path.endswith("/healthz"):
             await _send_json(send, 200, {"status": "ok"})
         elif path.endswith("/readyz"):
             ready, facts = self.readiness()

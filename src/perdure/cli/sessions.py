@@ -77,12 +77,12 @@ async def ls(
     after: str | None = None,
     after_session: str = DEFAULT_SESSION,
     limit: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 1000,
-    newest: bool = False,
+    by_id: bool = False,
     waiting: bool = False,
     scopes: bool = False,
     where: StoreOption = StoreOption(),  # noqa: B008  # frozen
 ) -> int:
-    """List the sessions of a store, in the order of their ids.
+    """List the sessions of a store, those first that were used last.
 
     Counts, owners and tags are as of a session's last fold; `show` reads the log as well.
 
@@ -91,17 +91,19 @@ async def ls(
         owner: Only sessions of this owner.
         tag: Only sessions with this tag.
         tenant: The tenant, in a store that several tenants share.
-        after: Start after this agent's session: the last one of the previous page.
+        after: With --by-id, --waiting or --scopes: start after this agent's session, the last one
+            of the previous page.
         after_session: Which of its sessions that was.
         limit: The maximum number to list.
-        newest: List those first that were used last; reads the whole listing.
+        by_id: List them in the order of their ids instead, which reads no more than is listed.
         waiting: List the sessions for which a post waits instead, opened before or not.
         scopes: List the scopes instead, which sessions share; `show` and `forget` take their
             agent and session as they are listed.
 
     """
-    if newest and (after is not None or waiting or scopes):
-        raise ConfigError("--newest goes without --after, --waiting and --scopes", option="newest")
+    by_id = by_id or waiting or scopes
+    if after is not None and not by_id:
+        raise ConfigError("--after continues a list by id: give --by-id", option="after")
     filters = {"tenant": tenant, "owner": owner, "tag": tag, "prefix": prefix}
     last = None if after is None else SessionKey(after, after_session, tenant)
     if scopes:
@@ -110,7 +112,7 @@ async def ls(
     if waiting:
         await _ls_waiting(filters, last, limit, where)
     else:
-        await _ls(filters, last, limit, where, newest=newest)
+        await _ls(filters, last, limit, where, by_id=by_id)
     return 0
 
 
@@ -120,14 +122,14 @@ async def _ls(
     limit: int,
     where: StoreOption,
     *,
-    newest: bool,
+    by_id: bool,
 ) -> None:
     async with opened(where.store) as store:
-        if newest:
+        if by_id:
+            sessions = await _list(store, filters, after, limit)
+        else:
             require_filters(**filters)
             sessions = await newest_first(store, {}, SessionQuery(**filters, limit=limit), None)
-        else:
-            sessions = await _list(store, filters, after, limit)
         location = store.location
     if where.json:
         print_json({"location": location, "sessions": [_listed(info) for info in sessions]})

@@ -55,6 +55,8 @@ LISTED: Final = 100
 """Sessions on a page."""
 BUDGET: Final = 0.15
 """Seconds that a search of the list may take before it answers with what it has."""
+CHUNK: Final = 500
+"""Sessions that are listed at once when all are looked at."""
 COMPLETIONS: Final = 10
 FORMATS: Final = ("openai", "openai-responses", "anthropic", "gemini")
 
@@ -138,8 +140,8 @@ class SessionFilters(msgspec.Struct, frozen=True, kw_only=True):
     prefix: str = ""
     owner: str = ""
     tag: str = ""
-    newest: str = ""
-    """"1" to show those first that were used last."""
+    order: Literal["", "id"] = ""
+    """"id" for the order of ids; otherwise those come first that were used last."""
     q: str = ""
     """Text in an id, a title, an owner or a tag."""
 
@@ -165,6 +167,10 @@ class SessionsPage(msgspec.Struct, kw_only=True):
     """Sessions that were looked at."""
     next: SessionKey | None = None
     """After which session to continue; None at the end."""
+    next_at: float | None = None
+    """When that one was used, in a list by last use."""
+    looking: bool = False
+    """Whether the list is being read."""
 
     @property
     def owners(self) -> list[str]:
@@ -178,7 +184,7 @@ class SessionsPage(msgspec.Struct, kw_only=True):
 
 
 async def sessions_page(
-    sessions: SessionManager, filters: SessionFilters, after: SessionKey | None, limit: int = LISTED
+    reads: LongReads, filters: SessionFilters, after: SessionInfo | None, limit: int = LISTED
 ) -> SessionsPage:
     """Return sessions as of their last folds; a search that takes long is continued by the next.
 
@@ -187,15 +193,22 @@ async def sessions_page(
 
     """
     require_filters(tenant=filters.tenant, prefix=filters.prefix)
+    sessions = reads.sessions
     store = store_below(sessions)
     page = SessionsPage(
         location=store.location, tenants=sorted({"", *await store.tenants()}), filters=filters
     )
-    until = anyio.current_time() + BUDGET
-    last = None if after is None else SessionInfo(key=after)
-    if filters.newest:
-        await _newest(sessions, page, until, limit)
+    if filters.order != "id":
+        place = None if after is None else last_used(after)
+        look = partial(_last_used, sessions, filters, place, limit)
+        found, page.looking = await reads.result((filters, place, limit), look)
+        if found is not None:
+            page.searched, page.sessions = found[0], found[1][:limit]
+        if found is not None and len(found[1]) > limit:
+            page.next_at, page.next = last_used(page.sessions[-1])
         return page
+    until = anyio.current_time() + BUDGET
+    last = after
     while True:
         chunk = await sessions.list(
             tenant=filters.tenant, prefix=filters.prefix, after=last, limit=limit
@@ -215,17 +228,27 @@ async def sessions_page(
             return page
 
 
-async def _newest(sessions: SessionManager, page: SessionsPage, until: float, limit: int) -> None:
-    """Show the sessions that were used last; of very many, those of the first that are read."""
+async def _last_used(
+    sessions: SessionManager,
+    filters: SessionFilters,
+    place: tuple[float, SessionKey] | None,
+    limit: int,
+) -> tuple[int, list[SessionInfo]]:
+    """Return how many sessions were looked at, and one more of those used last than fit a page."""
+    searched, newest = 0, list[SessionInfo]()
     last: SessionInfo | None = None
-    filters = page.filters
-    while anyio.current_time() <= until and (
-        chunk := await sessions.list(tenant=filters.tenant, prefix=filters.prefix, after=last)
+    while chunk := await sessions.list(
+        tenant=filters.tenant, prefix=filters.prefix, after=last, limit=CHUNK
     ):
-        page.searched += len(chunk)
-        fitting = filter(filters.fits, chunk)
-        page.sessions = heapq.nlargest(limit, (*page.sessions, *fitting), key=last_used)
+        searched += len(chunk)
+        fitting = (
+            info
+            for info in chunk
+            if filters.fits(info) and (place is None or last_used(info) < place)
+        )
+        newest = heapq.nlargest(limit + 1, (*newest, *fitting), key=last_used)
         last = chunk[-1]
+    return searched, newest
 
 
 async def completions(sessions: SessionManager, tenant: str, prefix: str) -> list[str]:

@@ -20,7 +20,8 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -70,13 +71,17 @@ class AgentPool:
         app: The application's sessions.
         source: What an agent is made of.
         keep: Seconds for which an agent that nobody uses stays open.
+        most: How many agents stay open; those that wait for the next message longest are closed.
 
     """
 
-    def __init__(self, app: AppSessions, source: Source, *, keep: float) -> None:
+    def __init__(
+        self, app: AppSessions, source: Source, *, keep: float, most: int | None = None
+    ) -> None:
         self._app = app
         self._source = source
         self._keep = keep
+        self._most = most
         self._warm: dict[SessionKey, _Warm] = {}
         self._locks: dict[SessionKey, anyio.Lock] = {}
 
@@ -132,6 +137,7 @@ class AgentPool:
                 await self._stop(key, finish=False)
                 warm = None
             if warm is None:
+                await self._make_room()
                 warm = self._warm[key] = await self._opened(key, config, token)
             if not token.opens(warm.owner):  # made since its owner was looked for
                 raise not_found(key.agent)
@@ -161,6 +167,19 @@ class AgentPool:
                 await agent.stop(finish=False)
             raise
         return _Warm(agent, agent.session.info.metadata.owner)
+
+    async def _make_room(self) -> None:
+        if self._most is None or len(self._warm) < self._most:
+            return
+        unused = [(warm.idle_since, key) for key, warm in self._warm.items() if not warm.users]
+        for _, key in sorted(unused)[: len(self._warm) - self._most + 1]:
+            lock = self._locks.setdefault(key, anyio.Lock())
+            with contextlib.suppress(anyio.WouldBlock):  # just used again
+                lock.acquire_nowait()
+                try:
+                    await self._stop(key, finish=True)
+                finally:
+                    lock.release()
 
     async def forget(self, key: SessionKey) -> None:
         """Stop an agent, whose session is removed."""
@@ -227,6 +246,13 @@ MAX_PAGE: Final = 200
 MAX_TURN: Final = 255
 """Characters of an Idempotency-Key."""
 PROBES: Final = ("/healthz", "/readyz")
+ORDERS: Final = ("newest", "id")
+CORS: Final[dict[str, Any]] = {
+    "allow_methods": ["GET", "POST", "DELETE"],
+    "allow_headers": ["authorization", "content-type", "idempotency-key", "last-event-id"],
+    "expose_headers": ["retry-after", "www-authenticate"],
+}
+"""What pages of other sites may send and read, if they are let in at all."""
 
 
 class Posted(msgspec.Struct, forbid_unknown_fields=True):
@@ -246,6 +272,8 @@ class AgentServer:
         access: Who may do what.
         keep: Seconds for which an agent that nobody uses stays open.
         max_body: Bytes that a request's body may have.
+        max_requests: How many requests are answered at a time, and how many agents stay open;
+            probes are answered beyond that. None: no limit.
         options: Everything else that `AppSessions` takes.
 
     """
@@ -258,12 +286,15 @@ class AgentServer:
         access: Access | None = None,
         keep: float = 30.0,
         max_body: int = MAX_BODY,
+        max_requests: int | None = None,
         **options: Any,
     ) -> None:
         self.sessions: AppSessions = AppSessions(url, **options)
         self._access = access or Access()
-        self._pool = AgentPool(self.sessions, source, keep=keep)
+        self._pool = AgentPool(self.sessions, source, keep=keep, most=max_requests)
         self._max_body = max_body
+        self._max_requests = max_requests
+        self._requests = 0
         self._metrics: Metrics | None = None
         self._starters: WeakKeyDictionary[Run, Token] = WeakKeyDictionary()
         self.sessions.at_drain.append(self._pool.stop)
@@ -280,9 +311,13 @@ class AgentServer:
             PerdureError: _answer_problem,
             Problem: _answer_problem,
             HTTPException: _answer_http,
+            ClientDisconnect: _answer_nobody,
         }
         inner = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=handlers)
-        self.app: ASGIApp = self._guarded(self.sessions.middleware(inner))
+        opened = self._opened(self.sessions.middleware(inner))
+        if self._access.origins:
+            opened = CORSMiddleware(opened, allow_origins=self._access.origins, **CORS)
+        self.app: ASGIApp = self._guarded(opened)
         """The ASGI application."""
 
     @contextlib.asynccontextmanager
@@ -303,26 +338,51 @@ class AgentServer:
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1008})
                 return
+            if scope["type"] != "http":
+                await app(scope, receive, send)
+                return
+            try:
+                self._access.check_browser(scope)
+                if _path(scope) in PROBES:
+                    await self.sessions.probes(scope, receive, send)
+                    return
+            except Problem as problem:
+                await send_problem(send, problem)
+                return
+            if self._requests == self._max_requests:
+                busy = Problem(503, "Busy", "too many requests are open here", retry_after=1)
+                await send_problem(send, busy)
+                return
+            self._requests += 1
+            try:
+                await app(scope, receive, send)
+            finally:
+                self._requests -= 1
+
+        return guarded
+
+    def _opened(self, app: ASGIApp) -> ASGIApp:
+        """Let in who has a token."""
+
+        async def opened(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "http":
                 headers = Headers(scope=scope)  # type: ignore[arg-type]  # a scope is a mapping
                 try:
-                    self._access.check_host(headers)
-                    if scope["path"] in PROBES:
-                        await self.sessions.probes(scope, receive, send)
-                        return
-                    token = self._access.token_of(headers)
+                    is_metrics = _path(scope) == "/metrics"
+                    token = self._access.token_of(headers, for_metrics=is_metrics)
                 except Problem as problem:
                     await send_problem(send, problem)
                     return
                 scope = {**scope, "perdure.token": token}
             await app(scope, receive, send)
 
-        return guarded
+        return opened
 
     # routes
 
     async def _post(self, request: Request) -> Response:
         token: Token = request.scope["perdure.token"]
+        self._access.check_content(request.headers)
         message = Message.user((await self._body(request)).text)
         agent = request.path_params["id"]
         config = await self._pool.config(agent, token.tenant)
@@ -373,36 +433,16 @@ class AgentServer:
     async def _list(self, request: Request) -> Response:
         token: Token = request.scope["perdure.token"]
         limit = _number(request, "limit", 50, most=MAX_PAGE)
-        last = request.query_params.get("after")
-        config = await self._pool.config(last or "any", token.tenant)
-        after = None
-        if request.query_params.get("order", "id") == "newest":
-            return await self._list_newest(request, limit)
-        if last:
-            after = SessionInfo(key=SessionKey(last, config.session, token.tenant))
-        shown: list[SessionInfo] = []
-        page: list[SessionInfo] = []
-        while len(shown) < limit:
-            page = await self.sessions.manager.list(
-                tenant=token.tenant,
-                prefix=request.query_params.get("prefix", ""),
-                after=after,
-                limit=limit,
-            )
-            shown += [info for info in page if token.opens(info.owner)]
-            if len(page) < limit:
-                break
-            after = page[-1]
-        more = len(shown) > limit or len(page) == limit
-        shown = shown[:limit]
-        agents = [_listed(info) for info in shown]
-        return _json({"agents": agents, "after": shown[-1].key.agent if more and shown else None})
-
-    async def _list_newest(self, request: Request, limit: int) -> Response:
-        token: Token = request.scope["perdure.token"]
+        order = request.query_params.get("order", "newest")
+        if order not in ORDERS:
+            raise Problem(400, "Invalid", f"order is one of {', '.join(ORDERS)}")
+        is_newest = order == "newest"
         after, place = None, request.query_params.get("after")
-        if place:
+        if place and is_newest:
             after = _last_of(place, token.tenant)
+        elif place:
+            config = await self._pool.config(place, token.tenant)
+            after = SessionInfo(key=SessionKey(place, config.session, token.tenant))
         found: list[SessionInfo] = []
         for owner in token.owners or (None,):
             found += await self.sessions.manager.list(
@@ -411,13 +451,18 @@ class AgentServer:
                 prefix=request.query_params.get("prefix", ""),
                 after=after,
                 limit=limit + 1,
-                newest_first=True,
+                newest_first=is_newest,
             )
-        shown = heapq.nlargest(limit, found, key=last_used)
+        if is_newest:
+            shown = heapq.nlargest(limit, found, key=last_used)
+        else:
+            shown = heapq.nsmallest(limit, found, key=lambda info: info.key)
         more = None
         if len(found) > limit:
             at, key = last_used(shown[-1])
-            more = msgspec.json.encode((at, key.agent, key.session)).decode()
+            more = key.agent
+            if is_newest:
+                more = msgspec.json.encode((at, key.agent, key.session)).decode()
         return _json({"agents": [_listed(info) for info in shown], "after": more})
 
     async def _delete(self, request: Request) -> Response:
@@ -428,9 +473,9 @@ class AgentServer:
         return Response(status_code=204)
 
     async def _events(self, request: Request) -> Response:
-        await self._view(request)
+        owner = (await self._view(request)).info.metadata.owner
         key = await self._key(request)
-        return self.sessions.events(key.agent, session=key.session, tenant=key.tenant)
+        return self.sessions.events(key.agent, session=key.session, tenant=key.tenant, owner=owner)
 
     async def _show_metrics(self, request: Request) -> Response:
         assert self._metrics is not None  # the lifespan has begun
@@ -469,6 +514,11 @@ class AgentServer:
             return msgspec.json.decode(bytes(body), type=Posted)
         except msgspec.DecodeError as error:
             raise Problem(400, "Invalid", f'send {{"text": "…"}}: {error}') from None
+
+
+def _path(scope: Scope) -> str:
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
 
 
 def _number(request: Request, name: str, default: int, *, most: int = 2**62) -> int:
@@ -517,6 +567,10 @@ def _problem(problem: Problem) -> Response:
 
 async def _answer_problem(_: Request, error: Exception) -> Response:
     return _problem(answered(error))
+
+
+async def _answer_nobody(_: Request, _error: Exception) -> Response:
+    return _problem(Problem(408, "Not received"))  # it went away before its body had come
 
 
 async def _answer_http(_: Request, error: Exception) -> Response:
