@@ -300,13 +300,13 @@ class _Mover:
         """Delete the target's copy if the source has deleted the original, opened again or not."""
         before = await receipts.state_of(self._source, key)
         compared = await self._compare(key)
-        if not compared.differs:
-            return
         now = await self._source.holder(key)
-        if now is None:  # it was only posted to
-            self._require_beginning(key, compared)
-        elif now.deleted:
+        if now is not None and now.deleted:  # also if a run that was cut has left an empty copy
             await self._follow_deletion(key)
+        elif not compared.differs:
+            return
+        elif now is None:  # it was only posted to
+            self._require_beginning(key, compared)
         elif await self._is_another_life(key, compared, before):
             await self._remove(key, compared)
 
