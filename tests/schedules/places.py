@@ -78,10 +78,17 @@ class Place(NamedTuple):
         with psycopg.connect(self.server, autocommit=True) as connection:
             for name in NAMES:
                 schema = schema_of(Path(f"{self.root}/{name}"))
-                connection.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE")
+                for left in reversed(range(_TRIES)):
+                    try:
+                        connection.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE")
+                        break
+                    except psycopg.errors.DeadlockDetected:
+                        if not left:  # else what a killed process had asked for was still running
+                            raise
 
 
 NAMES = ("main", "backup", "restored", "moved")
+_TRIES = 5
 
 
 def server_of(wanted: str) -> tuple[str, str]:

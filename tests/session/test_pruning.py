@@ -521,3 +521,22 @@ async def test_a_prune_that_another_one_overtakes_does_not_set_the_cut_back(plac
         assert [text for _, text in before["told"]] == ["7", "re 7"]
         await second.rebuild_working_context("a")
         assert await looks(await second.load("a")) == before
+
+
+async def test_a_session_that_is_made_anew_is_not_cut_where_the_deleted_one_was_to_be(
+    place: Place,
+) -> None:
+    store = PausingStore(place())
+    async with connect(store, shutdown=QUIET) as first, connect(place(), shutdown=QUIET) as second:
+        await converse(first, "a", *[str(n) for n in range(8)])
+        pause = store.pause("acquire")
+
+        async def again() -> None:
+            await second.delete("a")
+            await converse(second, "a", *[f"again {n}" for n in range(8)])
+
+        report = await meanwhile(pause, lambda: first.prune(Retention(keep_turns=1), id="a"), again)
+        assert (report.pruned, report.damaged) == ((), ())
+        assert len(await told(await second.load("a"))) == 16
+        assert (await first.prune(Retention(keep_turns=1), id="a")).pruned
+        assert len(await told(await second.load("a"))) == 2

@@ -179,6 +179,33 @@ async def test_what_comes_while_only_documents_are_new_is_not_skipped() -> None:
     assert await said(target, "p") == (["one", "two", "three"],) * 2
 
 
+@pytest.mark.parametrize("is_forked_there", [False, True])
+async def test_a_note_of_a_fork_that_came_from_the_source_keeps_no_session(
+    is_forked_there: bool,
+) -> None:
+    source, target = MemoryStore(), MemoryStore()
+    await says(source, "p", "one")
+    async with perdure.connect(source) as sessions:
+        await sessions.fork("p", "c")  # the note waits in the inbox
+    await opened(source, target)
+    assert (await migrate(source, target)).failed == {}
+    if is_forked_there:
+        async with perdure.connect(target) as sessions:
+            await sessions.fork("p", "theirs")
+    async with perdure.connect(source) as sessions:
+        await sessions.delete("p")
+    await says(source, "p", "again")
+    await opened(source, target)
+    done = await migrate(source, target)
+    if is_forked_there:
+        assert "p was forked in memory:" in done.failed["p"]
+        assert await said(target, "theirs") == (["one"], ["one"])
+    else:
+        assert done.failed == {}
+        assert await said(target, "p") == (["again"], ["again"])
+    assert await said(target, "c") == (["one"], ["one"])
+
+
 @pytest.mark.parametrize("is_used", [False, True])
 async def test_a_session_that_began_anew_without_content_goes_from_the_target(
     is_used: bool,

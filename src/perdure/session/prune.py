@@ -108,6 +108,8 @@ class PruneReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Cut(msgspec.Struct):
     after: int
+    epoch: int
+    """Of the last record that goes: a session that was made anew has another one there, or none."""
     turns: int
     kept_for: tuple[CheckpointHold, ...] = ()
     """What holds it back."""
@@ -217,7 +219,9 @@ class Pruner:
         needed = (await self._chain(key)).needed
         if needed is not None and needed.event_seq < cut:
             return
-        if await self._prune(key, _Cut(cut, 0), terms, dry_run=False):
+        last = await self._access.record(key, cut)
+        epoch = 0 if last is None else last.epoch
+        if await self._prune(key, _Cut(cut, epoch, 0), terms, dry_run=False):
             await self._store.scrub()
 
     async def _expired(
@@ -251,7 +255,7 @@ class Pruner:
         if dry_run:
             return [Pruned(key, cut.after, cut.turns)]
         await self._forgetter.settle_heirs(key, terms)
-        freed = await self._rebase(key, cut.after, terms)
+        freed = await self._rebase(key, cut, terms)
         return [] if freed is None else [Pruned(key, cut.after, cut.turns, freed)]
 
     async def _finish(self, key: SessionKey, base: Origin) -> list[Pruned]:
@@ -283,19 +287,22 @@ class Pruner:
         return 0 if first is None else first.seq
 
     async def _cut(self, key: SessionKey, retention: Retention, now: float) -> _Cut:
-        ends = _TurnEnds()
+        ends, epochs = _TurnEnds(), [(0, 0)]
         async with aclosing(self._store.read_log(key)) as log:
             async for chunk in log:
                 for record in chunk.records:
                     ends.feed(record)
-        turns = ends.found
+                    if record.epoch != epochs[-1][1]:
+                        epochs.append((record.seq, record.epoch))
+        turns, kept_for = ends.found, tuple[CheckpointHold, ...]()
         after = cut_after(turns, retention, now)
         needed = (await self._chain(key)).needed
-        if needed is None or needed.event_seq >= after:
-            return _Cut(after, sum(turn.seq <= after for turn in turns))
-        remaining = [turn for turn in turns if turn.seq <= needed.event_seq]
-        kept_for = (CheckpointHold(key, needed.id),)
-        return _Cut(remaining[-1].seq if remaining else 0, len(remaining), kept_for)
+        if needed is not None and needed.event_seq < after:
+            turns = [turn for turn in turns if turn.seq <= needed.event_seq]
+            after = turns[-1].seq if turns else 0
+            kept_for = (CheckpointHold(key, needed.id),)
+        _, epoch = max(begun for begun in epochs if begun[0] <= after)
+        return _Cut(after, epoch, sum(turn.seq <= after for turn in turns), kept_for)
 
     async def _chain(self, key: SessionKey) -> CheckpointChain:
         """Return the chain of a session's checkpoints, whichever process holds it."""
@@ -310,15 +317,21 @@ class Pruner:
                     chain.apply(record.kind, record.payload)
         return chain
 
-    async def _base(self, key: SessionKey, cut: int) -> Origin | None:
+    async def _base(self, key: SessionKey, wanted: _Cut) -> Origin | None:
         """Keep the session's state at the cut, and the inherited history after it.
 
         None if another pruning has cut as much since: a cut never goes back.
+
+        Raises:
+            SessionNotFoundError: The session was deleted, and maybe made anew, since then.
+
         """
-        store = self._store
+        store, cut = self._store, wanted.after
         before = await store.base_of(key) or Origin()
         if cut <= before.cut:
             return None
+        if not await store.has(key, cut, wanted.epoch):
+            raise SessionNotFoundError(f"session {key} was deleted meanwhile", key=str(key))
         folded = await self._documents(key, cut)
         history = ""
         if before.at > cut:
@@ -344,7 +357,7 @@ class Pruner:
                     value = await SessionValues(self._store, key).read(entry)
                     await self._store.put_blobs(key.tenant, {entry.sha256: value})
 
-    async def _rebase(self, key: SessionKey, cut: int, terms: Terms) -> int | None:
+    async def _rebase(self, key: SessionKey, cut: _Cut, terms: Terms) -> int | None:
         # A fork is announced first, then made, then checks whether a prune runs here:
         # so each fork is found below, or finds what was announced.
         access, forgetter = self._access, self._forgetter
@@ -373,7 +386,7 @@ class Pruner:
                     await self._require_counted(key, base)
                 return await self._store.trim(key, hold.epoch, base.cut + 1)
 
-    async def _rebase_open(self, session: SessionBase, cut: int, terms: Terms) -> int | None:
+    async def _rebase_open(self, session: SessionBase, cut: _Cut, terms: Terms) -> int | None:
         access, key = self._access, session.key
         base = await self._base(key, cut)
         if base is None:

@@ -28,6 +28,7 @@ from perdure.lineage.store import followed
 from perdure.memory.documents import InboxTakenPayload
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey, require_filters, stored_key
+from perdure.records.manifest import ForkNote
 from perdure.records.records import FORK, TAKEN
 from perdure.session.options import require_no_backup
 from perdure.store import DeadLetter, Document, HeldLease, PendingItem, Store
@@ -598,10 +599,11 @@ class _Mover:
             waiting = await self.target.receive(key, grant.epoch, limit=bundle_files.ALL)
             known = {*compared.op_ids, *(item.op_id for item in await self._posted(key))}
             own = [item for item in waiting if item.op_id not in known]
-            if any(item.kind == FORK for item in own):
-                raise errors.StoreError(
-                    f"{key} was forked in {self.target.location}: {_way_out(key)}", key=str(key)
-                )
+            for child in [
+                decode(item.payload, ForkNote).child for item in own if item.kind == FORK
+            ]:
+                await self._require_ours(child, key)
+            own = [item for item in own if item.kind != FORK]
             if own:  # posted in the target: copied back after the session is
                 await self._source.enqueue(key, own)
                 self.waiting.add(key)
@@ -611,6 +613,17 @@ class _Mover:
             self._supersede(key, note)
             await self._leave(key, [note])
             await self.target.delete(key, grant.epoch)
+
+    async def _require_ours(self, fork: SessionKey, key: SessionKey) -> None:
+        """Raise if a session was forked in the target, or its fork was written there."""
+        base = await followed(self.target).newest_base(fork)
+        holder = await self.target.holder(fork)
+        if base is None or base.parent != key or holder is None:
+            return
+        if not await self._is_untouched(fork, holder.epoch):
+            raise errors.StoreError(
+                f"{key} was forked in {self.target.location}: {_way_out(key)}", key=str(key)
+            )
 
     async def _require_no_own_letters(self, key: SessionKey) -> None:
         """Raise if the target has dead letters of its own."""
