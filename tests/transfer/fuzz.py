@@ -2,8 +2,10 @@
 
 Hypothesis draws what is changed in sound bundles, exports, folders, databases of SDKs and backups
 (`hostile`). A process reads them, one after the other; this one judges it: each input ends within
-10 s, the memory stays below 200 MB (of what is read: the SDKs' own modules do not count), and what
-comes out is a session, or an error of perdure's. Prints how to run a failure again; exits 1 then.
+10 s, or as many times that as the machine has more to do than processors, and within 10 s of a
+processor's time; the memory stays below 200 MB (of what is read: the SDKs' own modules do not
+count), and what comes out is a session, or an error of perdure's. Prints how to run a failure again;
+exits 1 then.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import argparse
 import contextlib
 import gc
 import json
+import os
 import queue
 import resource
 import secrets
@@ -35,6 +38,11 @@ SPACE: Final = 4 * 1024**3
 """Of addresses: what would take the whole machine ends with a MemoryError."""
 EXAMPLES: Final = 100
 """Inputs of a process."""
+
+
+def allowed() -> float:
+    """Return the seconds that an input may take on this machine now."""
+    return SECONDS * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def memory(field: str) -> int:
@@ -80,10 +88,11 @@ def child(target: str, seed: int, examples: int) -> None:
         def read(number: int) -> None:
             tell(input=number)
             forget_peak()
-            begin = time.monotonic()
+            begin, used = time.monotonic(), time.process_time()
             fault, taken = _one(target, samples, Random(number), Path(place))
             peak = max(memory("VmHWM") - before, 0)
-            tell(taken=taken, fault=fault, seconds=time.monotonic() - begin, peak=peak)
+            seconds, used = time.monotonic() - begin, time.process_time() - used
+            tell(taken=taken, fault=fault, seconds=seconds, used=used, peak=peak)
 
         read()
         tell(done=True)
@@ -110,7 +119,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.inputs = self.taken = self.faults = 0
-        self.seconds = 0.0
+        self.seconds = self.used = 0.0
         self.peak = self.base = 0
 
 
@@ -151,17 +160,19 @@ def judge(target: str, seed: int, examples: int, tally: Tally) -> None:
             if "ready" in facts:
                 tally.base = max(tally.base, facts["ready"])
             elif "input" in facts:
-                number, limit = facts["input"], 3 * SECONDS  # of which the machine may take a part
+                number, limit = facts["input"], 3 * allowed()
             else:
                 limit = 180.0
                 tally.inputs += 1
                 tally.taken += facts["taken"]
                 tally.seconds = max(tally.seconds, facts["seconds"])
+                tally.used = max(tally.used, facts["used"])
                 tally.peak = max(tally.peak, facts["peak"])
                 if facts["fault"]:
                     _fault(target, number, tally, facts["fault"])
-                if facts["seconds"] > SECONDS:
-                    _fault(target, number, tally, f"took {facts['seconds']:.1f} s")
+                if facts["used"] > SECONDS or facts["seconds"] > allowed():
+                    took = f"{facts['seconds']:.1f} s, {facts['used']:.1f} s of a processor"
+                    _fault(target, number, tally, f"took {took}")
                 if facts["peak"] > MEMORY:
                     _fault(target, number, tally, f"took {facts['peak'] >> 20} MiB")
         for thread in threads:
@@ -205,7 +216,7 @@ def main() -> int:
     for target, tally in tallies.items():
         print(
             f"{target}: {tally.inputs} inputs, {tally.taken} read, the others refused; at most "
-            f"{tally.seconds:.1f} s and {tally.peak >> 20} MiB above {tally.base >> 20}; "
+            f"{tally.seconds:.1f} s, {tally.used:.1f} s of a processor and {tally.peak >> 20} MiB above {tally.base >> 20}; "
             f"{tally.faults} faults"
         )
     return int(any(tally.faults for tally in tallies.values()))

@@ -75,7 +75,7 @@ class AdkName(NamedTuple):
     id: str
 
     def __str__(self) -> str:
-        return f"{quoted(self.app)}/{self.user}/{self.id}"
+        return f"{quoted(str(self.app))}/{self.user}/{self.id}"  # a damaged one may be bytes
 
 
 @asynccontextmanager
