@@ -15,7 +15,7 @@ from perdure.records.manifest import Manifest, Origin
 from perdure.records.records import BASE, EPOCH, GAP, MESSAGE, TAKEN, Record
 from perdure.stores.memory import MemoryStore
 from perdure.testing.conformance._kit import append_ok, group, take
-from perdure.transfer import read_bundle, write_bundle
+from perdure.transfer import backup, migrate, read_bundle, restore_backup, write_bundle
 from perdure.transfer.bundle import (
     FREE_MISSING,
     MOST_LINE,
@@ -155,3 +155,22 @@ async def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path: Path) -> N
 def test_nothing_is_exported_that_no_import_takes() -> None:
     with pytest.raises(TooLargeError, match="perdure migrate"):
         BundleWriter().line(BundleBlob("name", bytes(MOST_LINE)))
+
+
+async def test_no_copy_brings_a_stores_keys(tmp_path: Path) -> None:
+    """Neither a backup that somebody made nor a store that was locked passes them on."""
+    source, kept, restored, moved = (MemoryStore() for _ in range(4))
+    for store in (source, kept, restored, moved):
+        await store.open()
+    for key in (keyring_of(""), SessionKey("ada")):
+        lease = await take(source, key)
+        await append_ok(source, lease, 2, *group("said"))
+        await source.release(key, lease.epoch)
+    assert not (await backup(source, kept)).failed
+    for done, target in (
+        (await restore_backup(kept, restored), restored),
+        (await migrate(source, moved), moved),
+    ):
+        assert list(done.failed) == [str(keyring_of(""))]
+        assert await target.holder(keyring_of("")) is None
+        assert await target.head(SessionKey("ada")) == 2
