@@ -93,7 +93,6 @@ async def test_what_is_there_is_never_written_anew(tmp_path: Path) -> None:
     assert contents(tmp_path) == before
 
 
-@pytest.mark.deep
 async def test_the_generator_writes_the_same_again(tmp_path: Path) -> None:
     """Times, ids and names are its own, so that a new session does not change by itself."""
     for part in ("one", "other"):
