@@ -218,3 +218,22 @@ async def test_a_copy_that_another_process_may_withdraw_is_not_acknowledged(plac
         await converse(first, "a", "two")
         assert await first.copy("a", "new") == await second.copy("a", "new")  # made before
         assert said(await second.load("new")) == ["two", "re two"]
+
+
+@pytest.mark.parametrize("act", ["fork", "copy"])
+async def test_what_is_made_of_a_fork_that_is_just_being_made_has_its_history(
+    place: Place, act: str
+) -> None:
+    store, child = PausingStore(place()), SessionKey("child")
+    async with connect(store, shutdown=QUIET) as sessions:
+        await converse(sessions, "a", "one")
+        pause = store.pause("acquire", lambda key: key == child, after=True)
+        async with anyio.create_task_group() as group:
+            group.start_soon(sessions.fork, "a", "child")
+            await pause.reached.wait()
+            group.start_soon(getattr(sessions, act), "child", "grandchild")
+            for _ in range(1000):  # as far as it comes
+                await anyio.sleep(0)
+            pause.go()
+        view = await sessions.load("grandchild")
+        assert said(view) == ["one", "re one"]

@@ -842,6 +842,10 @@ class ExclusiveAccess:
 
         """
         await self.save_here(key)
+        loads = self.runtime.pending_loads
+        is_coming = key in loads and key not in self.runtime.sessions
+        if is_coming and await self.begun(key) == LogOrigin():  # just being made, maybe as a fork
+            await wait_idle(loads, key)
         head = await self.store.head(key)
         if not head:
             raise SessionNotFoundError(f"there is no session {key}", key=str(key))
