@@ -405,7 +405,7 @@ def bundles(samples: Samples, random: Random, folder: Path) -> None:
     """Import a bundle."""
     path = folder / "x.bundle"
     path.write_bytes(hostile_bundle(samples, random))
-    if random.random() < 0.02:
+    if random.random() < 0.03:
         with path.open("ab") as file:
             file.truncate(2**33)
     _imported(folder, random, path)
@@ -415,7 +415,7 @@ def states(samples: Samples, random: Random, folder: Path) -> None:
     """Import a session as one JSON value."""
     path = folder / "x.json"
     path.write_bytes(hostile_state(samples, random))
-    if random.random() < 0.02:
+    if random.random() < 0.03:
         with path.open("ab") as file:
             file.truncate(2**33)
     _imported(folder, random, path)

@@ -240,7 +240,7 @@ async def sqlite_copy(
             query = "SELECT name FROM sqlite_master WHERE type = 'table'"
             there = {name for (name,) in await anyio.to_thread.run_sync(_rows, copy, query)}
             computed = [name for name in (*tables, *more) if await _is_computed(copy, name)]
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, sqlite3.Error, UnicodeDecodeError) as error:
             message = f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
             if _is_full(error):
                 message = f"{folder} has no room for a copy of {path}: let TMPDIR name another one"

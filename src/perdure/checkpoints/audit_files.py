@@ -27,7 +27,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from perdure._lib.files import new_file
+from perdure._lib.files import new_file, read_line
 from perdure.checkpoints.chain import CheckpointChain, canonical, sealed
 from perdure.checkpoints.journal import Journal, JournalReader, LogWalk
 from perdure.checkpoints.replay import Replay, ReplayItem, ReplayReport, TimelineRow, event_of
@@ -128,15 +128,15 @@ def _lines(path: Path, tell: Callable[[str, int], object]) -> Iterator[tuple[int
         return
     with file:
         for number in itertools.count(1):
-            line = file.readline(LINE)
-            if not line:
-                return
-            if len(line) == LINE:
+            line = read_line(file, LINE)
+            if line is None:
                 raise ReplayError(
                     f"{path}, line {number}, has more than {LINE} bytes: it is no event",
                     path=str(path),
                     line=number,
                 )
+            if not line:
+                return
             if number == 1:
                 try:
                     line = as_utf8(line)

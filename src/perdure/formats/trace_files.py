@@ -16,7 +16,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from perdure._lib.files import Folder, NewFile, NoFileError, new_file
+from perdure._lib.files import Folder, NewFile, NoFileError, new_file, read_line
 from perdure.errors import CorruptRecordError, FormatError
 from perdure.formats.migrations import Finding
 from perdure.formats.records import StateMemories
@@ -405,11 +405,11 @@ def _numbered(
         return
     with os.fdopen(fd, "rb") as file:
         for number in itertools.count(1):
-            line = file.readline(LINE)
-            if not line:
-                return
-            if len(line) == LINE:
+            line = read_line(file, LINE)
+            if line is None:
                 tell(number, f"it has more than {LINE} bytes")
+                return
+            if not line:
                 return
             if number == 1:
                 try:

@@ -203,8 +203,8 @@ class Reader:
         self.ended: bool = False
         """Whether the footer was read; until then the bundle is incomplete."""
 
-    def item(self, data: bytes) -> Item:
-        """Return a line's item.
+    def item(self, data: bytes | None) -> Item:
+        """Return a line's item; None is a line of more than `MOST_LINE` bytes.
 
         Raises:
             CorruptRecordError: It is not a line of a bundle, or an earlier line was changed.
@@ -213,7 +213,7 @@ class Reader:
         """
         if self.ended:
             raise self._corrupt("there are lines after its end")
-        if len(data) > MOST_LINE:
+        if data is None:
             raise self._corrupt(f"it is longer than {MOST_LINE} bytes", _NO_EXPORT)
         try:
             if not self._lines:

@@ -17,7 +17,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from perdure._lib.files import new_file
+from perdure._lib.files import new_file, read_line
 from perdure.errors import (
     ConfigError,
     CorruptRecordError,
@@ -682,8 +682,8 @@ async def _items(path: Path, look: _Look, *, documents: bool) -> AsyncGenerator[
                 yield _severed(item, look.blobs)
 
 
-async def _lines(path: Path) -> AsyncGenerator[bytes, None]:
-    """Yield a bundle's lines; of one that is too long, as much as shows it."""
+async def _lines(path: Path) -> AsyncGenerator[bytes | None, None]:
+    """Yield a bundle's lines; None for one that is too long."""
     run = anyio.to_thread.run_sync
     with await run(path.open, "rb") as file:
         while lines := await run(_next_lines, file):
@@ -691,10 +691,12 @@ async def _lines(path: Path) -> AsyncGenerator[bytes, None]:
                 yield line
 
 
-def _next_lines(file: IO[bytes]) -> list[bytes]:
+def _next_lines(file: IO[bytes]) -> list[bytes | None]:
     """Read about a part, so that few threads are asked."""
-    lines, size = list[bytes](), 0
-    while size < PART and (line := file.readline(bundle.MOST_LINE + 1)):
+    lines, size = list[bytes | None](), 0
+    while size < PART and (line := read_line(file, bundle.MOST_LINE)) != b"":
         lines.append(line)
+        if line is None:
+            break
         size += len(line)
     return lines
