@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
+from hypothesis import given, settings, strategies as st
 
 import perdure
 from perdure import Limits, Message, Session, Shutdown, ToolCall
@@ -732,3 +733,114 @@ async def test_a_context_that_is_written_again_is_spilled_and_brought_back(tmp_p
         async with sessions.open("ada") as session:
             assert shown(session.context("anthropic").messages) == [image, other]
     assert list(tmp_path.iterdir()) == []
+
+
+IMAGES = {f"<{number}>": url(png(49_152 + 10_000 * number, number)) for number in range(3)}
+_said = st.sampled_from(["words", *IMAGES])
+_values: st.SearchStrategy[Any] = st.recursive(
+    _said | st.sampled_from([1, None]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["a", "url", "data", *IMAGES]), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+_parts = st.lists(_said | st.dictionaries(st.sampled_from(["a", "text"]), _values), min_size=1)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.tuples(_parts, _said, st.lists(_said, max_size=2), _values, _values, _values))
+def test_media_anywhere_in_a_message_come_back_to_the_letter(parts: Any) -> None:
+    written = json.dumps(parts)
+    for name, image in IMAGES.items():
+        written = written.replace(f'"{name}"', f'"{image}"')
+    content, text, urls, arguments, result, seen = json.loads(written)
+    extra = {"seen": msgspec.Raw(msgspec.json.encode(seen))}
+    said = [
+        Message(role="user", content=content, extra=extra),
+        Message.user(text, image_urls=urls),
+        msgspec.structs.replace(
+            Message.assistant(text, tool_calls=[ToolCall("a", text, {"given": arguments}, extra)]),
+            reasoning=text,
+        ),
+        Message.tool("a", result, name=text),
+    ]
+    backing = MemoryBacking()
+
+    async def check() -> None:
+        for live in (True, False):
+            store = MemoryStore(backing=backing)
+            off = Shutdown(signals=False)
+            async with perdure.connect(store, limits=Limits(media_tokens=1), shutdown=off) as all:
+                async with all.open("ada") as session:
+                    if live:
+                        session.append(*said)
+                    for read in (session.context(), await _history(session)):
+                        again = [msgspec.structs.replace(one, created_at=None) for one in read]
+                        assert again == said
+                        assert "perdure:media:" not in str(again)
+
+    anyio.run(check)
+
+
+async def _history(session: Session) -> list[Message]:
+    return [item.value for item in await session.history()]
+
+
+async def test_media_that_are_left_out_anywhere_leave_a_note(again: Connect) -> None:
+    image = png(100_000)
+    said = [
+        Message.assistant(url(image), reasoning=url(image)),
+        Message.user([url(image), {"type": "x", "urls": [url(image)]}]),
+        Message.assistant(tool_calls=[ToolCall("a", "b", {"urls": [url(image)]})]),
+        Message.tool("a", [[url(image)], {"shots": [url(image)]}], name="b"),
+        Message.user("look", image_urls=[url(png(100_000, 1))]),
+    ]
+    limits = Limits(context_media_tokens=1, media_tokens=1)
+    for live in (True, False):
+        async with again(limits=limits) as sessions, sessions.open("ada") as session:
+            if live:
+                session.append(*said)
+            context = session.context()
+            assert "perdure:media:" not in str(context)
+            assert encoded(image)[:100] not in str(context[1:])
+            assert context[1].content[0].startswith("[image/png, ")
+            assert context[4].image_urls == said[4].image_urls
+
+
+def _raise(_: Medium) -> int:
+    raise KeyError("a bug")
+
+
+@pytest.mark.parametrize("answer", [None, -1, 1.5, "1", True], ids=repr)
+async def test_a_function_of_tokens_that_fails_costs_no_more_than_its_answer(
+    again: Connect, caplog: pytest.LogCaptureFixture, answer: Any
+) -> None:
+    calls = 0
+
+    def count(medium: Medium) -> int:
+        nonlocal calls
+        calls += 1
+        return _raise(medium) if answer is None else answer
+
+    limits = Limits(media_tokens=count, context_media_tokens=4000)
+    images = [png(100_000, number) for number in range(6)]
+    for live in (True, False):
+        async with again(limits=limits) as sessions, sessions.open("ada") as session:
+            if live:
+                for number, image in enumerate(images):
+                    session.append(Message.user(f"n{number}", image_urls=[url(image)]))
+                    await session.save()
+            assert len(await session.history()) == 6
+            assert shown(session.context("openai"))[-1] == images[-1]
+            assert "lost" not in str(session.context())
+    async with again(limits=limits) as sessions:
+        assert await sessions.load("ada") is not None
+    assert calls == 1
+    warnings = [one for one in caplog.records if "media_tokens" in one.getMessage() and one.levelno]
+    assert len([one for one in warnings if "estimate" in one.getMessage()]) == 1
+
+
+def test_a_budget_that_is_no_number_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="context_media_tokens"):
+        Limits(context_media_tokens=True)

@@ -7,6 +7,8 @@ that a provider's cache of the request's beginning holds for a while. Pure.
 
 from __future__ import annotations
 
+import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from typing import Final
@@ -30,6 +32,9 @@ STEP: Final = 0.25
 SPENT: Final = "left out: the budget for media is spent"
 TOO_MUCH: Final = "left out: the provider takes no more of it"
 
+log: Final = logging.getLogger("perdure")
+_FAILED: Final[deque[MediaTokens]] = deque(maxlen=16)
+"""Functions that have returned no number: they are not asked again."""
 _AROUND: Final = 128
 """Bytes of a request around the base64 of one of its media, at most."""
 _UNKNOWN_IMAGE: Final = 1_600
@@ -121,15 +126,40 @@ class MediaBudget(msgspec.Struct, frozen=True):
 
     def count(self, medium: Medium, provider: str | None = None) -> int:
         """Return how many tokens media take."""
-        if self.each is None:
-            return estimated(medium, provider)
-        return self.each if isinstance(self.each, int) else self.each(medium)
+        given = self._given(medium)
+        return estimated(medium, provider) if given is None else given
 
     def least(self, medium: Medium) -> int:
         """Return the fewest tokens that any provider counts."""
-        if self.each is not None:
-            return self.count(medium)
+        given = self._given(medium)
+        if given is not None:
+            return given
         return min(estimated(medium, provider) for provider in _PAGE)
+
+    def _given(self, medium: Medium) -> int | None:
+        """Return what was said that media take; None for nothing, or nothing that counts."""
+        each = self.each
+        if each is None or isinstance(each, int):
+            return each
+        if any(each is one for one in _FAILED):
+            return None  # what is held, and what is shown, are counted alike
+        error: Exception | None = None
+        given: object = None
+        try:
+            given = each(medium)
+        except Exception as raised:  # noqa: BLE001  # the application's own
+            error = raised
+        if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
+            return given
+        _FAILED.append(each)
+        log.warning(
+            "Limits(media_tokens=…) %s for %s, and perdure's own estimate counts from now on: "
+            "return a whole number from 0",
+            f"returned {given!r}" if error is None else "raised an error",
+            medium.type,
+            exc_info=error,
+        )
+        return None
 
 
 def require_media_tokens(given: object) -> None:

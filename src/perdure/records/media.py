@@ -19,6 +19,7 @@ import binascii
 import hashlib
 import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -38,7 +39,7 @@ SEEN: Final = 1024
 MediaKind = Literal["image", "audio", "video", "document"]
 
 _RUN = rb"[A-Za-z0-9+/]{%d,}+={0,2}" % SEEN
-_URL = re.compile(rb'"data:([a-z]+/[A-Za-z0-9.+-]+);base64,(' + _RUN + rb')"')
+_URL = re.compile(rb'"data:([a-z]+/[A-Za-z0-9.+-]+);base64,(' + _RUN + rb')"(?!\s*:)')  # no name
 _DATA = re.compile(rb'"(?:data|blob|file_data|result)": ?"(' + _RUN + rb')"')
 _FIELDS: Final = (
     rb"(url|data):([A-Za-z0-9/.+-]+):([0-9]{1,12}):([0-9]{1,6})x([0-9]{1,6}):([0-9a-f]{64})"
@@ -297,8 +298,26 @@ Decide = Callable[[Medium, str], str | None]
 def with_media(message: Message, decide: Decide, why: Callable[[Medium], str]) -> Message:
     """Return a message with its media as they are decided on; the same one if nothing changes.
 
-    What is left out leaves a note. It is asked for in the order of `Message`'s fields.
+    What is left out leaves a note. It is asked for in the order of `Message`'s fields, and then for
+    what a record refers to anywhere else: no reference to a blob is ever shown.
     """
+    decided: dict[str, str | None] = {}
+
+    def once(medium: Medium, text: str) -> str | None:
+        answer = decide(medium, text)
+        if medium.name:
+            decided[text] = answer
+        return answer
+
+    walked = _walked(message, once, why)
+    if not _may_hold(walked, (HELD.encode(),)):
+        return walked
+    changed: Message = _Rest(decide, why, decided).value(walked)
+    return changed
+
+
+def _walked(message: Message, decide: Decide, why: Callable[[Medium], str]) -> Message:
+    """Return a message with its media as they are decided on, where media are looked for."""
     changes: dict[str, Any] = {}
     notes: list[str] = []
     walk = _Walk(decide, why)
@@ -425,19 +444,23 @@ class _Walk:
     def value(self, value: Any, *, listed: bool = False) -> Any:
         """Return a value with its media as decided; a listed part is replaced as a whole."""
         if isinstance(value, list):
-            items = [self.value(item, listed=True) for item in value]
-            items = [
-                {"type": "text", "text": item.text} if isinstance(item, _Note) else item
-                for item in items
-            ]
+            items = [self._listed(item) for item in value]
             same = all(new is old for new, old in zip(items, value, strict=True))
             return value if same else items
         if isinstance(value, dict):
             return self._object(value, listed=listed)
         return value
 
+    def _listed(self, item: Any) -> Any:
+        if isinstance(item, str):
+            text = self.string(item, None, None)
+            return text.text if isinstance(text, _Note) else text
+        new = self.value(item, listed=True)
+        return {"type": "text", "text": new.text} if isinstance(new, _Note) else new
+
     def _object(self, value: dict[str, Any], *, listed: bool) -> Any:
         changed: dict[str, Any] = {}
+        note: _Note | None = None
         for key, inner in value.items():
             new = (
                 self.string(inner, key, value)
@@ -445,12 +468,13 @@ class _Walk:
                 else self.value(inner, listed=listed and isinstance(inner, dict))
             )
             if isinstance(new, _Note):
-                if listed:
-                    return new
+                note = note or new
                 is_screen = value.get("type") == "computer_screenshot"
                 new = f"data:image/png;base64,{PIXEL}" if is_screen else new.text
             if new is not inner:
                 changed[key] = new
+        if listed and note is not None:
+            return note  # once all of them were asked for
         return {**value, **changed} if changed else value
 
     def string(self, text: str, key: str | None, beside: Mapping[str, Any] | None) -> str | _Note:
@@ -460,6 +484,79 @@ class _Walk:
             return text
         decided = self._decide(medium, text)
         return _Note(note_of(medium, self._why(medium))) if decided is None else decided
+
+
+class _Rest:
+    """A walk over all of a message, to the references where media are not looked for."""
+
+    def __init__(
+        self, decide: Decide, why: Callable[[Medium], str], decided: dict[str, str | None]
+    ) -> None:
+        self._decide = decide
+        self._why = why
+        # What was decided on before, by the reference: nothing is asked for twice.
+        self._decided = decided
+
+    def value(self, value: Any) -> Any:
+        """Return a value without references; what has none is shared."""
+        if isinstance(value, str):
+            return self._string(value)
+        if isinstance(value, msgspec.Raw):
+            data = bytes(value)
+            return msgspec.Raw(_HELD_RAW.sub(self._raw, data)) if HELD.encode() in data else value
+        if isinstance(value, (list, tuple, set, frozenset)):
+            items = [self.value(item) for item in value]
+            same = all(new is old for new, old in zip(items, value, strict=True))
+            if same:
+                return value
+            return value._make(items) if hasattr(value, "_make") else type(value)(items)
+        if isinstance(value, dict):
+            return self._named(value)
+        return self._fields(value)
+
+    def _string(self, text: str) -> str:
+        medium = medium_of(text, None, None) if text.startswith(HELD) else None
+        if medium is None:
+            return text
+        if text not in self._decided:
+            self._decided[text] = self._decide(medium, text)
+        answer = self._decided[text]
+        return note_of(medium, self._why(medium)) if answer is None else answer
+
+    def _raw(self, found: re.Match[bytes]) -> bytes:
+        return msgspec.json.encode(self._string(found[0][1:-1].decode()))
+
+    def _named(self, value: dict[Any, Any]) -> Any:
+        changed: dict[Any, Any] = {}
+        same = True
+        for name, inner in value.items():
+            new_name, new = self.value(name), self.value(inner)
+            same = same and new_name is name and new is inner
+            while new_name is not name and new_name in changed:
+                new_name += "."  # two notes alike
+            changed[new_name] = new
+        return value if same else changed
+
+    def _fields(self, value: Any) -> Any:
+        """Return an object whose fields have no references."""
+        is_struct = isinstance(value, msgspec.Struct)
+        names = value.__struct_fields__ if is_struct else getattr(value, "__dict__", ())
+        if isinstance(value, type) or not names:
+            return value
+        changed = {
+            name: new
+            for name in names
+            if (new := self.value(old := getattr(value, name))) is not old
+        }
+        if not changed:
+            return value
+        copied = copy(value)
+        for name, new in changed.items():
+            if is_struct:
+                msgspec.structs.force_setattr(copied, name, new)
+            else:
+                object.__setattr__(copied, name, new)
+        return copied
 
 
 def medium_of(text: str, key: str | None, beside: Mapping[str, Any] | None) -> Medium | None:
