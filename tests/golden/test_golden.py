@@ -70,8 +70,8 @@ def test_every_kind_of_record_stands_in_a_golden_store() -> None:
     for golden in VERSIONS:
         for session in json.loads((golden / "expected.json").read_text("utf-8")).values():
             stored |= {record[2] for record in session["records"]}
-    # Only a salvaged bundle holds the one, and a thread of LangGraph the other.
-    assert known - stored == {"missing", "foreign"}
+    # A copy holds the first, a salvaged bundle the second, a thread of LangGraph the third.
+    assert known - stored == {"gap", "missing", "foreign"}
     assert stored - known == {"app:rating"}  # a kind of the application's own
 
 

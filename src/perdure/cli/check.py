@@ -594,9 +594,8 @@ async def check(
     Args:
         id: The agent's id. Default: every session of the store, or of the tenant.
         repair: Rebuild the documents of sessions whose log is sound and whose documents are not,
-            memory values that only the log has left, the index of `ls`, and a SQLite database's
-            indexes. Accept a log that may be incomplete at its end. Remove what makes a plain
-            store look encrypted, or like a backup.
+            lost memory values, the index of `ls`, a SQLite database's indexes. Accept a log that
+            may be incomplete. Remove what makes a plain store look encrypted, or like a backup.
         gc: Set aside the blobs that no session references, and remove those that were set aside
             a grace period ago.
         grace: The grace period: the minimum age of such a blob, in hours.
