@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import msgspec
 import pytest
 
 from perdure import EncodedRecord, Message, ToolCall
+from perdure.records.chunks import name_of
 from perdure.records.media import decode_held, lifted, media_of, referred, severed
 from perdure.records.messages import decode_message, encode_message
-from perdure.records.references import HELD, held, spelled
+from perdure.records.references import held, spelled
 from tests.images import encoded, part, png
 
+SIGNED = rb"perdure:media:[0-9a-f]{64}:(url|data):"
 NAME = "ab" * 32
 TEXT = f"perdure:media:data:image/png:66024:1280x800:{NAME}"
 RAW = f'"\\u0070{TEXT[1:]}"'
@@ -65,12 +68,31 @@ def test_references_and_what_looks_like_them_are_told_apart_in_one_message() -> 
     assert encode_message(stored).payload == payload
 
 
-def test_a_reference_has_a_word_of_the_process_in_memory_and_in_no_record() -> None:
+def test_a_reference_is_signed_in_memory_and_in_no_record() -> None:
     payload, _ = lifted(encode_message(Message.user([part(png(70_000))])).payload)
-    assert HELD.encode() in held(payload)
+    assert re.search(SIGNED, held(payload))
     assert spelled(held(payload)) == payload
-    assert HELD.encode() not in payload
-    assert HELD not in str(decode_message(payload))
+    assert not re.search(SIGNED, payload)
+    assert not re.search(SIGNED, str(decode_message(payload)).encode())
+
+
+def test_who_has_seen_a_reference_in_memory_cannot_name_the_media_of_another() -> None:
+    own, secret = png(70_000), png(70_001)
+    payload, [name] = lifted(encode_message(Message.user([part(own)])).payload)
+    [(_, seen)] = media_of(decode_held(payload))
+    for forged in (
+        seen.replace(name, name_of(secret)),
+        seen.replace(name, "0" * 64),
+        seen.replace(":data:", ":url:"),
+        seen + "0",
+    ):
+        given = {"media_type": "image/png", "data": forged}
+        extra = {"raw": msgspec.Raw(msgspec.json.encode(given))}
+        message = Message(role="user", content=[given, forged], image_urls=[forged], extra=extra)  # type: ignore[arg-type]
+        record = encode_message(message).payload
+        assert referred(record) == []
+        assert decode_held(record) == message
+        assert media_of(decode_held(record)) == []
 
 
 def test_a_reference_to_the_blob_of_another_is_severed() -> None:

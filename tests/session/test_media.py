@@ -11,7 +11,6 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
-from hypothesis import given, settings, strategies as st
 
 import perdure
 from perdure import Limits, Message, Session, Shutdown, ToolCall
@@ -733,58 +732,6 @@ async def test_a_context_that_is_written_again_is_spilled_and_brought_back(tmp_p
         async with sessions.open("ada") as session:
             assert shown(session.context("anthropic").messages) == [image, other]
     assert list(tmp_path.iterdir()) == []
-
-
-IMAGES = {f"<{number}>": url(png(49_152 + 10_000 * number, number)) for number in range(3)}
-_said = st.sampled_from(["words", *IMAGES])
-_values: st.SearchStrategy[Any] = st.recursive(
-    _said | st.sampled_from([1, None]),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["a", "url", "data", *IMAGES]), inner, max_size=3)
-    ),
-    max_leaves=5,
-)
-_parts = st.lists(_said | st.dictionaries(st.sampled_from(["a", "text"]), _values), min_size=1)
-
-
-@settings(max_examples=12, deadline=None)
-@given(st.tuples(_parts, _said, st.lists(_said, max_size=2), _values, _values, _values))
-def test_media_anywhere_in_a_message_come_back_to_the_letter(parts: Any) -> None:
-    written = json.dumps(parts)
-    for name, image in IMAGES.items():
-        written = written.replace(f'"{name}"', f'"{image}"')
-    content, text, urls, arguments, result, seen = json.loads(written)
-    extra = {"seen": msgspec.Raw(msgspec.json.encode(seen))}
-    said = [
-        Message(role="user", content=content, extra=extra),
-        Message.user(text, image_urls=urls),
-        msgspec.structs.replace(
-            Message.assistant(text, tool_calls=[ToolCall("a", text, {"given": arguments}, extra)]),
-            reasoning=text,
-        ),
-        Message.tool("a", result, name=text),
-    ]
-    backing = MemoryBacking()
-
-    async def check() -> None:
-        for live in (True, False):
-            store = MemoryStore(backing=backing)
-            off = Shutdown(signals=False)
-            async with perdure.connect(store, limits=Limits(media_tokens=1), shutdown=off) as all:
-                async with all.open("ada") as session:
-                    if live:
-                        session.append(*said)
-                    for read in (session.context(), await _history(session)):
-                        again = [msgspec.structs.replace(one, created_at=None) for one in read]
-                        assert again == said
-                        assert "perdure:media:" not in str(again)
-
-    anyio.run(check)
-
-
-async def _history(session: Session) -> list[Message]:
-    return [item.value for item in await session.history()]
 
 
 async def test_media_that_are_left_out_anywhere_leave_a_note(again: Connect) -> None:

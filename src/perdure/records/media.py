@@ -26,7 +26,7 @@ import msgspec
 
 from perdure.records.messages import Extra, Message, ToolCall, decode_message, encode_message
 from perdure.records.records import ADMITTED, CONTEXT, MESSAGE_KINDS, Entry
-from perdure.records.references import HELD, SPELLED, held
+from perdure.records.references import FIELDS, HELD, SPELLED, held, held_fields
 from perdure.records.values import NO_TYPES, Types
 
 LEAST: Final = 64 * 1024
@@ -41,12 +41,8 @@ MediaKind = Literal["image", "audio", "video", "document"]
 _RUN = rb"[A-Za-z0-9+/]{%d,}+={0,2}" % SEEN
 _URL = re.compile(rb'"data:([a-z]+/[A-Za-z0-9.+-]+);base64,(' + _RUN + rb')"(?!\s*:)')  # no name
 _DATA = re.compile(rb'"(?:data|blob|file_data|result)": ?"(' + _RUN + rb')"')
-_FIELDS: Final = (
-    rb"(url|data):([A-Za-z0-9/.+-]+):([0-9]{1,12}):([0-9]{1,6})x([0-9]{1,6}):([0-9a-f]{64})"
-)
-_REFERENCE = re.compile(rb'(?<!\\)"\\u0070erdure:media:' + _FIELDS + b'"')
-_HELD = re.compile(HELD + _FIELDS.decode())
-_HELD_RAW = re.compile(b'"' + HELD.encode() + _FIELDS + b'"')
+_REFERENCE = re.compile(rb'(?<!\\)"\\u0070erdure:media:' + FIELDS + b'"')
+_HELD_RAW = re.compile(b'"' + HELD.encode() + b"[0-9a-f]{64}:" + FIELDS + b'"')
 _TYPED = re.compile(rb'"(?:media_type|mimeType|mime_type)": ?"([a-z]+/[A-Za-z0-9.+-]+)[";]')
 _FORMATTED = re.compile(rb'"format": ?"([a-z0-9]{2,5})"')
 _AROUND: Final = 400
@@ -515,9 +511,10 @@ class _Rest:
         return self._fields(value)
 
     def _string(self, text: str) -> str:
-        medium = medium_of(text, None, None) if text.startswith(HELD) else None
-        if medium is None:
+        fields = held_fields(text)
+        if fields is None:
             return text
+        medium = _referred(fields)
         if text not in self._decided:
             self._decided[text] = self._decide(medium, text)
         answer = self._decided[text]
@@ -569,7 +566,8 @@ def medium_of(text: str, key: str | None, beside: Mapping[str, Any] | None) -> M
 
     """
     if text.startswith(HELD):
-        return _referred(text[len(HELD) :]) if _HELD.fullmatch(text) else None
+        fields = held_fields(text)
+        return None if fields is None else _referred(fields)
     if text.startswith("data:") and key not in _TEXT_KEYS:
         head, comma, data = text.partition(",")
         if not comma or not head.endswith(";base64"):
@@ -610,7 +608,10 @@ def _with_extra(extra: Extra, decide: Decide) -> Extra:
 
         def data(found: re.Match[bytes]) -> bytes:
             reference = found[0][1:-1].decode()
-            text = decide(_referred(reference[len(HELD) :]), reference)
+            fields = held_fields(reference)
+            if fields is None:
+                return found[0]
+            text = decide(_referred(fields), reference)
             if text is None:
                 head = "data:image/png;base64," if found[1] == b"url" else ""
                 text = head + PIXEL
@@ -634,7 +635,7 @@ def media_of(message: Message) -> list[tuple[Medium, str]]:
 
 def string_of(text: str, raw: bytes) -> str:
     """Return what a reference in memory stands for."""
-    form, media_type, *_ = text[len(HELD) :].split(":")
+    form, media_type, *_ = (held_fields(text) or text).split(":")
     head = f"data:{media_type};base64," if form == "url" else ""
     return head + base64.b64encode(raw).decode()
 
