@@ -179,6 +179,28 @@ async def test_what_comes_while_only_documents_are_new_is_not_skipped() -> None:
     assert await said(target, "p") == (["one", "two", "three"],) * 2
 
 
+@pytest.mark.parametrize("texts", [(), ("one",)], ids=["empty", "opened again"])
+async def test_a_fork_of_a_session_that_was_only_opened_since_comes_over(
+    texts: tuple[str, ...], tmp_path: Path
+) -> None:
+    source, target, third = MemoryStore(), MemoryStore(), MemoryStore()
+    await says(source, "p", *texts)
+    await says(source, "p")
+    async with perdure.connect(source) as sessions:
+        await sessions.fork("p", "c")
+        assert (await sessions.fork("p", "c")).key == SessionKey("c")  # made before
+    await says(source, "c", "two")
+    await opened(source, target, third)
+    assert (await migrate(source, target)).failed == {}
+    assert await said(target, "c") == ([*texts, "two"],) * 2
+    if texts:
+        await write_bundle(source, P, tmp_path / "p")
+        await read_bundle(third, tmp_path / "p")
+    await write_bundle(source, SessionKey("c"), tmp_path / "c")
+    await read_bundle(third, tmp_path / "c")
+    assert await said(third, "c") == ([*texts, "two"],) * 2
+
+
 @pytest.mark.parametrize("is_forked_there", [False, True])
 async def test_a_note_of_a_fork_that_came_from_the_source_keeps_no_session(
     is_forked_there: bool,

@@ -48,7 +48,7 @@ from perdure.session.lifecycle import (
     group_of,
     require_different,
 )
-from perdure.store import PendingItem
+from perdure.store import PendingItem, first_record
 
 if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked
@@ -100,7 +100,9 @@ class ForkBuilder:
         """
         require_different(parent, child, "fork")
         head = await self._access.head(parent)
-        point = await self._point(parent, head, at)
+        point = await self._without_epochs(parent, await self._point(parent, head, at))
+        if point is None:
+            return await self._begin_anew(parent, child, more)
         return await self._begin(parent, child, point, more)
 
     async def fork_unsaved(self, session: Tracked, child: SessionKey) -> Fork:
@@ -122,7 +124,10 @@ class ForkBuilder:
             moved = tuple(entry for entry in session.pending if _can_move(entry))
             more = (*known, *group_of(moved), context)
         if point is not None:
-            return await self._begin(session.key, child, point, more)
+            point = await self._without_epochs(session.key, point)
+            if point is not None:
+                return await self._begin(session.key, child, point, more)
+            return await self._begin_anew(session.key, child, more)
         if session.missing or session.end is State.LOST:  # gone, or deleted by its holder
             return await self._begin_anew(session.key, child, more)
         raise _no_record(session.key, at, session.version)
@@ -130,17 +135,18 @@ class ForkBuilder:
     async def _begin_anew(
         self, parent: SessionKey, child: SessionKey, records: Sequence[Entry]
     ) -> Fork:
-        """Make a session from memory alone: no stored history is left to continue."""
+        """Make a session from memory alone: there is no stored history to continue."""
         async with self._access.exclusive(child):
             await self._require_free(child, None, records)
             async with self._access.held(child, Terms("raise", 0), new=True) as hold:
                 if await self._access.begun(child) != LogOrigin():
                     raise exists(child)
-                try:
-                    await hold.append(*records)
-                except StoreError:
-                    await hold.withdraw()
-                    raise
+                if records:
+                    try:
+                        await hold.append(*records)
+                    except StoreError:
+                        await hold.withdraw()
+                        raise
         return Fork(child, parent, 0)
 
     async def _point(
@@ -172,6 +178,16 @@ class ForkBuilder:
             )
             raise InvalidArgumentError(message, key=str(parent), at=seq)
         return point
+
+    async def _without_epochs(self, parent: SessionKey, point: Record) -> Record | None:
+        """Return the last record up to one that is no epoch's; None if there is none.
+
+        Those after it say nothing, and a copy of the parent elsewhere has others there, or none.
+        """
+        if point.kind != EPOCH:
+            return point
+        log = self._store.read_log(parent, before=point.seq, reverse=True)
+        return await first_record(log, lambda record: record.kind != EPOCH)
 
     async def _end_of(self, parent: SessionKey, checkpoint: Checkpoint) -> int:
         """Return the record that ends a checkpoint's group."""
