@@ -728,6 +728,8 @@ class _Redaction:
             return False
         if isinstance(value, str | bytes | Mapping | list | tuple) and not value:
             return False
+        if isinstance(value, Mapping) and _letters(key) == "auth":
+            return False  # a group: {"user": …, "password": …}
         return self._is_name(key)
 
     def _is_name(self, key: str) -> bool:
