@@ -83,6 +83,7 @@ def test_keys_that_are_not_text_are_passed_by() -> None:
         ((("Cookie", "canary"),), (("Cookie", REDACTED),)),
         ([{"name": "X-Api-Key", "value": "canary"}], [{"name": "X-Api-Key", "value": REDACTED}]),
         ({"key": "DB_PASSWORD", "value": "canary"}, {"key": "DB_PASSWORD", "value": REDACTED}),
+        ({"auth": {"user": "ada", "pwd": "c"}}, {"auth": {"user": "ada", "pwd": REDACTED}}),
     ],
 )
 def test_what_stands_beside_a_credentials_name_and_in_a_url_is_replaced(

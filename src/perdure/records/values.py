@@ -729,7 +729,7 @@ class _Redaction:
         if isinstance(value, str | bytes | Mapping | list | tuple) and not value:
             return False
         if isinstance(value, Mapping) and _letters(key) == "auth":
-            return False  # what is in it has names of its own
+            return False  # a group: {"user": …, "password": …}
         return self._is_name(key)
 
     def _is_name(self, key: str) -> bool:
