@@ -184,10 +184,10 @@ class ForkBuilder:
 
         Those after it say nothing, and a copy of the parent elsewhere has others there, or none.
         """
-        if point.kind != EPOCH:
+        if point.kind not in HOLDER_KINDS:
             return point
         log = self._store.read_log(parent, before=point.seq, reverse=True)
-        return await first_record(log, lambda record: record.kind != EPOCH)
+        return await first_record(log, lambda record: record.kind not in HOLDER_KINDS)
 
     async def _end_of(self, parent: SessionKey, checkpoint: Checkpoint) -> int:
         """Return the record that ends a checkpoint's group."""
