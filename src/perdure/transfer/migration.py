@@ -300,14 +300,13 @@ class _Mover:
         """Delete the target's copy if the source has deleted the original, opened again or not."""
         before = await receipts.state_of(self._source, key)
         compared = await self._compare(key)
-        if not compared.differs:
-            return
         now = await self._source.holder(key)
-        if now is None:  # it was only posted to
+        if now is not None and now.deleted:
+            if compared.differs or await self._is_untouched(key, compared.epoch):
+                await self._follow_deletion(key)
+        elif compared.differs and now is None:  # it was only posted to
             self._require_beginning(key, compared)
-        elif now.deleted:
-            await self._follow_deletion(key)
-        elif await self._is_another_life(key, compared, before):
+        elif compared.differs and await self._is_another_life(key, compared, before):
             await self._remove(key, compared)
 
     async def _bring(self, key: SessionKey) -> None:
