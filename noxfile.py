@@ -69,12 +69,18 @@ def tests(session: nox.Session) -> None:
     session.run("pytest", *session.posargs, env=INSTALLED)
 
 
+@nox.session(venv_backend="none")
+def deep(session: nox.Session) -> None:
+    """Run the tests that take long, which the README's command leaves out."""
+    session.run(PYTHON, "-m", "pytest", "-q", "-m", "deep", *session.posargs, external=True)
+
+
 @nox.session(python=PYTHONS[0])
 def adapters(session: nox.Session) -> None:
     """Hold the adapters to what their SDKs ask of them, on several stores, and to kills."""
     session.install(".[test-adapters]")
     tests = ["tests/adapters", "tests/asgi/test_litestar.py"]
-    session.run("pytest", *(session.posargs or ["-q", *tests]), env=INSTALLED)
+    session.run("pytest", *(session.posargs or ["-q", "-m", "", *tests]), env=INSTALLED)
     for sdk in SDKS:
         session.run("python", "-m", "tests.adapters.kills", sdk, "--kills", "30")
 
@@ -83,7 +89,7 @@ def adapters(session: nox.Session) -> None:
 def lowest_adapters(session: nox.Session) -> None:
     """Run the adapters' tests with the lowest versions of the SDKs that pyproject.toml allows."""
     session.install(".[test-adapters]", *lowest_versions(*SDKS, "pydantic-ai-harness"))
-    given = session.posargs or ["-q", "-m", "not deep", "tests/adapters"]
+    given = session.posargs or ["-q", "tests/adapters"]
     session.run("pytest", *given, env=INSTALLED)
 
 
@@ -103,10 +109,10 @@ def extras(session: nox.Session, extra: str) -> None:
 
 @nox.session(python=PYTHONS[0])
 def browser(session: nox.Session) -> None:
-    """Walk the inspector's pages in chromium; PERDURE_SCREENSHOTS=docs/images takes pictures."""
+    """Walk pages in chromium, hostile ones too; PERDURE_SCREENSHOTS=docs/images takes pictures."""
     session.install(".[test-browser]")
-    tests = ["tests/inspector/test_browser.py", "tests/tuning/test_browser.py"]
-    session.run("pytest", "-q", *tests, *session.posargs)
+    tests = [f"tests/{what}/test_browser.py" for what in ("inspector", "serve", "tuning")]
+    session.run("pytest", "-q", "-m", "", *tests, *session.posargs)
 
 
 @nox.session(python=PYTHONS[0])

@@ -115,7 +115,7 @@ def _pages(options: Options) -> dict[str, str]:
     middle, long = options.messages // 2, "agent=long"
     return {
         "sessions": "/",
-        "sessions_further": f"/?after={deep}",
+        "sessions_further": f"/?order=id&after={deep}",
         "sessions_owner": "/?owner=owner-3",
         "sessions_prefix": f"/?prefix={deep[:-2]}",
         "sessions_search": "/?q=found-nowhere",

@@ -29,7 +29,7 @@ async def post(id: str, text: Text, idempotency_key: Annotated[str, Header()]) -
         async for piece in ask_model(session.context("openai")):
             yield piece
 
-    return sessions.stream(id, answer, turn_id=idempotency_key, linger=0.5)
+    return sessions.stream(id, answer, turn_id=idempotency_key, request=text, linger=0.5)
 
 
 @app.get("/agents/{id}")

@@ -12,6 +12,7 @@ import ast
 import asyncio
 import inspect
 import types
+import warnings
 from typing import Any
 
 FIRST = """
@@ -70,4 +71,5 @@ def show(value: object) -> None:
 
 
 asyncio.run(kernel(FIRST))
+warnings.simplefilter("ignore", RuntimeWarning)  # "blocks the loop": a real kernel is not warned
 asyncio.run(kernel(SECOND))  # as after a restart of the kernel

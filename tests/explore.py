@@ -53,7 +53,7 @@ def command(name: str, seed: int, *, has_examples: bool) -> list[str]:
     """Return how to run a file with a seed."""
     tests = [] if has_examples else ["-k", "trio"]  # asyncio has but one order
     seeds = ["--hypothesis-profile=explore", f"--hypothesis-seed={seed}", f"--trio-seed={seed}"]
-    return ["python", "-m", "pytest", "-q", "--tb=short", *seeds, *tests, name]
+    return ["python", "-m", "pytest", "-q", "-m", "", "--tb=short", *seeds, *tests, name]
 
 
 def run(words: list[str], seconds: float) -> tuple[int, str] | None:

@@ -150,6 +150,10 @@ def store_for(url: str | os.PathLike[str] | Store | StateStorage | None = None) 
 
 
 def _store_at(url: str) -> Store:
+    before, slashes, _ = url.partition("//")
+    if slashes and before.lower() in _SCHEMES:
+        message = f"a colon is missing in {before + '//'!r}: did you mean {before + '://'!r}?"
+        raise ConfigError(message, option="url")
     scheme, colon, location = url.partition(":")
     if not colon and scheme in _SCHEMES:
         message = (

@@ -26,11 +26,13 @@ and how to fix it. They contain ids and sizes, never content.
     │   ├── CheckpointNotFoundError (also a LookupError)
     │   ├── CompactionError
     │   ├── HistoryPrunedError
+    │   ├── OwnerMismatchError
     │   ├── SessionNotFoundError
     │   ├── SessionAlreadyActiveError
     │   ├── SessionClosedError
     │   ├── SessionQuarantinedError
     │   ├── StalePlanError
+    │   ├── TurnReusedError
     │   ├── UnsavedChangesError
     │   └── WrongLoopError
     ├── ReplayError
@@ -64,6 +66,7 @@ __all__ = [
     "ModelError",
     "ModelUnavailableError",
     "NotStorableError",
+    "OwnerMismatchError",
     "PerdureError",
     "ReplayDivergedError",
     "ReplayError",
@@ -79,6 +82,7 @@ __all__ = [
     "TooLargeError",
     "ToolOutcomeUnknownError",
     "ToolServerError",
+    "TurnReusedError",
     "UnknownConfigKeyError",
     "UnsavedChangesError",
     "UnsupportedVersionError",
@@ -182,6 +186,10 @@ class HistoryPrunedError(SessionError):
     """The history that this needs was pruned."""
 
 
+class OwnerMismatchError(SessionError):
+    """The session belongs to another owner than the one that was named."""
+
+
 class SessionNotFoundError(SessionError):
     """There is no session with this id."""
 
@@ -200,6 +208,10 @@ class SessionQuarantinedError(SessionError):
 
 class StalePlanError(SessionError):
     """The session has changed since the plan was made; nothing was applied."""
+
+
+class TurnReusedError(SessionError):
+    """The id of this turn was used for another request."""
 
 
 class UnsavedChangesError(SessionError):

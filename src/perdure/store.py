@@ -531,6 +531,12 @@ async def open_read_only(store: Store) -> None:
     await (store.open() if reader is None else reader.open_read_only())
 
 
+async def is_begun(store: Store, key: SessionKey) -> bool:
+    """Return whether a session was begun, and is not deleted."""
+    holder = await store.holder(key)
+    return holder is not None and not holder.deleted
+
+
 async def first_record(
     log: AsyncGenerator[LogChunk, None], matches: Callable[[Record], bool] = lambda _: True
 ) -> Record | None:

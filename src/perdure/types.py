@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         MemorySearch as MemorySearch,
         WorkingMemory as WorkingMemory,
     )
+    from perdure.records.media import Medium as Medium
     from perdure.records.posts import DeadLetter as DeadLetter, PendingItem as PendingItem
     from perdure.records.types import Registered as Registered
     from perdure.records.values import OpaqueValue as OpaqueValue, Types as Types
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
         PruneReport as PruneReport,
     )
     from perdure.session.rebuild import RebuildReport as RebuildReport
+    from perdure.session.runtime import MediaLeftOut as MediaLeftOut
     from perdure.session.scope import Scope as Scope, ScopeChange as ScopeChange
 
 _HOMES = {
@@ -75,6 +77,7 @@ _HOMES = {
     "perdure.memory.index": ("MemoryEntry",),
     "perdure.memory.state": ("States", "TypedState"),
     "perdure.memory.working_memory": ("MemoryOwner", "MemorySearch", "WorkingMemory"),
+    "perdure.records.media": ("Medium",),
     "perdure.records.posts": ("DeadLetter", "PendingItem"),
     "perdure.records.types": ("Registered",),
     "perdure.records.values": ("OpaqueValue", "Types"),
@@ -89,6 +92,7 @@ _HOMES = {
     "perdure.session.open": ("SessionOpening",),
     "perdure.session.prune": ("CheckpointHold", "PruneReport", "Pruned"),
     "perdure.session.rebuild": ("RebuildReport",),
+    "perdure.session.runtime": ("MediaLeftOut",),
     "perdure.session.scope": ("Scope", "ScopeChange"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -60,15 +60,20 @@ def langgraph(sessions: SessionManager, name: str = "a") -> Acts:
     saver = PerdureSaver(sessions, wait=GUARD)
     config: Any = {"configurable": {"thread_id": name, "checkpoint_ns": ""}}
     texts: list[str] = []
+    goes_on = [config]
 
     async def write(text: str) -> None:
         if not texts:
-            texts.extend(await read())
+            newest = await saver.aget_tuple(config)
+            if newest is not None:
+                goes_on[0] = newest.config
+                texts.extend(newest.checkpoint["channel_values"]["texts"])
         texts.append(text)
         checkpoint = base.empty_checkpoint()
         checkpoint["channel_values"], versions = {"texts": texts}, {"texts": len(texts)}
         checkpoint["channel_versions"] = versions
-        await saver.aput(config, checkpoint, {"source": "loop", "step": len(texts)}, versions)
+        about = {"source": "loop", "step": len(texts)}
+        goes_on[0] = await saver.aput(goes_on[0], checkpoint, about, versions)
 
     async def read() -> list[str]:
         newest = await saver.aget_tuple(config)

@@ -394,6 +394,22 @@ async def test_an_id_that_exists_or_cannot_be_used_is_refused(
     await service.delete_session(**WHO, session_id="other")
 
 
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+async def test_what_could_not_be_read_back_is_refused_and_nothing_is_stored(
+    service: PerdureSessionService,
+) -> None:
+    session = await service.create_session(**HERE)
+    odd = EventActions.model_construct(artifact_delta={"map": "secret"})
+    event = Event(author="a")
+    event.actions = odd
+    with pytest.raises(NotStorableError, match="could never be read back") as refused:
+        await service.append_event(session, event)
+    assert "secret" not in str(refused.value)
+    stored = await service.get_session(**HERE)
+    assert stored is not None
+    assert stored.events == session.events == []
+
+
 async def test_what_is_no_json_is_refused_and_nothing_is_stored(
     service: PerdureSessionService,
 ) -> None:

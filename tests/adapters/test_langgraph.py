@@ -708,6 +708,54 @@ async def test_a_thread_that_another_process_deleted_or_pruned_is_read_anew() ->
         assert await kept(saver) == {"a": "new"}
 
 
+@pytest.mark.parametrize("within", [False, True], ids=["graph", "subgraph"])
+@pytest.mark.parametrize("next_run", [False, True], ids=["gone", "begun again"])
+@pytest.mark.parametrize("how", ["adelete_thread", "forget"])
+async def test_a_run_does_not_bring_a_deleted_thread_back(
+    sessions: SessionManager, how: str, next_run: bool, within: bool
+) -> None:
+    class Log(TypedDict):
+        log: Annotated[list[str], operator.add]
+
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def wait(state: Log) -> Any:
+        if "a telephone number" in state["log"]:
+            begun.set()
+            await goes_on.wait()
+        return {"log": ["waited"]}
+
+    inner = StateGraph(Log)
+    inner.add_node("wait", wait)
+    inner.add_node("end", lambda state: {"log": ["end"]})
+    inner.add_edge(START, "wait")
+    inner.add_edge("wait", "end")
+    outer = StateGraph(Log)
+    outer.add_node("first", lambda state: {"log": ["first"]})
+    outer.add_node("second", inner.compile() if within else wait)
+    outer.add_edge(START, "first")
+    outer.add_edge("first", "second")
+    saver = PerdureSaver(sessions)
+    graph = outer.compile(checkpointer=saver)
+    run = asyncio.create_task(graph.ainvoke({"log": ["a telephone number"]}, CONFIG))
+    await begun.wait()
+    while not [each async for each in saver.alist(CONFIG)]:
+        await asyncio.sleep(0)
+    thread_id = CONFIG["configurable"]["thread_id"]
+    await (saver.adelete_thread(thread_id) if how != "forget" else sessions.forget(thread_id))
+    if next_run:
+        await graph.ainvoke({"log": ["new"]}, CONFIG)
+    goes_on.set()
+    with pytest.raises(LeaseLostError, match="was deleted"):
+        await run
+    state = (await graph.aget_state(CONFIG)).values
+    assert state.get("log", ["new"])[0] == "new"
+    assert bool(state) == next_run
+    kept = [each async for each in saver.alist({"configurable": {"thread_id": thread_id}})]
+    assert bool(kept) == next_run
+    assert "a telephone number" not in str(kept)
+
+
 async def test_a_thread_is_copied_once(sessions: SessionManager) -> None:
     saver = PerdureSaver(sessions)
     await stored(saver, {"a": 1})

@@ -10,7 +10,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +42,7 @@ from perdure import (
     Message,
     NotStorableError,
     SessionManager,
+    WrongLoopError,
 )
 from perdure.adapters import PerdureSession
 from perdure.memory.context import WorkingContext
@@ -50,6 +53,7 @@ from perdure.session.internals import accept
 from perdure.session.retention import Retention
 from perdure.testing import MemoryBacking, MemoryStore
 from tests.adapters import kills
+from tests.images import png, url
 
 QUIET = RunConfig(tracing_disabled=True)
 GUARD = 60
@@ -126,6 +130,7 @@ ODD: list[Any] = [
     {"role": "user", "content": "half a pair: \ud800", "n": 1e400, "big": 2**70, "one": 1.0},
     {"role": "user", "content": "a\nb\r\u2028c\x00", "perdure_foreign": "not ours"},
     {"role": "user", "content": "x", "created_at": "mine", "tool_payload": {"a": 1}},
+    {"role": []},
     "a text",
     ["a", "list"],
     None,
@@ -157,6 +162,27 @@ async def test_an_item_comes_back_to_the_letter(item: Any, sessions: SessionMana
     assert texts(await session.get_items()) == texts(await twin.get_items())
     assert texts([await session.pop_item()]) == texts([await twin.pop_item()])
     assert await session.get_items() == [user("first")]
+
+
+async def test_items_with_images_come_back_to_the_letter(tmp_path: Path) -> None:
+    image = {"type": "input_image", "image_url": url(png(100_000)), "detail": "auto"}
+    items: list[Any] = [
+        {"role": "user", "content": [{"type": "input_text", "text": "Look"}, image]},
+        {"type": "function_call", "call_id": "c", "name": "shot", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": [image]},
+        {
+            "type": "computer_call_output",
+            "call_id": "d",
+            "output": {"type": "computer_screenshot", "image_url": url(png(100_000, 1))},
+        },
+    ]
+    for _ in range(2):
+        async with perdure.connect(tmp_path) as sessions:
+            session = PerdureSession("a", sessions)
+            if not await session.get_items():
+                await session.add_items(items)
+            assert await session.get_items() == items
+            assert await session.get_items(1) == items[-1:]
 
 
 async def test_what_is_no_json_is_refused_and_nothing_of_its_call_is_added() -> None:
@@ -912,6 +938,77 @@ async def test_a_run_that_waits_for_approval_is_resumed_after_a_restart(tmp_path
         assert kinds == ["user", "function_call", "function_call_output", "message"]
 
 
+async def test_two_sessions_of_one_url_share_what_is_open(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    one, two = (PerdureSession.from_url("a", url, on_held="raise") for _ in range(2))
+    await one.add_items([user("one")])
+    await two.add_items([user("two")])
+    await one.aclose()
+    await two.add_items([user("three")])
+    async with perdure.connect(url) as elsewhere:
+        with pytest.raises(LeaseHeldError):
+            await elsewhere.open("a", on_held="raise")
+        await two.aclose()
+        async with elsewhere.open("a", on_held="raise"):
+            pass  # the last one has closed what they shared
+    again = PerdureSession.from_url("a", url)
+    assert await again.get_items() == [user("one"), user("two"), user("three")]
+    await again.aclose()
+
+
+async def test_sessions_in_memory_share_nothing() -> None:
+    async with PerdureSession.in_memory("a") as one, PerdureSession.in_memory("a") as two:
+        await one.add_items([user("one")])
+        assert await two.get_items() == []
+
+
+def test_the_next_event_loop_opens_a_url_anew(tmp_path: Path) -> None:
+    async def add(text: str) -> Any:
+        session = PerdureSession.from_url("a", tmp_path)  # never closed
+        await session.add_items([user(text)])
+        return await session.get_items()
+
+    asyncio.run(add("one"))
+    assert asyncio.run(add("two")) == [user("one"), user("two")]
+
+
+def test_first_calls_from_several_event_loops_are_served_or_refused(tmp_path: Path) -> None:
+    session = PerdureSession.from_url("a", f"sqlite:///{tmp_path}/a.db")
+    together = threading.Barrier(3)
+
+    async def add(text: str) -> None:
+        together.wait()
+        await session.add_items([user(text)])
+
+    def run(text: str) -> str:
+        try:
+            asyncio.run(add(text))
+        except WrongLoopError:
+            return ""
+        return text
+
+    with ThreadPoolExecutor(3) as pool:
+        stored = [text for text in pool.map(run, "abc") if text]
+    assert len(stored) == 1
+
+    async def read() -> Any:
+        async with perdure.connect(f"sqlite:///{tmp_path}/a.db") as sessions:
+            return await PerdureSession("a", sessions).get_items()
+
+    assert asyncio.run(read()) == [user(stored[0])]
+
+
+async def test_a_store_that_could_not_be_opened_may_be_opened_in_another_loop(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "store").write_text("a file", encoding="utf-8")
+    session = PerdureSession.from_url("a", tmp_path / "store")
+    with pytest.raises(perdure.PerdureError):
+        await session.get_items()
+    (tmp_path / "store").unlink()
+    assert await asyncio.to_thread(lambda: asyncio.run(session.get_items())) == []
+
+
 async def test_the_sdk_s_compaction_replaces_the_history_in_one_group(
     sessions: SessionManager, tmp_path: Path
 ) -> None:
@@ -936,6 +1033,114 @@ async def test_the_sdk_s_compaction_replaces_the_history_in_one_group(
         ("message", False),
         ("message", True),
     ]
+
+
+class Compacting:
+    """The SDK's compaction of a session after each run, by a client that answers with a summary."""
+
+    def __init__(self, session: Any, during: Any = None) -> None:
+        self.responses = self
+        self.inputs: list[Any] = []
+        self._during = during
+        self._around = OpenAIResponsesCompactionSession(
+            "a",
+            session,
+            client=self,  # type: ignore[arg-type]  # it has what is called
+            compaction_mode="input",
+            should_trigger_compaction=lambda about: len(about["session_items"]) >= 4,
+        )
+
+    async def compact(self, **request: Any) -> Any:
+        self.inputs.append(request["input"])
+        if self._during is not None:
+            await self._during()
+        return SimpleNamespace(output=[SUMMARY], usage=None)
+
+    async def run(self, *questions: str, **options: Any) -> None:
+        for question in questions:
+            model = ScriptedModel([[assistant_message(f"{question}!")]])
+            config = RunConfig(tracing_disabled=True, **options)
+            await Runner.run(
+                Agent(name="a", model=model), question, session=self._around, run_config=config
+            )
+
+
+SUMMARY = {"type": "compaction", "id": "cmp_1", "encrypted_content": "zz"}
+
+
+@pytest.mark.parametrize("context_bytes", [600, 512 * 1024])
+async def test_the_sdk_s_compaction_keeps_what_was_added_meanwhile(
+    tmp_path: Path, context_bytes: int
+) -> None:
+    async with perdure.connect(tmp_path, limits=Limits(context_bytes=context_bytes)) as sessions:
+        session, other = (PerdureSession("a", sessions) for _ in range(2))
+        await Compacting(session, lambda: other.add_items([user("since")])).run("one", "two")
+        items = await session.get_items()
+        assert SUMMARY not in items
+        assert [items[0], items[-1]] == [user("one"), user("since")]
+        compacting = Compacting(session)
+        await compacting.run("three")
+        assert await session.get_items() == [SUMMARY]
+        assert user("since") in compacting.inputs[0]
+
+
+async def test_the_sdk_s_compaction_does_not_undo_a_clear(sessions: SessionManager) -> None:
+    session, other = (PerdureSession("a", sessions) for _ in range(2))
+    await Compacting(session, other.clear_session).run("one", "two")
+    assert await session.get_items() == []
+
+
+@pytest.mark.parametrize("context_bytes", [600, 512 * 1024])
+async def test_the_sdk_s_compaction_replaces_what_a_limit_shows_and_keeps_what_is_older(
+    tmp_path: Path, context_bytes: int
+) -> None:
+    older = [user("old"), {"role": "assistant", "content": "old"}] * 5
+    async with perdure.connect(tmp_path, limits=Limits(context_bytes=context_bytes)) as sessions:
+        session = PerdureSession("a", sessions)
+        await session.add_items(older)
+        limit = SessionSettings(limit=2)
+        await Compacting(session).run("one", session_settings=limit)
+        assert await session.get_items() == [*older[:-2], SUMMARY]
+
+
+async def test_the_sdk_s_compaction_of_messages_of_other_programs(sessions: SessionManager) -> None:
+    async with sessions.open("a") as own:
+        for number in range(3):
+            own.append(Message.user(f"question {number}"), Message.assistant(f"answer {number}"))
+    session = PerdureSession("a", sessions)
+    before = await session.get_items()
+    assert len(before) == 6
+    await Compacting(session).run("one", session_settings=SessionSettings(limit=3))
+    after = await session.get_items()
+    assert after[-1] == SUMMARY
+    assert after[:-1] == before[: len(after) - 1]
+    assert len(after) < len(before)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+async def test_the_sdk_s_compaction_drops_what_has_expired_and_keeps_what_it_cannot_read(
+    sessions: SessionManager, monkeypatch: pytest.MonkeyPatch, mixed: bool
+) -> None:
+    pytest.importorskip("cryptography")
+    from agents.extensions.memory import EncryptedSession
+
+    now = [1000.0]
+    monkeypatch.setattr("cryptography.fernet.time.time", lambda: now[0])
+    session = PerdureSession("a", sessions)
+    mine, theirs = (
+        EncryptedSession("a", session, encryption_key=key, ttl=10)  # type: ignore[arg-type]
+        for key in ("mine", "theirs")
+    )
+    await mine.add_items([user("expired")] * 3)
+    if mixed:
+        await theirs.add_items([user("of another key")])
+    unreadable = (await session.get_items())[3:]
+    now[0] += 11
+    await mine.add_items([user("live"), user("live too")])
+    await Compacting(mine).run("one")
+    kept = await session.get_items()
+    assert kept[:-1] == unreadable
+    assert await mine.get_items() == [SUMMARY]
 
 
 @pytest.mark.parametrize("context_bytes", [600, 512 * 1024])

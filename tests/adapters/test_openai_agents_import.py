@@ -21,7 +21,7 @@ import perdure
 from perdure import SessionManager
 from perdure.adapters import PerdureSession, imports
 from perdure.adapters.imports import SdkImport, import_sessions
-from perdure.adapters.openai_agents_import import source_of
+from perdure.adapters.openai_agents_import import TABLES, source_of
 from perdure.errors import ConfigError, StoreUnavailableError
 from tests.adapters.import_kills import killed_imports
 from tests.servers.pooler import WAYS, reached
@@ -231,6 +231,48 @@ async def test_what_is_no_database_of_the_sdk_is_refused(tmp_path: Path) -> None
         await opened(tmp_path / "empty.db")
     with pytest.raises(ConfigError, match="mysql:// cannot be imported"):
         await opened("mysql://localhost/agents")
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        "message_data TEXT AS (printf('%.*c', 1000000000, 'x'))",
+        "message_data TEXT AS (printf('%.*c', 1000000000, 'x')) STORED",
+        f"message_data TEXT, padding TEXT DEFAULT '{'x' * 1001}'",
+    ],
+    ids=["generated", "stored", "default"],
+)
+@pytest.mark.parametrize("table", TABLES)
+async def test_a_table_that_makes_what_it_holds_is_refused(
+    table: str, column: str, tmp_path: Path
+) -> None:
+    """A few bytes would become a gigabyte for each row that is read."""
+    with closing(sqlite3.connect(tmp_path / "x.db")) as connection:
+        for name in TABLES:
+            given = column if name == table else "message_data TEXT"
+            connection.execute(f"CREATE TABLE {name} (id INTEGER, session_id TEXT, {given})")
+    with pytest.raises(ConfigError, match=f"table {table} of .* computes what it holds"):
+        async with source_of(str(tmp_path / "x.db")):
+            pass
+
+
+async def test_views_and_triggers_of_a_database_are_not_run(
+    tmp_path: Path, sessions: SessionManager
+) -> None:
+    await written(tmp_path / "x.db", {"ada": 1})
+    endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x FROM n) SELECT x FROM n"
+    with closing(sqlite3.connect(tmp_path / "x.db")) as connection:
+        names = ("message_id", "session_id", "branch_id")
+        columns = ", ".join(f"x AS {name}" for name in names)
+        view = f"SELECT {columns} FROM ({endless})"
+        connection.execute(f"CREATE VIEW message_structure AS {view}")
+        connection.execute(
+            'CREATE TRIGGER "a""b" AFTER INSERT ON agent_messages BEGIN '
+            "SELECT RAISE(ABORT, 'was run'); END"
+        )
+        connection.commit()
+    done = await imported(tmp_path / "x.db", sessions)
+    assert (done.imported, done.failed) == (1, {})
 
 
 @pytest.mark.parametrize("way", WAYS)

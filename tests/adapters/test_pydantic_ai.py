@@ -32,6 +32,7 @@ from pydantic_ai.messages import (
     ModelMessagesTypeAdapter,
     ModelRequest,
     ModelResponse,
+    RetryPromptPart,
     SystemPromptPart,
     TextPart,
     ThinkingPart,
@@ -139,6 +140,17 @@ async def test_a_long_text_is_stored_once(tmp_path: Path) -> None:
         await store.save(Conversation(messages=messages, conversation_id="a"))
     logs = [path for path in tmp_path.rglob("log/*") if path.is_file()]
     assert sum(path.read_bytes().count(b"mooring ") for path in logs) == 4 * 40_000
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings", "ignore:`RetryPromptPart`")
+async def test_what_could_not_be_read_back_is_refused_and_nothing_is_stored() -> None:
+    errors: Any = [{"type": "missing", "loc": ("harbor",), "msg": "secret"}]  # without its input
+    async with PerdureConversationStore.in_memory() as store:
+        retry = ModelRequest(parts=[RetryPromptPart(errors, tool_name="tide", tool_call_id="1")])
+        with pytest.raises(NotStorableError, match=r"new_entries\[1\] could never be") as refused:
+            await store.save(Conversation(messages=[asked("x"), retry], conversation_id="a"))
+        assert "secret" not in str(refused.value)
+        assert await store.load("a") is None
 
 
 async def test_what_is_no_json_is_refused_and_nothing_is_stored() -> None:

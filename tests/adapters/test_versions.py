@@ -174,3 +174,6 @@ class Newer:
 
         data = ModelMessagesTypeAdapter.dump_json(messages)
         return data.replace(b'"user-prompt"', b'"user-prompt-2"')
+
+    def validate_json(self, data: bytes) -> None:
+        """Read what it dumps."""

@@ -16,6 +16,7 @@ from perdure import (
     SessionClosedError,
     SessionError,
     Shutdown,
+    TurnReusedError,
     connect,
 )
 from perdure.agent import (
@@ -26,6 +27,7 @@ from perdure.agent import (
     ApprovalRequested,
     Chunk,
     EventStream,
+    Features,
     ScriptedModel,
     TurnEnded,
     TurnFailed,
@@ -322,7 +324,7 @@ async def test_stopping_with_the_agent_is_not_the_end_of_a_turn(
         assert asked == [["go on"], ["go on", "on and on", "and then"]]
         assert await said(agent) == ["go on", "I was going", "on and on", "and then", "the end"]
         partial = agent.session.context()[1]
-        assert bytes(partial.extra["interrupted"]) == b"true"
+        assert bytes(partial.extra["perdure_interrupted"]) == b"true"
 
 
 async def test_interrupting_is_not_stopping(world: World, configured: Configure) -> None:
@@ -669,3 +671,46 @@ async def test_a_message_whose_turn_cannot_begin_is_kept(
             assert (one.message.text, one.error) == ("hello", None if stops else "ValueError")
             (ending,) = await again.resume()
             assert ending.text == "You said: hello"
+
+
+@pytest.mark.parametrize("door", ["ask", "post"])
+async def test_another_message_under_the_id_of_an_ended_turn_is_refused_for_good(
+    memory_world: World, configured: Configure, door: str
+) -> None:
+    async with memory_world.agent(configured()) as agent:
+        assert await agent.ask("go", turn_id="request-7") == "You said: go"
+        if door == "ask":
+            with pytest.raises(TurnReusedError):
+                await agent.ask("stop", turn_id="request-7")
+        else:
+            async with agent.events() as events:
+                await agent.post_user_message("stop", turn_id="request-7")
+                async for event in events:
+                    if isinstance(event, TurnFailed):
+                        assert isinstance(event.error, TurnReusedError)
+                        break
+        assert agent.unfinished == agent.context.ledger.messages == ()
+        assert await agent.ask("go", turn_id="request-7") == "You said: go"
+        assert await said(agent) == ["go", "You said: go"]
+    async with memory_world.agent(configured(on_unfinished="resume")) as agent:
+        assert agent.unfinished == ()
+
+
+async def test_another_message_under_the_id_of_an_unfinished_turn_is_refused(
+    memory_world: World, configured: Configure
+) -> None:
+    left = await killed_amid_answer(memory_world, configured, "go", turn_id="request-7")
+    async with left.agent(configured()) as agent:
+        with pytest.raises(TurnReusedError):
+            await agent.ask("stop", turn_id="request-7")
+        assert [one.message.text for one in agent.unfinished] == ["go"]
+        assert await agent.ask("go", turn_id="request-7") == "You said: go"
+
+
+async def test_of_an_agent_without_a_history_no_fingerprint_is_kept(
+    memory_world: World, configured: Configure
+) -> None:
+    config = configured(features=Features(history=False))
+    async with memory_world.agent(config) as agent:
+        await agent.ask("go", turn_id="request-7")
+        assert await agent.ask("stop", turn_id="request-7") == ""

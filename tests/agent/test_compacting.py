@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import anyio
@@ -529,3 +529,27 @@ async def test_an_episode_of_another_log_hides_nothing_that_was_said(world: Worl
         told = [one.text for one in session.context() if one.role == "user"]
         assert "They sailed." in told[0]
         assert told[1:] == ["q2"]
+
+
+class Silent:
+    """A model that does not say how many tokens it has read."""
+
+    async def stream(self, messages: Sequence[Any], tools: Sequence[Any]) -> AsyncIterator[Chunk]:
+        """Answer."""
+        yield Chunk(text="y" * 4_000)
+
+
+async def test_the_answer_of_a_model_that_reports_no_usage_is_counted(
+    memory_world: World, configured: Configure
+) -> None:
+    """S1-11: over the budget after an answer, the flag is set, and nothing else happens."""
+    config = configured(model=Silent(), compaction=CompactionPolicy(max_tokens=3_000))
+    async with memory_world.agent(config) as agent:
+        required = []
+        for _ in range(3):
+            await agent.ask("x")
+            required.append(agent.memory.compaction_required)
+        assert required == [False, False, True]
+        assert len(agent.session.context()) == 6
+        await agent.ask("x")
+        assert len(agent.session.context()) < 8

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import perdure
-from perdure import ConfigError
+from perdure import ConfigError, NotStorableError
 from perdure.agent import Agent, ApprovalRequested, ScriptedModel, call
 
 
@@ -58,3 +58,11 @@ async def test_an_agent_that_was_not_awaited_says_what_to_write() -> None:
     agent = await creating
     async with agent:
         assert await agent.ask("Hello") == "Hello!"
+
+
+async def test_a_message_may_be_a_dict_of_a_role_and_text() -> None:
+    async with Agent.create("ada", model=ScriptedModel("Hello!")) as agent:
+        assert await agent.ask({"role": "user", "content": "Hi"}) == "Hello!"
+        assert [message.text for message in agent.session.context()] == ["Hi", "Hello!"]
+        with pytest.raises(NotStorableError, match="extend"):
+            await agent.ask({"role": "user", "content": [{"type": "text", "text": "Hi"}]})

@@ -237,7 +237,7 @@ async def test_tool_arguments_lose_only_the_keys_that_the_user_lists(
     assert got == [("sk-hidden", "t-1")]
     (stored,) = asked.tool_calls
     assert stored.arguments == {"password": "[redacted]", "token": "t-1"}
-    assert bytes(stored.extra["redacted"]) == b'["/password"]'
+    assert bytes(stored.extra["perdure_redacted"]) == b'["/password"]'
     assert not any(b"sk-hidden" in payload for _, payload in records)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perdure import Autosave, ConfigError
-from perdure.agent import PersistentSession
+from perdure.agent import Agent, AgentConfig, EchoModel, PersistentSession
 from perdure.agent.context import autosave_of, persistence_of
 
 FIVE = PersistentSession(autosave_interval=5.0)
@@ -47,3 +48,50 @@ def test_the_interval_is_the_longest_delay_and_0_is_no_timer() -> None:
 def test_an_interval_that_does_not_fit_is_refused(bad: float) -> None:
     with pytest.raises(ConfigError, match="autosave_interval"):
         PersistentSession(autosave_interval=bad)
+
+
+@pytest.mark.parametrize("way", ["text", "URL", "path", "mapping", "object"])
+@pytest.mark.parametrize("door", ["create", "config"])
+async def test_a_place_or_options_say_where_a_session_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, door: str
+) -> None:
+    """S2-14."""
+    monkeypatch.setenv("PERDURE_HOME", str(tmp_path / "home"))
+    place = str(tmp_path / "mine")
+    given: Any = {
+        "text": place,
+        "URL": f"file:{place}",
+        "path": tmp_path / "mine",
+        "mapping": {"storage": place, "autosave_interval": 60},
+        "object": PersistentSession(storage=place),
+    }[way]
+    options: Any = {"model": EchoModel(), "persistent_session": given}
+    if door == "config":
+        options = {"config": AgentConfig(name="ada", **options)}
+    async with Agent.create("ada", **options) as agent:
+        await agent.ask("Hello")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (1, "invalid persistent_session=1"),
+        (0, "invalid persistent_session=0"),
+        ("", "invalid persistent_session=''"),
+        ([], "invalid persistent_session"),
+        ({"nonsense": 1}, "'nonsense' is no option: choose storage, "),
+        ({"autosave_interval": "30"}, "invalid autosave_interval='30'"),
+        ({"load_on_create": 1}, "invalid load_on_create=1"),
+    ],
+)
+async def test_what_says_neither_whether_nor_how_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Any, said: str
+) -> None:
+    """S2-14."""
+    monkeypatch.setenv("PERDURE_HOME", str(tmp_path / "home"))
+    with pytest.raises(ConfigError, match=said):
+        Agent.create("ada", model=EchoModel(), persistent_session=given)
+    with pytest.raises(ConfigError, match=said):
+        AgentConfig(name="ada", model=EchoModel(), persistent_session=given)
+    assert list(tmp_path.iterdir()) == []

@@ -217,3 +217,44 @@ async def test_a_fork_and_a_sweep_keep_what_a_result_names(
     assert found.unreachable == 1
     assert whole.tool_result is not None
     assert whole.tool_result.result == TEXT
+
+
+LONE = "caf\udce9"
+
+
+@pytest.mark.parametrize(
+    ("value", "stored"),
+    [
+        (LONE, r"caf\udce9"),
+        ({"files": [LONE, "b"], LONE: (1, LONE)}, None),
+        (LONE + "x" * 300 * KIB, r"caf\udce9" + "x" * 300 * KIB),
+    ],
+    ids=["text", "nested", "large"],
+)
+async def test_a_lone_surrogate_in_a_result_is_escaped_and_the_rest_is_kept(
+    memory_world: World, configured: Configure, value: Any, stored: Any
+) -> None:
+    async with memory_world.agent(fetching(value, configured)) as agent:
+        await agent.ask("go")
+        (found,) = await resolved(
+            agent.session, [one for one in agent.session.context() if one.tool_result]
+        )
+    assert found.tool_result is not None
+    assert found.tool_result.error is None
+    if stored is None:
+        stored = {"files": [r"caf\udce9", "b"], r"caf\udce9": (1, r"caf\udce9")}
+    assert found.tool_result.result == stored
+
+
+async def test_a_lone_surrogate_in_an_exception_is_escaped_and_the_rest_is_kept(
+    memory_world: World, configured: Configure
+) -> None:
+    async def fetch() -> Any:
+        raise FileNotFoundError(LONE)
+
+    model = ScriptedModel(call("fetch"), "done")
+    async with memory_world.agent(configured(model=model, tools=[fetch])) as agent:
+        await agent.ask("go")
+        (found,) = [one for one in agent.session.context() if one.tool_result]
+    assert found.tool_result is not None
+    assert found.tool_result.error == r"FileNotFoundError: caf\udce9"

@@ -189,3 +189,13 @@ async def as_an_older_release_would(data: Path) -> None:
     await store.write_documents(key, {"session.json": written}, manifest)
     await store.release(key, epoch)
     await store.aclose()
+
+
+async def test_times_have_the_form_of_the_export(tmp_path: Path) -> None:
+    async with World(tmp_path / "data").connect() as sessions, sessions.open("ada") as session:
+        session.append(Message(role="user", content="x", created_at=1769853600.25))
+        key = session.key
+    document = stored(tmp_path / "data", "ada")
+    assert document["createdAt"] == "2026-01-31T10:00:00.250Z"
+    assert document["lastActiveAt"] == "2026-01-31T10:00:00.250Z"
+    assert await problems(tmp_path / "data", key) == []

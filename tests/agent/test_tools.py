@@ -12,7 +12,7 @@ import pytest
 
 from perdure import ConfigError, ToolCall
 from perdure.agent import AgentContext, Tool, tool
-from perdure.agent.tools import Toolbox
+from perdure.agent.tools import Toolbox, is_certain
 
 CONTEXT: Any = object()
 
@@ -225,3 +225,26 @@ def test_what_cannot_be_a_tool_is_refused_by_name(function: Callable[..., Any]) 
 def test_two_tools_of_one_name_are_refused() -> None:
     with pytest.raises(ConfigError, match="two tools are named 'look'"):
         Toolbox([look, look])
+
+
+async def test_of_a_group_of_exceptions_the_model_is_told_the_causes() -> None:
+    async def fails() -> None:
+        async def connect(port: int) -> None:
+            raise ConnectionError(f"port {port} refused the connection")
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(connect, 5432)
+
+    result = await run(fails, {})
+    assert result.error == "ConnectionError: port 5432 refused the connection"
+
+
+async def test_of_several_causes_the_one_that_leaves_the_outcome_open_counts() -> None:
+    async def fails() -> None:
+        raise ExceptionGroup(
+            "all", [ValueError("bad"), ExceptionGroup("more", [TimeoutError("slow"), OSError()])]
+        )
+
+    result = await run(fails, {})
+    assert result.error == "TimeoutError: slow; ValueError: bad; OSError: "
+    assert not is_certain(result)

@@ -315,7 +315,7 @@ async def test_an_interrupted_answer_is_kept_and_marked(
     context = await left.context()
     last = context[-1]
     assert last.text == "I was going to"
-    assert bytes(last.extra["interrupted"]) == b"true"
+    assert bytes(last.extra["perdure_interrupted"]) == b"true"
 
 
 async def test_after_an_interruption_the_next_message_is_answered(
@@ -396,7 +396,7 @@ async def test_what_a_failing_model_had_said_is_kept_and_marked(
         last = agent.session.context()[-1]
     assert isinstance(events[-1], TurnFailed)
     assert isinstance(events[-1].error, ConnectionError)
-    assert (last.text, bytes(last.extra["interrupted"])) == ("half", b"true")
+    assert (last.text, bytes(last.extra["perdure_interrupted"])) == ("half", b"true")
 
 
 async def test_a_model_that_calls_tools_without_end_is_stopped(

@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 import perdure
+from perdure import Message
 from perdure.errors import ConfigError
 from tests.cli.conftest import Command
 
@@ -31,6 +32,20 @@ def test_a_lost_store_comes_back(command: Command, store: Path, tmp_path: Path) 
     checked = command("check", "--store", str(store), "--json").json
     assert (checked["checked"], checked["problems"]) == (3, 0)
     assert "It is 5." in command("show", "ada", "--store", str(store)).out
+
+
+def test_a_session_that_was_only_posted_to_is_counted(
+    command: Command, store: Path, tmp_path: Path
+) -> None:
+    async def post() -> None:
+        async with perdure.connect(store) as sessions:
+            await sessions.post("new", Message.user("posted"))
+
+    anyio.run(post)
+    target = str(tmp_path / "backup")
+    assert command("backup", str(store), target).out.startswith("5 of 5 sessions written to ")
+    again = command("backup", str(store), target, "--verify", "--json").json
+    assert (again["sessions"], again["there"], again["verified"]["sessions"]) == (5, 5, 5)
 
 
 def test_what_cannot_be_backed_up_is_refused(

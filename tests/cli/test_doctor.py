@@ -150,7 +150,8 @@ def test_a_grace_period_that_is_no_number_is_refused(
 @pytest.mark.parametrize(
     ("environment", "level", "part"),
     [
-        ({}, "ok", "debounce=2.0"),
+        ({}, "ok", "debounce=None"),
+        ({"PERDURE_AUTOSAVE_DEBOUNCE": "3"}, "ok", "debounce=3.0"),
         ({"PERDURE_AUTOSAVE": "off"}, "ok", "autosave off"),
         ({"PERDURE_AUTOSAVE_DEBOUNCE": "fast"}, "problem", "PERDURE_AUTOSAVE_DEBOUNCE='fast'"),
         ({"PERDURE_AUTOSAVE_DEBOUNCED": "1"}, "warning", "PERDURE_AUTOSAVE_DEBOUNCED"),
@@ -187,6 +188,20 @@ def test_permissions(mode: int, mine: bool, level: str) -> None:
 )
 def test_space(free: int, files: int | None, level: str) -> None:
     assert doctor.of_space(free, 4096 * MIB, files).level == level
+
+
+@pytest.mark.parametrize(
+    ("free", "total", "level"),
+    [
+        (62 * MIB, 64 * MIB, "ok"),
+        (10 * MIB, 64 * MIB, "warning"),
+        (2 * MIB, 64 * MIB, "problem"),
+        (MIB // 2, MIB, "problem"),
+        (50 * MIB, 2_000_000 * MIB, "problem"),
+    ],
+)
+def test_space_is_judged_by_the_size_of_the_disk(free: int, total: int, level: str) -> None:
+    assert doctor.of_space(free, total, None).level == level
 
 
 @pytest.mark.parametrize(

@@ -90,3 +90,53 @@ def test_a_newer_file_is_refused(command: Command, store: Path, tmp_path: Path) 
     done = command("import", path, "--store", store)
     assert done.status == 1
     assert "newer release" in done.err
+
+
+FILES = ["full", "bundle", "events"]
+
+
+def exported(command: Command, store: Path, folder: Path, layout: str) -> tuple[Path, Path]:
+    """Return what to import, and the file in it."""
+    if layout == "events":
+        path = folder / "in" / "events.jsonl"
+        path.parent.mkdir()
+        event = {"token_id": 0, "timestamp": 4, "kind": "custom", "label": "plan", "detail": {}}
+        path.write_text(json.dumps(event) + "\n", encoding="utf-8")
+        return path.parent, path
+    path = folder / "export"
+    command("export", "ada", "--layout", layout, "--out", path, "--store", store)
+    return path, path
+
+
+@pytest.mark.parametrize("layout", FILES)
+def test_a_file_that_an_editor_gave_a_byte_order_mark_is_imported(
+    command: Command, store: Path, tmp_path: Path, layout: str
+) -> None:
+    given, path = exported(command, store, tmp_path, layout)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    done = command("import", given, "--id", "eva", "--store", tmp_path / "other", "--json")
+    assert done.status == 0, done.err
+    assert done.json.get("findings", []) == []
+
+
+@pytest.mark.parametrize("layout", FILES)
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le"])
+def test_a_file_in_utf_16_is_named_with_its_cure(
+    command: Command, store: Path, tmp_path: Path, layout: str, encoding: str
+) -> None:
+    given, path = exported(command, store, tmp_path, layout)
+    path.write_bytes(path.read_text(encoding="utf-8").encode(encoding))
+    done = command("import", given, "--id", "eva", "--store", tmp_path / "other")
+    assert done.status == 1
+    assert "it is UTF-16: save the file as UTF-8" in done.err
+
+
+def test_session_json_of_a_folder_may_have_a_byte_order_mark(
+    command: Command, tmp_path: Path
+) -> None:
+    folder = write(tmp_path / "in", session=SESSION, memory=MEMORY)
+    for name in ("session.json", "memory.json"):
+        (folder / name).write_bytes(b"\xef\xbb\xbf" + (folder / name).read_bytes())
+    done = command("import", folder, "--store", tmp_path / "store")
+    assert done.status == 0, done.err
+    assert "quarantined" not in done.out

@@ -34,7 +34,7 @@ def test_the_listing_of_a_folder_is_made_anew(
     """S2-3: a damaged index hides no session, and one command mends it."""
 
     def listed(*tokens: str) -> list[tuple[Any, ...]]:
-        found = command("ls", *tokens, "--store", store, "--json").json["sessions"]
+        found = command("ls", "--by-id", *tokens, "--store", store, "--json").json["sessions"]
         return [(one["agent"], one["turns"], one["title"], one["tags"]) for one in found]
 
     before = listed()

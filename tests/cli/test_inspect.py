@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 
 from tests.cli.conftest import Command
+from tests.inspector.conftest import home_of
 
 
 def test_the_address_shows_the_sessions_and_nothing_is_written(store: Path) -> None:
@@ -24,11 +25,11 @@ def test_the_address_shows_the_sessions_and_nothing_is_written(store: Path) -> N
             assert address.host == "127.0.0.1"
             with httpx.Client(base_url=address.copy_with(query=None)) as http:
                 assert http.get("/").status_code == 401
-                assert http.get(address).status_code == 200
-                assert "ada" in http.get("/").text
-                assert http.get("/session?agent=ada").status_code == 200
-                assert http.get("/", headers={"host": "evil.com"}).status_code == 421
-                assert http.get("/change?change=forget&agent=ada").status_code == 404
+                home = home_of(http.get(address))
+                assert "ada" in http.get(home).text
+                assert http.get(f"{home}session?agent=ada").status_code == 200
+                assert http.get(home, headers={"host": "evil.com"}).status_code == 421
+                assert http.get(f"{home}change?change=forget&agent=ada").status_code == 404
             server.send_signal(signal.SIGINT)
             assert server.wait(20) in {130, -signal.SIGINT}
         finally:

@@ -97,7 +97,7 @@ def test_a_call_that_does_not_fit_says_what_would(
         (["replay", "ada", "--report", "no/a.html"], "make it first"),
         (["import", "notes.txt"], "; name what `perdure export` wrote"),
         (["ls", "--owner", "nobody"], "no fitting sessions in "),
-        (["ls", "--after", "zz"], "no more sessions in "),
+        (["ls", "--by-id", "--after", "zz"], "no more sessions in "),
         (["ls", "--scopes"], "no scopes in "),
         (["doctor", "--grace", "-1"], 'Invalid value "-1.0" for --grace. Must be >= 0'),
         (["inspect", "--host", "no host"], "choose another --host or --port"),
@@ -213,7 +213,7 @@ def test_a_failure_is_json_too_where_json_is_asked_for(
 
 
 def test_the_package_is_the_command_too(store: Path) -> None:
-    command = [sys.executable, "-m", "perdure", "ls", "--store", str(store), "--json"]
+    command = [sys.executable, "-m", "perdure", "ls", "--by-id", "--store", str(store), "--json"]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(run.stdout)["sessions"][0]["agent"] == "ada"
     code = "import runpy, sys; sys.modules['cyclopts'] = None; runpy.run_module('perdure', run_name='__main__')"
@@ -252,7 +252,7 @@ def test_an_unexpected_error_is_one_line_too(
     command: Command, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("perdure.cli.sessions._list", None)
-    ran = command("ls", "--store", str(store))
+    ran = command("ls", "--by-id", "--store", str(store))
     assert ran.status == 1
     assert ran.err.count("\n") == 1
     assert "run it again with --debug" in ran.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+from collections.abc import Callable
 from html import unescape
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def test_reports_are_for_people_and_for_programs(
     assert command("replay", "ada", "--report", str(page), *at).status == 0
     assert command("replay", "ada", "--report", str(data), *at).status == 0
     text = page.read_text()
-    assert "Everything fits" in text
+    assert "Compared: nothing is missing" in text
     assert "&lt;b&gt;draft" in text
     report = json.loads(data.read_text())
     assert [(one["what"], one["name"]) for one in report["rows"]] == [
@@ -81,6 +82,64 @@ def test_exported_files_are_replayed_and_a_change_is_named(
     told = command("replay", "--files", str(out))
     assert told.status == 1
     assert "problem: line 4: the event was changed" in told.out
+
+
+def stripped(out: Path) -> None:
+    """Take away all that proves the events, and forge a state."""
+    path = out / "events.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        del line["hash"]
+        line.get("detail", {}).pop("state_sha256", None)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    forged(out)
+
+
+def forged(out: Path) -> None:
+    path = out / "checkpoints.jsonl"
+    checkpoint = json.loads(path.read_text())
+    path.write_text(json.dumps({**checkpoint, "state": {"forged": True}}) + "\n")
+
+
+def cut_off(out: Path) -> None:
+    path = out / "events.jsonl"
+    path.write_text(path.read_text().splitlines(keepends=True)[0])
+
+
+@pytest.mark.parametrize(
+    ("harm", "why"), [(stripped, "4 events have no hash"), (cut_off, "none is missing at the end")]
+)
+def test_what_was_not_compared_is_not_called_complete(
+    command: Command,
+    at: tuple[str, str],
+    tmp_path: Path,
+    harm: Callable[[Path], None],
+    why: str,
+) -> None:
+    """S3-10."""
+    out, page = tmp_path / "out", tmp_path / "page.html"
+    command("export", "ada", "--layout", "files", "--out", str(out), *at)
+    assert command("replay", "--files", str(out), "--json").json["verdict"] == "compared"
+    (out / "replay.json").unlink()
+    harm(out)
+    told = command("replay", "--files", str(out), "--report", str(page))
+    assert told.status == 3
+    assert "0 checkpoints compared, 1 not compared" in told.out
+    assert why in told.out
+    assert "nothing is missing" not in told.out
+    assert "nothing is missing" not in page.read_text()
+    assert "Not compared" in page.read_text()
+    assert command("replay", "--files", str(out), "--json").json["verdict"] == "not compared"
+
+
+def test_what_is_wrong_is_not_counted_as_compared(
+    command: Command, at: tuple[str, str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    command("export", "ada", "--layout", "files", "--out", str(out), *at)
+    forged(out)
+    answer = command("replay", "--files", str(out), "--json")
+    assert (answer.status, answer.json["verdict"], answer.json["snapshots"]) == (1, "wrong", 0)
 
 
 def test_what_does_not_fit_is_said(command: Command, at: tuple[str, str], tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import Command
+
 MAIN = "import sys; sys.modules[sys.argv.pop(1)] = None; from perdure.cli import main; sys.exit(main())"
 
 
@@ -57,3 +59,50 @@ def test_other_machines_are_not_let_in_without_tokens(tmp_path: Path) -> None:
     status, error = run(tmp_path, "nothing", "serve", "agents:agent", "--host", "192.0.2.1")
     assert status == 2
     assert "give --tokens FILE" in error
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Path:
+    file = tmp_path / "tokens.json"
+    file.write_text('[{"token": "ann-token-0123456789"}]', encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o620, 0o602])
+def test_tokens_that_others_may_write_are_refused(
+    command: Command, tokens: Path, mode: int
+) -> None:
+    tokens.chmod(mode)
+    ran = command("serve", "no_such_module:agent", "--tokens", str(tokens))
+    assert ran.status == 2
+    assert f"chmod 600 {tokens}" in ran.err
+
+
+def test_tokens_that_others_may_read_are_told_of_unless_they_are_digests(
+    command: Command, tokens: Path
+) -> None:
+    tokens.chmod(0o644)
+    ran = command("serve", "no_such_module:agent", "--tokens", str(tokens))
+    assert "other users may read the tokens" in ran.err
+    tokens.write_text(f'[{{"sha256": "{"5a" * 32}"}}]', encoding="utf-8")
+    ran = command("serve", "no_such_module:agent", "--tokens", str(tokens))
+    assert "there is no module" in ran.err
+    assert "other users" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (("--allow-origin", "*"), "give tokens"),
+        (("--allow-host", "*"), "give tokens"),
+        (("--host", "0.0.0.0"), "give --tokens FILE"),
+        (("--max-connections", "0"), "--max-connections 0"),
+        (("--max-connections", "99999999"), "ulimit -n"),
+        (("--request-timeout", "0"), "--request-timeout 0"),
+    ],
+)
+def test_an_option_that_does_not_fit_is_refused(
+    command: Command, option: tuple[str, str], said: str
+) -> None:
+    ran = command("serve", "no_such_module:agent", *option)
+    assert (ran.status, said in ran.err) == (2, True), ran.err

@@ -11,7 +11,7 @@ from tests.cli.conftest import Command
 
 
 def test_ls_lists_the_sessions_with_their_counts(command: Command, store: Path) -> None:
-    ran = command("ls", "--store", str(store))
+    ran = command("ls", "--by-id", "--store", str(store))
     assert ran.status == 0
     lines = [line.split() for line in ran.out.splitlines()]
     assert lines[0] == ["agent", "session", "turns", "records", "active", "title"]
@@ -23,7 +23,7 @@ def test_ls_lists_the_sessions_with_their_counts(command: Command, store: Path) 
 
 
 def test_ls_as_json_is_one_object(command: Command, store: Path) -> None:
-    found = command("ls", "--store", str(store), "--json").json
+    found = command("ls", "--by-id", "--store", str(store), "--json").json
     assert found["location"] == str(store)
     ada = found["sessions"][0]
     assert (ada["agent"], ada["turns"], ada["title"], ada["tags"]) == ("ada", 1, "Sums", ["x"])
@@ -31,7 +31,7 @@ def test_ls_as_json_is_one_object(command: Command, store: Path) -> None:
 
 def test_ls_takes_a_prefix_a_tenant_and_a_limit(command: Command, store: Path) -> None:
     def agents(*tokens: str) -> list[str]:
-        found = command("ls", *tokens, "--store", str(store), "--json").json
+        found = command("ls", "--by-id", *tokens, "--store", str(store), "--json").json
         return [one["agent"] for one in found["sessions"]]
 
     assert agents("b") == ["bob", "bob"]
@@ -86,12 +86,26 @@ def test_ls_chooses_and_pages(
 ) -> None:
     """S2-3: by owner, tag and prefix, a page at a time."""
     monkeypatch.setattr("perdure.cli.sessions.PAGE", page)
-    found = command("ls", *tokens, "--store", several, "--json").json["sessions"]
+    found = command("ls", "--by-id", *tokens, "--store", several, "--json").json["sessions"]
     names = [
         one["agent"] + ("" if one["session"] == "default" else f"/{one['session']}")
         for one in found
     ]
     assert names == expected
+
+
+def test_ls_lists_those_used_last_first(command: Command, several: str) -> None:
+    found = command("ls", "--store", several, "--json").json["sessions"]
+    times = [one["updated_at"] for one in found]
+    assert times == sorted(times, reverse=True)
+    by_id = command("ls", "--by-id", "--store", several, "--json").json["sessions"]
+    keys = [(one["agent"], one["session"]) for one in by_id]
+    assert keys == sorted(keys)
+    assert sorted(map(str, found)) == sorted(map(str, by_id))
+    two = command("ls", "--limit", "2", "--store", several, "--json").json["sessions"]
+    assert two == found[:2]
+    refused = command("ls", "--after", "ada", "--store", several)
+    assert (refused.status, "give --by-id" in refused.err) == (2, True)
 
 
 def test_ls_lists_what_waits_for_sessions_that_nobody_has_opened(

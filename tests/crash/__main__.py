@@ -14,6 +14,7 @@
     python -m tests.crash restore --variant damaged # kill a restore at every call, and restart
     python -m tests.crash rollback                  # kill a rollback at every call
     python -m tests.crash compaction                # kill a turn that compacts at every step
+    python -m tests.crash media                     # kill an agent that looks at screenshots
     python -m tests.crash flip --cycles 1000        # damage to each file of a session
     python -m tests.crash cuts --limit 1000         # states that a cut of power may leave
     python -m tests.crash power --system ext4      # cut it for real, on an image; as root
@@ -40,6 +41,7 @@ from tests.crash.faults import faults
 from tests.crash.flip import flip
 from tests.crash.kill import kill
 from tests.crash.mail import mail
+from tests.crash.media import media
 from tests.crash.pause import pause
 from tests.crash.power import SYSTEMS, power
 from tests.crash.race import race
@@ -61,6 +63,7 @@ COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
     "kill": kill,
     "kill-sessions": kill_sessions,
     "mail": mail,
+    "media": media,
     "pause": pause,
     "power": power,
     "race": race,
@@ -100,6 +103,13 @@ def parser() -> argparse.ArgumentParser:
     command = commands.add_parser("effects")
     command.add_argument("--cycles", type=int, help="at points spread evenly; else at every point")
     command.add_argument("--asks", action="store_true", help="ask, instead of posting")
+    command = commands.add_parser("media")
+    command.add_argument("--screenshots", type=int, default=20)
+    command.add_argument("--photos", type=int, default=3)
+    command.add_argument("--least", type=int, default=300_000, help="bytes of the smallest image")
+    command.add_argument("--most", type=int, default=1_700_000, help="bytes of the largest image")
+    command.add_argument("--tokens", type=int, default=40_000, help="the budget for media")
+    command.add_argument("--cycles", type=int, default=12, help="how often it is killed at most")
     command = commands.add_parser("race")
     command.add_argument("--rounds", type=int, default=10)
     command.add_argument("--racers", type=int, default=8)
@@ -122,7 +132,7 @@ def parser() -> argparse.ArgumentParser:
         commands.choices[name].add_argument("--store", choices=["file", "sqlite"], default="file")
     for name in ("kill", "stop", "pause", "faults", "race"):
         commands.choices[name].add_argument("--runner", choices=sorted(LOOPS), default="asyncio")
-    for name in ("kill", "stop", "pause", "cuts", "flip", "power"):
+    for name in ("kill", "stop", "pause", "cuts", "flip", "media", "power"):
         commands.choices[name].add_argument("--seed", type=int, default=0)
     return whole
 

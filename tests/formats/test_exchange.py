@@ -122,7 +122,7 @@ async def test_an_imported_conversation_is_one_to_go_on_with(
             texts = [one.text for one in session.context()]
             assert texts == ["You are a helpful assistant", "Hello!", "Hi. How can I help?"]
             assert session.info.metadata.title == "My Assistant Session"
-            assert session.info.created_at == "2026-01-31T10:00:00+00:00"
+            assert session.info.created_at == "2026-01-31T10:00:00.000Z"
         async with await AgentFactory(sessions).restore_agent("my-assistant", config) as agent:
             assert agent.permissions.verdict("rm") == "blocked"
             assert agent.permissions.verdict("read") == "allowed"

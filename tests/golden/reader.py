@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,10 @@ from perdure import Shutdown
 from perdure.cli.check import audit
 from perdure.memory.documents import EPISODIC, SEMANTIC
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import FORMAT
 from perdure.stores.file import FileStore
 
 HERE = Path(__file__).parent
-GOLDEN = HERE / f"v{FORMAT}"
+GOLDEN = HERE / "v1"
 
 
 def copy_of(golden: Path, to: Path) -> Path:
@@ -61,9 +61,9 @@ async def _session(
     return {
         **found,
         "there": True,
-        "info": _plain(view.info),
+        "info": _info(view.info),
         "source": view.restore_report.source,
-        "context": view.context("openai"),
+        "context": _shortened(view.context("openai")),
         "history": [_item(item) for item in await view.history(limit=1000)],
         "memory": {one.key: await view.memory.get(one.key) for one in memory},
         "memory_entries": [_plain(one) for one in memory],
@@ -74,8 +74,27 @@ async def _session(
     }
 
 
+def _shortened(value: Any) -> Any:
+    """Return JSON values with the hashes of very long strings in their places."""
+    if isinstance(value, dict):
+        return {name: _shortened(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_shortened(inner) for inner in value]
+    is_long = isinstance(value, str) and len(value) > 10_000
+    return f"sha256:{_digest(value.encode())}" if is_long else value
+
+
 def _plain(value: Any) -> Any:
     return msgspec.json.decode(msgspec.json.encode(value))
+
+
+def _info(info: Any) -> Any:
+    """Return what is said of a session; its times are the same, in whatever form they are."""
+    plain = _plain(info)
+    for name in ("createdAt", "lastActiveAt"):
+        if plain[name]:
+            plain[name] = datetime.fromisoformat(plain[name]).isoformat()
+    return plain
 
 
 def _item(item: Any) -> list[Any]:

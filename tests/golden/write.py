@@ -8,6 +8,7 @@ what it says of the new session in expected.json, and commits both.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import datetime
 import hashlib
@@ -191,6 +192,23 @@ async def strange_names(root: Path) -> None:
         await store.put_blobs("ACME / Inc.", blobs)
         opened = await sessions.open("Größe & *?", session="Ünïcode", tenant="ACME / Inc.")
         opened.append(Message.user("Hello"))
+        await opened.save()
+
+
+@session("pictures")
+async def pictures(root: Path) -> None:
+    """Images in blobs: a user's and a tool's."""
+    head = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + (1280).to_bytes(4, "big") + (800).to_bytes(4, "big")
+    one, other = (base64.b64encode(head + bytes([number]) * 66_000).decode() for number in range(2))
+    source = {"type": "base64", "media_type": "image/png", "data": other}
+    async with connected(root, "seventh") as sessions:
+        opened = await sessions.open("pictures")
+        opened.append(Message.user("Look", image_urls=[f"data:image/png;base64,{one}"]))
+        await opened.save()
+    async with connected(root, "eighth") as sessions:
+        opened = await sessions.open("pictures")
+        opened.append(Message.assistant(tool_calls=[ToolCall("c1", "shot")]))
+        opened.append(Message.tool("c1", [{"type": "image", "source": source}], name="shot"))
         await opened.save()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -60,6 +61,13 @@ async def client(sessions: SessionManager, **options: Any) -> AsyncGenerator[htt
         headers={"authorization": f"Bearer {TOKEN}"},
     ) as http:
         yield http
+
+
+def home_of(landing: httpx.Response) -> str:
+    """Return where the page that the link with the token opens leads to."""
+    assert landing.status_code == 200
+    (path,) = re.findall(r'content="0;url=([^"?]*)', landing.text)
+    return str(path)
 
 
 @pytest.fixture(autouse=True)

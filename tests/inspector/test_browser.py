@@ -66,14 +66,20 @@ def page(browser: Any, address: str) -> Iterator[Any]:
         ),
     )
     page.goto(f"{address}?token={TOKEN}")
-    page.wait_for_url(address)
+    page.wait_for_url(re.compile(re.escape(address) + "[0-9a-f]{32}/$"))
     yield page
     context.close()
     expected = re.compile(r"session\?agent=nobody: .*status of 404")
     assert [text for text in complaints if not expected.search(text)] == []
 
 
-def test_pictures_for_the_documentation(page: Any, address: str, pictures: Path) -> None:
+@pytest.fixture
+def home(page: Any) -> str:
+    """Return the address that the link leads to, below which all pages are."""
+    return str(page.url)
+
+
+def test_pictures_for_the_documentation(page: Any, home: str, pictures: Path) -> None:
     wide, phone = {"width": 1100, "height": 720}, {"width": 375, "height": 720}
     for name, path, theme, size in (
         ("conversation", "session?agent=harbor-guide", "light", wide),
@@ -83,7 +89,7 @@ def test_pictures_for_the_documentation(page: Any, address: str, pictures: Path)
     ):
         page.set_viewport_size(size)
         page.emulate_media(color_scheme=theme)
-        page.goto(address + path)
+        page.goto(home + path)
         if name == "live":
             until(page, "samples.length > 25")
         picture = pictures / f"inspector-{name}.png"
@@ -91,9 +97,9 @@ def test_pictures_for_the_documentation(page: Any, address: str, pictures: Path)
         assert picture.stat().st_size < 150_000
 
 
-def test_no_page_complains_shows_markup_or_fails_its_readers(page: Any, address: str) -> None:
+def test_no_page_complains_shows_markup_or_fails_its_readers(page: Any, home: str) -> None:
     for path in PAGES:
-        page.goto(address + path)
+        page.goto(home + path)
         assert page.evaluate("document.querySelectorAll('main script, main [onerror]').length") == 0
         if path.endswith("agent=hostile") and "change=" not in path:
             assert "<script>alert(1)</script>" in page.inner_text("main")
@@ -108,17 +114,17 @@ def test_no_page_complains_shows_markup_or_fails_its_readers(page: Any, address:
             assert serious == []
 
 
-def test_every_page_fits_a_phone(page: Any, address: str) -> None:
+def test_every_page_fits_a_phone(page: Any, home: str) -> None:
     page.set_viewport_size({"width": 375, "height": 700})
     for path in PAGES:
-        page.goto(address + path)
+        page.goto(home + path)
         assert page.evaluate("document.documentElement.scrollWidth") <= 375, path
 
 
-def test_charts_move_and_stop_while_nobody_looks(page: Any, address: str) -> None:
+def test_charts_move_and_stop_while_nobody_looks(page: Any, home: str) -> None:
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
-    page.goto(address + "live")
+    page.goto(home + "live")
     saves = page.locator("[data-series=saves]")
     until(page, "document.querySelectorAll('.chart canvas').length === 6")
     until(page, "samples.length > 3")
@@ -152,7 +158,7 @@ def hide(page: Any, *, hidden: bool) -> None:
     page.evaluate(script, hidden)
 
 
-def test_a_person_finds_reads_and_changes_a_session(page: Any, address: str) -> None:
+def test_a_person_finds_reads_and_changes_a_session(page: Any, home: str) -> None:
     page.keyboard.press("/")
     page.keyboard.type("harbor")
     page.keyboard.press("Enter")
@@ -163,17 +169,17 @@ def test_a_person_finds_reads_and_changes_a_session(page: Any, address: str) -> 
     picture = page.locator("article img")
     picture.scroll_into_view_if_needed()
     until(page, "document.querySelector('article img').naturalWidth === 160")
-    page.goto(address + "session?agent=hostile")
+    page.goto(home + "session?agent=hostile")
     page.get_by_role("button", name="Show all").first.click()
     until(page, "document.querySelector('.text').textContent.length > 9000")
-    page.goto(address + "checkpoints?agent=harbor-guide")
+    page.goto(home + "checkpoints?agent=harbor-guide")
     page.get_by_role("button", name="Compare").click()
     assert "/state/route/stage" in page.inner_text("main")
     page.get_by_role("link", name="roll back").first.click()
     page.get_by_role("button", name="Rollback").click()
     page.wait_for_url("**/actions")
     assert "roll back to checkpoint 1" in page.inner_text("main")
-    page.goto(address)
+    page.goto(home)
     page.fill("input[name=prefix]", "work")
     until(page, "document.querySelectorAll('#ids option').length === 7")
     page.keyboard.press("Escape")
@@ -183,7 +189,7 @@ def test_a_person_finds_reads_and_changes_a_session(page: Any, address: str) -> 
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
 
 
-def test_a_session_that_goes_on_says_so(page: Any, address: str) -> None:
-    page.goto(address + "session?agent=worker-1")
+def test_a_session_that_goes_on_says_so(page: Any, home: str) -> None:
+    page.goto(home + "session?agent=worker-1")
     page.locator("#news").wait_for(state="visible", timeout=20_000)
     assert "new records" in page.locator("#news").inner_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import AsyncGenerator
 
 import httpx
@@ -10,7 +11,7 @@ import pytest
 
 import perdure.inspector
 from perdure.errors import InvalidArgumentError
-from tests.inspector.conftest import TOKEN, client, connected
+from tests.inspector.conftest import TOKEN, client, connected, home_of
 
 METHODS = ["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"]
 
@@ -40,12 +41,33 @@ async def test_the_link_sets_a_strict_cookie_and_leads_to_the_page(
     landing = await stranger.get("/inbox", params={"a": '"><b>', "token": TOKEN})
     assert landing.status_code == 200
     cookie = landing.headers["set-cookie"]
-    assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(cookie.split("; "))
+    assert {"HttpOnly", "SameSite=strict"} <= set(cookie.split("; "))
     assert "Secure" not in cookie
     assert TOKEN not in cookie
-    assert 'url=/inbox?a=%22%3E%3Cb%3E"' in landing.text
+    (url,) = re.findall(r'content="0;url=([^"]*)"', landing.text)
+    assert url.endswith("/inbox?a=%22%3E%3Cb%3E")
     assert TOKEN not in landing.text
-    assert (await stranger.get("/")).status_code == 200
+    assert (await stranger.get(url)).status_code == 200
+
+
+async def test_the_cookie_is_not_sent_to_another_server_of_this_host(
+    stranger: httpx.AsyncClient,
+) -> None:
+    """A cookie goes to every port, so only a path that others do not know keeps it here."""
+    home = home_of(await stranger.get("/", params={"token": TOKEN}))
+    assert "cookie" in stranger.build_request("GET", home).headers
+    for url in ("/", "/inbox", "http://localhost:9999/", "http://localhost:9999/session?agent=ada"):
+        assert "cookie" not in stranger.build_request("GET", url).headers
+    assert len(home.strip("/")) == 32
+    (cookie,) = stranger.cookies.jar
+    sent = {"cookie": f"{cookie.name}={cookie.value}"}
+    assert (await stranger.get("/session?agent=ada", headers=sent)).status_code == 401
+
+
+async def test_a_url_that_is_no_text_is_refused(inspector: httpx.AsyncClient) -> None:
+    for url in ("/session?agent=%FF", "/%C3%28", "/?prefix=%ED%A0%80"):
+        assert (await inspector.get(url)).status_code == 400, url
+    assert (await inspector.get("/session?agent=%C3%A9")).status_code == 404
 
 
 async def test_behind_tls_the_cookie_is_secure(stranger: httpx.AsyncClient) -> None:
@@ -62,7 +84,10 @@ async def test_the_link_leads_nowhere_else(stranger: httpx.AsyncClient, path: st
 
 
 async def test_a_foreign_host_is_refused_on_every_method(inspector: httpx.AsyncClient) -> None:
-    for host in ("evil.com", "localhost.evil.com", "evil.com:8000", "", "[::2]:1"):
+    for host in (
+        *("evil.com", "localhost.evil.com", "evil.com:8000", "", "[::2]:1", "localhost:"),
+        *("localhost:80:80", "localhost:x", "localhost@evil.com", "[::1]evil.com", "[::1", "::1"),
+    ):
         for method in METHODS:
             answer = await inspector.request(method, "/", headers={"host": host})
             assert answer.status_code == 421

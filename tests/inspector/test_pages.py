@@ -18,7 +18,7 @@ from perdure.inspector import conversation, pages
 from perdure.records.keys import SessionKey
 from perdure.stores.delegate import DelegatingStore
 from perdure.stores.memory import MemoryStore
-from tests.inspector.conftest import PNG, client, connected, fill
+from tests.inspector.conftest import PNG, client, connected, fill, home_of
 
 SESSION_PAGES = [
     "/session?agent=ada",
@@ -222,7 +222,6 @@ async def test_sessions_are_filtered_and_searched() -> None:
     async with connected() as sessions, client(sessions) as http:
         async with sessions.open("ada", owner="lovelace", tags=["x"]) as ada:
             ada.describe(title="The engine")
-            await ada.aclose()  # which folds: a listing is as of the last fold
         for params, found in (
             ({"owner": "lovelace"}, True),
             ({"owner": "love"}, False),
@@ -239,6 +238,23 @@ async def test_sessions_are_filtered_and_searched() -> None:
         assert (await http.get("/?prefix=%00")).status_code == 400
 
 
+async def test_sessions_that_were_used_last_come_first() -> None:
+    async with connected() as sessions, client(sessions) as http:
+        for at, name in enumerate(("a", "c", "b", "d")):
+            async with sessions.open(name) as session:
+                session.append(Message(role="user", content="x", created_at=4_000_000_000.0 + at))
+        page = await get(http, "/", limit=3)
+        assert [info["key"]["agent"] for info in page["sessions"]] == ["d", "b", "c"]
+        place = {"after": page["next"]["agent"], "after_at": page["next_at"]}
+        page = await get(http, "/", limit=3, **place)
+        assert [info["key"]["agent"] for info in page["sessions"]] == ["a"]
+        assert (page["searched"], page["next"]) == (4, None)
+        assert 'id="older"' in (await http.get("/?limit=3")).text
+        page = await get(http, "/", order="id", limit=2)
+        assert [info["key"]["agent"] for info in page["sessions"]] == ["a", "b"]
+        assert (await http.get("/?order=size")).status_code == 400
+
+
 async def test_a_search_that_takes_long_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "BUDGET", -1.0)
     async with connected() as sessions, client(sessions) as http:
@@ -250,7 +266,7 @@ async def test_a_search_that_takes_long_is_continued(monkeypatch: pytest.MonkeyP
         where: dict[str, str] = {}
         requests = 0
         while True:
-            page = await get(http, "/", q="even", limit=10, **where)
+            page = await get(http, "/", q="even", order="id", limit=10, **where)
             requests += 1
             found += [info["key"]["agent"] for info in page["sessions"]]
             if page["next"] is None:
@@ -286,14 +302,14 @@ async def test_it_works_mounted_in_an_application() -> None:
         app = Starlette(routes=[Mount("/perdure", inside)])
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-            landing = await http.get(f"/perdure/?token={TOKEN}")
-            assert "Path=/perdure" in landing.headers["set-cookie"]
-            page = await http.get("/perdure/session?agent=ada")
+            home = home_of(await http.get(f"/perdure/?token={TOKEN}"))
+            assert home.startswith("/perdure/")
+            page = await http.get(f"{home}session?agent=ada")
             assert page.status_code == 200
             for _, attributes in Elements(page.text).found:
                 for name in ("href", "src"):
                     where = attributes.get(name) or "#"
-                    assert where.startswith(("/perdure/", "?", "#"))
+                    assert where.startswith((home, "?", "#"))
             assert (await http.get("/perdure/static/inspector.css")).status_code == 200
 
 

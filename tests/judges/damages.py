@@ -19,6 +19,8 @@ from perdure.memory.index import MEMORY, MemoryIndex
 from perdure.records.checkpoints import ExplicitState
 from perdure.records.json import decode
 from perdure.records.manifest import FoldedDocuments, HistoryIndex
+from perdure.records.media import referred
+from perdure.records.messages import RESULT_REF
 from perdure.session.internals import store_of
 from perdure.transfer import verify_backup
 from tests.crash.scratch import scratch
@@ -130,6 +132,7 @@ class Names(NamedTuple):
     only_value: str
     """One that only its blob has."""
     result: str
+    image: str
     root: str
     node: str
     leaf: str
@@ -168,9 +171,14 @@ async def names_of(url: str) -> Names:
         assert base is not None
         assert own is not None
         result = next(
-            message.tool_result.extra["tool_result_ref"]
+            message.tool_result.extra[RESULT_REF]
             for message in ada.context()
             if message.tool_result is not None
+        )
+        image = next(
+            medium.name
+            for payload in ada._contents.context.messages()
+            for medium in referred(payload)
         )
         [state] = [one.state for one in await ada.checkpoints.states() if one.label == "large"]
         assert isinstance(state, ExplicitState)
@@ -184,6 +192,7 @@ async def names_of(url: str) -> Names:
             value=await value(ada, upto=2**62),
             only_value=await value(pruned, upto=base.cut),
             result=decode(bytes(result))["sha256"],
+            image=image,
             root=state.root,
             node=root.below[0].name,
             leaf=node.below[0].name,
@@ -240,6 +249,8 @@ STORE = [
     ),
     Damage("a tool result lost", "ada", lambda at, n: at.blob(n.result, lost)),
     Damage("a tool result flipped", "ada", lambda at, n: at.blob(n.result, flipped)),
+    Damage("an image lost", "ada", lambda at, n: at.blob(n.image, lost)),
+    Damage("an image flipped", "ada", lambda at, n: at.blob(n.image, flipped)),
     Damage("the root of a state lost", "ada", lambda at, n: at.blob(n.root, lost), STATES),
     Damage("a node of a state lost", "ada", lambda at, n: at.blob(n.node, lost), STATES),
     Damage("a chunk of a state lost", "ada", lambda at, n: at.blob(n.leaf, lost), STATES),

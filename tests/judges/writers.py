@@ -17,6 +17,7 @@ from perdure.agent.requests import claimed
 from perdure.archive import Archives
 from perdure.errors import PerdureError
 from perdure.records.messages import ToolResult
+from tests.images import part, png
 
 FAMILIES = ("ada", "bob", "cyd", "dan")
 """Each is written by a task of its own, so that what goes wrong is not two of them meeting."""
@@ -113,6 +114,7 @@ async def fill(url: str, seed: int = 0) -> None:
             session.append(Message.user("hello"))
         for id in ("ada", "pruned"):
             async with sessions.open(id) as session:
+                session.append(Message.user([part(png(70_000))]))
                 await talk(session, dice, turns=3)
                 await session.checkpoints.create("small", state={"n": 1})
                 pad = [large(dice) for _ in range(12)]

@@ -50,7 +50,18 @@ RECORDING = ROOT / ".mutants" / "recording.json"
 EQUIVALENT = Path(__file__).with_name("equivalent.txt")
 KILLERS = Path(__file__).with_name("killers.txt")
 COPIED = ("src", "tests", "pyproject.toml", "README.md", "docs", "examples", "CHANGELOG.md")
-QUIET = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--tb=line", "-rfE")
+QUIET = (
+    "-q",
+    "-m",
+    "",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:xdist",
+    "--no-header",
+    "--tb=line",
+    "-rfE",
+)
 
 Recording = dict[str, dict[str, float]]
 

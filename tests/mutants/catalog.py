@@ -218,7 +218,7 @@ c6 checkpoints:verified : drop assign problems 2
 c7 CheckpointChain.apply : drop call _bury 1
 c8 CheckpointChain._add : always if 3
 c9 checkpoints:_compare(replayed_checkpoint) : drop call problem 2
-c10 checkpoints:_compare(replayed_checkpoint) : drop call problem 3
+c10 checkpoints:_compare(replayed_checkpoint) : drop call append 1
 c11 checkpoints:_compare(replayed_checkpoint) : without bool 3 3
 
 agent

@@ -54,6 +54,9 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "encrypted_content": DATA,
     "signature": DATA,
     "name": NAMES,
+    "media_type": st.sampled_from(["image/png", "image/jpeg"]),
+    "caller": st.just({"type": "direct"}),
+    "cache_control": st.just({"type": "ephemeral"}),
 }
 """Fields whose type says less than their name."""
 
@@ -218,6 +221,7 @@ PAIRS = {
     "shell_call": "shell_call_output",
     "apply_patch_call": "apply_patch_call_output",
     "program": "program_output",
+    "tool_search_call": "tool_search_output",
     "mcp_approval_request": "mcp_approval_response",
 }
 CALLS = {
@@ -276,7 +280,20 @@ def items(draw: st.DrawFn) -> list[Entry]:
         for one in draw(st.permutations(asked)):
             answer = draw(of_type(kinds[CALLS[one["type"]]]))
             found.append({**answer, "call_id": one["call_id"]})
-    return found
+    return [_with_id(item, at) for at, item in enumerate(found)]
+
+
+IDS = {"message": "msg", "function_call": "fc", "reasoning": "rs"}
+
+
+def _with_id(item: Entry, at: int) -> Entry:
+    """Give an item an id as the API makes them; what it says of a thought is for reading only."""
+    kind = item.get("type") or "message"
+    if kind == "message" and "id" not in item and item["role"] == "assistant":
+        item = {**item, "content": "Hm."}  # a part of an answer belongs to an item with an id
+    if "id" in item:
+        item = {**item, "id": f"{IDS.get(kind, kind)}_{at}"}
+    return {name: one for name, one in item.items() if (kind, name) != ("reasoning", "status")}
 
 
 @st.composite
@@ -300,6 +317,7 @@ def anthropic(draw: st.DrawFn) -> list[Entry]:
             {**draw(of_type(types_of.ToolResultBlockParam)), "tool_use_id": one["id"]}
             for one in draw(st.permutations(asked))
         ]
+        results = [{**one, "content": "no"} if one.get("is_error") else one for one in results]
         asked = []
         said = draw(WORDS | st.lists(user, min_size=1, max_size=3))
         if results and isinstance(said, str):
@@ -320,7 +338,19 @@ def anthropic(draw: st.DrawFn) -> list[Entry]:
         found.append({"role": "assistant", "content": [*blocks, *asked]})
     if asked:
         found.append({"role": "user", "content": [_answered(one) for one in asked]})
-    return found
+    return _with_few_markers(found, [4])
+
+
+def _with_few_markers(value: Any, room: list[int]) -> Any:
+    if isinstance(value, list):
+        return [_with_few_markers(one, room) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if isinstance(value.get("cache_control"), dict):
+        room[0] -= 1
+        if room[0] < 0:
+            value = {name: one for name, one in value.items() if name != "cache_control"}
+    return {name: _with_few_markers(one, room) for name, one in value.items()}
 
 
 def _answered(call: Entry) -> Entry:
@@ -347,12 +377,15 @@ def part(*names: str) -> st.SearchStrategy[Entry]:
     from google.genai.types import Part
 
     hints = {to_camel(name): one.annotation for name, one in Part.model_fields.items()}
+    # An image without data is refused: the type alone would allow it.
+    fields = {name: _field(name, hints[name]) for name in names}
+    if "inlineData" in fields:
+        fields["inlineData"] = fields["inlineData"].filter(
+            lambda one: bool(one.get("data")) and bool(one.get("mimeType"))
+        )
     beside = {name: of_type(hints[name]) for name in ("partMetadata", "mediaResolution")}
     return st.one_of(
-        [
-            st.fixed_dictionaries({name: _field(name, hints[name])}, optional=beside)
-            for name in names
-        ]
+        [st.fixed_dictionaries({name: field}, optional=beside) for name, field in fields.items()]
     )
 
 
@@ -379,8 +412,11 @@ def contents(draw: st.DrawFn) -> list[Entry]:
             call = draw(of_type(types_of.FunctionCall, name=NAMES))
             call.pop("id", None)
             calls.append({**call, **named})
-        said += [{"functionCall": call, **draw(SIGNED)} for call in calls]
-        if not said:
+        signature = {"thoughtSignature": draw(DATA)}  # of the first one
+        for call in calls:
+            said.append({"functionCall": call, **signature})
+            signature = draw(SIGNED)
+        if all(one.get("thought") for one in said):
             continue
         found.append({"role": "model", "parts": said})
         if calls:

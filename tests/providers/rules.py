@@ -1,17 +1,17 @@
 """What each provider refuses, told from the request alone.
 
 Written from the providers' documents and error messages, and knowing nothing of how a context is
-rendered: it judges the renderers. Each function returns what is wrong; nothing is sound.
+rendered: it judges the renderers. What one field may be stands in the table that they share; what
+messages owe each other is told here. Each function returns what is wrong; nothing is sound.
 """
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator
 from typing import Any
 
 from perdure.providers import RenderedContext
+from perdure.providers.request_rules import RULES, broken
 
 Dict = dict[str, Any]
 
@@ -23,7 +23,18 @@ def wrongs(context: RenderedContext) -> list[str]:
         "anthropic": anthropic,
         "gemini": gemini,
     }
-    return list(judge[context.format](context.messages))
+    return [*judge[context.format](context.messages), *breaches(context)]
+
+
+def breaches(context: RenderedContext, *, official: bool = True) -> Iterator[str]:
+    """Return what in a request is against its provider's table."""
+    system = [] if context.format == "gemini" else context.system
+    request = {**context.request, "system": system}
+    for rule in RULES[context.format]:
+        if rule.cure == "sent" or (rule.official and not official):
+            continue
+        for place in broken(rule, request):
+            yield f"{rule.fields[0]}: takes {rule.takes}: {place.value!r}"
 
 
 def chat(messages: list[Dict]) -> Iterator[str]:
@@ -35,8 +46,6 @@ def chat(messages: list[Dict]) -> Iterator[str]:
                 yield f"{at}: a tool message must be a response to a preceding message's tool_calls"
             else:
                 waiting.remove(message["tool_call_id"])
-            if not isinstance(message["content"], str):
-                yield f"{at}: a tool message's content is text"
             continue
         if waiting:
             yield f"{at}: tool_calls must be followed by tool messages: {waiting}"
@@ -53,59 +62,88 @@ def chat_answer(at: int, message: Dict) -> Iterator[str]:
     calls = message.get("tool_calls")
     if calls == []:
         yield f"{at}: tool_calls is too short"
-    if not calls and not message.get("content"):
+    said = [message.get(name) for name in ("content", "refusal", "audio", "function_call")]
+    if not calls and not any(one not in (None, []) for one in said):
         yield f"{at}: an assistant message needs content or tool_calls"
     for call in calls or ():
-        if not 0 < len(call["id"]) <= 40:
-            yield f"{at}: the id {call['id']!r} is too long"
-        if not re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", call["function"]["name"]):
-            yield f"{at}: the name {call['function']['name']!r} does not match the pattern"
-        if not isinstance(json.loads(call["function"]["arguments"]), dict):
-            yield f"{at}: arguments are no object"
+        if call["type"] == "function" and not call["function"]["arguments"].strip():
+            yield f"{at}: arguments are blank"
 
 
 def responses(items: list[Dict]) -> Iterator[str]:
-    asked: list[str] = []
+    asked: dict[str, str] = {}
     answered: set[str] = set()
     for at, item in enumerate(items):
-        kind = item.get("type", "message")
-        if kind == "function_call":
-            if item["call_id"] in asked:
-                yield f"{at}: the call id {item['call_id']} is there twice"
-            asked.append(item["call_id"])
-            if not isinstance(json.loads(item["arguments"]), dict):
-                yield f"{at}: arguments are no object"
-        elif kind == "function_call_output":
-            if item["call_id"] not in asked or item["call_id"] in answered:
-                yield f"{at}: no tool call found for function call output {item['call_id']}"
-            answered.add(item["call_id"])
+        kind = item.get("type") or ("message" if "role" in item else "item_reference")
+        if kind in ANSWERS:
+            asked[item["call_id"]] = kind
+        elif kind.endswith("_output") and kind.removesuffix("_output") in ANSWERS:
+            call_id = item.get("call_id") or shell_of(item, items[:at], answered)
+            if call_id not in asked or call_id in answered:
+                yield f"{at}: no tool call found for {kind} {call_id}"
+            elif kind not in ANSWERS[asked[call_id]]:
+                yield f"{at}: {kind} is no output of a {asked[call_id]}"
+            answered.add(call_id)
         elif kind.endswith("_call") and item.get("call_id"):
             if not any(one.get("call_id") == item["call_id"] for one in items[at + 1 :]):
                 yield f"{at}: no tool output found for {kind} {item['call_id']}"
         elif kind == "reasoning":
             if "status" in item:
                 yield f"{at}: unknown parameter: 'input[{at}].status'"
-            if not item.get("encrypted_content"):
-                yield f"{at}: item {item['id']} not found: it is not persisted"
             led_to = items[at + 1] if at + 1 < len(items) else {"role": "user"}
-            if led_to.get("role") == "user" or led_to.get("type") == "function_call_output":
+            if led_to.get("role") == "user" or led_to.get("type", "").endswith("_call_output"):
                 yield f"{at}: reasoning was provided without its required following item"
         elif kind == "message" and not item.get("content") and item["role"] == "assistant":
             yield f"{at}: an assistant message with nothing in it"
     if set(asked) - answered:
-        yield f"no tool output found for function call {set(asked) - answered}"
+        yield f"no tool output found for calls {set(asked) - answered}"
     for at, item in enumerate(items):
         before = items[:at]
-        names_it = item.get("type") != "reasoning" and "id" in item
+        names_it = item.get("type") != "reasoning" and item.get("id")
         if names_it and item["id"].endswith("_after_rs") and not any(map(is_reasoning, before)):
             yield f"{at}: {item['id']} was provided without its required reasoning item"
+
+
+ANSWERS = {
+    "function_call": {"function_call_output"},
+    "custom_tool_call": {"custom_tool_call_output"},
+    "local_shell_call": {"local_shell_call_output", "function_call_output"},
+    "shell_call": {"shell_call_output"},
+    "apply_patch_call": {"apply_patch_call_output"},
+    "computer_call": {"computer_call_output"},
+}
+"""The outputs that calls take; codex answers its local shell's as functions."""
+
+
+def shell_of(output: Dict, before: list[Dict], answered: set[str]) -> str:
+    """Return the call of a local shell that an output without a call's id is of."""
+    calls = [one for one in before if one.get("type") == "local_shell_call"]
+    named = [one for one in calls if one.get("id") == output.get("id")]
+    open_calls = [one for one in named or calls if one["call_id"] not in answered]
+    return open_calls[0]["call_id"] if open_calls else ""
 
 
 def is_reasoning(item: Dict) -> bool:
     return item.get("type") == "reasoning"
 
 
+def joined(messages: list[Dict], said: str) -> list[Dict]:
+    """Join what one role says in a row, as Anthropic and Gemini do."""
+    found: list[Dict] = []
+    for message in messages:
+        parts = message[said]
+        parts = [{"type": "text", "text": parts}] if isinstance(parts, str) else parts
+        role = "user" if message["role"] == "function" else message["role"]
+        if found and found[-1]["role"] == role:
+            found[-1][said] = [*found[-1][said], *parts]
+        else:
+            found.append({**message, "role": role, said: parts})
+    return found
+
+
 def anthropic(messages: list[Dict]) -> Iterator[str]:
+    messages = [message for message in messages if message["role"] != "system"]
+    messages = joined(messages, "content")
     used: set[str] = set()
     waiting: list[str] = []
     for at, message in enumerate(messages):
@@ -163,28 +201,20 @@ def anthropic_block(at: int, block: Dict, role: str, used: set[str]) -> Iterator
     kind = block["type"]
     if kind == "text" and not block["text"].strip():
         yield f"{at}: text content blocks must contain non-whitespace text"
-    if kind == "thinking" and not block.get("signature"):
-        yield f"{at}: thinking.signature: field required"
     if kind == "tool_use":
         if block["id"] in used:
             yield f"{at}: tool_use ids must be unique: {block['id']}"
         used.add(block["id"])
-        if not re.fullmatch(r"[a-zA-Z0-9_-]+", block["id"]):
-            yield f"{at}: tool_use.id should match the pattern: {block['id']}"
-        if not re.fullmatch(r"[a-zA-Z0-9_-]{1,128}", block["name"]):
-            yield f"{at}: tool_use.name should match the pattern: {block['name']}"
-        if not isinstance(block["input"], dict):
-            yield f"{at}: tool_use.input should be an object"
-    if kind == "tool_result" and block.get("is_error") and not block["content"]:
-        yield f"{at}: content cannot be empty if is_error is true"
     if kind in {"tool_use", "thinking", "redacted_thinking"} and role != "assistant":
         yield f"{at}: {kind} blocks can only be in assistant messages"
 
 
-KINDS = {"text", "inlineData", "fileData", "functionCall", "functionResponse", "executableCode"}
+KINDS = {"text", "inlineData", "fileData", "functionCall", "functionResponse"}
+KINDS |= {"executableCode", "codeExecutionResult"}
 
 
 def gemini(contents: list[Dict]) -> Iterator[str]:
+    contents = joined(contents, "parts")
     for at, content in enumerate(contents):
         expected = ("user", "model")[at % 2]
         parts = content["parts"]
@@ -200,9 +230,11 @@ def gemini(contents: list[Dict]) -> Iterator[str]:
         given = [one["functionResponse"] for one in after if "functionResponse" in one]
         if calls and expected == "user":
             yield f"{at}: function calls come from the model"
-        if expected == "model" and [one["name"] for one in calls] != [one["name"] for one in given]:
+        names = [sorted(one["name"] for one in listed) for listed in (calls, given)]
+        if expected == "model" and names[0] != names[1]:
             yield f"{at}: the number of function response parts is not that of the calls"
-        if [one.get("id") for one in calls] != [one.get("id") for one in given] and calls:
+        ids = [sorted(str(one.get("id")) for one in listed) for listed in (calls, given)]
+        if ids[0] != ids[1] and calls:
             yield f"{at}: a response names another call"
         first = next((part for part in parts if "functionCall" in part), None)
         if first is not None and not first.get("thoughtSignature"):

@@ -6,6 +6,7 @@ of the REST API.
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
@@ -13,8 +14,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from perdure import Message
-from perdure.errors import FormatError
+from perdure.errors import FormatError, NotStorableError
 from perdure.providers import FORMATS, Format, parse_history, render
+from perdure.providers.request_rules import RULES, Rule, places
 from perdure.records.messages import decode_message, encode_message
 from tests.providers.histories import HISTORIES, taken, without_none
 from tests.providers.rules import wrongs
@@ -146,13 +148,13 @@ ANTHROPIC: list[dict[str, Any]] = [
                 "tool_use_id": "toolu_1",
                 "content": [{"type": "text", "text": "no such place"}],
                 "is_error": True,
-                "cache_control": {"type": "ephemeral"},
+                "cache_control": {"type": "ephemeral", "ttl": "1h"},
             },
             {"type": "text", "text": "And here?"},
             {
                 "type": "image",
                 "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"},
-                "cache_control": {"type": "ephemeral", "ttl": "1h"},
+                "cache_control": {"type": "ephemeral"},
             },
         ],
     },
@@ -232,8 +234,11 @@ def test_what_is_redacted_in_a_message_is_redacted_in_what_goes_back() -> None:
                 assert word not in left.replace('"refusal":""', "").replace('"refusal"', "")
 
 
+MARKER = {"type": "ephemeral", "ttl": "1h"}
+
+
 def test_instructions_that_stand_apart_come_with_the_request() -> None:
-    marked = [{"type": "text", "text": "Be kind.", "cache_control": {"type": "ephemeral"}}]
+    marked = [{"type": "text", "text": "Be kind.", "cache_control": MARKER}]
     for system in ("Be kind.", marked):
         request = {"model": "m", "max_tokens": 9, "system": system, "messages": ANTHROPIC}
         context = render(parse_history(request, "anthropic"), "anthropic")
@@ -288,7 +293,15 @@ def test_the_objects_of_the_sdks_may_stand_anywhere() -> None:
 def test_geminis_names_in_python_are_those_of_the_rest_api() -> None:
     theirs = [
         {"role": "user", "parts": [{"inline_data": {"mime_type": "image/png", "data": b"\xff"}}]},
-        {"role": "model", "parts": [{"function_call": {"name": "look", "args": {"at_x": 1}}}]},
+        {
+            "role": "model",
+            "parts": [
+                {
+                    "function_call": {"name": "look", "args": {"at_x": 1}},
+                    "thought_signature": b"\xff",
+                }
+            ],
+        },
         {
             "role": "function",
             "parts": [{"function_response": {"name": "look", "response": {"the_result": 1}}}],
@@ -296,7 +309,15 @@ def test_geminis_names_in_python_are_those_of_the_rest_api() -> None:
     ]
     assert render(parse_history(theirs, "gemini"), "gemini").messages == [
         {"role": "user", "parts": [{"inlineData": {"mimeType": "image/png", "data": "/w=="}}]},
-        {"role": "model", "parts": [{"functionCall": {"name": "look", "args": {"at_x": 1}}}]},
+        {
+            "role": "model",
+            "parts": [
+                {
+                    "functionCall": {"name": "look", "args": {"at_x": 1}},
+                    "thoughtSignature": "/w==",
+                }
+            ],
+        },
         {
             "role": "function",
             "parts": [{"functionResponse": {"name": "look", "response": {"the_result": 1}}}],
@@ -380,3 +401,183 @@ def test_what_does_not_fit_is_named(
     assert refused.value.facts["field"] == field
     if index is not None:
         assert f"history[{index}]" in str(refused.value)
+
+
+# Whatever a history says, what is sent keeps the provider's rules
+
+
+def test_at_most_four_cache_markers_are_sent_the_newest_ones() -> None:
+    """Applications mark the end of each turn; the fifth marker was refused, for ever."""
+    marker = {"type": "ephemeral"}
+    marked = [
+        message
+        for at in range(6)
+        for message in (
+            Message.user([{"type": "text", "text": f"q{at}", "cache_control": marker}]),
+            Message.assistant(f"a{at}"),
+        )
+    ]
+    instructions = Message.system([{"type": "text", "text": "Kind.", "cache_control": marker}])
+    context = render([instructions, *marked], "anthropic")
+    assert isinstance(context.system, list)
+    assert context.system[0]["cache_control"] == marker
+    having = [one["content"][0] for one in context.messages if "cache_control" in str(one)]
+    assert [one["text"] for one in having] == ["q3", "q4", "q5"]
+    assert len(str(render(marked, "anthropic").messages).split("cache_control")) == 5
+    assert marked[0].content == [{"type": "text", "text": "q0", "cache_control": marker}]
+
+
+def test_a_marker_that_outlasts_one_before_it_is_shortened() -> None:
+    blocks = [
+        {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}},
+        {"type": "text", "text": "b", "cache_control": MARKER},
+    ]
+    (sent,) = render([Message.user(blocks)], "anthropic").messages
+    assert [one["cache_control"] for one in sent["content"]] == 2 * [{"type": "ephemeral"}]
+    assert blocks[1]["cache_control"] == MARKER
+
+
+def test_the_picture_of_a_failed_tool_comes_after_the_results() -> None:
+    shot = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}}
+    use = [{"type": "tool_use", "id": f"t{at}", "name": "shot", "input": {}} for at in (1, 2)]
+    failed = {"type": "tool_result", "tool_use_id": "t1", "is_error": True}
+    history = [
+        {"role": "user", "content": "Go"},
+        {"role": "assistant", "content": use},
+        {
+            "role": "user",
+            "content": [
+                {**failed, "content": [{"type": "text", "text": "no"}, shot]},
+                {"type": "tool_result", "tool_use_id": "t2", "content": "ok"},
+            ],
+        },
+    ]
+    sent = render(parse_history(history, "anthropic"), "anthropic")
+    assert wrongs(sent) == []
+    results, other, picture = sent.messages[2]["content"]
+    assert results["content"] == [{"type": "text", "text": "no"}]
+    assert (other["content"], picture) == ("ok", shot)
+
+
+def test_a_client_s_message_object_goes_back_without_what_only_replies_have() -> None:
+    from anthropic.types import Message as Reply, TextBlock, Usage
+
+    reply = Reply(
+        id="msg_1",
+        type="message",
+        role="assistant",
+        model="claude-opus-5",
+        content=[TextBlock(type="text", text="Hi")],
+        stop_reason="end_turn",
+        usage=Usage(input_tokens=1, output_tokens=1),
+    )
+    (message,) = parse_history([reply], "anthropic")
+    assert b"end_turn" in encode_message(message).payload  # kept, and not sent
+    assert render([Message.user("?"), message], "anthropic").messages[1] == {
+        "role": "assistant",
+        "content": [{"type": "text", "text": "Hi"}],
+    }
+
+
+def test_names_ids_and_arguments_that_are_refused_are_changed() -> None:
+    call = {"id": "c" * 50, "type": "function", "function": {"name": "f", "arguments": " "}}
+    history = [
+        {"role": "user", "name": "Ada Lovelace", "content": "x"},
+        {"role": "user", "name": "", "content": []},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c" * 50, "content": [{"type": "image_url"}]},
+    ]
+    context = render(parse_history(history, "openai"), "openai")
+    assert wrongs(context) == []
+    first, second, asks, answer = context.messages
+    assert first["name"] == "Ada_Lovelace"
+    assert second == {"role": "user", "content": ""}
+    assert asks["tool_calls"][0]["function"]["arguments"] == "{}"
+    assert asks["tool_calls"][0]["id"] == answer["tool_call_id"]
+
+
+def test_an_item_s_id_that_is_refused_is_left_out() -> None:
+    def said(item_id: str) -> dict[str, Any]:
+        text = {"type": "output_text", "text": "x", "annotations": []}
+        item = {"type": "message", "id": item_id, "role": "assistant", "status": "completed"}
+        return {**item, "content": [text]}
+
+    thought = {"type": "reasoning", "id": "", "summary": [], "encrypted_content": "E"}
+    history = [
+        *({"role": "user", "content": "a"}, said("msg_1")),
+        *({"role": "user", "content": "b", "name": "ada"}, said("msg_1")),
+        *({"role": "user", "content": "c"}, thought, said("m" * 85)),
+        *({"role": "user", "content": "d"}, {"type": "item_reference", "id": "msg_1"}),
+    ]
+    context = render(parse_history(history, "openai-responses"), "openai-responses")
+    assert wrongs(context) == []
+    plain = {"role": "assistant", "content": "x"}
+    assert context.messages == [
+        *({"role": "user", "content": "a"}, said("msg_1")),
+        *({"role": "user", "content": "b"}, plain),
+        {"role": "user", "content": "c"},
+        {"type": "reasoning", "summary": [], "encrypted_content": "E"},
+        *(plain, {"role": "user", "content": "d"}),
+    ]
+
+
+SVG = "data:image/svg+xml;base64,AAAA"
+BAD_PARTS: list[Any] = [
+    {"type": "image_url", "image_url": {"url": SVG}},
+    {"type": "input_image", "image_url": SVG},
+    {"type": "image", "source": {"type": "base64", "media_type": "image/svg+xml", "data": "AA"}},
+    {"type": "text", "text": "a"},
+    {"type": "input_text", "text": "a"},
+    {"inlineData": {"mimeType": "image/svg+xml", "data": "AAAA"}},
+]
+
+
+def bad(rule: Rule, format: Format) -> st.SearchStrategy[Any]:
+    """Return values that a rule may not accept."""
+    if rule.pattern is not None:
+        return st.sampled_from(["", "a b", "x" * 300, "ü", "same", "msg_1"])
+    if rule.is_object:
+        return st.sampled_from(["", "  ", "[1]", '{"a', "null", {}])
+    if rule.types is not None or rule.images is not None:
+        return st.sampled_from(BAD_PARTS[-1:] if format == "gemini" else BAD_PARTS[:-1])
+    if rule.is_filled:
+        return st.sampled_from(["", " "])
+    return st.sampled_from([[], {"type": "ephemeral", "ttl": "1h"}, {"type": "ephemeral"}, "x"])
+
+
+@st.composite
+def wild(draw: st.DrawFn, format: Format) -> list[Any]:
+    """A history in which anything that the provider's table is about may be otherwise."""
+    history = copy.deepcopy(draw(HISTORIES[format]))
+    if format == "anthropic":
+        for block in [one["content"] for one in history if isinstance(one["content"], list)]:
+            for one in block:
+                if isinstance(one, dict) and draw(st.booleans()):
+                    one["cache_control"] = draw(st.sampled_from([MARKER, {"type": "ephemeral"}]))
+    names = {"openai": "messages", "openai-responses": "input", "anthropic": "messages"}
+    request = {names.get(format, "contents"): history}
+    for rule in [one for one in RULES[format] if one.cure != "sent"]:
+        for owner, key in [one for path in rule.fields for one in places(request, path)]:
+            if not draw(st.integers(0, 3)) and isinstance(owner[key], dict) and rule.names:
+                owner[key]["x"] = 1
+            elif not draw(st.integers(0, 7)) and not rule.names:
+                owner[key] = draw(bad(rule, format))
+    return history
+
+
+@formats
+@settings(max_examples=40)
+@given(data=st.data())
+def test_whatever_a_history_has_what_is_sent_keeps_the_table(
+    format: Format, data: st.DataObject
+) -> None:
+    history = data.draw(wild(format))
+    try:
+        messages = stored(parse_history(history, format))
+    except (FormatError, NotStorableError):
+        return  # refused by name, when it came
+    for other in FORMATS:
+        context = render(messages, other)
+        assert wrongs(context) == []
+        if other != format:  # what came of the SDK's own type may have fields that it lacks
+            assert_accepted(context)

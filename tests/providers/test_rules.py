@@ -47,6 +47,9 @@ def test_no_provider_refuses_what_is_rendered(
         context = render(messages, format, reasoning=reasoning)
         assert wrongs(context) == [], format
         assert_accepted(context)
+        if format == "openai-responses":  # what nobody stored cannot be looked up
+            thoughts = [one for one in context.messages if one.get("type") == "reasoning"]
+            assert all(one.get("encrypted_content") for one in thoughts)
 
 
 @given(messages=conversations())

@@ -17,6 +17,8 @@ from perdure.records.values import DENY_KEYS, REDACTED, redact
         *sorted(DENY_KEYS),
         *["API_KEY", "apiKey", "api-key", "Api Key", "OPENAI_API_KEY", "x-api-key", "X.Api.Key"],
         *["Authorization", "Proxy-Authorization", "dbPassword", "AWS_SECRET_ACCESS_KEY"],
+        *["OPENAI_KEY", "apiKeys", "api_key_2", "client_secret_v2", "private_key_pem", "password1"],
+        *["tokens", "auth", "\uff50\uff41\uff53\uff53\uff57\uff4f\uff52\uff44"],
     ],
 )
 def test_a_credential_is_replaced_whatever_its_spelling(key: str) -> None:
@@ -26,7 +28,11 @@ def test_a_credential_is_replaced_whatever_its_spelling(key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["max_tokens", "tokenizer", "token_count", "secretary", "keys", "key", "author", "", "_"]
+    "key",
+    [
+        *["max_tokens", "tokenizer", "token_count", "secretary", "keys", "key", "author", "", "_"],
+        *["SSH_PUBLIC_KEY", "primary_key", "oauth_url", "value", "1", "hash"],
+    ],
 )
 def test_what_only_looks_like_one_is_kept(key: str) -> None:
     config = {key: "value"}
@@ -63,6 +69,43 @@ def test_keys_of_ones_own_take_the_place_of_the_default() -> None:
 
 def test_keys_that_are_not_text_are_passed_by() -> None:
     assert redact({1: {"token": "t"}}) == ({1: {"token": REDACTED}}, ("/1/token",))
+
+
+@pytest.mark.parametrize(
+    ("value", "clean"),
+    [
+        ("postgres://me:canary@db/x", "postgres://me:[redacted]@db/x"),
+        ("redis://:canary@db", "redis://:[redacted]@db"),
+        ("https://h/?a=1&api_key=canary&b=2", "https://h/?a=1&api_key=[redacted]&b=2"),
+        ("https://h/?sig=canary", "https://h/?sig=[redacted]"),
+        ("API_KEY=canary", "API_KEY=[redacted]"),
+        ([["Authorization", "canary"], ["A", "b"]], [["Authorization", REDACTED], ["A", "b"]]),
+        ((("Cookie", "canary"),), (("Cookie", REDACTED),)),
+        ([{"name": "X-Api-Key", "value": "canary"}], [{"name": "X-Api-Key", "value": REDACTED}]),
+        ({"key": "DB_PASSWORD", "value": "canary"}, {"key": "DB_PASSWORD", "value": REDACTED}),
+        ({"auth": {"user": "ada", "pwd": "c"}}, {"auth": {"user": "ada", "pwd": REDACTED}}),
+    ],
+)
+def test_what_stands_beside_a_credentials_name_and_in_a_url_is_replaced(
+    value: Any, clean: Any
+) -> None:
+    assert redact({"x": value})[0] == {"x": clean}
+    assert redact({"x": value}, ["ssn"]) == ({"x": value}, ())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        ["password", "reset"],
+        "https://me@host:80/x?page=2",
+        "the password=x in a sentence",
+        "a=b",
+        [["a", "b"]],
+        {"name": "token"},
+    ],
+)
+def test_a_text_that_only_names_one_is_kept(value: Any) -> None:
+    assert redact({"x": value}) == ({"x": value}, ())
 
 
 def test_what_refers_to_itself_is_refused() -> None:

@@ -6,11 +6,13 @@ learns that no concurrent one can explain, it notes as an error at once: a verif
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import random
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -540,11 +542,17 @@ class Doing:
         return f"{done.sessions} sessions, {done.failed}"
 
     async def migrate(self) -> str:
-        stores = await self._beside("main", "moved")
-        try:
-            done = await migrate(*stores, wait=WAIT)
-        finally:
-            await _close(stores)
+        # One at a time into a target, as its documentation asks; a killed process lets go of it.
+        with Path(f"{self._actor.place.root}.migrating").open("wb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return "another one runs"
+            stores = await self._beside("main", "moved")
+            try:
+                done = await migrate(*stores, wait=WAIT)
+            finally:
+                await _close(stores)
         return self._moved("migrate", done)
 
     async def check(self) -> str:

@@ -64,6 +64,7 @@ class Place(NamedTuple):
     def remove(self) -> None:
         """Remove everything of it."""
         shutil.rmtree(self.root, ignore_errors=True)
+        Path(f"{self.root}.migrating").unlink(missing_ok=True)
         for root in [root for root in _backings if root.startswith(self.root)]:
             del _backings[root]
         if self.kind == "postgres":

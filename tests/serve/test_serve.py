@@ -19,6 +19,7 @@ TOKENS = [
     {"token": "bob-token-0123456789", "tenant": "acme", "owners": ["bob"]},
     {"token": "all-token-0123456789", "tenant": "acme"},
     {"token": "eve-token-0123456789", "tenant": "other"},
+    {"token": "ops-token-0123456789", "metrics": True},
 ]
 LONG = " ".join("abcdefghijklmno")
 ANSWER = " ".join(map(str, range(15)))
@@ -155,7 +156,16 @@ def test_an_error_is_a_problem(served: Served, request_: Any, status: int) -> No
 def test_probes_need_no_token_and_metrics_do(served: Served) -> None:
     assert httpx.get(f"{served.url}/readyz").json()["ready"] is True
     assert httpx.get(f"{served.url}/healthz").status_code == 200
-    assert "# TYPE perdure_" in served.client.get("/metrics").text
+    figures = served.client.get("/metrics", headers=bearer("ops"))
+    assert "# TYPE perdure_" in figures.text
+
+
+def test_figures_of_all_tenants_have_a_token_of_their_own(served: Served) -> None:
+    for name in ("ada", "all", "eve"):
+        assert served.client.get("/metrics", headers=bearer(name)).status_code == 403, name
+    for method, path, body in [*routes("ada-1"), ("GET", "/agents", None)]:
+        answer = served.client.request(method, path, json=body, headers=bearer("ops"))
+        assert answer.status_code == 403, path
 
 
 class Reader(threading.Thread):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -540,3 +541,30 @@ async def test_a_session_that_is_made_anew_is_not_cut_where_the_deleted_one_was_
         assert len(await told(await second.load("a"))) == 16
         assert (await first.prune(Retention(keep_turns=1), id="a")).pruned
         assert len(await told(await second.load("a"))) == 2
+
+
+async def test_a_prune_is_not_refused_since_its_session_is_folded_meanwhile(place: Place) -> None:
+    store, limits, late = PausingStore(place()), Limits(fold_records=4), [str(n) for n in range(40)]
+    async with connect(store, shutdown=QUIET, limits=limits) as sessions:
+        await converse(sessions, "a", "one", "two", "three")
+        async with sessions.open("a") as session:
+            announced = store.pause("append_many", after=True)
+
+            async def go_on() -> None:
+                forks = store.pause("receive")
+                announced.go()
+                await forks.reached.wait()  # the cut is durable, and does not count yet
+                for some in (late[:20], late[20:]):
+                    session.append(*map(Message.user, some))
+                    await session.save()
+                await anyio.wait_all_tasks_blocked()
+                forks.go()
+
+            prune = partial(sessions.prune, Retention(keep_turns=1), id="a")
+            report = await meanwhile(announced, prune, go_on)
+            assert [str(pruned.key) for pruned in report.pruned] == ["a"]
+            kept = await looks(session)
+            assert [text for _, text in kept["told"]] == ["three", "re three", *late]
+    async with connect(place(), shutdown=QUIET) as sessions:
+        assert await looks(await sessions.load("a")) == kept
+        await is_what_its_log_says(sessions, "a")

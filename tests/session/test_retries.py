@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import sys
 import threading
@@ -14,7 +15,14 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from perdure import EngineOptions, Message, Session, StoreUnavailableError, connect
+from perdure import (
+    EngineOptions,
+    Message,
+    Session,
+    StoreUnavailableError,
+    TurnReusedError,
+    connect,
+)
 from perdure.records.keys import SessionKey
 from perdure.store import LogChunk, Status
 from perdure.stores.memory import MemoryStore
@@ -58,7 +66,7 @@ async def broken(session: Session, op: str = "request-17") -> None:
             raise ConnectionError
 
 
-async def cut_amid(session: Session, message: Message, *after: Message) -> None:
+async def cut_amid(session: Session, message: Message | dict[str, str], *after: Message) -> None:
     """Cut a turn in which another task, from before it, has appended and saved a message."""
     in_turn, told = anyio.Event(), anyio.Event()
 
@@ -177,6 +185,13 @@ async def test_what_tasks_of_the_turn_appended_is_taken_back() -> None:
         assert sorted(said(session)) == ["one", "two"]
         await ask(session)
         assert said(session) == ["Q", "A"]
+
+
+async def test_a_users_message_from_outside_stays_also_as_a_dict() -> None:
+    async with connect("memory:") as sessions, sessions.open("ada") as session:
+        await cut_amid(session, {"role": "user", "content": "paid"})
+        await ask(session)
+        assert "paid" in said(session)
 
 
 async def test_what_a_task_from_before_the_turn_does_for_it_is_taken_back() -> None:
@@ -323,3 +338,48 @@ def test_a_blocking_retry_does_the_same() -> None:
             assert not turn.resumed
             session.append(Message.user("Q"), Message.assistant("A"))
         assert [message.text for message in session.context()] == ["Q", "A"]
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["ended", "cut"])
+@pytest.mark.parametrize("reopened", [True, False], ids=["reopened", "open"])
+async def test_an_id_that_comes_with_another_request_is_refused(
+    tmp_path: Path, *, ended: bool, reopened: bool
+) -> None:
+    async with connect(tmp_path) as sessions:
+        session = await sessions.open("ada")
+        with contextlib.suppress(ConnectionError):
+            async with session.turn("request-17", request="How deep?"):
+                session.append(Message.user("How deep?"))
+                if not ended:
+                    raise ConnectionError
+        if ended:
+            async with session.turn("another", request=b"How deep?"):
+                pass
+        if reopened:
+            await session.aclose()
+            session = await sessions.open("ada")
+        before = session.version
+        with pytest.raises(TurnReusedError, match="'request-17' of session ada"):
+            async with session.turn("request-17", request="Delete it"):
+                raise AssertionError
+        assert session.version == before
+        assert said(session) == ["How deep?"]
+        for request in ("How deep?", b"How deep?", None):  # None: it is not compared
+            async with session.turn("request-17", request=request) as turn:
+                assert turn.replayed == (ended or request != "How deep?")
+
+
+async def test_a_turn_that_was_begun_without_its_request_is_replayed_for_any() -> None:
+    async with connect("memory:") as sessions, sessions.open("ada") as session:
+        async with session.turn("request-17"):
+            session.append(Message.user("Q"))
+        async with session.turn("request-17", request="other") as turn:
+            assert turn.replayed
+
+
+def test_a_blocking_turn_refuses_another_request() -> None:
+    with connect_blocking("memory:") as sessions, sessions.open("ada") as session:
+        with session.turn("request-17", request="Q"):
+            pass
+        with pytest.raises(TurnReusedError), session.turn("request-17", request="other"):
+            pass

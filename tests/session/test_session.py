@@ -341,3 +341,36 @@ async def test_write_through_needs_no_save(again: Connect) -> None:
             session.append(Message.user("x"))
             await session.wait_durable()
             assert session.unsaved_age == 0
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant"])
+async def test_a_dict_of_a_role_and_text_is_a_message(again: Connect, role: str) -> None:
+    async with again() as sessions, sessions.open("a") as session:
+        session.append({"role": role, "content": "hello"})
+        await sessions.post("a", {"role": role, "content": "posted"})
+    async with again() as sessions, sessions.open("a") as session:
+        assert [(one.role, one.content) for one in session.context()] == [
+            (role, "hello"),
+            (role, "posted"),
+        ]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"role": "user", "content": [{"type": "text", "text": "x"}]},
+        {"role": "model", "content": "x"},
+        {"role": ["user"], "content": "x"},
+        {"role": "user", "parts": [{"text": "x"}]},
+        {"role": "assistant", "content": "x", "tool_calls": []},
+        {"type": "function_call_output", "call_id": "c", "output": "x"},
+        {"a": 1},
+    ],
+)
+async def test_a_dict_that_formats_read_differently_is_refused_and_extend_is_named(
+    again: Connect, given: dict[str, object]
+) -> None:
+    async with again() as sessions, sessions.open("a") as session:
+        with pytest.raises(NotStorableError, match=r"session\.extend\(\[…\], \"openai\"\)"):
+            session.append(Message.user("x"), given)
+        assert session.context() == []

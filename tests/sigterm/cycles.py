@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from perdure import SessionManager, Shutdown
 
 ROOT = Path(__file__).parents[2]
 PROMISED = Shutdown()
+FIRST = ["unshare", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"]
 
 
 class Cycle(NamedTuple):
@@ -38,9 +40,14 @@ def run_child(
     terms: int = 1,
     by: signal.Signals = signal.SIGTERM,
     program: str = "child",
+    first: bool = False,
 ) -> Cycle:
-    """Run a child, and end it once it has said this many lines."""
+    """Run a child, and end it once it has said this many lines.
+
+    The first process of a namespace of its own, as in a container, needs `FIRST`.
+    """
     command = [sys.executable, "-m", f"tests.sigterm.{program}", str(root), runner, str(sessions)]
+    command = [*FIRST, *command] if first else command
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as child:
@@ -49,7 +56,7 @@ def run_child(
         lines = [child.stdout.readline() for _ in range(after)]
         start = time.monotonic()
         for _ in range(terms):
-            child.send_signal(by)
+            os.kill(_only_child(child.pid) if first else child.pid, by)
         rest = child.stdout.read()
         status = child.wait()
         seconds = time.monotonic() - start
@@ -57,6 +64,10 @@ def run_child(
     whole = "".join(lines) + rest
     accepted = [line for line in whole.splitlines() if ":" in line]
     return Cycle(status, seconds, accepted, said)
+
+
+def _only_child(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
 
 def lost(root: Path, accepted: list[str]) -> list[str]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import httpx
 import pytest
 
 from tests.servers import free_port, until_up
-from tests.sigterm.cycles import ROOT, lost, run_child, run_cycles
+from tests.sigterm.cycles import FIRST, ROOT, lost, run_child, run_cycles
 
 pytestmark = pytest.mark.deep
 
@@ -62,6 +63,24 @@ def test_a_body_that_does_not_end_is_ended_and_what_it_had_is_saved(
     assert cycle.status == -signal.SIGTERM, cycle.said
     assert len(cycle.accepted) > 50
     assert lost(root, cycle.accepted) == []
+
+
+def may_be_first() -> bool:
+    """Say whether this user may run a process that is the first of a namespace."""
+    if not sys.platform.startswith("linux") or shutil.which("unshare") is None:
+        return False
+    return subprocess.run([*FIRST, "true"], capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not may_be_first(), reason="this user may not make namespaces")
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_the_first_process_of_a_container_ends_with_the_status_of_sigterm(
+    runner: str, tmp_path: Path
+) -> None:
+    cycle = run_child(tmp_path / "store", runner, sessions=3, after=50, first=True)
+    assert cycle.status == 128 + signal.SIGTERM, cycle.said
+    assert cycle.said == ""
+    assert lost(tmp_path / "store", cycle.accepted) == []
 
 
 @pytest.mark.parametrize("runner", RUNNERS)

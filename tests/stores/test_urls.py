@@ -142,3 +142,10 @@ async def test_the_manager_of_a_store_that_is_down_tells_no_password(
                 session.append(Message.user("x"))
         texts += [told(caught.value), repr(manager), str(manager)]
     assert SECRET not in "".join(texts) + caplog.text
+
+
+@pytest.mark.parametrize("scheme", ["postgres", "postgresql", "redis", "valkeys", "s3", "SQLITE"])
+def test_an_address_without_its_colon_is_no_path(scheme: str) -> None:
+    for url in (f"{scheme}//host/db", f"{scheme}//user@host:5432/db?sslmode=require"):
+        with pytest.raises(ConfigError, match=f"did you mean '{scheme}://'"):
+            store_for(url)

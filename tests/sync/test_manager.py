@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import anyio
+import anyio.to_thread
 import pytest
 
 import perdure.sync
@@ -14,6 +17,7 @@ from perdure import (
     Autosave,
     ConfigError,
     Message,
+    NotStorableError,
     SessionClosedError,
     SessionError,
     SessionNotFoundError,
@@ -342,3 +346,21 @@ def test_codec_code_of_the_user_cannot_wait_for_itself(again: Connect) -> None:
 def test_engine_options_are_passed_on(again: Connect) -> None:
     with again(engine=EngineOptions(outage_policy="reject"), autosave=None) as sessions:
         assert sessions.health().status == "ok"
+
+
+def test_a_dict_of_a_role_and_text_is_a_message(again: Connect) -> None:
+    with again() as sessions, sessions.open("mia") as session:
+        session.append({"role": "user", "content": "hello"})
+        with pytest.raises(NotStorableError, match="extend"):
+            session.append({"role": "user", "content": ["hello"]})
+        assert [message.text for message in session.context()] == ["hello"]
+
+
+async def test_a_loop_that_it_would_block_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.warns(RuntimeWarning, match=r"blocks the event loop .*to_thread"):
+        perdure.sync.connect("memory:", shutdown=QUIET).close()
+    await anyio.to_thread.run_sync(lambda: perdure.sync.connect("memory:", shutdown=QUIET).close())
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)  # as in a notebook
+    perdure.sync.connect("memory:", shutdown=QUIET).close()

@@ -10,7 +10,13 @@ import pytest
 
 import perdure
 from perdure import Message
-from perdure.errors import ConfigError, CorruptRecordError, StoreError, UnsupportedVersionError
+from perdure.errors import (
+    ConfigError,
+    CorruptRecordError,
+    PerdureError,
+    StoreError,
+    UnsupportedVersionError,
+)
 from perdure.records.keys import SessionKey
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore
@@ -211,3 +217,34 @@ async def test_what_a_killed_run_had_on_its_way_is_cleared_when_it_arrives() -> 
     done = await migrate(source, target)
     assert (done.failed, done.copied) == ({}, 1)
     assert arrived == [1]
+
+
+async def test_a_holder_that_began_in_the_source_began_in_the_copy(tmp_path: Path) -> None:
+    """Else the retry of a cut turn takes back what its next holder appended."""
+    key, backing = SessionKey("ada"), MemoryBacking()
+    source, copy = MemoryStore(backing=backing), MemoryBacking()
+    await source.open()
+    with contextlib.suppress(PerdureError):
+        async with perdure.connect(MemoryStore(backing=backing)) as sessions:
+            async with sessions.open("ada") as session, session.turn("t"):
+                session.append(Message.user("cut"))
+                await session.save()
+                held = await source.holder(key)
+                assert held is not None
+                await source.release(key, (await source.acquire(key, after=held.epoch)).epoch)
+    async with perdure.connect(MemoryStore(backing=backing)) as sessions:
+        async with sessions.open("ada") as session:
+            session.append(Message.user("of the next holder"))
+    target = MemoryStore(backing=copy)
+    await target.open()
+    await write_bundle(source, key, tmp_path / "ada.jsonl")
+    await read_bundle(target, tmp_path / "ada.jsonl")
+    said = []
+    for place in (backing, copy):
+        async with perdure.connect(MemoryStore(backing=place)) as sessions:
+            async with sessions.open("ada") as session:
+                async with session.turn("t"):
+                    session.append(Message.user("again"))
+                said.append([message.content for message in session.context()])
+    assert said[0] == said[1]
+    assert "of the next holder" in said[1]

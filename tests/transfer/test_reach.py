@@ -28,6 +28,7 @@ BY = {
     "value": ("ada", "memory key"),
     "only_value": ("pruned", "memory key"),
     "result": ("ada", "the tool result of record"),
+    "image": ("ada", "the image/png of record"),
     "root": ("ada", "the state of checkpoint 2 ('large')"),
     "node": ("ada", "the state of checkpoint 2 ('large')"),
     "leaf": ("ada", "the state of checkpoint 2 ('large')"),
@@ -139,7 +140,7 @@ async def test_a_copy_of_a_session_that_lost_a_blob_says_so_each_time_and_is_men
         async with perdure.connect(at("copy"), read_only=True) as sessions:  # all else is there
             view = await sessions.load("ada")
             assert view is not None
-            assert len(view.context()) == 12
+            assert len(view.context()) == 13
         await store.put_blobs("", {names.node: data})
         assert (await migrate(store, other)).failed == {}
         assert (await backup(store, saved)).failed == {}
@@ -159,7 +160,7 @@ async def test_a_restore_says_each_time_what_its_backup_lacks_and_brings_the_res
     async with perdure.connect(at("new")) as sessions:
         view = await sessions.load("ada")
         assert view is not None
-        assert len(view.context()) == 12
+        assert len(view.context()) == 13
 
 
 async def test_a_memory_value_that_only_the_log_has_is_put_back(at: At) -> None:

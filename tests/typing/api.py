@@ -31,6 +31,7 @@ from perdure import (
     Message,
     MissingExtraError,
     NotStorableError,
+    OwnerMismatchError,
     PerdureError,
     ReplayDivergedError,
     ReplayError,
@@ -52,6 +53,7 @@ from perdure import (
     ToolCall,
     ToolResult,
     Turn,
+    TurnReusedError,
     UnknownConfigKeyError,
     UnsavedChangesError,
     UnsupportedVersionError,
@@ -265,10 +267,12 @@ def errors_are_one_tree() -> None:
         replay: ReplayError = error
         raise replay from None
     except (
+        OwnerMismatchError,
         SessionAlreadyActiveError,
         SessionClosedError,
         SessionNotFoundError,
         SessionQuarantinedError,
+        TurnReusedError,
         UnsavedChangesError,
         WrongLoopError,
         SessionError,

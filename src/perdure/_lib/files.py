@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Any, Self, final
+from typing import IO, Any, Self, final
 
 import anyio
 import anyio.lowlevel
@@ -40,6 +40,8 @@ from perdure.errors import (
 CHUNK = 256 * 1024
 MAX_BYTES = 1024 * 1024 * 1024
 """A larger file is not read as a whole: it may be all holes, and exhaust the memory."""
+
+_PIECE = 1024 * 1024
 
 _DIR_FDS = os.name == "posix"
 _MOVES_OPEN = os.name == "posix"
@@ -425,6 +427,22 @@ def _with_retries(act: Callable[[], None]) -> None:
         except PermissionError:
             time.sleep(_PAUSE)
     return act()
+
+
+def read_line(file: IO[bytes], limit: int) -> bytes | None:
+    """Return the next line, nothing at the end of the file, and None for one over the limit.
+
+    A line that is too long is read in pieces, up to the limit, and is in memory once.
+    """
+    line = file.readline(_PIECE)
+    if len(line) < _PIECE or line.endswith(b"\n"):
+        return line
+    pieces = bytearray(line)
+    while not pieces.endswith(b"\n") and (piece := file.readline(_PIECE)):
+        pieces += piece
+        if len(pieces) > limit:
+            return None
+    return bytes(pieces)
 
 
 def write_all(fd: int, data: bytes) -> int:

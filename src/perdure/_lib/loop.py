@@ -61,6 +61,19 @@ def on_trio() -> bool:
     return trio is not None and trio.lowlevel.in_trio_run()
 
 
+def in_event_loop() -> bool:
+    """Return whether an event loop runs this."""
+    if on_trio():
+        return True
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 def loop_timer() -> Callable[[float, Callable[[], None]], Callable[[], None]]:
     """Return a function that schedules a call on the running event loop after some seconds.
 

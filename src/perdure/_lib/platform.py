@@ -33,6 +33,7 @@ def _optional(name: str) -> Any:
 
 
 fcntl = _optional("fcntl")
+resource = _optional("resource")
 msvcrt = _optional("msvcrt")
 """Windows' own; where neither is there, files cannot be locked."""
 
@@ -159,3 +160,11 @@ def open_files_limit() -> int:
         return 8192
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 65536 if soft == resource.RLIM_INFINITY else soft
+
+
+def descriptor_limit() -> int | None:
+    """Return how many files this process may have open, None where that is not limited."""
+    if resource is None:
+        return None
+    limit: int = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return None if limit == resource.RLIM_INFINITY else limit

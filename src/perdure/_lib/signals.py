@@ -97,6 +97,10 @@ def end_process() -> None:
     if _in_main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)  # else the handler does it
+    if _in_main_thread():
+        # The first process of a container is still here: the kernel drops what has its default
+        # action there. What a shell makes of the signal is its status then.
+        os._exit(128 + signal.SIGTERM)
 
 
 @final

@@ -24,6 +24,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar, TypeVarTuple, final
 
@@ -46,17 +47,39 @@ from perdure.errors import (
 def was_cancelled(error: BaseException) -> bool:
     """Return whether an exception means that this very task is cancelled.
 
-    On asyncio user code may raise another task's cancellation, by awaiting it: that is a failure
-    like any other.
+    User code may raise another cancellation: on asyncio another task's, by awaiting it; on trio
+    one that it has caught before. That is a failure like any other.
     """
     if on_trio():
         from trio import Cancelled
 
-        return isinstance(error, Cancelled)
+        return isinstance(error, Cancelled) and anyio.current_effective_deadline() == -math.inf
     import asyncio
 
     task = asyncio.current_task()  # none, where a bare callback is called
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
+def is_stray(error: BaseException) -> bool:
+    """Return whether an exception is a cancellation, and not this task's own."""
+    import asyncio  # what runs in a thread may raise its cancellation on trio, too
+
+    kinds = (anyio.get_cancelled_exc_class(), asyncio.CancelledError)
+    return isinstance(error, kinds) and not was_cancelled(error)
+
+
+@contextmanager
+def stray_cancellation_fails() -> Iterator[None]:
+    """Raise RuntimeError for a cancellation that user code lets out though this task goes on.
+
+    Else whoever cleans up after a cancellation would take it for one, and end without a word.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not is_stray(error):
+            raise
+        raise RuntimeError(f"it ended with {error!r}, and nobody has cancelled it") from error
 
 
 async def wait_through(done: anyio.Event) -> None:

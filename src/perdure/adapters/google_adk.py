@@ -13,6 +13,7 @@ import copy
 import json
 import os
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, final
 
 import msgspec
@@ -38,10 +39,11 @@ from perdure.adapters.google_adk_events import (
 )
 from perdure.adapters.imports import diverged
 from perdure.adapters.items import Adapter, AdapterManager
+from perdure.adapters.versions import require_readable
 from perdure.errors import InvalidArgumentError, LeaseLostError, SessionNotFoundError
 from perdure.memory.documents import StateSet
 from perdure.records.json import MAX_VALUE_DEPTH, is_deeper, too_deep
-from perdure.records.keys import SessionKey
+from perdure.records.keys import SessionKey, session_key
 from perdure.records.records import STATE, Entry
 from perdure.session.contents import meta_entry
 from perdure.session.internals import (
@@ -284,7 +286,7 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
             StaleSessionError: The session was continued since it was loaded; nothing was stored.
                 It is the SDK's error, and names the process that did so.
             SessionNotFoundError: There is no such session. It is the SDK's error.
-            NotStorableError: The event is not JSON; nothing was stored.
+            NotStorableError: The event is not JSON, or could not be read back; nothing was stored.
             TooLargeError: The event is larger than the limit for a record; nothing was stored.
             LeaseHeldError: Another process keeps holding the session.
 
@@ -303,6 +305,8 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
                 if self._connection.is_own:
                     await held.discard_unsaved()  # the caller is told that it was not stored
                 await self._refuse(key, error)
+            except SessionNotFoundError as error:
+                raise UnknownSessionError(f"Session {session.id} not found.") from error
         return event
 
     async def flush(self) -> None:
@@ -392,7 +396,7 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
     # Inside
 
     def _key(self, app_name: str, user_id: str, session_id: str) -> SessionKey:
-        return SessionKey(f"{quoted(app_name)}/{user_id}", session_id, self._tenant)
+        return session_key(f"{quoted(app_name)}/{user_id}", session_id, self._tenant)
 
     async def _keys(self, app_name: str, user_id: str | None) -> AsyncIterator[SessionKey]:
         """Yield the keys of an app's sessions, or of a user's."""
@@ -612,6 +616,8 @@ class _Change:
             self.data: bytes = as_json(event)
         except ValueError as error:
             raise not_json(f"event {event.id}", error) from error
+        read = partial(Event.model_validate_json, self.data)
+        self._read: Event = require_readable(f"event {event.id}", "google-adk", read)
         self.delta: _Delta = _Delta(event.actions)
         parts = None if event.content is None else event.content.parts
         self.is_asked: bool = event.author == "user" and any(
@@ -633,7 +639,8 @@ class _Change:
 
     def stored(self, seq: int) -> StoredEvent:
         """Return the event as it is stored, its last message being that record."""
-        return StoredEvent(self.event.id, seq, self.event.timestamp, self.data, is_posted=False)
+        id_, at = self.event.id, self.event.timestamp
+        return StoredEvent(id_, seq, at, self.data, is_posted=False, event=self._read)
 
 
 async def _has(held: Session, state: Mapping[str, Any]) -> bool:

@@ -113,7 +113,16 @@ class StoredEvent:
 
     __slots__ = ("_event", "at", "data", "id", "is_posted", "seq")
 
-    def __init__(self, id: str, seq: int, at: float, data: bytes, *, is_posted: bool) -> None:
+    def __init__(
+        self,
+        id: str,
+        seq: int,
+        at: float,
+        data: bytes,
+        *,
+        is_posted: bool,
+        event: Event | None = None,
+    ) -> None:
         self.id: str = id
         self.seq: int = seq
         """Its last record."""
@@ -121,7 +130,7 @@ class StoredEvent:
         """Seconds since 1970."""
         self.data: bytes = data
         self.is_posted: bool = is_posted
-        self._event: Event | None = None
+        self._event: Event | None = event
 
     def event(self) -> Event:
         """Return the event as it was stored: the same object each time, unless it was changed."""

@@ -33,7 +33,7 @@ from perdure.adapters.imports import (
 from perdure.errors import PerdureError
 from perdure.records.keys import require_name
 from perdure.records.values import encode_value
-from perdure.session.internals import registry_of
+from perdure.session.internals import open_stored, registry_of
 from perdure.session.scope import scope_key
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 PACKAGE: Final = "google-adk[db]"
 TABLES: Final = ("sessions", "events", "app_states", "user_states")
+METADATA: Final = "adk_internal_metadata"
 SHARED: Final = ("app:", "user:", "temp:")
 """What is no state of a session's own."""
 WRITTEN: Final = "google-adk/imported"
@@ -74,7 +75,7 @@ class AdkName(NamedTuple):
     id: str
 
     def __str__(self) -> str:
-        return f"{quoted(self.app)}/{self.user}/{self.id}"
+        return f"{quoted(str(self.app))}/{self.user}/{self.id}"  # a damaged one may be bytes
 
 
 @asynccontextmanager
@@ -89,10 +90,10 @@ async def source_of(url: str) -> AsyncGenerator[AdkSource, None]:
     path = sqlite_path(url)
     async with AsyncExitStack() as stack:
         if path is not None:
-            copy = await stack.enter_async_context(sqlite_copy(path, *TABLES))
+            copy = await stack.enter_async_context(sqlite_copy(path, *TABLES, more=(METADATA,)))
             rows: ReadRows = partial(sqlite_rows, copy)
             columns = {row[1] for row in await rows("PRAGMA table_info(events)")}
-            known = await rows("SELECT 1 FROM sqlite_master WHERE name = 'adk_internal_metadata'")
+            known = await rows("SELECT 1 FROM sqlite_master WHERE name = ?", METADATA)
             if "event_data" in columns and not known:
                 module = reader("google.adk.sessions.sqlite_session_service", "google-adk")
                 service = module.SqliteSessionService(str(copy))
@@ -228,9 +229,7 @@ class _SharedState:
         if _digest(await scope.values()) == _digest(self.values):
             return True  # and takes no lease
         key = scope_key(self.scope, tenant)
-        opening = sessions.open(
-            key.agent, session=key.session, tenant=tenant, owner=self.owner, create=True
-        )
+        opening = open_stored(sessions, key, owner=self.owner)
         async with opening as session, session.turn():
             wanted = {name: _digest(value) for name, value in self.values.items()}
             here = {name: _digest(await session.memory.get(name)) for name in await _keys(session)}

@@ -39,6 +39,8 @@ SDKS: Final = {
 """The modules that read an SDK's database, by the names that the command line knows."""
 PAGE: Final = 500
 """Names of sessions that are read from the source at a time."""
+_LONGEST_DEFAULT: Final = 1000
+"""Characters of a column's default; each row that lacks the column reads it anew."""
 WAL: Final = b"\x02\x02"
 """What the header of a SQLite file has at `WAL_AT`, if changes are first written to a log."""
 WAL_AT: Final = 18
@@ -128,7 +130,8 @@ async def import_sessions(
     count = 0
     async for name in source.names():
         try:
-            moved = await source.move(name, sessions, tenant)
+            with reading(f"session {name}"):
+                moved = await source.move(name, sessions, tenant)
         except StoreUnavailableError:
             raise
         except PerdureError as error:
@@ -140,7 +143,8 @@ async def import_sessions(
             done.there += not moved.added
         count += 1
         progress(count, max(source.total, count))
-    await source.finish(sessions, tenant, done)
+    with reading("what its sessions share"):
+        await source.finish(sessions, tenant, done)
     return done
 
 
@@ -208,12 +212,18 @@ def sqlite_path(url: str) -> Path | None:
 
 
 @asynccontextmanager
-async def sqlite_copy(path: Path, *tables: str) -> AsyncGenerator[Path, None]:
+async def sqlite_copy(
+    path: Path, *tables: str, more: Sequence[str] = ()
+) -> AsyncGenerator[Path, None]:
     """Yield a private copy of a SQLite database, as of now; it may be in use.
+
+    The copy has no views and no triggers, and what is read of it is stored: code in the database
+    could be endless, or make a value of a gigabyte from a few bytes.
 
     Args:
         path: The file.
         tables: What the copy must have.
+        more: Which tables are read besides, if they are there.
 
     Raises:
         StoreUnavailableError: There is no such file, or it cannot be read.
@@ -226,15 +236,44 @@ async def sqlite_copy(path: Path, *tables: str) -> AsyncGenerator[Path, None]:
         copy = Path(folder, "source.db")
         try:
             await anyio.to_thread.run_sync(_copy, path, copy)
+            await anyio.to_thread.run_sync(_remove_code, copy)
             query = "SELECT name FROM sqlite_master WHERE type = 'table'"
-            there = {name for (name,) in await sqlite_rows(copy, query)}
-        except (OSError, sqlite3.Error) as error:
+            there = {name for (name,) in await anyio.to_thread.run_sync(_rows, copy, query)}
+            computed = [name for name in (*tables, *more) if await _is_computed(copy, name)]
+        except (OSError, sqlite3.Error, UnicodeDecodeError) as error:
             message = f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
             if _is_full(error):
                 message = f"{folder} has no room for a copy of {path}: let TMPDIR name another one"
             raise StoreUnavailableError(message, path=str(path)) from error
         require_tables(path, there, *tables)
+        if computed:
+            message = (
+                f"the table {computed[0]} of {path} computes what it holds, and no SDK makes such "
+                "a table: copy its rows into a plain one, and import that"
+            )
+            raise ConfigError(message, table=computed[0])
         yield copy
+
+
+def _remove_code(copy: Path) -> None:
+    import sqlite3
+
+    with closing(sqlite3.connect(copy)) as connection:
+        query = "SELECT type, name FROM sqlite_master WHERE type IN ('trigger', 'view')"
+        for kind, name in connection.execute(query).fetchall():
+            quoted = name.replace('"', '""')
+            connection.execute(f'DROP {kind} IF EXISTS "{quoted}"')
+        connection.commit()
+
+
+async def _is_computed(copy: Path, table: str) -> bool:
+    """Say whether a table is virtual, or has values that are made when they are read."""
+    virtual = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ? AND rootpage = 0"
+    made = "SELECT 1 FROM pragma_table_xinfo(?) WHERE hidden <> 0 OR length(dflt_value) > ?"
+    run = anyio.to_thread.run_sync
+    return bool(await run(_rows, copy, virtual, table)) or bool(
+        await run(_rows, copy, made, table, _LONGEST_DEFAULT)
+    )
 
 
 def _is_full(error: Exception) -> bool:
@@ -310,14 +349,21 @@ def _state_of(path: Path) -> tuple[int, int] | None:
 
 
 async def sqlite_rows(path: Path, query: str, *values: Any) -> Sequence[Any]:
-    """Return the rows of a query."""
+    """Return the rows of a query.
+
+    Raises:
+        CorruptRecordError: The file is damaged.
+
+    """
+    with reading("a table"):
+        return await anyio.to_thread.run_sync(_rows, path, query, *values)
+
+
+def _rows(path: Path, query: str, *values: Any) -> list[Any]:
     import sqlite3
 
-    def read() -> list[Any]:
-        with closing(sqlite3.connect(path)) as connection:
-            return connection.execute(query, values).fetchall()
-
-    return await anyio.to_thread.run_sync(read)
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(query, values).fetchall()
 
 
 # PostgreSQL

@@ -7,6 +7,7 @@ not give back is in the envelope too.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
@@ -15,17 +16,21 @@ from typing import Any, Final, Generic, NoReturn, Self, TypeVar, final
 import anyio
 import msgspec
 
+from perdure._lib.loop import Affinity
 from perdure.errors import (
     InvalidArgumentError,
     LeaseLostError,
+    SessionNotFoundError,
     UnsupportedVersionError,
     WrongLoopError,
 )
 from perdure.lease import OnHeld
 from perdure.records.keys import SessionKey
-from perdure.records.messages import Message, decode_message
+from perdure.records.media import decode_read
+from perdure.records.messages import Message
 from perdure.session.internals import (
     discard_lost,
+    filled,
     loop_of,
     messages_before_log,
     other_holder,
@@ -33,6 +38,7 @@ from perdure.session.internals import (
     working_context,
 )
 from perdure.session.manager import SessionManager
+from perdure.session.runtime import wrong_loop
 from perdure.session.session import Session, SessionView
 
 ENVELOPE: Final = "perdure_foreign"
@@ -162,7 +168,9 @@ async def newest_messages(
     known = working_context(source).whole()
     if known is not None:
         begin = 0 if count is None else max(len(known) - count, 0)
-        return [(seq, decode_message(payload)) for seq, payload in known[begin:]], not begin
+        newest = await filled(source, known[begin:])
+        shown = [(seq, decode_read(payload)) for seq, payload in newest]
+        return shown, not begin
     messages: list[tuple[int, Message]] = []
     before: int | None = None
     while count is None or len(messages) < count:
@@ -171,15 +179,32 @@ async def newest_messages(
         if len(page) < PAGE:
             unsaved = source.unsaved() if isinstance(source, Session) else ()
             older = await messages_before_log(source, unsaved)
-            messages[:0] = [(seq, decode_message(payload)) for seq, payload in older]
+            messages[:0] = [(seq, decode_read(payload)) for seq, payload in older]
             return messages, True
         before = page[0].seq
     return messages, False
 
 
+class _Shared:
+    """The manager of a URL in one event loop, for all adapters that were made of the URL there."""
+
+    def __init__(self) -> None:
+        self.lock: anyio.Lock = anyio.Lock()
+        self.manager: SessionManager | None = None
+        self.users: int = 0
+
+
+_shared: dict[tuple[object, str], _Shared] = {}
+"""By event loop and URL."""
+_guard = threading.Lock()
+
+
 @final
 class AdapterManager:
-    """The manager that an adapter uses: a given one, or one of its own, opened at the first call.
+    """The manager that an adapter uses: a given one, or a URL's, opened at the first call.
+
+    Adapters that are made of the same URL, in the same event loop, share a manager, which the last
+    of them closes: so two objects of one session do not wait for each other's lease.
 
     Args:
         sessions: The given one; None for its own.
@@ -201,17 +226,80 @@ class AdapterManager:
         self.is_own: bool = sessions is None
         """Whether the manager is connected and closed here."""
         self.url: str | os.PathLike[str] | None = None
+        self._home: Affinity | None = None
+        self._share: tuple[tuple[object, str], _Shared] | None = None
         self._lock = anyio.Lock()
 
     async def manager(self) -> SessionManager:
-        """Return the manager, opened."""
+        """Return the manager, opened.
+
+        Raises:
+            WrongLoopError: The first call was made in another event loop.
+
+        """
         if self.opened is None:
+            self.require_home()
             async with self._lock:
                 if self.opened is None:
-                    from perdure._connect import connect
-
-                    self.opened = await connect(self.url)
+                    loop = self.require_home()
+                    try:
+                        self.opened = await self._connect(loop)
+                    except BaseException:
+                        self._home = None  # another event loop may try
+                        raise
         return self.opened
+
+    def require_home(self) -> object:
+        """Return the event loop of the first call; a call from another one would wait for ever.
+
+        Raises:
+            WrongLoopError: This is another one.
+
+        """
+        with _guard:
+            home = self._home = self._home or Affinity()
+        stray = home.stray()
+        if stray is not None:
+            raise wrong_loop("what opens its store at its first call", stray)
+        return home.loop
+
+    async def _connect(self, loop: object) -> SessionManager:
+        from perdure._connect import URL_VARIABLE, connect
+
+        place: Any = os.environ.get(URL_VARIABLE, "") if self.url is None else self.url
+        if not isinstance(place, str | os.PathLike) or "memory:" in str(place):
+            return await connect(self.url)  # this object's alone
+        key = loop, str(place)
+        with _guard:
+            for old in [old for old, shared in _shared.items() if _is_closed(shared)]:
+                del _shared[old]
+            shared = _shared.setdefault(key, _Shared())
+            shared.users += 1
+        self._share = key, shared
+        try:
+            async with shared.lock:
+                if shared.manager is None:
+                    shared.manager = await connect(self.url)
+        except BaseException:
+            self._let_go()
+            raise
+        return shared.manager
+
+    @property
+    def is_last(self) -> bool:
+        """Whether `aclose` closes the manager."""
+        return self.is_own and (self._share is None or self._share[1].users == 1)
+
+    def _let_go(self) -> bool:
+        """Use a shared manager no more; return whether nobody else does."""
+        if self._share is None:
+            return True
+        (key, shared), self._share = self._share, None
+        with _guard:
+            shared.users -= 1
+            if not shared.users and _shared.get(key) is shared:
+                del _shared[key]
+        return not shared.users
 
     async def peek(self, key: SessionKey) -> Session | SessionView | None:
         """Return a session to read: as it is here, or else as it is stored."""
@@ -225,13 +313,15 @@ class AdapterManager:
         """Make a session durable.
 
         Raises:
-            LeaseLostError: Another process has taken it over: the error names it.
+            LeaseLostError: Another process has taken it over, and is named; or it was deleted.
 
         """
         try:
             await session.save()
         except LeaseLostError as error:
             await self.refuse(session, error)
+        except SessionNotFoundError as error:
+            raise deleted(session.key) from error
 
     async def refuse(
         self, session: Session, cause: LeaseLostError, *, discard: bool = True
@@ -253,15 +343,32 @@ class AdapterManager:
         raise LeaseLostError(message, **{**cause.facts, "key": str(session.key)}) from cause
 
     async def aclose(self) -> None:
-        """Close the manager if it is its own.
+        """Close the manager if it is its own, and nobody else's.
 
         Raises:
             UnsavedChangesError: Something could not be saved.
 
         """
-        if self.is_own and self.opened is not None:
-            sessions, self.opened = self.opened, None
+        if not self.is_own or self.opened is None:
+            return
+        sessions, self.opened, self._home = self.opened, None, None
+        if self._let_go():
             (await sessions.aclose()).raise_if_unsaved()
+        elif sessions.shutdown_report is None:
+            await sessions.flush()
+
+
+def deleted(key: SessionKey) -> LeaseLostError:
+    """Return the error for a write of a run that knows a session from before it was deleted."""
+    message = (
+        f"session {key} was deleted or renamed after it was read or written here: this was not "
+        "stored, since that would bring it back; read it again to begin a new one"
+    )
+    return LeaseLostError(message, key=str(key))
+
+
+def _is_closed(shared: _Shared) -> bool:
+    return shared.manager is not None and shared.manager.shutdown_report is not None
 
 
 class Adapter:

@@ -288,7 +288,8 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
 
         Raises:
             LeaseHeldError: Another process keeps holding the thread.
-            LeaseLostError: Another process has changed the thread since this one read it.
+            LeaseLostError: Another process has changed the thread since this one read it, or it was
+                deleted.
             NotStorableError: A value cannot be stored.
 
         """
@@ -299,7 +300,9 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         def change(known: Collection[str]) -> PutChange:
             return self._put(place, checkpoint, about, new_versions, known)
 
-        session, version = await self._threads.append(thread, (place.ns, place.id), change)
+        session, version = await self._threads.append(
+            thread, (place.ns, place.id), change, within=_within(config)
+        )
         at = place.ns, id_
         if thread.writing and at in thread.index.writes and has_room(session):
             thread.released = max(thread.released, version)
@@ -338,7 +341,9 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
             ]
             return WritesChange(about, tuple(values))
 
-        session, _ = await self._threads.append(thread, (place.ns, id_), change)
+        session, _ = await self._threads.append(
+            thread, (place.ns, id_), change, within=_within(config)
+        )
         thread.writing += 1
         try:
             if has_room(session):
@@ -550,6 +555,11 @@ def _place(config: RunnableConfig) -> _Place:
     about = config["configurable"]
     thread_id = str(about["thread_id"])
     return _Place(thread_id, about.get("checkpoint_ns", ""), sdk.get_checkpoint_id(config) or None)
+
+
+def _within(config: RunnableConfig) -> Sequence[tuple[str, str]]:
+    """Return the checkpoints of the graphs that a subgraph runs in."""
+    return tuple((config["configurable"].get("checkpoint_map") or {}).items())
 
 
 def _config(thread_id: Any, ns: str, id_: str) -> RunnableConfig:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from itertools import groupby
+from itertools import dropwhile, groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast, final
 
 import anyio
@@ -27,6 +27,7 @@ from perdure.adapters.items import (
     AdapterManager,
     ItemEnvelope,
     Recent,
+    deleted,
     newest_messages,
     read_envelope,
     with_envelope,
@@ -40,12 +41,14 @@ from perdure.errors import (
     NotStorableError,
     SessionClosedError,
     SessionError,
+    SessionNotFoundError,
     TooLargeError,
 )
 from perdure.providers import Issuer, render
 from perdure.providers.openai_responses import FORMAT, items_of, parse_history
 from perdure.providers.replies import PlainHistory
-from perdure.records.keys import DEFAULT_SESSION, SessionKey
+from perdure.records.keys import DEFAULT_SESSION, session_key
+from perdure.records.media import holds_references
 from perdure.records.messages import Message, decode_message, encode_message
 from perdure.records.records import Entry
 from perdure.records.values import is_plain
@@ -144,7 +147,7 @@ class PerdureSession(Adapter):
     ) -> None:
         instead = "PerdureSession.from_url(session_id, url)"
         self._connection = AdapterManager(sessions, instead=instead)
-        self._key = SessionKey(session_id, session, tenant)
+        self._key = session_key(session_id, session, tenant)
         self.session_id = session_id
         self.session_settings = _settings(session_settings)
         self.durable: bool = durable
@@ -158,6 +161,8 @@ class PerdureSession(Adapter):
         self._pinned: Session | None = None
         self._current: Session | None = None
         """What was read or written last, if it was held here then."""
+        self._seen = 0
+        """The last record of what was read last, if it was not held here."""
         self._texts = _ItemTexts()
 
     @classmethod
@@ -203,19 +208,21 @@ class PerdureSession(Adapter):
         sessions = self._connection.opened
         if sessions is None:
             return
-        if self._connection.is_own:
+        if self._connection.is_last:
             await self._connection.aclose()
             return
         try:
             session = session_open_here(sessions, self._key)
+            if session is not None and session.is_writable:
+                await session.save()
+            if pinned is not None:
+                await let_go(pinned)
+            elif session is not None:
+                await release_unused(session)
         except SessionClosedError:  # the manager was closed: it has done all of this
             return
-        if session is not None and session.is_writable:
-            await session.save()
-        if pinned is not None:
-            await let_go(pinned)
-        elif session is not None:
-            await release_unused(session)
+        finally:
+            await self._connection.aclose()
 
     # What the SDK calls
 
@@ -234,6 +241,7 @@ class PerdureSession(Adapter):
             limit = self.session_settings.limit
         source = None if limit == 0 else await self._peek()
         self._current = source if isinstance(source, Session) else None
+        self._seen = source.seq if isinstance(source, SessionView) else 0
         if source is None:
             return []
         # A negative one is none, as in the SDK's own session.
@@ -274,13 +282,13 @@ class PerdureSession(Adapter):
         async with self._write() as session, self._lock:
             while True:
                 version = session.version
-                unit = await _newest_unit(session)
-                if unit is None:
+                units, _ = await _units_of(session, 1)
+                if not units:
                     return None
-                *others, item = unit.items
+                *others, item = units[-1].items
                 entries = self._encoded(others)
                 # Not if another caller has changed the session while this one was reading.
-                if await replace_tail(session, unit.seq - 1, *entries, version=version):
+                if await replace_tail(session, units[-1].seq - 1, *entries, version=version):
                     break
         return item
 
@@ -324,8 +332,52 @@ class PerdureSession(Adapter):
                 if await replace_tail(session, 0, *entries, version=version):
                     return True
 
+    # What the SDK's compaction looks for
+
+    async def _get_compaction_snapshot(
+        self, limit: int, *, prune_prefix: Callable[[Any], bool] | None = None
+    ) -> Any:
+        """Return the newest items, and what replaces the last of them if they are the newest still.
+
+        Args:
+            limit: How many, at most.
+            prune_prefix: Says of the oldest items that they go as well: those that have expired, of
+                an ``EncryptedSession``.
+
+        """
+        source = await self._peek()
+        units, is_all = ([], True) if source is None else await _replaceable(source, limit)
+        items = [(unit.seq, at, item) for unit in units for at, item in enumerate(unit.items)]
+        newest = items[-limit:]
+
+        async def replace_suffix(start: int, output: list[Any]) -> bool:
+            if start >= len(newest):
+                return False
+            seq, at, _ = newest[start]
+            expected = [unit for unit in units if unit.seq >= seq]
+            count = None if prune_prefix is not None else len(newest) - start
+            async with self._write() as session:
+                while True:
+                    version = session.version
+                    current, _ = await _replaceable(session, count)
+                    if [unit for unit in current if unit.seq >= seq] != expected:
+                        return False
+                    after, kept = seq - 1, expected[0].items[:at]
+                    if prune_prefix is not None:
+                        older = [item for unit in current if unit.seq < seq for item in unit.items]
+                        live = list(dropwhile(prune_prefix, older))
+                        if len(live) < len(older):
+                            after, kept = 0, [*live, *kept]
+                    entries = self._encoded([*kept, *output])
+                    if await replace_tail(session, after, *entries, version=version):
+                        return True
+
+        snapshot = _sdk("agents.memory.session")._CompactionSnapshot  # noqa: SLF001  # it is for sessions
+        is_whole = is_all and len(newest) == len(items)
+        return snapshot([item for _, _, item in newest], is_whole, replace_suffix)
+
     async def _atomic_replace_items(self, items: list[Any]) -> bool:
-        """Replace all items: the SDK's compaction looks for this name, else it clears and adds."""
+        """Replace all items, for a compaction that is asked for; else the SDK clears and adds."""
         return await self.replace_items(items)
 
     async def save_run_state(self, state: Any, **options: Any) -> None:
@@ -380,7 +432,7 @@ class PerdureSession(Adapter):
         """Hold the session for a change, which is durable at the end of the block."""
         sessions = await self._connection.manager()
         await self._require_current()
-        async with self._opening(sessions) as session:
+        async with self._opened(sessions) as session:
             if not has_content(session):
                 await self._require_no_thread(session)
             if self._is_entered and self._pinned is not session:
@@ -391,6 +443,19 @@ class PerdureSession(Adapter):
             yield session
             if self.durable:
                 await self._connection.save(session)
+
+    @asynccontextmanager
+    async def _opened(self, sessions: SessionManager) -> AsyncGenerator[Session, None]:
+        """Open the session to write, unless the one that was read or written last was deleted."""
+        seen = self._seen if self._current is None else self._current.durable_version
+        try:
+            session = await self._opening(sessions, create=not seen)
+        except SessionNotFoundError as error:
+            raise deleted(self._key) from error
+        async with session:
+            if session.durable_version < seen:  # another one was begun in its place
+                raise deleted(self._key)
+            yield session
 
     async def _require_no_thread(self, session: Session) -> None:
         """Refuse a session whose newest records are a LangGraph thread's, which would drop items.
@@ -409,22 +474,25 @@ class PerdureSession(Adapter):
             raise SessionError(message, key=str(session.key))
 
     async def _require_current(self) -> None:
-        """Refuse a write of a run that has read the session before another process took it over.
+        """Refuse a write of a run that read the session before it was taken over or deleted.
 
-        One that asked for the session, and was given it, is no such process.
+        A process that asked for the session, and was given it, has not taken it over.
         """
         lost = None if self._current is None else refusal_of(self._current)
+        if isinstance(lost, SessionNotFoundError):
+            raise deleted(self._key) from lost
         is_overtaken = isinstance(lost, LeaseLostError) and "unsaved" in lost.facts
         if self._current is not None and isinstance(lost, LeaseLostError) and is_overtaken:
             await self._connection.refuse(self._current, lost, discard=self.durable)
 
-    def _opening(self, sessions: SessionManager) -> SessionOpening:
+    def _opening(self, sessions: SessionManager, *, create: bool = True) -> SessionOpening:
         return sessions.open(
             self._key.agent,
             session=self._key.session,
             tenant=self._key.tenant,
             owner=self._owner,
             tags=self._tags,
+            create=create,
             on_held=self._on_held,
             wait=self._wait,
         )
@@ -499,7 +567,7 @@ def _as_message(item: Any, now: float) -> tuple[Entry, bytes] | None:
         (back,) = items_of(message)
         text = msgspec.json.encode(back)  # refuses what it would not read back
         entry = encode_message(message, now=now)
-    except (FormatError, NotStorableError, TooLargeError, ValueError, OverflowError):
+    except (FormatError, NotStorableError, TooLargeError, ValueError, OverflowError, TypeError):
         return None
     is_same = back == item and _sorted(back) == _sorted(item)  # 1 is equal to True
     return (entry, text) if is_same else None
@@ -621,7 +689,12 @@ class _ItemTexts:
 
 
 def _text_of(payload: bytes) -> bytes | None:
-    """Return the JSON of the SDK's item that a message is, None if msgspec reads it otherwise."""
+    """Return the JSON of the SDK's item that a message is, None if msgspec reads it otherwise.
+
+    None, too, where its media are in blobs.
+    """
+    if holds_references(payload):
+        return None
     units = list(_units([(0, decode_message(payload))]))
     if _envelope(decode_message(payload)) is None or len(units[0].items) != 1:
         return None
@@ -633,17 +706,32 @@ def _text_of(payload: bytes) -> bytes | None:
     return text if same else None
 
 
-async def _newest_unit(session: Session) -> _Unit | None:
-    """Return the newest item with its record, or the newest run that is not the SDK's."""
-    messages, is_all = await newest_messages(session, 2)
-    if not is_all and (_envelope(messages[-1][1]) is None or messages[-1][0] == messages[-2][0]):
-        messages, _ = await newest_messages(session, None)  # it may belong to messages before it
-    units = [unit for unit in _units(messages) if unit.items]
-    if not units:
-        return None
-    seq = units[-1].seq
-    # Of a pruned log, one record may bring several messages.
-    return _Unit(seq, [item for unit in units if unit.seq == seq for item in unit.items])
+async def _units_of(source: Session | SessionView, count: int | None) -> tuple[list[_Unit], bool]:
+    """Return what so many of the newest messages are, or more, and whether there are no others.
+
+    Each unit begins at another record, so that everything from it on can be replaced.
+    """
+    messages, is_all = await newest_messages(source, None if count is None else count + 1)
+    if not is_all and (_envelope(messages[0][1]) is None or messages[0][0] == messages[1][0]):
+        # The first may belong to messages before it: to a run, or to a record of a pruned log.
+        messages, is_all = await newest_messages(source, None)
+    units: list[_Unit] = []
+    for unit in _units(messages):
+        if units and units[-1].seq == unit.seq:  # of a pruned log: a record with several messages
+            units[-1].items.extend(unit.items)
+        elif unit.items:
+            units.append(unit)
+    return (units if is_all else units[1:]), is_all
+
+
+async def _replaceable(
+    source: Session | SessionView, count: int | None
+) -> tuple[list[_Unit], bool]:
+    """Return the newest items that a caller sees, as `_units_of` does."""
+    if not working_context(source).epoch_id:
+        return await _units_of(source, count)
+    items = source.context(FORMAT)  # perdure has compacted the session: they are in one piece
+    return ([_Unit(1, items)] if items else []), True
 
 
 def _begin(items: Sequence[Any], limit: int, *, is_all: bool) -> int | None:

@@ -41,6 +41,8 @@ from perdure.session.manager import SessionManager
 
 TABLES: Final = ("agent_sessions", "agent_messages")
 """The SDK's default names of its tables: of sessions, and of their items."""
+BRANCHES: Final = ("message_structure", "turn_usage")
+"""Further tables of `AdvancedSQLiteSession`."""
 IDS: Final = (
     "SELECT session_id FROM {tables[0]} {where} UNION SELECT session_id FROM {tables[1]} {where}"
 )
@@ -77,7 +79,7 @@ async def source_of(
     named = dict(zip(("sessions_table", "messages_table"), tables, strict=True))
     path = sqlite_path(url)
     if path is not None:
-        async with sqlite_copy(path, *tables) as copy:
+        async with sqlite_copy(path, *tables, more=BRANCHES) as copy:
             yield await _sqlite_source(copy, tables, named)
         return
     async with read_only_engine(url, "openai-agents[sqlalchemy]", *tables) as engine:
@@ -94,7 +96,7 @@ async def source_of(
 async def _sqlite_source(
     copy: Path, tables: Sequence[str], named: Mapping[str, str]
 ) -> OpenAISource:
-    query = "SELECT 1 FROM sqlite_master WHERE name = 'message_structure'"
+    query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'message_structure'"
     has_branches = bool(await sqlite_rows(copy, query))
 
     plain = reader("agents.memory.sqlite_session", "openai-agents").SQLiteSession

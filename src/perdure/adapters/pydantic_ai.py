@@ -34,7 +34,7 @@ from perdure.adapters.items import (
     read_envelope,
     with_envelope,
 )
-from perdure.adapters.versions import unreadable, warn_untested
+from perdure.adapters.versions import require_readable, unreadable, warn_untested
 from perdure.errors import (
     InvalidArgumentError,
     LeaseLostError,
@@ -44,8 +44,9 @@ from perdure.errors import (
     TooLargeError,
     UnsupportedVersionError,
 )
-from perdure.records.keys import SessionKey
-from perdure.records.messages import Message, ToolCall, decode_message, encode_message
+from perdure.records.keys import SessionKey, session_key
+from perdure.records.media import decode_read
+from perdure.records.messages import Message, ToolCall, encode_message
 from perdure.records.records import Entry
 from perdure.session.internals import (
     accept,
@@ -189,7 +190,7 @@ class PerdureConversationStore(StoreAdapter, sdk.ConversationStore):
         Raises:
             ConversationConflict: The stored record is another one than expected, or there is no
                 such entry as its history ends with.
-            NotStorableError: A message is not JSON; nothing was stored.
+            NotStorableError: A message is not JSON, or could not be read back; nothing was stored.
             TooLargeError: A message is larger than the limit for a record; nothing was stored.
             LeaseHeldError: Another process keeps holding the session.
             LeaseLostError: Another process has taken it over meanwhile; the error names it.
@@ -273,7 +274,7 @@ class PerdureConversationStore(StoreAdapter, sdk.ConversationStore):
     # Inside
 
     def _key(self, conversation_id: str) -> SessionKey:
-        return SessionKey(conversation_id, tenant=self._tenant)
+        return session_key(conversation_id, tenant=self._tenant)
 
     async def _open(self, key: SessionKey, *, create: bool) -> Session:
         sessions = await self._connection.manager()
@@ -498,11 +499,13 @@ def _newer(key: SessionKey, version: int) -> UnsupportedVersionError:
 
 
 def _json(record: sdk.ConversationRecord) -> str:
+    what = f"the record of conversation {record.conversation_id!r}"
     try:
-        return RECORDS.dump_json(record).decode()
+        data = RECORDS.dump_json(record)
     except ValueError as error:
-        message = f"the record of conversation {record.conversation_id!r} is not JSON ({error})"
-        raise NotStorableError(message, path="record") from error
+        raise NotStorableError(f"{what} is not JSON ({error})", path="record") from error
+    require_readable(what, "pydantic-ai-slim", partial(RECORDS.validate_json, data))
+    return data.decode()
 
 
 # Entries as messages
@@ -521,6 +524,8 @@ def _encoded(entry: sdk.ConversationEntry, at: int) -> list[Entry]:
     except ValueError as error:
         message = f"new_entries[{at}] is not JSON ({error}): return JSON from tools"
         raise NotStorableError(message, path=f"new_entries[{at}].message") from error
+    read = partial(MESSAGES.validate_json, b"[%b]" % data)
+    require_readable(f"new_entries[{at}]", "pydantic-ai-slim", read)
     try:
         plain = msgspec.json.decode(data)
     except ValueError:  # a number or a character that only Python's own reads
@@ -668,7 +673,7 @@ async def _chain(source: Session | SessionView, head: str, limit: int | None) ->
     if missing is not None:
         unsaved = source.unsaved() if isinstance(source, Session) else ()
         log = await messages_in_log(source, unsaved)
-        known |= _stored((seq, decode_message(payload)) for seq, payload in log)
+        known |= _stored((seq, decode_read(payload)) for seq, payload in log)
         chain, _ = _walked(known, head, limit)
     return chain
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 from weakref import WeakKeyDictionary
 
@@ -17,16 +18,17 @@ import msgspec
 import pydantic
 
 from perdure._lib.lazy import import_extra
-from perdure.adapters.items import StoreAdapter
-from perdure.adapters.versions import unreadable, warn_untested
+from perdure.adapters.items import Recent, StoreAdapter, deleted
+from perdure.adapters.versions import require_readable, unreadable, warn_untested
 from perdure.errors import (
     LeaseLostError,
     NotStorableError,
     SessionError,
+    SessionNotFoundError,
     UnsupportedVersionError,
 )
 from perdure.records.json import decode, encode
-from perdure.records.keys import SessionKey
+from perdure.records.keys import SessionKey, session_key
 from perdure.records.records import FOREIGN, Entry, Record
 from perdure.session.internals import accept, has_content, store_of
 from perdure.session.manager import SessionManager
@@ -57,6 +59,8 @@ KINDS: Final[dict[str, Any]] = {
     "snapshot": pydantic.TypeAdapter(sdk.ContinuableSnapshot),
 }
 """What a record holds, by its field."""
+KNOWN: Final = 10_000
+"""Runs of which is known that they were written here."""
 
 
 class _Envelope(msgspec.Struct, frozen=True):
@@ -164,6 +168,8 @@ class PerdureStepStore(StoreAdapter):
         super().__init__(sessions, tenant=tenant, tags=tags, on_held=on_held, wait=wait)
         self._runs: WeakKeyDictionary[Session, tuple[int, _Run]] = WeakKeyDictionary()
         """Of sessions that are held here: a version, and the run as of it."""
+        self._written: Recent[SessionKey, int] = Recent(KNOWN)
+        """Of runs that were written here last: the session's durable version."""
 
     # What the SDK calls
 
@@ -171,9 +177,11 @@ class PerdureStepStore(StoreAdapter):
         """Store what a run is, and return once it is durable; the newest registration counts.
 
         Raises:
-            NotStorableError: It is not JSON. So do the other methods that store something.
+            NotStorableError: It is not JSON, or could not be read back. So do the other methods
+                that store something.
             TooLargeError: It is larger than the limit for a record. So do they.
             LeaseHeldError: Another process keeps holding the session. So do they.
+            LeaseLostError: The run was deleted since it was registered: only by the others.
 
         """
         await self._append("run", record)
@@ -244,7 +252,7 @@ class PerdureStepStore(StoreAdapter):
     # Inside
 
     def _key(self, run_id: str) -> SessionKey:
-        return SessionKey(run_id, SESSION, self._tenant)
+        return session_key(run_id, SESSION, self._tenant)
 
     async def _keys(self) -> AsyncIterator[SessionKey]:
         sessions = await self._connection.manager()
@@ -286,16 +294,27 @@ class PerdureStepStore(StoreAdapter):
         """Append to a run's session, and return once it is durable."""
         key = self._key(value.run_id)
         plain, messages = _encoded(kind, value)
+        # A run that goes on does not bring back what was deleted; one that is registered begins.
+        written = 0 if kind == "run" else self._written.get(key) or 0
         while True:
-            async with await self._open(key) as session:
+            try:
+                opened = await self._open(key, create=not written)
+            except SessionNotFoundError as error:
+                raise deleted(key) from error
+            async with opened as session:
                 run = await self._run_of(session)
                 if self._runs[session][0] != session.version:  # appended to while it was read
                     continue
+                if session.version < written:
+                    raise deleted(key)
                 if has_content(session):
                     message = f"session {key} has messages, and is no run: choose another run_id"
                     raise SessionError(message, key=str(key))
                 if not run.knows(kind, getattr(value, "idempotency_key", None)):
                     stored = _record(kind, plain, messages, run.messages())
+                    fresh = b"[%b]" % b",".join(map(bytes, stored.add))
+                    read = partial(MESSAGES.validate_json, fresh)
+                    require_readable("the history of a run's snapshot", SDK, read)
                     try:
                         version = accept(session, (Entry(FOREIGN, encode(stored)),))
                     except LeaseLostError:  # handed over before: ask for it back
@@ -303,15 +322,17 @@ class PerdureStepStore(StoreAdapter):
                     run.add(stored)
                     self._runs[session] = version, run
                 await self._connection.save(session)
+                self._written.put(key, session.durable_version, 1)
                 return
 
-    async def _open(self, key: SessionKey) -> Session:
+    async def _open(self, key: SessionKey, *, create: bool) -> Session:
         sessions = await self._connection.manager()
         return await sessions.open(
             key.agent,
             session=key.session,
             tenant=key.tenant,
             tags=self._tags,
+            create=create,
             on_held=self._on_held,
             wait=self._wait,
         )
@@ -330,12 +351,14 @@ def _encoded(kind: str, value: Any) -> tuple[bytes, tuple[bytes, ...]]:
     messages: list[Any] = []
     if kind == "snapshot":
         messages, value = value.messages, dataclasses.replace(value, messages=[])
+    what = f"the {kind} of run {value.run_id!r}"
     try:
         plain = KINDS[kind].dump_json(value)
-        return plain, tuple([MESSAGES.dump_json([message])[1:-1] for message in messages])
+        encoded = tuple([MESSAGES.dump_json([message])[1:-1] for message in messages])
     except ValueError as error:
-        message = f"the {kind} of run {value.run_id!r} is not JSON ({error})"
-        raise NotStorableError(message, path=kind) from error
+        raise NotStorableError(f"{what} is not JSON ({error})", path=kind) from error
+    require_readable(what, SDK, partial(KINDS[kind].validate_json, plain))
+    return plain, encoded
 
 
 def _record(

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 
 import anyio
 
-from perdure.adapters.items import AdapterManager, Recent
+from perdure.adapters.items import AdapterManager, Recent, deleted
 from perdure.adapters.thread_log import (
     CheckpointPut,
     Holder,
@@ -35,8 +35,8 @@ from perdure.adapters.thread_log import (
     entries_of,
     read_record,
 )
-from perdure.errors import LeaseLostError, SessionError
-from perdure.records.keys import SessionKey
+from perdure.errors import LeaseLostError, SessionError, SessionNotFoundError
+from perdure.records.keys import SessionKey, session_key
 from perdure.records.records import Record
 from perdure.session.contents import meta_entry
 from perdure.session.internals import (
@@ -65,6 +65,8 @@ BEGINNINGS: Final = 100
 """Checkpoints of a thread of which it is known when they were read."""
 
 Change: TypeAlias = PutChange | WritesChange
+At: TypeAlias = tuple[str, str | None]
+"""A namespace, and the id of a checkpoint in it; None where a run begins."""
 
 
 @final
@@ -79,7 +81,7 @@ class Thread:
         """Calls that wait for the session, or append when it is there."""
         self.seen: int = 0
         """The newest record when this process last read or wrote the thread, 0 if it never did."""
-        self._seen_at: dict[tuple[str, str | None], int] = {}
+        self._seen_at: dict[At, int] = {}
         """The same for a checkpoint, which a run goes on from: others may have read since."""
         self.foreign_put: tuple[int, int] = (0, 0)
         """The record of another process's newest change, and its epoch."""
@@ -92,26 +94,35 @@ class Thread:
         self.waiting: dict[tuple[str, str], tuple[anyio.CancelScope, int]] = {}
         """Calls of ``aput`` that wait until their checkpoints are durable."""
 
-    def forget(self) -> None:
-        """Know nothing of it any more."""
-        self.restart()
-        self.seen = 0
-        self._seen_at.clear()
-
     def restart(self) -> None:
         """Know nothing of its log, to read it from its beginning."""
-        self.index, self.foreign_put = ThreadIndex(), (0, 0)
+        self.index, self.foreign_put, self.released = ThreadIndex(), (0, 0), 0
 
-    def note(self, ns: str, checkpoint: str) -> None:
-        """Say that a run may go on from a checkpoint, knowing all that there is now."""
+    def note(self, ns: str, checkpoint: str, seen: int | None = None) -> None:
+        """Say that a run may go on from a checkpoint.
+
+        Args:
+            ns: The namespace.
+            checkpoint: The id of one that is there; or of one that is to be stored.
+            seen: What the run knows then, up to which record; None for all that there is now.
+
+        """
         self._seen_at.pop((ns, checkpoint), None)
-        self._seen_at[ns, checkpoint] = self.index.upto
+        self._seen_at[ns, checkpoint] = self.index.upto if seen is None else seen
         if len(self._seen_at) > BEGINNINGS:
             del self._seen_at[next(iter(self._seen_at))]
 
-    def seen_by(self, at: tuple[str, str | None]) -> int:
+    def seen_by(self, at: At) -> int:
         """Return the newest record that a run knew when it came to a checkpoint."""
         return self._seen_at.get(at, self.seen)
+
+    def knows(self, at: At) -> bool:
+        """Whether a run may have gone on from a checkpoint here."""
+        return at in self._seen_at
+
+    def has(self, at: At) -> bool:
+        """Whether a checkpoint is there."""
+        return self.index.mark(at[0], str(at[1])) is not None
 
     @property
     def is_idle(self) -> bool:
@@ -153,31 +164,39 @@ class ThreadSessions:
     async def append(
         self,
         thread: Thread,
-        at: tuple[str, str | None],
+        at: At,
         change: Callable[[Collection[str]], Change],
+        *,
+        within: Collection[At] = (),
     ) -> tuple[Session, int]:
         """Append a change to a thread's session, in the order of the calls.
 
         Args:
             thread: Which.
-            at: The namespace and the checkpoint that its run has come to.
+            at: The checkpoint that its run has come to.
             change: Returns the change, given the names of what is stored already.
+            within: Those of the graphs that this one runs in.
 
         Raises:
-            LeaseLostError: Another process has changed the thread since.
+            LeaseLostError: Another process has changed the thread since, or it was deleted.
 
         """
+        self._connection.require_home()
+        known = [each for each in (at, *within) if thread.knows(each)]  # now, as it was called
         session = self._ready(thread)
         if session is not None:
-            self._require_current(thread, at)
+            self._require_current(thread, at, known)
             return session, self._accept(thread, session, change(thread.index.leaves))
         encoded = change(())  # now: the caller may change the values while this waits
         if isinstance(encoded, PutChange):
             encoded = encoded.settled(thread.index)
+            thread.note(encoded.put.ns, encoded.put.id, thread.seen_by(at))
         thread.queued += 1
         try:
-            async with thread.lock, self._held(thread) as session:
-                self._require_current(thread, at)
+            # Writes may be called before the checkpoint that they belong to.
+            goes_on = bool(known) or (at[1] is not None and thread.seen > 0)
+            async with thread.lock, self._held(thread, create=not goes_on) as session:
+                self._require_current(thread, at, known)
                 thread.epochs.add(session.epoch)
                 return session, self._accept(thread, session, encoded)
         finally:
@@ -213,8 +232,17 @@ class ThreadSessions:
             thread.note(change.put.ns, change.put.id)
         return session.version
 
-    def _require_current(self, thread: Thread, at: tuple[str, str | None]) -> None:
-        """Refuse a write of a run that began before another process changed the thread."""
+    def _require_current(self, thread: Thread, at: At, known: Iterable[At]) -> None:
+        """Refuse a write of a run that began before the thread was deleted or changed elsewhere.
+
+        Args:
+            thread: Which.
+            at: The checkpoint that the run has come to.
+            known: Checkpoints that were there, by what this process knew when the write was called.
+
+        """
+        if not all(map(thread.has, known)):
+            raise deleted(thread.key)
         seq, epoch = thread.foreign_put
         seen = thread.seen_by(at)
         if not seen or seq <= seen:
@@ -229,17 +257,22 @@ class ThreadSessions:
         raise LeaseLostError(message, **facts)
 
     @asynccontextmanager
-    async def _held(self, thread: Thread) -> AsyncGenerator[Session, None]:
+    async def _held(self, thread: Thread, *, create: bool = True) -> AsyncGenerator[Session, None]:
         """Hold a thread's session, and know all of it."""
         sessions, key = await self._connection.manager(), thread.key
         opening = sessions.open(
             key.agent,
             tenant=key.tenant,
             tags=self._tags,
+            create=create,
             on_held=self._on_held,
             wait=self._wait,
         )
-        async with opening as session:
+        try:
+            opened = await opening
+        except SessionNotFoundError as error:
+            raise deleted(key) from error
+        async with opened as session:
             await self._catch_up(thread, session)
             if has_content(session) and not thread.index.is_known:
                 message = f"session {key} is in use, and is no LangGraph thread: choose another id"
@@ -385,7 +418,7 @@ class ThreadSessions:
 
     def key(self, thread_id: Any) -> SessionKey:
         """Return a thread's session."""
-        return SessionKey(str(thread_id), tenant=self._tenant)
+        return session_key(str(thread_id), tenant=self._tenant)
 
     def thread(self, thread_id: Any) -> Thread:
         """Return what is known of a thread."""
@@ -433,7 +466,7 @@ class ThreadSessions:
         async with thread.lock:
             key = thread.key
             await sessions.delete(key.agent, tenant=key.tenant, wait=self._wait)
-            thread.forget()
+            thread.restart()
 
     async def copy(self, source: str, target: str) -> None:
         """Begin a thread with what another one has now."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from perdure.errors import FormatError
+from perdure.errors import FormatError, NotStorableError
+
+T = TypeVar("T")
 
 TESTED: Final = {
     "google-adk": ("2.13.0", "2.13.0"),
@@ -48,14 +51,42 @@ def unreadable(what: str, package: str, error: ValueError) -> FormatError:
         error: What pydantic raised. Its message would show what was stored.
 
     """
-    details: Any = getattr(error, "errors", list)()
-    path = ".".join(map(str, details[0]["loc"])) if details else ""
-    reason = f"{path}: {details[0]['msg']}" if details else "it is not JSON"
+    path, reason = _reason(error)
     message = (
         f"{what} cannot be read by {package} {_installed(package)} ({reason}): read it with the "
         "version that wrote it; `perdure export` gives it out as it is"
     )
     return FormatError(message, path=path)
+
+
+def require_readable(what: str, package: str, read: Callable[[], T]) -> T:
+    """Return what an SDK gives to be stored, as it would itself read it back.
+
+    Args:
+        what: What is to be stored.
+        package: The SDK.
+        read: Reads it, as it would be stored, with the SDK's own reader.
+
+    Raises:
+        NotStorableError: It cannot be read.
+
+    """
+    try:
+        return read()
+    except ValueError as error:
+        path, reason = _reason(error)
+        message = (
+            f"{what} could never be read back by {package} {_installed(package)} ({reason}), so "
+            "nothing was stored: give it what its class declares"
+        )
+        raise NotStorableError(message, path=path) from error
+
+
+def _reason(error: ValueError) -> tuple[str, str]:
+    """Return where pydantic has met what it does not read, and why; without the value itself."""
+    details: Any = getattr(error, "errors", list)()
+    path = ".".join(map(str, details[0]["loc"])) if details else ""
+    return path, f"{path}: {details[0]['msg']}" if details else "it is not JSON"
 
 
 def _installed(package: str) -> str:

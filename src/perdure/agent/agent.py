@@ -17,7 +17,7 @@ from perdure._connect import connect
 from perdure._lib.ids import random_id
 from perdure.agent import create
 from perdure.agent.bootstrap import unfinished, unknown
-from perdure.agent.context import AgentConfig, AgentContext
+from perdure.agent.context import AgentConfig, AgentContext, kept_as
 from perdure.agent.effects import is_intact, is_unknown
 from perdure.agent.events import (
     AgentStopped,
@@ -33,7 +33,7 @@ from perdure.agent.worker import AgentRuntime, AgentShutdown
 from perdure.config.locations import check_state_key
 from perdure.errors import InvalidArgumentError, SessionClosedError, SessionError
 from perdure.records.keys import require_name, require_text
-from perdure.records.messages import Message
+from perdure.records.messages import Message, message_of
 from perdure.records.values import encode_value
 
 if TYPE_CHECKING:
@@ -118,9 +118,10 @@ class Agent:
             mcp: Servers of more tools: `McpServer`, a command line, or a URL.
             instructions: The system prompt; without any, the stored one is kept.
             sessions: Where its session is kept.
-            persistent_session: True, or how it is kept: without ``sessions``, in a store that
-                the agent opens and closes. False: in memory only, no file is made. None:
-                kept if ``sessions`` are given.
+            persistent_session: True, or how it is kept: a `PersistentSession`, a mapping of its
+                options, or a path or URL. Without ``sessions``, in a store that the agent opens
+                and closes. False: in memory only, no file is made. None: kept if ``sessions``
+                are given.
             if_exists: Continue the stored session, refuse, or delete it and start over.
             config: All of it in one, instead of model, tools, mcp and instructions.
             options: Everything else that an `AgentConfig` takes.
@@ -135,6 +136,7 @@ class Agent:
             "mcp": mcp,
             "instructions": instructions,
         }
+        kept_as(persistent_session)
         settings = create.merged(config, id, **given, options=options)
         return create.AgentCreation(
             lambda: create.create(cls, settings, id, sessions, persistent_session, if_exists)
@@ -260,7 +262,7 @@ class Agent:
         return self.runtime.interrupt()
 
     async def post_user_message(
-        self, message: str | Message, *, turn_id: str | None = None
+        self, message: str | Message | dict[str, Any], *, turn_id: str | None = None
     ) -> None:
         """Post a message; returns when it is durable, not with the answer.
 
@@ -268,7 +270,7 @@ class Agent:
         is found among ``unfinished`` when the agent comes back.
 
         Args:
-            message: What the user says.
+            message: What the user says: text, a `Message`, or ``{"role": …, "content": "text"}``.
             turn_id: An id of one's own for its turn: a turn of this id that has ended is not
                 run again, but answered as before. For requests that may be retried.
 
@@ -282,7 +284,9 @@ class Agent:
         await self._post(message, None, turn_id)
         await self.session.save()
 
-    def stream(self, message: str | Message, *, turn_id: str | None = None) -> EventStream:
+    def stream(
+        self, message: str | Message | dict[str, Any], *, turn_id: str | None = None
+    ) -> EventStream:
         """Return the events of a turn: ``async for event in agent.stream("Hello")``.
 
         The message is posted when the first event is fetched. The last event is a `TurnEnded`,
@@ -295,7 +299,9 @@ class Agent:
             begin=lambda stream: self._post(message, stream, turn_id),
         )
 
-    async def ask(self, message: str | Message, *, turn_id: str | None = None) -> str:
+    async def ask(
+        self, message: str | Message | dict[str, Any], *, turn_id: str | None = None
+    ) -> str:
         """Post a message, and return the answer once it is durable.
 
         Cancelling the caller ends the wait only: `interrupt` ends the turn.
@@ -322,9 +328,14 @@ class Agent:
         raise SessionClosedError(f"agent {self.id!r} stopped before it had answered", agent=self.id)
 
     async def _post(
-        self, message: str | Message, stream: EventStream | None, turn_id: str | None
+        self,
+        message: str | Message | dict[str, Any],
+        stream: EventStream | None,
+        turn_id: str | None,
     ) -> None:
         given = Message.user(message) if isinstance(message, str) else message
+        if type(given) is dict:
+            given = message_of(given)
         if not isinstance(given, Message):
             raise InvalidArgumentError(
                 f"a message is text or a Message, not {type(given).__name__}", agent=self.id

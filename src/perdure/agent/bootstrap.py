@@ -23,7 +23,7 @@ from perdure.agent.tools import lived, maybe_await, require
 from perdure.errors import SessionError
 from perdure.memory.ledger import Admitted, Approval, Effect
 from perdure.memory.traces import newest_turns
-from perdure.records.messages import decode_message
+from perdure.records.media import decode_read
 from perdure.records.values import Types, encode_value
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapper
 from perdure.restore.report import RestoreStep
@@ -69,7 +69,7 @@ def unfinished(context: AgentContext) -> tuple[events.UnfinishedMessage, ...]:
 def _unfinished(admitted: Admitted, types: Types) -> events.UnfinishedMessage:
     return events.UnfinishedMessage(
         id=admitted.id,
-        message=decode_message(bytes(admitted.message), types),
+        message=decode_read(bytes(admitted.message), types),
         at=admitted.at,
         turn_id=admitted.turn or admitted.asked,
         attempts=admitted.attempts,
@@ -139,7 +139,7 @@ async def go_on(event: events.ResumeEvent, context: AgentContext) -> EffectProgr
     turns = await newest_turns(store_of(session), session.key, message.attempts + 1)
     return progress(
         [
-            decode_message(payload, types)
+            decode_read(payload, types)
             for turn in turns
             if turn.id == message.turn_id
             for payload in turn.messages

@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 from typing import Any, Final
 
 import anyio
 import msgspec
 
+from perdure._lib.tasks import stray_cancellation_fails
 from perdure.agent.context import AgentContext
 from perdure.agent.effects import SKIPPED, Verdict, is_intact, verdict
 from perdure.agent.events import ApprovalRequested, EffectUnknown, ToolFinished, ToolStarted
 from perdure.agent.requests import claimed
-from perdure.agent.tools import Tool, is_certain, processed, waited_for
+from perdure.agent.tools import CANCELLED, Tool, error_text, is_certain, processed, waited_for
 from perdure.errors import PerdureError
 from perdure.memory.ledger import Effect
 from perdure.providers.tool_pairs import INTERRUPTED
 from perdure.records.json import decode
 from perdure.records.messages import Message, ToolCall, ToolResult
 from perdure.session.internals import grouped
+
+log: logging.Logger = logging.getLogger("perdure.agent")
 
 # Capability events: what was asked of tools, allowed and used, as kernel events for a replay
 # (docs/replay.md lists them)
@@ -90,10 +94,11 @@ async def refusal(call: ToolCall, context: AgentContext) -> str | None:
     if approve == "ask":
         return await _asked(call, context)
     try:
-        answer = approve(call, context)
-        answer = await answer if inspect.isawaitable(answer) else answer
+        with stray_cancellation_fails():
+            answer = approve(call, context)
+            answer = await answer if inspect.isawaitable(answer) else answer
     except Exception as error:  # noqa: BLE001  # nobody has approved it
-        return f"the tool {name!r} could not be approved: {type(error).__name__}: {error}"
+        return f"the tool {name!r} could not be approved: {error_text(error)}"
     return await _asked(call, context) if answer == "ask" else _answered(answer, call, context)
 
 
@@ -244,6 +249,18 @@ def _keep(result: ToolResult, how: str, planned: PlannedCall, context: AgentCont
         if is_new:
             outcome(planned.call, context, how)
     return is_new
+
+
+def lost(planned: PlannedCall, context: AgentContext) -> ToolResult:
+    """Keep that a call has cancelled its own task, which on asyncio nobody else is told of."""
+    call, reason = planned.call, f"{CANCELLED}: the tool cancelled its own task"
+    log.warning("a tool cancelled its own task", extra={"tool": call.name, "call": call.id})
+    result = _failed(call, reason)
+    _keep(result, "unknown", planned, context)
+    context.emit(
+        ToolFinished(agent_id=context.agent_id, turn_id=context.turn_id, call=call, result=result)
+    )
+    return result
 
 
 def _leave(planned: PlannedCall, context: AgentContext) -> None:

@@ -36,9 +36,11 @@ from perdure.memory.compaction import (
 )
 from perdure.memory.context import bytes_of
 from perdure.memory.retrieval import select, smaller
+from perdure.records.media import noted
 from perdure.records.messages import Message
 from perdure.restore.rebuild import CompactionSnapshotBuilder
 
+_UNSEEN: Final = "not a part of summaries"
 _MOST_BESIDE: Final = 0.5
 """How much of the budget is left to what is not counted: of more, something else is wrong."""
 
@@ -262,14 +264,15 @@ class _Episodes:
 
     async def add(self, block: TurnBlock) -> None:
         """Take in a block that has left."""
+        said = tuple(noted(message, _UNSEEN) for message in block.messages)
         newest = self._turns[-1] if self._turns else None
         if newest is not None and block.turn_id == newest.id and block.opener != "user":
-            messages = (*newest.messages, *block.messages)
+            messages = (*newest.messages, *said)
             self._turns[-1] = TurnTrace(newest.id, messages, block.last)
             return
         if len(self._turns) >= self._turns_each and len(self._done) < self._most - 1:
             await self._sum_up()
-        self._turns.append(TurnTrace(block.turn_id, block.messages, block.last))
+        self._turns.append(TurnTrace(block.turn_id, said, block.last))
 
     async def finish(self) -> Compaction:
         """Return what has become of all of them."""

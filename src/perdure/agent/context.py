@@ -248,7 +248,15 @@ class PersistentSession(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryStorage | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.autosave_interval < float("inf"):
+        for name in ("save_on_close", "load_on_create"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidArgumentError(
+                    f"persistent_session: invalid {name}={getattr(self, name)!r}: give True or "
+                    "False",
+                    option=name,
+                )
+        interval: object = self.autosave_interval
+        if not (isinstance(interval, int | float) and 0 <= interval < float("inf")):
             raise InvalidArgumentError(
                 f"persistent_session: invalid autosave_interval={self.autosave_interval!r}: "
                 "give seconds, or 0 for no timers",
@@ -256,18 +264,51 @@ class PersistentSession(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-Persistence = bool | PersistentSession | None
+Persistence = bool | PersistentSession | Mapping[str, Any] | str | os.PathLike[str] | None
+"""Whether, and how, an agent's session is kept: True, False, a `PersistentSession`, a mapping of
+its options, or its storage's path or URL."""
 
 
-def persistence_of(given: Persistence, configured: Persistence) -> Persistence:
+def kept_as(given: Persistence) -> bool | PersistentSession | None:
+    """Return a setting as True, False, None or a `PersistentSession`.
+
+    Raises:
+        InvalidArgumentError: It is nothing of the kind, or has an unknown or invalid option.
+
+    >>> kept_as({"storage": "agents.db", "autosave_interval": 5.0}).storage
+    'agents.db'
+    """
+    if given is None or isinstance(given, bool | PersistentSession):
+        return given
+    if isinstance(given, os.PathLike) or (isinstance(given, str) and given):
+        return PersistentSession(storage=given)
+    options = PersistentSession.__struct_fields__
+    if isinstance(given, Mapping):
+        unknown = [name for name in given if name not in options]
+        if not unknown:
+            return PersistentSession(**given)
+        raise InvalidArgumentError(
+            f"persistent_session: {unknown[0]!r} is no option: choose {', '.join(options)}",
+            option="persistent_session",
+        )
+    raise InvalidArgumentError(
+        f"invalid persistent_session={given!r}: give True, False, PersistentSession(…), a mapping "
+        f"of its options ({', '.join(options)}), or a path or URL",
+        option="persistent_session",
+    )
+
+
+def persistence_of(given: Persistence, configured: Persistence) -> bool | PersistentSession | None:
     """Return which of two settings counts: an object before True or False, either before None.
 
     Raises:
-        InvalidArgumentError: Both are there, of one kind, and say different things.
+        InvalidArgumentError: Both are there, of one kind, and say different things; or one is
+            invalid.
 
     >>> persistence_of(True, PersistentSession(autosave_interval=5.0)).autosave_interval
     5.0
     """
+    given, configured = kept_as(given), kept_as(configured)
     if given is None or configured is None:
         return configured if given is None else given
     objects = [
@@ -447,6 +488,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     memory_storage: MemoryStorage | None = None
 
     def __post_init__(self) -> None:
+        kept_as(self.persistent_session)
         for name in ("inbox_size", "max_model_calls", "max_inline_bytes"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:

@@ -13,7 +13,7 @@ import msgspec
 
 from perdure.memory.ledger import Approval, Effect
 from perdure.providers.tool_pairs import is_synthetic
-from perdure.records.messages import Message, ToolCall
+from perdure.records.messages import CUT_OFF, REDACTED_AT, Message, ToolCall
 from perdure.restore.rebuild import is_memory
 
 Verdict = Literal["run", "again", "skip", "done", "ask", "interrupted"]
@@ -55,7 +55,7 @@ def is_unknown(effect: Effect) -> bool:
 
 def is_intact(call: ToolCall) -> bool:
     """Say whether a stored call has all of its arguments."""
-    return "redacted" not in call.extra
+    return REDACTED_AT not in call.extra
 
 
 class EffectProgress(msgspec.Struct, frozen=True):
@@ -85,7 +85,7 @@ def progress(messages: Sequence[Message]) -> EffectProgress:
             _close(open_calls, message.tool_result.call_id)
     last = real_messages[-1] if real_messages else None
     ended = last is not None and last.role == "assistant" and not last.tool_calls
-    is_complete = ended and last is not None and "interrupted" not in last.extra
+    is_complete = ended and last is not None and CUT_OFF not in last.extra
     return EffectProgress(has_input, tuple(open_calls), last if is_complete else None)
 
 
@@ -95,14 +95,14 @@ def without_cut_answers(messages: Sequence[Message]) -> tuple[Message, ...]:
     A request must not end with half an answer: some providers refuse that, others would continue
     with it, and the answer would lack its beginning. One that the user has replied to stays.
 
-    >>> cut = Message(role="assistant", content="He", extra={"interrupted": msgspec.Raw(b"true")})
+    >>> cut = Message(role="assistant", content="He", extra={CUT_OFF: msgspec.Raw(b"true")})
     >>> [one.text for one in without_cut_answers([Message.user("Hi"), cut])]
     ['Hi']
     """
     return tuple(
         message
         for at, message in enumerate(messages)
-        if not ("interrupted" in message.extra and _is_given_anew(messages[at + 1 : at + 2]))
+        if not (CUT_OFF in message.extra and _is_given_anew(messages[at + 1 : at + 2]))
     )
 
 

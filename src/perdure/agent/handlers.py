@@ -15,9 +15,11 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol, final
 
 import anyio
+from anyio.lowlevel import checkpoint_if_cancelled
 
+from perdure._lib.tasks import stray_cancellation_fails
 from perdure.agent.bootstrap import BootstrapStep, bootstrap, bootstrap_steps
-from perdure.agent.calls import PlannedCall, make, plan
+from perdure.agent.calls import PlannedCall, lost, make, plan
 from perdure.agent.context import AgentContext
 from perdure.agent.events import (
     BootstrapStartedEvent,
@@ -34,7 +36,7 @@ from perdure.agent.tools import received
 from perdure.errors import ContextOverflowError, SessionError
 from perdure.memory.traces import BEGIN
 from perdure.records.messages import Message, ToolResult
-from perdure.session.internals import grouped
+from perdure.session.internals import grouped, stored_messages
 
 
 class Handler(Protocol):
@@ -61,6 +63,7 @@ class WorkerEventDispatcher:
         """Have an event handled.
 
         Raises:
+            RuntimeError: A model, a hook or a step let out a cancellation that is not this task's.
             SessionError: No handler is there for it.
 
         """
@@ -71,7 +74,8 @@ class WorkerEventDispatcher:
                 agent=context.agent_id,
                 event=type(event).__name__,
             )
-        await handler.handle(event, context)
+        with stray_cancellation_fails():
+            await handler.handle(event, context)
 
 
 @final
@@ -119,7 +123,7 @@ def begin_context(context: AgentContext) -> None:
     if state.restore_options is not None or not (context.sets_aside or state.system_prompt):
         return
     head = (Message.system(state.system_prompt),) if state.system_prompt else ()
-    before = () if context.sets_aside else tuple(memory.get_working_context_messages())
+    before = () if context.sets_aside else tuple(stored_messages(context.session))
     memory.replace_context(
         (*head, *before),
         system_prompt=state.system_prompt or None,
@@ -268,17 +272,20 @@ class ToolInvocationRequestEventHandler:
         # The intent first: after a kill, the model must know that a tool may have run.
         await context.memory.persist_working_context_snapshot()
         results: list[ToolResult] = []
+        unanswered = list(planned)
+
+        async def answer(call_planned: PlannedCall) -> None:
+            result = await make(call_planned, context)
+            unanswered.remove(call_planned)
+            if result is not None:
+                results.append(result)
+
         async with anyio.create_task_group() as group:
             for call_planned in planned:
-                group.start_soon(self._call, call_planned, context, results)
+                group.start_soon(answer, call_planned)
+        await checkpoint_if_cancelled()  # then they were cancelled with this task
+        results += [lost(call_planned, context) for call_planned in unanswered]
         context.enqueue(ToolResultEvent(tuple(results)))
-
-    async def _call(
-        self, planned: PlannedCall, context: AgentContext, results: list[ToolResult]
-    ) -> None:
-        result = await make(planned, context)
-        if result is not None:
-            results.append(result)
 
 
 @final

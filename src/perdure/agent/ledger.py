@@ -28,9 +28,10 @@ from perdure.memory.ledger import (
     change_entry,
 )
 from perdure.memory.traces import begun_by
+from perdure.records.media import holds_references
 from perdure.records.messages import Message, ToolCall, encode_message
 from perdure.records.records import ADMITTED, APPROVAL, EFFECT, MESSAGE, TURN, Entry
-from perdure.session.internals import accept, ledger_of, registry_of, store_of
+from perdure.session.internals import accept, filled, ledger_of, registry_of, store_of
 from perdure.session.session import Session, SessionView
 
 # Reading a whole ledger, with its messages
@@ -46,6 +47,9 @@ async def whole_ledger(session: Session | SessionView) -> Ledger:
     for message in ledger.messages():
         if not message.message:
             ledger.fill(message.id, await _said(session, message))
+        elif holds_references(bytes(message.message)):
+            [(_, whole)] = await filled(session, [(0, bytes(message.message))])
+            ledger.fill(message.id, whole)
     return ledger
 
 
@@ -174,6 +178,11 @@ class AgentLedger:
         over = [entry for other in sorted(turns - {turn}) for entry in self._leftovers(other)]
         if over:
             accept(self._session, tuple(over))
+
+    def refuse(self, id: str | None) -> None:
+        """Record that a message is refused; what was not noted yet never is."""
+        if id is not None and self._fresh.pop(id, None) is None:
+            accept(self._session, (self._noted(ADMITTED, id, state=OVER, how="refused"),))
 
     def drop(self, id: str) -> None:
         """Record that a message will not be answered, and that its turn is not waited for."""

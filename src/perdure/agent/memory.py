@@ -20,7 +20,9 @@ import msgspec
 from perdure.agent.compaction import Compacted, ExistingMemories, LogCompaction, TurnBlocks, trimmer
 from perdure.agent.llm.failures import Overflow
 from perdure.agent.llm.model import ToolSpec
+from perdure.agent.tools import storable
 from perdure.errors import NotStorableError, SessionError
+from perdure.lineage.store import followed
 from perdure.memory.compaction import (
     Compaction,
     CompactionPolicy,
@@ -44,7 +46,8 @@ from perdure.memory.traces import (
 )
 from perdure.providers.tool_pairs import interrupted_result
 from perdure.records.json import encode
-from perdure.records.messages import Message, ToolCall, decode_message, encode_message
+from perdure.records.media import decode_held, decode_read, lifted, text_bytes
+from perdure.records.messages import REDACTED_AT, Message, ToolCall, encode_message
 from perdure.records.records import TURN, Entry
 from perdure.records.values import redact
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
@@ -63,7 +66,7 @@ from perdure.session.base import entry_of
 from perdure.session.session import Session
 
 if TYPE_CHECKING:
-    pass
+    from perdure.store import Store
 
 
 # The running turn, and which of its tool calls have no result yet
@@ -155,8 +158,9 @@ class RawTurns:
         self._session = session
 
     async def opening_of(self, turn_id: str) -> Message | None:
-        """Return the user message that opened a turn, None if there is none."""
-        messages = await self._said_in(turn_id)
+        """Return the user message that opened a turn, as it is stored; None if there is none."""
+        turn = await find_turn(self._stored, self._session.key, turn_id)
+        messages = [] if turn is None else self._decoded(turn)
         return messages[0] if messages and messages[0].role == "user" else None
 
     async def answer_of(self, turn_id: str) -> Message | None:
@@ -174,7 +178,10 @@ class RawTurns:
 
     async def traces(self, after: int) -> AsyncGenerator[RawTrace, None]:
         """Yield the messages after a record, oldest first."""
-        async with aclosing(self._read(after)) as turns:
+        turns_read = read_turns(
+            internals.store_of(self._session), self._session.key, after=after, upto=None
+        )
+        async with aclosing(turns_read) as turns:
             async for turn in turns:
                 numbered = zip(turn.seqs, self._decoded(turn), strict=True)
                 for trace in traces_of(turn.id, numbered):
@@ -208,23 +215,28 @@ class RawTurns:
     def _blocks_of(self, turn: RawTurn, compacting: LogCompaction, *, running: bool) -> TurnBlocks:
         numbered = zip(turn.seqs, self._decoded(turn), turn.messages, strict=True)
         parts = [
-            (seq, message, compacting.share_of(message, len(payload)))
+            (seq, message, compacting.share_of(message, text_bytes(payload)))
             for seq, message, payload in numbered
         ]
         return TurnBlocks(blocks_of(turn.id, parts, last=turn.last), running)
 
+    @property
+    def _stored(self) -> Store:
+        """The store that has messages as they are stored: with references to media."""
+        return followed(internals.store_of(self._session))
+
     def _read(self, after: int, upto: int | None = None) -> AsyncGenerator[RawTurn, None]:
-        return read_turns(
-            internals.store_of(self._session), self._session.key, after=after, upto=upto
-        )
+        """Yield turns as they are stored: a compaction needs no media."""
+        return read_turns(self._stored, self._session.key, after=after, upto=upto)
 
     async def _said_in(self, turn_id: str) -> list[Message]:
         turn = await find_turn(internals.store_of(self._session), self._session.key, turn_id)
-        return [] if turn is None else self._decoded(turn)
+        types = internals.registry_of(self._session)
+        return [] if turn is None else [decode_read(payload, types) for payload in turn.messages]
 
     def _decoded(self, turn: RawTurn) -> list[Message]:
         types = internals.registry_of(self._session)
-        return [decode_message(payload, types) for payload in turn.messages]
+        return [decode_held(payload, types) for payload in turn.messages]
 
 
 log: logging.Logger = logging.getLogger("perdure.agent")
@@ -387,7 +399,7 @@ class MemoryManager:
     ) -> bool:
         """Keep what came of a tool call; False if that call has its result already.
 
-        What cannot be stored is kept as an error that says so.
+        Lone surrogates are escaped. What cannot be stored is kept as an error that says so.
         """
         self._enter(turn_id)
         message = with_source(message, source_event)
@@ -396,9 +408,12 @@ class MemoryManager:
             return False
         try:
             self._append(message)
-        except NotStorableError as error:
-            reason = f"the tool's result cannot be stored: {error}"
-            self._append(Message.tool(result.call_id, name=result.name, error=reason))
+        except NotStorableError:
+            try:
+                self._append(msgspec.structs.replace(message, tool_result=storable(result)))
+            except (NotStorableError, RecursionError) as error:
+                reason = f"the tool's result cannot be stored: {error}"
+                self._append(Message.tool(result.call_id, name=result.name, error=reason))
         return True
 
     def ingest_assistant_response(
@@ -528,6 +543,9 @@ class MemoryManager:
             reason=reason,
             types=internals.registry_of(self.session),
         )
+        payload, media = lifted(entry.payload)
+        if context.lifts and media.keys() <= context.media.keys():  # these have records before it
+            entry = entry._replace(payload=payload)
         self._accept(entry)
 
     async def append_repairs(self, messages: Sequence[Message]) -> None:
@@ -548,9 +566,16 @@ class MemoryManager:
             self._window, self._room = tokens, int(tokens * SPARE)
 
     def note_usage(self, asked_with: Sequence[Message], tokens: int | None) -> None:
-        """Take note of how many tokens the model has read: more than is counted here."""
+        """Take note of how many tokens the model has read: more than is counted here.
+
+        Of a model that does not say it, what it would read next is counted.
+        """
         policy = self.policy
-        if tokens is None or policy.max_tokens is None:
+        if policy.max_tokens is None:
+            return
+        if tokens is None:
+            if self.is_over_budget(self.safe_messages()):
+                self.request_compaction()
             return
         counted = tokens_of(asked_with, policy.count_tokens)
         self._beside = max(int(tokens * self._scale) - counted, 0)
@@ -627,8 +652,9 @@ class MemoryManager:
         said_in, seq, opening = self._opened
         if said_in != turn_id:
             return
-        context = self.get_working_context_messages()
-        begins = [at for at, message in enumerate(context) if _is_same(message, opening)]
+        context = internals.stored_messages(self.session)
+        shown = self.get_working_context_messages()
+        begins = [at for at, message in enumerate(shown) if _is_same(message, opening)]
         turn_messages = context[begins[-1] :] if begins else context
         if any(message.tool_result is not None for message in turn_messages):
             return
@@ -688,11 +714,11 @@ class MemoryManager:
                 limits=(self._options.max_episodic, self._options.max_semantic),
             )
         late, types = (
-            internals.working_context(self.session).since(upto),
+            internals.working_context(self.session).since(upto),  # as they are stored
             internals.registry_of(self.session),
         )
         return compacted, late if late is None else [
-            decode_message(payload, types) for payload in late
+            decode_held(payload, types) for payload in late
         ]
 
     def _compacting(self, turns: int = 0) -> LogCompaction:
@@ -701,7 +727,7 @@ class MemoryManager:
 
     def _cut(self, prompt: str, notes: str) -> Compaction:
         """Let the oldest messages go where nothing that is said is kept: there is no log."""
-        context = raw_part(self.get_working_context_messages())
+        context = raw_part(internals.stored_messages(self.session))
         messages = self._compacting().cut(context, head=_head(prompt, notes))
         if messages != context:
             head = (Message.system(prompt),) if prompt else ()
@@ -714,7 +740,8 @@ class MemoryManager:
         dangling = self._options.dangling_calls
         messages = self.builder.build(prompt, compacted.bundle, raw, dangling=dangling)
         was_cut = internals.working_context(self.session).cut  # by something larger than all of it
-        if not compacted.done.episodic and (was_cut or messages == self.safe_messages()):
+        stored = repair(internals.stored_messages(self.session), self._options.dangling_calls)
+        if not compacted.done.episodic and (was_cut or messages == stored.messages):
             return
         replaced = context_entry(
             messages,
@@ -767,5 +794,5 @@ def _redacted(call: ToolCall, keys: Sequence[str]) -> ToolCall:
     arguments, paths = redact(call.arguments, keys)
     if not paths:
         return call
-    extra = {**call.extra, "redacted": msgspec.Raw(encode(paths))}
+    extra = {**call.extra, REDACTED_AT: msgspec.Raw(encode(paths))}
     return msgspec.structs.replace(call, arguments=arguments, extra=extra)

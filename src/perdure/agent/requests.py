@@ -4,7 +4,7 @@ A request is the working context, compacted if that is due, with notes, rendered
 is a blob of its own, and in the conversation a preview and a reference:
 
     "tool_result": "<preview>"
-    "tool_result_ref": {"sha256", "bytes", "media_type", "preview", "types"?}
+    "perdure_tool_result_ref": {"sha256", "bytes", "media_type", "preview", "types"?}
 
 The blob is durable before the record that names it, and shared between forks, since its name is
 its hash. Text and bytes lie in it as they are, everything else as JSON. The model is shown
@@ -18,6 +18,7 @@ from typing import Any, Final, final
 
 import msgspec
 
+from perdure._lib.tasks import stray_cancellation_fails
 from perdure.agent.effects import without_cut_answers
 from perdure.agent.events import (
     AgentEvent,
@@ -26,16 +27,17 @@ from perdure.agent.events import (
     CompactionStarted,
 )
 from perdure.agent.memory import MemoryManager
+from perdure.agent.tools import storable
 from perdure.errors import CorruptRecordError, FormatError, NotStorableError, StoreError
 from perdure.providers import render
 from perdure.records.chunks import name_of
 from perdure.records.json import decode, encode
-from perdure.records.messages import Extra, Message, ToolResult
+from perdure.records.media import text_bytes, without_media
+from perdure.records.messages import RESULT_REF, Extra, Message, ToolResult
 from perdure.records.values import OnUnstorable, Tags, Types, decode_value, encode_value
 from perdure.session.internals import registry_of, store_of
 from perdure.session.session import Session, SessionView
 
-REFERENCE: Final = "tool_result_ref"
 """The field of a stored result that says where all of it is."""
 PREVIEW_CHARS: Final = 1000
 BYTES: Final = "application/octet-stream"
@@ -59,7 +61,7 @@ class ResultReference(msgspec.Struct, frozen=True, omit_defaults=True):
 def reference_of(message: Message) -> ResultReference | None:
     """Return the reference to a message's tool result, None if the message has it."""
     result = message.tool_result
-    raw = None if result is None else result.extra.get(REFERENCE)
+    raw = None if result is None else result.extra.get(RESULT_REF)
     if raw is None:
         return None
     try:
@@ -77,8 +79,9 @@ async def claimed(
 ) -> ToolResult:
     """Return a result as it is to be kept: a large one's blob is durable then.
 
-    A result that cannot be stored is returned as it is, and so is a large one where the store
-    keeps no blobs, or cannot be reached: the log takes it then.
+    A result that cannot be stored is returned as it is, but for its lone surrogates, which are
+    escaped, and so is a large one where the store keeps no blobs, or cannot be reached: the log
+    takes it then.
     """
     types = registry_of(session)
     if _is_small(result.result, max_inline_bytes) and unstorable == "raise":
@@ -86,18 +89,22 @@ async def claimed(
     try:
         data, tags = encode_value(result.result, types, on_unstorable=unstorable)
     except NotStorableError:
-        return result
+        try:
+            result = storable(result)
+            data, tags = encode_value(result.result, types)
+        except (NotStorableError, RecursionError):
+            return result
     if unstorable == "repr":
         result = _with(result, decode_value(data, tags, types))
     store = store_of(session)
-    if len(data) <= max_inline_bytes or not store.capabilities.blobs:
-        return result
+    if text_bytes(data) <= max_inline_bytes or not store.capabilities.blobs:
+        return result  # its images become blobs of their own when it is saved
     blob, reference = _blob(result.result, data, tags)
     try:
         await store.put_blobs(session.key.tenant, {reference.sha256: blob})
     except StoreError:
         return result
-    extra = {**result.extra, REFERENCE: msgspec.Raw(encode(reference))}
+    extra = {**result.extra, RESULT_REF: msgspec.Raw(encode(reference))}
     return _with(
         result,
         f"{reference.preview}\n[… {reference.bytes} bytes in all; this is how it begins]",
@@ -126,7 +133,7 @@ async def _resolved(session: Session | SessionView, message: Message) -> Message
         lost = f"{reference.preview}\n[… the rest of {reference.bytes} bytes is lost]"
         return msgspec.structs.replace(message, tool_result=_with(result, lost))
     value = _value(data, reference, registry_of(session))
-    extra = {name: raw for name, raw in result.extra.items() if name != REFERENCE}
+    extra = {name: raw for name, raw in result.extra.items() if name != RESULT_REF}
     return msgspec.structs.replace(message, tool_result=_with(result, value, extra))
 
 
@@ -152,7 +159,8 @@ def _blob(value: Any, data: bytes, tags: Tags | None) -> tuple[bytes, ResultRefe
     elif type(value) is bytes:
         kind, data = BYTES, value
     types = tags if kind == JSON else None
-    preview = "" if kind == BYTES else data[: 4 * PREVIEW_CHARS].decode(errors="ignore")
+    shown = without_media(data, "not in this preview") if kind == JSON else data
+    preview = "" if kind == BYTES else shown[: 4 * PREVIEW_CHARS].decode(errors="ignore")
     return data, ResultReference(name_of(data), len(data), kind, preview[:PREVIEW_CHARS], types)
 
 
@@ -278,7 +286,10 @@ class LLMRequestAssembler:
         self._emit(CompactionStarted(agent_id=agent_id, turn_id=turn_id))
         try:
             notes = "" if self._notes is None else self._notes()
-            done = await self._memory.compact(system_prompt, exclude_turn_id=turn_id, notes=notes)
+            with stray_cancellation_fails():  # a compaction model's: it has failed
+                done = await self._memory.compact(
+                    system_prompt, exclude_turn_id=turn_id, notes=notes
+                )
         except Exception as error:
             self._memory.request_compaction()
             self._emit(CompactionFailed(agent_id=agent_id, turn_id=turn_id, error=error))

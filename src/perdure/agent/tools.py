@@ -2,8 +2,8 @@
 
 A tool's name, description and JSON schema come from the function itself: its name, its
 docstring and its annotations. Arguments are checked against the annotations before the
-function runs. An error in a tool becomes a result that says so; nothing
-but a cancellation comes out of `Toolbox.run`.
+function runs. An error in a tool becomes a result that says so, and so does a cancellation that it
+lets out; nothing but the cancellation of the call itself comes out of `Toolbox.run`.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure._lib.ids import random_id
+from perdure._lib.tasks import is_stray, stray_cancellation_fails
 from perdure.agent.events import AgentEvent
 from perdure.agent.llm.model import ToolSpec
 from perdure.errors import ConfigError, InvalidArgumentError, SessionError, ToolOutcomeUnknownError
@@ -52,7 +53,8 @@ KEY: Final = "idempotency_key"
 TIMEOUT: Final = "TimeoutError"
 LONGEST_ERROR: Final = 10_000
 """Characters of an exception's text that the model is told."""
-UNCERTAIN: Final = (TIMEOUT, ToolOutcomeUnknownError.__name__)
+CANCELLED: Final = "CancelledError"
+UNCERTAIN: Final = (TIMEOUT, ToolOutcomeUnknownError.__name__, CANCELLED)
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _SECTION: Final = re.compile(r"^(?:Args|Returns|Yields|Raises|Examples?):\s*$", re.MULTILINE)
 _ARGUMENT: Final = re.compile(r"^\s+\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s+(.+)$")
@@ -267,8 +269,14 @@ class Toolbox:
         except TimeoutError as error:
             reason = _clipped(str(error)) or f"no result within {limit} s"
             return _failed(call, f"{TIMEOUT}: {reason}")
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # the model's to deal with
-            return _failed(call, f"{type(error).__name__}: {_clipped(str(error))}")
+        except BaseException as error:
+            causes = causes_of(error)
+            if not all(isinstance(cause, _FAILURES) or is_stray(cause) for cause in causes):
+                raise
+            if any(is_stray(cause) for cause in causes):
+                facts = {"tool": call.name, "call": call.id}
+                log.warning("a tool let a cancellation out", extra=facts, exc_info=error)
+            return _failed(call, error_text(error))  # the model's to deal with
         return ToolResult(call.id, call.name, result)
 
 
@@ -284,6 +292,48 @@ def _check_choice(option: str, value: object, choices: tuple[object, ...]) -> No
         )
 
 
+_FAILURES: Final = (Exception, SystemExit)
+
+
+def error_text(error: BaseException) -> str:
+    """Return what the model is told of an exception: of a group, the causes in it."""
+    causes = causes_of(error)
+    reasons = [_reason(cause, LONGEST_ERROR // len(causes)) for cause in causes]
+    # One that leaves open what the tool has done leaves it open for all of them.
+    reasons.sort(key=lambda reason: not reason.startswith(UNCERTAIN))
+    return "; ".join(dict.fromkeys(reasons))
+
+
+def causes_of(error: BaseException) -> list[BaseException]:
+    """Return the exceptions within a group, or the one that is none."""
+    if isinstance(error, BaseExceptionGroup):
+        return [cause for part in error.exceptions for cause in causes_of(part)]
+    return [error]
+
+
+def _reason(error: BaseException, longest: int) -> str:
+    if not isinstance(error, _FAILURES):
+        return f"{CANCELLED}: something within the tool was cancelled"
+    name = TIMEOUT if isinstance(error, TimeoutError) else type(error).__name__
+    return f"{name}: {_clipped(str(error), longest)}"
+
+
+def storable(result: ToolResult) -> ToolResult:
+    r"""Return a result with its lone surrogates escaped, which are not text: ``\udce9``."""
+    error = None if result.error is None else _escaped(result.error)
+    return replace(result, result=_escaped(result.result), error=error)
+
+
+def _escaped(value: Any) -> Any:
+    if type(value) is str:
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+    if type(value) in {list, tuple}:
+        return type(value)(_escaped(item) for item in value)
+    if type(value) is dict:
+        return {_escaped(name): _escaped(item) for name, item in value.items()}
+    return value
+
+
 def is_certain(result: ToolResult) -> bool:
     """Whether a result proves what the tool did: one that timed out may still be running."""
     return not (result.error or "").startswith(UNCERTAIN)
@@ -297,10 +347,10 @@ def _takes_key(function: Callable[..., Any]) -> bool:
     }
 
 
-def _clipped(text: str) -> str:
-    if len(text) <= LONGEST_ERROR:
+def _clipped(text: str, longest: int = LONGEST_ERROR) -> str:
+    if len(text) <= longest:
         return text
-    return f"{text[:LONGEST_ERROR]} [… {len(text)} characters in all]"
+    return f"{text[:longest]} [… {len(text)} characters in all]"
 
 
 def _failed(call: ToolCall, reason: str) -> ToolResult:
@@ -485,14 +535,15 @@ async def processed(result: ToolResult, call: ToolCall, context: AgentContext) -
     """Return a result as the processors make it; one that fails makes it an error."""
     try:
         for process in context.config.tool_result_processors:
-            changed = await maybe_await(process(result, context), context)
+            with stray_cancellation_fails():
+                changed = await maybe_await(process(result, context), context)
             result = require(changed, ToolResult, process, "tool_result_processors")
             result = replace(result, call_id=call.id)  # whatever it made, this call is answered
     except Exception as error:  # noqa: BLE001  # as if the tool itself had failed
         return ToolResult(
             call.id,
             call.name,
-            error=f"the result could not be processed: {type(error).__name__}: {error}",
+            error=f"the result could not be processed: {error_text(error)}",
         )
     return result
 
@@ -500,14 +551,16 @@ async def processed(result: ToolResult, call: ToolCall, context: AgentContext) -
 async def lived(event: AgentEvent, context: AgentContext) -> None:
     """Have the lifecycle hooks called, in order; what one raises comes out of here."""
     for hook in context.config.lifecycle_hooks:
-        await maybe_await(hook(event, context), context)
+        with stray_cancellation_fails():
+            await maybe_await(hook(event, context), context)
 
 
 async def told_of(event: AgentEvent, context: AgentContext) -> None:
     """Have the lifecycle hooks called about what cannot be changed any more; never fails."""
     for hook in context.config.lifecycle_hooks:
         try:
-            await maybe_await(hook(event, context), context)
+            with stray_cancellation_fails():
+                await maybe_await(hook(event, context), context)
         except Exception:
             facts = {"agent": context.agent_id, "event": type(event).__name__}
             log.exception("a lifecycle hook failed", extra=facts)

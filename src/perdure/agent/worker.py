@@ -45,11 +45,26 @@ from perdure.agent.events import (
 from perdure.agent.handlers import WorkerEventDispatcher, begin_context, usual_handlers
 from perdure.agent.plugins import keep_home
 from perdure.agent.tools import lived, refuse_to_wait, told_of
-from perdure.errors import ContextOverflowError, PerdureError, SessionClosedError, SessionError
-from perdure.records.messages import Message
+from perdure.errors import (
+    ContextOverflowError,
+    PerdureError,
+    SessionClosedError,
+    SessionError,
+    TurnReusedError,
+)
+from perdure.records.messages import Message, encode_message
 from perdure.records.records import Entry
-from perdure.session.internals import accept, disclaim, end_with, home_of, refusal_of
+from perdure.session.base import turn_reused
+from perdure.session.internals import (
+    accept,
+    disclaim,
+    end_with,
+    home_of,
+    refusal_of,
+    registry_of,
+)
 from perdure.session.runtime import wrong_loop
+from perdure.session.session import Session
 
 log: logging.Logger = logging.getLogger("perdure.agent")
 
@@ -195,6 +210,8 @@ class AgentWorker:
                 await context.session.save()
         except Exception as error:  # noqa: BLE001  # told, and the next message is answered
             log.info("a turn failed", extra={"agent": context.agent_id, "turn": over.turn_id})
+            if isinstance(error, TurnReusedError) and not over.turn_id:
+                self._try(context.ledger.refuse, posted.admitted)  # tried again, it fails again
             ended: AgentEvent = TurnFailed(
                 agent_id=context.agent_id, turn_id=over.turn_id, error=_innermost(error)
             )
@@ -217,7 +234,8 @@ class AgentWorker:
         goes_on = asked is not None and isinstance(posted.event, ResumeEvent)
         if goes_on:  # first: how often it was begun says how far back it is looked for
             ledger.begin(posted.admitted, asked or "")
-        async with context.session.turn(asked, resume=True) as turn:
+        request = self._request(posted)
+        async with context.session.turn(asked, resume=True, request=request) as turn:
             over.turn_id, over.replayed = turn.id, turn.replayed
             if turn.replayed:
                 over.answer = await context.memory.answer_of(turn.id)
@@ -239,6 +257,15 @@ class AgentWorker:
                 raise
             finally:
                 context.memory.turn_tracker.end()
+
+    def _request(self, posted: QueuedMessage) -> bytes | None:
+        """Return what a turn is asked, to know it again; None where that is not to be kept."""
+        event, context = posted.event, self._context
+        if not isinstance(event, UserMessageReceivedEvent) or event.message is None:
+            return None
+        return (
+            _request_of(event.message, context.session) if context.config.features.history else None
+        )
 
     async def _work(self, posted: QueuedMessage, turn_id: str) -> None:
         """Do all that a turn consists of."""
@@ -332,6 +359,12 @@ def _turn_id(posted: QueuedMessage) -> str | None:
     return event.turn_id if isinstance(event, UserMessageReceivedEvent) else None
 
 
+def _request_of(message: Message, session: Session) -> bytes:
+    """Return what a message asks, whenever it was created."""
+    dateless = msgspec.structs.replace(message, created_at=None)
+    return encode_message(dateless, registry_of(session)).payload
+
+
 def _innermost(error: Exception) -> Exception:
     """Return what a task group has wrapped, if it is one error."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
@@ -423,6 +456,7 @@ class AgentRuntime:
 
         Raises:
             NotStorableError: The message cannot be stored.
+            TurnReusedError: Its turn was begun with another message.
             SessionError: The caller is code that the agent waits for, and wants to wait for it.
             SessionClosedError: The agent does not run.
             WrongLoopError: The agent belongs to another loop, thread or process.
@@ -433,6 +467,11 @@ class AgentRuntime:
             refuse_to_wait(context, *_LATER)
         known = None if event.turn_id is None else self._unfinished(event.turn_id)
         if known is not None:
+            session = context.session
+            if event.message is not None and _request_of(event.message, session) != _request_of(
+                known.message, session
+            ):
+                raise turn_reused(session.key, event.turn_id or "")
             self._go_on(known, stream)
             return
         await inputs.room()

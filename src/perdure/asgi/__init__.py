@@ -11,11 +11,13 @@ from perdure._lib.lazy import lazy
 
 if TYPE_CHECKING:
     from perdure.asgi.app import AppSessions as AppSessions
+    from perdure.asgi.browsers import BrowserGuard as BrowserGuard
     from perdure.asgi.feed import (
         Channel as Channel,
         Cursor as Cursor,
         Feed as Feed,
         FeedEvent as FeedEvent,
+        FeedPlace as FeedPlace,
     )
     from perdure.asgi.responses import (
         FeedResponse as FeedResponse,
@@ -26,10 +28,12 @@ if TYPE_CHECKING:
 
 _HOME_OF = {
     "AppSessions": "perdure.asgi.app",
+    "BrowserGuard": "perdure.asgi.browsers",
     "Channel": "perdure.asgi.feed",
     "Cursor": "perdure.asgi.feed",
     "Feed": "perdure.asgi.feed",
     "FeedEvent": "perdure.asgi.feed",
+    "FeedPlace": "perdure.asgi.feed",
     "FeedResponse": "perdure.asgi.responses",
     "Problem": "perdure.asgi.responses",
     "Run": "perdure.asgi.runs",

@@ -17,8 +17,9 @@ from perdure.asgi import responses
 from perdure.asgi.feed import Channel, Cursor, Feed
 from perdure.asgi.runs import Answer, Run, Runs, answer_in, require_started
 from perdure.autosave.options import Autosave
+from perdure.errors import OwnerMismatchError
 from perdure.formats.state import StateStorage
-from perdure.records.keys import DEFAULT_SESSION, SessionKey
+from perdure.records.keys import DEFAULT_SESSION, SessionKey, session_key
 from perdure.session.base import Turn
 from perdure.session.manager import SessionManager
 from perdure.session.session import Session
@@ -146,7 +147,10 @@ class AppSessions:
     # requests
 
     def middleware(self, app: responses.ASGIApp) -> responses.ASGIApp:
-        """Wrap an application: errors of perdure's become problems in JSON, with their status."""
+        """Wrap an application: errors of perdure's become problems in JSON, with their status.
+
+        A URL that is no UTF-8 is refused with 400: a framework would take all of them for one id.
+        """
 
         async def wrapped(
             scope: responses.Scope, receive: responses.Receive, send: responses.Send
@@ -164,12 +168,13 @@ class AppSessions:
             request = object()
             self._requests[request] = scope["path"]
             try:
+                responses.check_url(scope)
                 await app(scope, receive, sending)
             except Exception as error:
                 problem = responses.problem_of(error)
-                if started or problem.status == 500:
-                    raise
-                await responses.send_problem(send, problem)
+                if started or (problem.status == 500 and not responses.is_logged(error)):
+                    raise  # the server logs it
+                await responses.send_problem(send, responses.answered(error))
             finally:
                 del self._requests[request]
 
@@ -177,7 +182,12 @@ class AppSessions:
 
     @contextlib.asynccontextmanager
     async def turn(
-        self, id: str, turn_id: str | None = None, **options: Any
+        self,
+        id: str,
+        turn_id: str | None = None,
+        *,
+        request: str | bytes | None = None,
+        **options: Any,
     ) -> AsyncGenerator[tuple[Session, Turn], None]:
         """Open a session for a request, and run a turn in it: ``as (session, turn)``.
 
@@ -188,16 +198,19 @@ class AppSessions:
             id: The agent's id.
             turn_id: The request's own id: of a request that is sent again, ``turn.replayed`` is
                 True, and there is nothing left to do.
+            request: What is asked, such as the request's body: a ``turn_id`` that comes again
+                with another one is refused with 422.
             options: As for `SessionManager.open`.
 
         Raises:
             SessionClosedError: The process stops.
             LeaseHeldError: Another process keeps holding the session.
+            TurnReusedError: The turn was begun with another request.
 
         """
         async with (
             self.manager.open(id, **options) as session,
-            session.turn(turn_id) as turn,
+            session.turn(turn_id, request=request) as turn,
         ):
             yield session, turn
 
@@ -207,6 +220,7 @@ class AppSessions:
         answer: Answer,
         *,
         turn_id: str | None = None,
+        request: str | bytes | None = None,
         linger: float | None = 10.0,
         session: str = DEFAULT_SESSION,
         tenant: str = "",
@@ -224,6 +238,8 @@ class AppSessions:
                 by itself.
             turn_id: The request's own id. One that runs is joined, and one that has ended is not
                 run again.
+            request: What is asked, such as the request's body: a ``turn_id`` that comes again
+                with another one is refused with 422.
             linger: Seconds for which the turn continues when its client has gone away. Then it is
                 cut: what came of the answer is kept as an interrupted message. None: it continues
                 to its end.
@@ -232,17 +248,22 @@ class AppSessions:
             owner: Who it belongs to: as for `SessionManager.open`.
 
         """
-        key = SessionKey(id, session, tenant)
+        key = session_key(id, session, tenant)
 
         async def work(run: Run, channel: Channel) -> None:
             opening = self.manager.open(id, session=session, tenant=tenant, owner=owner)
             async with opening as opened:
                 run.outcome = await answer_in(opened, run, channel, answer)
 
-        return self.respond(self.start(key, turn_id, work), linger=linger)
+        return self.respond(self.start(key, turn_id, work, request=request), linger=linger)
 
     def start(
-        self, key: SessionKey, turn: str | None, work: Callable[[Run, Channel], Awaitable[None]]
+        self,
+        key: SessionKey,
+        turn: str | None,
+        work: Callable[[Run, Channel], Awaitable[None]],
+        *,
+        request: str | bytes | None = None,
     ) -> Run:
         """Run a turn in a task of the application, or join the one of this id that runs.
 
@@ -250,28 +271,48 @@ class AppSessions:
             key: The session.
             turn: The turn's id; None: it joins no other.
             work: Does it: calls ``run.begin``, and sets ``run.outcome``.
+            request: What is asked: kept as ``run.request``, for ``session.turn``.
 
         Raises:
             SessionClosedError: The process stops.
+            TurnReusedError: The one that runs has been asked something else.
 
         """
-        return require_started(self._runs).start(key, turn, work)
+        return require_started(self._runs).start(key, turn, work, request=request)
 
     def respond(self, run: Run, *, linger: float | None = None) -> responses.FeedResponse:
         """Return a response that streams a turn which `start` has begun."""
         return require_started(self._runs).respond(run, linger=linger)
 
     def events(
-        self, id: str, *, session: str = DEFAULT_SESSION, tenant: str = ""
+        self,
+        id: str,
+        *,
+        session: str = DEFAULT_SESSION,
+        tenant: str = "",
+        owner: str | None = None,
     ) -> responses.FeedResponse:
         """Return a response that streams what happens in a session, whichever process writes it.
 
-        It begins after the client's ``Last-Event-ID``, or else now, and needs no lease.
+        It begins after the client's ``Last-Event-ID``, or else now, and needs no lease. It ends
+        when the session is deleted, or gets another owner.
+
+        Args:
+            id: The agent's id.
+            session: Which of the agent's conversations.
+            tenant: Whose it is, where customers share a store.
+            owner: Who it has to belong to: another's session is 404.
+
         """
-        key = SessionKey(id, session, tenant)
+        key = session_key(id, session, tenant)
 
         async def begin(cursor: Cursor | None) -> responses.Events:
-            return self.feed.events(key, cursor or Cursor(await self.feed.head(key)))
+            place = await self.feed.place(key, cursor)
+            if owner is not None:  # looked at after the place: the stream reads no other session
+                view = await self.manager.load(id, session=session, tenant=tenant)
+                if view is None or view.info.metadata.owner != owner:
+                    raise OwnerMismatchError(f"session {key} is not {owner!r}'s", key=str(key))
+            return self.feed.events(key, place)
 
         return responses.FeedResponse(begin)
 
@@ -287,7 +328,11 @@ class AppSessions:
         if scope["type"] != "http":
             return
         path = scope["path"].rstrip("/")
-        if path.endswith("/healthz"):
+        if scope["method"] not in {"GET", "HEAD"}:
+            allowed = {"allow": "GET, HEAD"}
+            problem = responses.Problem(405, "Method Not Allowed", headers=allowed)
+            await responses.send_problem(send, problem)
+        elif path.endswith("/healthz"):
             await _send_json(send, 200, {"status": "ok"})
         elif path.endswith("/readyz"):
             ready, facts = self.readiness()

@@ -16,11 +16,12 @@ import anyio
 import msgspec
 
 from perdure.memory.context import RetractionPayload, takes_back
-from perdure.memory.documents import TurnPayload
+from perdure.memory.documents import MetadataPayload, TurnPayload
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
-from perdure.records.messages import Message, decode_message
-from perdure.records.records import MESSAGE_KINDS, RETRACT, TURN, Record
+from perdure.records.media import decode_read
+from perdure.records.messages import CUT_OFF, Message
+from perdure.records.records import MESSAGE_KINDS, META, RETRACT, TURN, Record
 from perdure.session.internals import durable_head, log_of, session_open_here
 from perdure.session.manager import SessionManager
 from perdure.session.session import Session
@@ -49,6 +50,16 @@ class Cursor(msgspec.Struct, frozen=True):
         if not all(number.isascii() and number.isdigit() for number in numbers) or len(text) > 40:
             return None
         return cls(int(seq), int(offset or "0"))
+
+
+class FeedPlace(msgspec.Struct, frozen=True):
+    """A place in the log of one session, which a later session of the same id does not have."""
+
+    cursor: Cursor
+    record: Record | None = None
+    """The record there, or the first one after it; None before the log has begun."""
+    head: int = 0
+    """The end of the log."""
 
 
 class FeedEvent(msgspec.Struct, frozen=True):
@@ -122,6 +133,7 @@ class Feed:
         self.draining: bool = False
         """Whether streams that wait for nothing in particular end."""
         sessions.on("saved", self._saved)
+        sessions.on("closed", self._closed)
         sessions.on("lost", lambda _: self.wake_all())
 
     def drain(self) -> None:
@@ -138,6 +150,11 @@ class Feed:
         channel = self._channels.get(event.key)
         if channel is not None:
             channel.wake()
+
+    def _closed(self, event: Any) -> None:
+        for key, channel in tuple(self._channels.items()):
+            if str(key) == event.session:  # perhaps it is deleted
+                channel.wake()
 
     @contextlib.contextmanager
     def channel(self, key: SessionKey) -> Iterator[Channel]:
@@ -167,37 +184,68 @@ class Feed:
                         return record.seq
         return None
 
+    async def place(self, key: SessionKey, cursor: Cursor | None = None) -> FeedPlace:
+        """Return where a client is in the session that is there now; None for a cursor: its end."""
+        head = await self.head(key)
+        if cursor is None or cursor.seq > head:  # a log that is not as long as it was
+            cursor = Cursor(head)
+        records = self._records(key, None, max(cursor.seq - 1, 0), head)
+        async with contextlib.aclosing(records):
+            async for record in records:
+                return FeedPlace(cursor, record, head)
+        return FeedPlace(cursor, head=head)
+
     async def events(
-        self, key: SessionKey, cursor: Cursor, *, until: Callable[[], bool] | None = None
+        self,
+        key: SessionKey,
+        after: Cursor | FeedPlace,
+        *,
+        until: Callable[[], bool] | None = None,
     ) -> AsyncGenerator[FeedEvent | None, None]:
         """Yield what happens in a session after a place; None now and then while nothing does.
 
-        Nothing is yielded that is not durable, except ``text``.
+        Nothing is yielded that is not durable, except ``text``. It ends with the session: when it
+        is deleted, also if another one has its id by then, and if it gets another owner.
 
         Args:
             key: The session.
-            cursor: What was received before.
+            after: What was received before: as a `FeedPlace`, of the session that it was found in.
             until: Whether to end once all that is durable was yielded; None: when the
-                manager drains.
+                manager drains, or the session's owner changes.
 
         """
-        until = until or (lambda: self.draining)
+        ends_here = until or (lambda: self.draining)
         with self.channel(key) as channel:
+            place = after if isinstance(after, FeedPlace) else await self.place(key, after)
+            cursor, last = place.cursor, place.record
             read = visible = cursor.seq
+            is_owned = place.head > 0
             while True:
                 news = channel.news
-                async for seq, event in self._stored(key, read):
-                    read = seq
-                    if event is not None:
-                        visible = seq
-                        yield event
+                upto = await self.head(key)
+                if upto < read:
+                    return
+                try:
+                    async with contextlib.aclosing(self._records(key, last, read, upto)) as records:
+                        async for record in records:
+                            last, read = record, record.seq
+                            if until is None and read > place.head and _sets_owner(record):
+                                if is_owned:
+                                    return
+                                is_owned = True
+                            event = event_of(record)
+                            if event is not None:
+                                visible = read
+                                yield event
+                except _AnotherLogError:
+                    return
                 piece = channel.after(cursor, visible, read)
                 if piece is not None:
                     cursor = piece.id or cursor
                     yield piece
                 if news.is_set():
                     continue
-                if until():
+                if ends_here():
                     return
                 if not await self._has_news(key, news):
                     yield None
@@ -208,24 +256,53 @@ class Feed:
             await news.wait()
         return news.is_set()
 
-    async def _stored(
-        self, key: SessionKey, after: int
-    ) -> AsyncGenerator[tuple[int, FeedEvent | None], None]:
-        upto = await self.head(key)
+    async def _records(
+        self, key: SessionKey, last: Record | None, after: int, upto: int
+    ) -> AsyncGenerator[Record, None]:
+        """Yield records of the log that ``last`` is in.
+
+        Raises:
+            _AnotherLogError: The session was deleted, and what has its id now is another one.
+
+        """
         if upto <= after:
             return
-        log = log_of(self._sessions, key, after=after, before=upto + 1)
+        begin = after if last is None else last.seq - 1
+        log = log_of(self._sessions, key, after=begin, before=upto + 1)
+        is_first = True
         async with contextlib.aclosing(log):
             async for chunk in log:
+                # The record is still there: so what was read up to now is of the same log.
+                if last is not None:
+                    first = chunk.records if is_first else await self._record(key, last.seq)
+                    if first[:1] != (last,):
+                        raise _AnotherLogError
+                is_first = False
                 for record in chunk.records:
-                    yield record.seq, event_of(record)
+                    if record.seq > after:
+                        yield record
+
+    async def _record(self, key: SessionKey, seq: int) -> tuple[Record, ...]:
+        log = log_of(self._sessions, key, after=seq - 1, before=seq + 1)
+        async with contextlib.aclosing(log):
+            async for chunk in log:
+                return chunk.records
+        return ()
+
+
+class _AnotherLogError(Exception):
+    """What is read is not the session that was listened to."""
+
+
+def _sets_owner(record: Record) -> bool:
+    return record.kind == META and decode(record.payload, MetadataPayload).owner is not None
 
 
 def event_of(record: Record) -> FeedEvent | None:
     """Return what a record of the log tells a client; None for nothing."""
     place = Cursor(record.seq)
     if record.kind in MESSAGE_KINDS:
-        message = message_fields(record.seq, decode_message(record.payload))
+        message = message_fields(record.seq, decode_read(record.payload))
         return FeedEvent("message", place, message)
     if record.kind == TURN:
         turn = decode(record.payload, TurnPayload)
@@ -260,6 +337,6 @@ def message_fields(seq: int, message: Message) -> dict[str, Any]:
         }
     if message.created_at is not None:
         fields["created_at"] = message.created_at
-    if "interrupted" in message.extra:
+    if CUT_OFF in message.extra:
         fields["interrupted"] = True
     return fields

@@ -6,10 +6,12 @@ again.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final, final
+from urllib.parse import unquote_to_bytes
 
 import anyio
 import msgspec
@@ -18,26 +20,32 @@ from perdure import errors
 from perdure._lib.lazy import import_extra
 from perdure.asgi.feed import KEEP_ALIVE, Cursor, FeedEvent
 
+log: logging.Logger = logging.getLogger("perdure.asgi")
+
 MEDIA_TYPE = "application/problem+json"
 
-_STATUS: tuple[tuple[type[errors.PerdureError], int, str, int | None], ...] = (
-    # The first that fits: subclasses come before their bases.
-    (errors.LeaseHeldError, 503, "Held by another process", 1),
-    (errors.LeaseLostError, 503, "Taken over by another process", 0),
-    (errors.SessionClosedError, 503, "Stopping", 1),
-    (errors.SessionAlreadyActiveError, 409, "In use", 1),
-    (errors.SessionQuarantinedError, 409, "Quarantined", None),
-    (errors.SessionNotFoundError, 404, "Not found", None),
-    (errors.CheckpointNotFoundError, 404, "Not found", None),
-    (errors.HistoryPrunedError, 410, "Pruned", None),
-    (errors.InboxFullError, 429, "Too much waits", 1),
-    (errors.StoreUnavailableError, 503, "Store unavailable", 1),
-    (errors.TooLargeError, 413, "Too large", None),
-    (errors.NotStorableError, 422, "Not storable", None),
-    (errors.InvalidArgumentError, 400, "Invalid", None),
-    (errors.ContextOverflowError, 422, "Too long for the model", None),
-    (errors.ModelUnavailableError, 503, "Model unavailable", 1),
-    (errors.ModelError, 502, "Model failed", None),
+_AGAIN: Final = "a request with the same Idempotency-Key continues it"
+
+_STATUS: tuple[tuple[type[errors.PerdureError], int, str, int | None, str | None], ...] = (
+    # The first that fits: subclasses come before their bases. The last column is what is told
+    # where the error's own words are for the operator: hosts, processes, paths, users.
+    (errors.LeaseHeldError, 503, "Held by another process", 1, "it was not handed over in time"),
+    (errors.LeaseLostError, 503, "Taken over by another process", 0, _AGAIN),
+    (errors.SessionClosedError, 503, "Stopping", 1, f"what came of the turn is kept; {_AGAIN}"),
+    (errors.SessionAlreadyActiveError, 409, "In use", 1, "another agent runs on the session"),
+    (errors.SessionQuarantinedError, 409, "Quarantined", None, "its store refuses to save it"),
+    (errors.SessionNotFoundError, 404, "Not found", None, None),
+    (errors.CheckpointNotFoundError, 404, "Not found", None, None),
+    (errors.HistoryPrunedError, 410, "Pruned", None, None),
+    (errors.InboxFullError, 429, "Too much waits", 1, "try again later"),
+    (errors.StoreUnavailableError, 503, "Store unavailable", 1, "try again later"),
+    (errors.TooLargeError, 413, "Too large", None, None),
+    (errors.NotStorableError, 422, "Not storable", None, None),
+    (errors.TurnReusedError, 422, "Used for another request", None, None),
+    (errors.InvalidArgumentError, 400, "Invalid", None, None),
+    (errors.ContextOverflowError, 422, "Too long for the model", None, "send less"),
+    (errors.ModelUnavailableError, 503, "Model unavailable", 1, "try again later"),
+    (errors.ModelError, 502, "Model failed", None, ""),
 )
 
 
@@ -95,19 +103,54 @@ class Problem(Exception):  # noqa: N818  # the standard's word
 def problem_of(error: BaseException) -> Problem:
     """Return what a client is told of an error.
 
-    What is not perdure's own, and what concerns the operator alone, is a 500 without details.
+    Only an error about the request itself is told in its own words; others name what is inside:
+    hosts, processes, paths, users. What is not perdure's own is a 500 without any.
+    Another owner's session is one that is not there.
     """
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
+    error = _cause(error)
     if isinstance(error, Problem):
         return error
-    for kind, status, title, retry_after in _STATUS:
+    if isinstance(error, errors.OwnerMismatchError):
+        return Problem(404, "Not found", code=errors.SessionNotFoundError.__name__)
+    code = type(error).__name__ if isinstance(error, errors.PerdureError) else None
+    for kind, status, title, retry_after, told in _STATUS:
         if isinstance(error, kind):
-            detail = None if status == 502 else str(error)
-            code = type(error).__name__
+            detail = str(error) if told is None else told
             return Problem(status, title, detail, retry_after=retry_after, code=code)
-    return Problem(500, "Internal error", code=type(error).__name__)
+    return Problem(500, "Internal error", code=code)
 
+
+def _cause(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+def answered(error: BaseException) -> Problem:
+    """Return what a client is told of an error that nobody else sees.
+
+    What the client is not told is logged, once: of a 500 with its traceback.
+    """
+    problem, cause = problem_of(error), _cause(error)
+    if cause is problem or is_logged(error) or problem.detail == str(cause):
+        return problem
+    if problem.status == 500:
+        log.error("a request failed", exc_info=error)
+    elif problem.status != 404:  # another owner's session, which is no trouble
+        # Nor are sessions that move between processes.
+        is_trouble = not isinstance(cause, errors.LeaseError | errors.SessionClosedError)
+        level = logging.WARNING if is_trouble else logging.INFO
+        log.log(level, "a request was answered with %d: %s", problem.status, cause)
+    setattr(error, _LOGGED, True)
+    return problem
+
+
+def is_logged(error: BaseException) -> bool:
+    """Whether `answered` has logged an error."""
+    return hasattr(error, _LOGGED)
+
+
+_LOGGED: Final = "_perdure_logged"
 
 Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
@@ -148,13 +191,19 @@ class FeedResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         try:
+            if scope["method"] == "HEAD":  # what a stream sends has no end
+                await send(start)
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                return
             try:
                 events = await self._begin(place_of(scope))
-            except (errors.PerdureError, Problem) as error:
-                await send_problem(send, problem_of(error))
+            except Exception as error:
+                if not (isinstance(error, errors.PerdureError | Problem) or is_logged(error)):
+                    raise
+                await send_problem(send, answered(error))
                 return
-            start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
             await send(start)
             async with aclosing(events):
                 await _stream(events, receive, send)
@@ -200,7 +249,7 @@ async def _send_events(events: Events, send: Send) -> None:
 
 def failure(error: BaseException) -> FeedEvent:
     """Return the event that says why a stream ends early."""
-    return FeedEvent("error", None, msgspec.json.decode(problem_of(error).body))
+    return FeedEvent("error", None, msgspec.json.decode(answered(error).body))
 
 
 def as_text(event: FeedEvent) -> bytes:
@@ -224,6 +273,20 @@ def place_of(scope: Scope) -> Cursor | None:
                 raise Problem(400, "Invalid", "Last-Event-ID is no id of an event of ours")
             return cursor
     return None
+
+
+def check_url(scope: Scope) -> None:
+    """Refuse a URL that is no UTF-8: whatever it names would be one name for all of these.
+
+    Raises:
+        Problem: It is none.
+
+    """
+    try:
+        unquote_to_bytes(scope.get("raw_path") or b"").decode()
+        unquote_to_bytes(scope["query_string"].replace(b"+", b" ")).decode()
+    except UnicodeDecodeError:
+        raise Problem(400, "Invalid", "the URL is not UTF-8") from None
 
 
 async def send_problem(send: Send, problem: Problem) -> None:

@@ -15,11 +15,11 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from perdure.asgi.feed import Channel, Cursor, Feed, FeedEvent
-from perdure.asgi.responses import Events, FeedResponse, failure
+from perdure.asgi.responses import Events, FeedResponse, answered, failure
 from perdure.errors import HistoryPrunedError, SessionClosedError, SessionError
 from perdure.records.keys import SessionKey
-from perdure.records.messages import Message
-from perdure.session.base import Turn
+from perdure.records.messages import CUT_OFF, Message
+from perdure.session.base import Turn, turn_reused
 from perdure.session.session import Session
 
 LAST_SAVE: Final = 5.0
@@ -47,12 +47,16 @@ class Run:
         feed: Where its events are read.
         key: The session.
         turn: The turn's id; None for one that the session gives.
+        request: What is asked; None: it is not compared with what the turn was begun with.
 
     """
 
-    def __init__(self, feed: Feed, key: SessionKey, turn: str | None) -> None:
+    def __init__(
+        self, feed: Feed, key: SessionKey, turn: str | None, request: str | bytes | None = None
+    ) -> None:
         self.key = key
         self.turn: str | None = turn
+        self.request: str | bytes | None = request
         self.after: int = 0
         """The session's version before the turn."""
         self.replayed: bool = False
@@ -141,7 +145,12 @@ class Runs:
         self._running: set[Run] = set()
 
     def start(
-        self, key: SessionKey, turn: str | None, work: Callable[[Run, Channel], Awaitable[None]]
+        self,
+        key: SessionKey,
+        turn: str | None,
+        work: Callable[[Run, Channel], Awaitable[None]],
+        *,
+        request: str | bytes | None = None,
     ) -> Run:
         """Run a turn, or return the one of this id that runs already.
 
@@ -149,12 +158,18 @@ class Runs:
             key: The session.
             turn: The turn's id, the request's own; None: it is never the same as another.
             work: Does it: calls ``run.begin``, and sets ``run.outcome``.
+            request: What is asked.
+
+        Raises:
+            TurnReusedError: The one that runs has been asked something else.
 
         """
         for run in self._running:
             if turn is not None and (run.key, run.turn) == (key, turn):
+                if None not in (request, run.request) and run.request != request:
+                    raise turn_reused(key, turn)
                 return run
-        run = Run(self._feed, key, turn)
+        run = Run(self._feed, key, turn, request)
         self._running.add(run)
         self._group.start_soon(self._run, run, work)
         return run
@@ -165,6 +180,7 @@ class Runs:
                 with run.scope:
                     await work(run, channel)
             except Exception as error:  # noqa: BLE001  # raised to whoever waits
+                answered(error)  # perhaps nobody does
                 run.error = error
             finally:
                 self._running.discard(run)
@@ -225,7 +241,7 @@ async def answer_in(
     run.after = session.version
     ended: str | None = None
     try:
-        async with session.turn(run.turn) as turn:
+        async with session.turn(run.turn, request=run.request) as turn:
             run.begin(turn=turn.id, replayed=turn.replayed)
             if not turn.replayed:
                 ended = await _pieces(session, turn, channel, answer)
@@ -249,7 +265,7 @@ async def _pieces(session: Session, turn: Turn, channel: Channel, answer: Answer
                 channel.add(session, piece)
     except BaseException:
         if pieces and session.is_writable:
-            partial = {"interrupted": msgspec.Raw(b"true")}
+            partial = {CUT_OFF: msgspec.Raw(b"true")}
             session.append(Message(role="assistant", content="".join(pieces), extra=partial))
         raise
     text = "".join(pieces)

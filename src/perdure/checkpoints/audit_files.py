@@ -27,12 +27,12 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from perdure._lib.files import new_file
+from perdure._lib.files import new_file, read_line
 from perdure.checkpoints.chain import CheckpointChain, canonical, sealed
 from perdure.checkpoints.journal import Journal, JournalReader, LogWalk
 from perdure.checkpoints.replay import Replay, ReplayItem, ReplayReport, TimelineRow, event_of
 from perdure.checkpoints.states import CheckpointStates, read_bytes
-from perdure.errors import ConfigError, FormatError, ReplayError
+from perdure.errors import ConfigError, CorruptRecordError, FormatError, ReplayError
 from perdure.records.checkpoints import (
     PRUNED,
     SNAPSHOT_CREATED,
@@ -41,7 +41,14 @@ from perdure.records.checkpoints import (
     ExplicitState,
     KernelEvent,
 )
-from perdure.records.json import MAX_VALUE_DEPTH, check_depth, decoder_of, encode, is_deeper
+from perdure.records.json import (
+    MAX_VALUE_DEPTH,
+    as_utf8,
+    check_depth,
+    decoder_of,
+    encode,
+    is_deeper,
+)
 from perdure.records.records import CHECKPOINT, EVENT, Entry
 
 T = TypeVar("T")
@@ -121,15 +128,20 @@ def _lines(path: Path, tell: Callable[[str, int], object]) -> Iterator[tuple[int
         return
     with file:
         for number in itertools.count(1):
-            line = file.readline(LINE)
-            if not line:
-                return
-            if len(line) == LINE:
+            line = read_line(file, LINE)
+            if line is None:
                 raise ReplayError(
                     f"{path}, line {number}, has more than {LINE} bytes: it is no event",
                     path=str(path),
                     line=number,
                 )
+            if not line:
+                return
+            if number == 1:
+                try:
+                    line = as_utf8(line)
+                except CorruptRecordError as error:
+                    raise ReplayError(f"{path} cannot be read: {error}", path=str(path)) from None
             if line.strip():
                 yield number, line, line.endswith(b"\n")
             else:
@@ -221,7 +233,17 @@ def replay_folder(
         if event.kind == SNAPSHOT_CREATED:
             snapshots.compare(number, event)
     snapshots.end(all_are_told=not cut)
-    if summary is not None and (seals.seal.count, seals.last) != (
+    if seals.unsealed:
+        run.unproven.append(
+            f"{seals.unsealed:,} events have no hash: nothing proves that none was changed, put in "
+            "or taken away"
+        )
+    if summary is None:
+        run.unproven.append(
+            f"there is no {SUMMARY_FILE}, which says how many events there are: nothing proves "
+            "that none is missing at the end"
+        )
+    elif (seals.seal.count, seals.last) != (
         summary.events,
         summary.last_hash,
     ):
@@ -238,8 +260,8 @@ def _summary(folder: Path) -> AuditSummary | None:
         return None
     try:
         with path.open("rb") as file:
-            return decoder_of(AuditSummary).decode(file.read(SUMMARY_BYTES))
-    except (msgspec.MsgspecError, UnicodeDecodeError, OSError) as error:
+            return decoder_of(AuditSummary).decode(as_utf8(file.read(SUMMARY_BYTES)))
+    except (msgspec.MsgspecError, UnicodeDecodeError, OSError, FormatError) as error:
         raise ReplayError(
             f"{path} cannot be read: {error}: remove it to replay without it", path=str(path)
         ) from error
@@ -251,13 +273,18 @@ class _Sealed:
     def __init__(self, run: Replay, *, expected: bool) -> None:
         self.seal = EventSigner()
         self.last = ""
+        self.unsealed = 0
+        """Events of others, without a hash."""
         self._run = run
         self._expected = expected  # others write events without seals, and none with some
 
     def check(self, number: int, event: SavedEvent) -> None:
         before, self.last = self._expected, event.hash or ""
         self._expected = before or event.hash is not None
-        if self.seal.next(event) == event.hash or not self._expected:
+        if self.seal.next(event) == event.hash:
+            return
+        if not self._expected:
+            self.unsealed += 1
             return
         self._run.problem(
             "the event was changed, or the one before it was changed, moved or taken away", number
@@ -372,10 +399,12 @@ class _Snapshots:
         elif event.label is not None and header.label != event.label:
             what = f"it is called {header.label!r} in line {header.line} of {CHECKPOINTS_FILE}"
             run.problem(f"checkpoint {which}: {what}", number)
-        elif recorded is not None and recorded != header.digest:
+        elif recorded is None:
+            run.unverified += 1
+        elif recorded != header.digest:
             what = f"its state in line {header.line} of {CHECKPOINTS_FILE} is not what was recorded"
             run.problem(f"checkpoint {which}: {what}", number)
-        elif recorded is not None and header.timestamp + 1 != event.timestamp:
+        elif header.timestamp + 1 != event.timestamp:
             what = f"its time in line {header.line} of {CHECKPOINTS_FILE} is not what was recorded"
             run.problem(f"checkpoint {which}: {what}", number)
         else:

@@ -28,13 +28,14 @@ from perdure.records.checkpoints import (
 )
 from perdure.records.chunks import ContentChunk, chunks_of
 from perdure.records.json import decode, decode_with, decoder_of
+from perdure.records.media import LIFTED_KINDS, lifted
 from perdure.records.records import (
     BASE,
     CHECKPOINT,
     CHECKPOINTS_PRUNED,
     ENDING,
-    EPOCH,
     FORK,
+    HOLDER_KINDS,
     Record,
 )
 
@@ -206,24 +207,26 @@ def problems_of(links: Iterable[Link]) -> list[ChainProblem]:
 # another store has different ones.
 
 
-_UNCOUNTED = frozenset({EPOCH, BASE, FORK, ENDING, "gap"})
+_UNCOUNTED = HOLDER_KINDS | {BASE, FORK, ENDING}
 
 
 @final
 class LogDigest:
-    """Running digest of the log; a record that is fed twice counts once."""
+    """Running digest of the log, as it is stored; a record that is fed twice counts once."""
 
-    __slots__ = ("_hash", "seq", "since")
+    __slots__ = ("_hash", "lifts", "seq", "since")
 
-    def __init__(self, since: int) -> None:
+    def __init__(self, since: int, *, lifts: bool = False) -> None:
         self.since: int = since
+        self.lifts: bool = lifts
+        """Whether the store has the media of what is appended in blobs."""
         """The record after which the digest begins."""
         self.seq: int = since
         """The last record in the digest."""
         self._hash = hashlib.sha256()
 
     def feed(self, seq: int, kind: str, payload: bytes) -> None:
-        """Add a record if it is the next one."""
+        """Add a record as it is stored, if it is the next one."""
         if seq != self.seq + 1:
             return
         self.seq = seq
@@ -231,9 +234,15 @@ class LogDigest:
             self._hash.update(b"%d %b %d\n" % (seq, kind.encode(), len(payload)))
             self._hash.update(payload)
 
+    def accept(self, seq: int, kind: str, payload: bytes) -> None:
+        """Add a record that is not stored yet, as it will be."""
+        if self.lifts and seq == self.seq + 1 and kind in LIFTED_KINDS:
+            payload, _ = lifted(payload)
+        self.feed(seq, kind, payload)
+
     def copy(self) -> LogDigest:
         """Return an independent copy."""
-        other = LogDigest(self.since)
+        other = LogDigest(self.since, lifts=self.lifts)
         other.seq, other._hash = self.seq, self._hash.copy()
         return other
 

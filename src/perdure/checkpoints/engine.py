@@ -430,7 +430,7 @@ class CheckpointEngine(CheckpointReader):
             chain = await journal.chain()
             if digest.seq == journal.version and rollback.version in (0, digest.seq):
                 for seq, entry in enumerate(rollback.entries, journal.version + 1):
-                    digest.feed(seq, entry.kind, entry.payload)
+                    digest.accept(seq, entry.kind, entry.payload)
                 return rollback.entries, chain, CapturedState(digest.since, digest.value)
         raise errors.SessionError(
             f"session {journal.key} is being appended to all the time: roll back in a turn, or "

@@ -189,11 +189,12 @@ async def _compare(
     if isinstance(known.state, CapturedState) and known.state.since < await reading.cut():
         run.unverified += 1
         return
-    for problem in await state_problems(reading, known):
-        run.problem(f"checkpoint {replayed_checkpoint.id}: {problem.what}", item.place)
+    problems = [f": {problem.what}" for problem in await state_problems(reading, known)]
     if known != replayed_checkpoint:
-        run.problem(f"checkpoint {replayed_checkpoint.id} is not what was recorded", item.place)
-    run.snapshots += 1
+        problems.append(" is not what was recorded")
+    for what in problems:
+        run.problem(f"checkpoint {replayed_checkpoint.id}{what}", item.place)
+    run.snapshots += not problems
 
 
 async def replay_files(

@@ -51,6 +51,11 @@ class JournalReader(Protocol):
         ...
 
     @property
+    def filled(self) -> Store:
+        """The same, with the media of messages in place."""
+        ...
+
+    @property
     def types(self) -> Types:
         """The application's types."""
         ...

@@ -11,7 +11,7 @@ import datetime
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any, Final, NamedTuple, final
+from typing import Any, Final, Literal, NamedTuple, final
 
 import msgspec
 
@@ -88,6 +88,11 @@ class CapabilityUse(msgspec.Struct):
     failed: int = 0
 
 
+Verdict = Literal["compared", "not compared", "wrong"]
+"""``compared``: all was, and fits. ``not compared``: what was fits, and something could not be.
+``wrong``: something is missing, moved or changed."""
+
+
 class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a replay has seen."""
 
@@ -104,17 +109,26 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     decisions: int = 0
     capabilities: dict[str, CapabilityUse] = {}
     snapshots: int = 0
-    """Checkpoints whose content was compared with what their event, or the log, says."""
+    """Checkpoints whose content was compared with what their event, or the log, says, and fits."""
     unverified: int = 0
-    """Checkpoints that cannot be compared: they were pruned, or have no event."""
+    """Checkpoints that cannot be compared: they were pruned, or no event tells their content."""
+    unproven: tuple[str, ...] = ()
+    """What else cannot be compared, in sentences: files may lack what proves the events."""
     problems: tuple[str, ...] = ()
     """What does not fit, the first of them; each names its place."""
     problem_count: int = 0
 
     @property
     def ok(self) -> bool:
-        """Whether everything fits."""
+        """Whether nothing is wrong in what was compared; `verdict` says whether all of it was."""
         return not self.problem_count
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the replay has shown, in one word."""
+        if self.problem_count:
+            return "wrong"
+        return "not compared" if self.unverified or self.unproven else "compared"
 
 
 @final
@@ -142,6 +156,7 @@ class Replay:
         self._problem_count = 0
         self.snapshots: int = 0
         self.unverified: int = 0
+        self.unproven: list[str] = []
 
     def problem(self, what: str, place: int | None = None) -> None:
         """Note something that does not fit."""
@@ -222,6 +237,7 @@ class Replay:
             capabilities=dict(sorted(self._capabilities.items())),
             snapshots=self.snapshots,
             unverified=self.unverified,
+            unproven=tuple(self.unproven),
             problems=tuple(self._problems),
             problem_count=self._problem_count,
         )
@@ -294,11 +310,11 @@ def page(report: ReplayReport, rows: Sequence[TimelineRow], left_out: int = 0) -
 
 
 def _summary(report: ReplayReport) -> str:
-    verdict = (
-        '<p class="ok verdict">Everything fits: nothing is missing, moved or changed.</p>'
-        if report.ok
-        else f'<p class="bad verdict">What does not fit: {report.problem_count:,}, see below.</p>'
-    )
+    verdict = {
+        "compared": '<p class="ok verdict">Compared: nothing is missing, moved or changed.</p>',
+        "not compared": '<p class="verdict">Not compared as a whole: what was compared fits.</p>',
+        "wrong": f'<p class="bad verdict">Wrong: {report.problem_count:,} problems, see below.</p>',
+    }[report.verdict] + "".join(f"<p>Not compared: {_text(what)}</p>" for what in report.unproven)
     begin = "" if report.since is None else f"<p>From checkpoint {report.since} on.</p>"
     facts = {
         "events": report.events,

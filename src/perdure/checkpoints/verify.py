@@ -23,7 +23,9 @@ from perdure.records.checkpoints import (
     ExplicitState,
     Tombstone,
 )
+from perdure.records.keys import SessionKey
 from perdure.records.records import Record
+from perdure.store import Store
 
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +57,7 @@ async def verified(reading: JournalReader) -> Verification:
         for checkpoint in written.by_id.values()
         if chain.by_id.get(checkpoint.id) != checkpoint
     ]
-    problems += runs.problems
+    problems += await _unfitting(reading, chain, runs.problems, upto + 1)
     for checkpoint in chain.by_id.values():
         if isinstance(checkpoint.state, ExplicitState):
             bad = await state_problems(reading, checkpoint)
@@ -82,9 +84,41 @@ async def state_problems(reading: JournalReader, checkpoint: Checkpoint) -> list
         except CorruptRecordError as error:
             return [ChainProblem(checkpoint.id, str(error))]
         return []
+    alone = CheckpointChain([checkpoint])
     after, upto = checkpoint.state.since, checkpoint.event_seq
-    runs, _ = await _read(reading, CheckpointChain([checkpoint]), after=after, upto=upto)
-    return runs.problems
+    runs, _ = await _read(reading, alone, after=after, upto=upto)
+    return await _unfitting(reading, alone, runs.problems, upto + 1, after=after)
+
+
+async def _unfitting(
+    reading: JournalReader,
+    chain: CheckpointChain,
+    problems: list[ChainProblem],
+    before: int,
+    *,
+    after: int = 0,
+) -> list[ChainProblem]:
+    """Return the problems that stay wherever the media of the log's messages are.
+
+    A log that was imported from files has them where its store keeps media, and its checkpoints
+    may have been sealed in another store, or before media went into blobs.
+    """
+    cut = await reading.cut()
+    for store, lifts in ((reading.store, True), (reading.filled, False)):
+        if problems:
+            runs = _Runs(chain, cut, lifts=lifts)
+            await _fed(runs, store, reading.key, after, before)
+            still = {problem.id for problem in runs.problems}
+            problems = [problem for problem in problems if problem.id in still]
+    return problems
+
+
+async def _fed(runs: _Runs, store: Store, key: SessionKey, after: int, before: int) -> _Runs:
+    async with aclosing(store.read_log(key, after=after, before=before)) as log:
+        async for chunk in log:
+            for record in chunk.records:
+                runs.feed(record)
+    return runs
 
 
 async def _read(
@@ -109,7 +143,7 @@ async def _read(
 class _Runs:
     """The runs of the log that checkpoints are sealed with, one after the other."""
 
-    def __init__(self, chain: CheckpointChain, cut: int) -> None:
+    def __init__(self, chain: CheckpointChain, cut: int, *, lifts: bool = False) -> None:
         captured = [
             checkpoint
             for checkpoint in chain.by_id.values()
@@ -119,14 +153,15 @@ class _Runs:
             checkpoint.id for checkpoint in captured if _since(checkpoint) < cut
         )
         self._unverified = deque(checkpoint for checkpoint in captured if _since(checkpoint) >= cut)
-        self._digest = LogDigest(_since(self._unverified[0])) if self._unverified else None
+        self._lifts = lifts
+        self._digest = self._next()
         self._problems: list[ChainProblem] = []
         self._end()
 
     def feed(self, record: Record) -> None:
         """Take in the next record of the log."""
         if self._digest is not None:
-            self._digest.feed(record.seq, record.kind, record.payload)
+            self._digest.accept(record.seq, record.kind, record.payload)
             self._end()
 
     def _end(self) -> None:
@@ -135,7 +170,11 @@ class _Runs:
             checkpoint, digest = self._unverified.popleft(), self._digest
             if isinstance(checkpoint.state, CapturedState) and digest.value != checkpoint.state.log:
                 self._problems.append(_changed(checkpoint))
-            self._digest = LogDigest(_since(self._unverified[0])) if self._unverified else None
+            self._digest = self._next()
+
+    def _next(self) -> LogDigest | None:
+        first = self._unverified[0] if self._unverified else None
+        return None if first is None else LogDigest(_since(first), lifts=self._lifts)
 
     @property
     def problems(self) -> list[ChainProblem]:

@@ -16,6 +16,7 @@ from perdure.errors import (
     StoreUnavailableError,
 )
 from perdure.records.keys import SessionKey, keyring_of
+from perdure.session.internals import load_stored
 from perdure.session.manager import SessionManager
 from perdure.session.options import require_no_backup
 from perdure.session.session import SessionView
@@ -155,7 +156,7 @@ async def load_view(sessions: SessionManager, id: str, where: SessionOption) -> 
         SessionNotFoundError: The session does not exist.
 
     """
-    view = await sessions.load(id, session=where.session, tenant=where.tenant)
+    view = await load_stored(sessions, where.key(id))
     if view is None:
         raise no_session(where.key(id), existing(where.store))
     return view

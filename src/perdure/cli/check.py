@@ -29,12 +29,13 @@ from perdure.errors import (
     UnsupportedVersionError,
 )
 from perdure.lineage.store import Lineage, followed
-from perdure.records.keys import SessionKey, require_filters
+from perdure.records.keys import KEYRING, SessionKey, keyring_of, require_filters
 from perdure.records.manifest import Origin
 from perdure.records.messages import decode_message
-from perdure.records.records import EPOCH, MESSAGE_KINDS, MISSING, Record
+from perdure.records.records import EPOCH, HOLDER_KINDS, MESSAGE_KINDS, MISSING, Record
 from perdure.records.types import Registry
 from perdure.restore.ladder import validated
+from perdure.session.internals import rebuild_stored
 from perdure.session.point_in_time import base_documents
 from perdure.session.rebuild import WholeLog, differences
 from perdure.store import (
@@ -47,6 +48,8 @@ from perdure.store import (
     SupportsIntegrityCheck,
     SupportsRebuild,
     capability,
+    first_record,
+    is_begun,
     open_read_only,
 )
 from perdure.stores.file import FileStore
@@ -58,7 +61,10 @@ from perdure.stores.file.layout import (
     session_path,
 )
 from perdure.stores.wrapped import EncryptedStore
+from perdure.stores.wrapped.keys import is_key
 from perdure.transfer import receipts
+from perdure.transfer.backups import ANEW, JOURNAL, KEPT, POINT
+from perdure.transfer.migration import keys_of
 from perdure.transfer.reach import RESTORE, Reach, ReachedBlob
 from perdure.transfer.second_look import look_again
 
@@ -531,6 +537,45 @@ def print_integrity(
 PAGE = 500
 
 
+async def unlocked(store: Store) -> list[SessionKey]:
+    """Remove what makes a store look encrypted, or like a backup, that is neither; not open yet.
+
+    What its sessions hold says what a store is. An encrypted one has none in plain text, and a
+    backup has records of its own kinds only: where all are otherwise, a session under the id of the
+    keys, or of the journal, was put there.
+    """
+    await store.open()
+    try:
+        tenants = sorted({"", *await store.tenants()})
+        locks = [keyring_of(tenant) for tenant in tenants] + [JOURNAL]
+        locks = [key for key in locks if await is_begun(store, key)]
+        if not locks:
+            return []
+        records: list[Record] = []
+        has_keys = False
+        for key in [key for tenant in tenants for key in await keys_of(store, tenant)]:
+            if key.agent == KEYRING or key == JOURNAL:
+                continue
+            documents = await store.read_documents(key, ())
+            manifest = documents.manifest
+            names = documents.remains if manifest is None else manifest.documents
+            has_keys = has_keys or any(map(is_key, names))
+            log = store.read_log(key)
+            first = await first_record(log, lambda record: record.kind not in HOLDER_KINDS)
+            records += [] if first is None else [first]
+        is_plain = bool(records) and all(record.payload[:1] == b"{" for record in records)
+        is_plain = is_plain and not has_keys
+        is_backup = not records or any(record.kind in {KEPT, ANEW, POINT} for record in records)
+        wrong = [key for key in locks if (not is_backup if key == JOURNAL else is_plain)]
+        for key in wrong:
+            holder = await store.holder(key)
+            grant = await store.acquire(key, after=0 if holder is None else holder.epoch)
+            await store.delete(key, grant.epoch)
+        return wrong
+    finally:
+        await store.aclose()
+
+
 async def check(
     id: Annotated[str | None, Parameter(name="ID")] = None,
     /,
@@ -540,7 +585,7 @@ async def check(
     grace: Annotated[float, Parameter(validator=validators.Number(gte=0))] = 24.0,
     where: SessionOption = SessionOption(),  # noqa: B008  # frozen
 ) -> int:
-    """Check sessions: the log, the documents against a fresh fold of it, blobs, leases, leftovers.
+    """Check sessions: the log, documents against a fresh fold, blobs, leases, leftovers.
 
     Without --repair or --gc it changes nothing, and says what they would do. Exits with 1 if a
     problem remains. The log is never repaired: it is the truth, and only a copy can restore what
@@ -549,9 +594,8 @@ async def check(
     Args:
         id: The agent's id. Default: every session of the store, or of the tenant.
         repair: Rebuild the documents of sessions whose log is sound and whose documents are not,
-            put back memory values that only the log has left, and rebuild the index that `ls`
-            lists and filters by, and a SQLite database's indexes. Accept a log that may be
-            incomplete: bytes were cut from its end, or an encrypted session's manifest was lost.
+            lost memory values, the index of `ls`, a SQLite database's indexes. Accept a log that
+            may be incomplete. Remove what makes a plain store look encrypted, or like a backup.
         gc: Set aside the blobs that no session references, and remove those that were set aside
             a grace period ago.
         grace: The grace period: the minimum age of such a blob, in hours.
@@ -561,6 +605,7 @@ async def check(
         raise ConfigError("--gc looks at every session of a tenant: leave the id out")
     index = RebuiltIndex()
     before = await reindexed(existing(where.store)) if repair else None
+    removed = await unlocked(existing(where.store)) if repair else []
     async with opened(where.store, write=repair or gc) as store:
         if repair and id is None:
             index.entries = await rebuilt_directory(store)
@@ -573,10 +618,13 @@ async def check(
         folded = [await _repair(where, audit) for audit in audits if _is_unlisted(audit)]
         index.folded = sum(blob.error is None for blob in folded)
     report = {**_report(location, audits, repaired, blobs), "index": index, "file": file}
+    report["unlocked"] = [key.agent for key in removed]
     report["problems"] += len(file.left) if file is not None else 0
     if where.json:
         print_json(report)
         return 1 if report["problems"] else 0
+    for key in removed:
+        say(f"{key}: removed: this store is neither encrypted nor a backup")
     if file is not None:
         print_integrity(file, location, audits, repair=repair)
     _print(report, audits, repaired, repair=repair)
@@ -750,10 +798,7 @@ async def _repair(where: SessionOption, audited: Audit) -> RepairAction:
     """Rebuild one session's documents, and audit it again."""
     try:
         async with managed(existing(where.store), write=True) as sessions:
-            key = audited.key
-            await sessions.rebuild_working_context(
-                key.agent, session=key.session, tenant=key.tenant
-            )
+            await rebuild_stored(sessions, audited.key)
         async with opened(where.store, write=True) as store:
             await _accept_log(store, audited.key)
             again = await audit(store, audited.key)
@@ -867,9 +912,7 @@ async def rebuild(
     if not dry_run:
         store = existing(where.store)
         async with managed(store, write=True) as sessions:
-            report = await sessions.rebuild_working_context(
-                key.agent, session=key.session, tenant=key.tenant
-            )
+            report = await rebuild_stored(sessions, key)
         answer["rebuilt"] = list(report.rebuilt)
     where.show(answer, lambda: _print_rebuilt(key, answer, dry_run=dry_run))
     return 0

@@ -228,8 +228,9 @@ async def replay(
 ) -> int:
     """Replay a session's events in a dry run: is anything missing, what was decided and used.
 
-    No action is repeated and nothing is changed. Exits with 1 if an event is missing, moved or
-    changed, or a checkpoint differs from what was recorded.
+    No action is repeated and nothing is changed. Exits with 0 if all was compared and fits; with
+    1 if an event is missing, moved or changed, or a checkpoint differs from what was recorded;
+    with 3 if nothing is wrong, but something could not be compared.
 
     Args:
         id: The agent's id.
@@ -252,10 +253,17 @@ async def replay(
     finally:
         sink.close()
     if where.json:
-        print_json({**msgspec.to_builtins(replay_report), "ok": replay_report.ok})
+        print_json(_facts(replay_report))
     else:
         _print_replay(replay_report, report)
-    return 0 if replay_report.ok else 1
+    return _STATUS[replay_report.verdict]
+
+
+_STATUS: Final = {"compared": 0, "wrong": 1, "not compared": 3}
+
+
+def _facts(report: ReplayReport) -> dict[str, Any]:
+    return {**msgspec.to_builtins(report), "verdict": report.verdict, "ok": report.ok}
 
 
 async def _of_session(
@@ -269,7 +277,8 @@ async def _of_session(
 def _print_replay(report: ReplayReport, written: Path | None) -> None:
     say(
         f"{report.source}: {report.events:,} events of {report.turns:,} turns, "
-        f"{report.decisions:,} decisions, {report.snapshots:,} checkpoints compared"
+        f"{report.decisions:,} decisions, {report.snapshots:,} checkpoints compared, "
+        f"{report.unverified:,} not compared"
     )
     if report.capabilities:
         rows = (
@@ -282,8 +291,15 @@ def _print_replay(report: ReplayReport, written: Path | None) -> None:
         say(f"problem: {problem}")
     if report.problem_count > len(report.problems):
         say(f"and {report.problem_count - len(report.problems):,} more problems")
-    if report.ok:
-        say("nothing is missing, moved or changed")
+    for what in report.unproven:
+        say(f"not compared: {what}")
+    say(
+        {
+            "compared": "compared: nothing is missing, moved or changed",
+            "not compared": "not compared as a whole: what was compared fits",
+            "wrong": "wrong: something is missing, moved or changed",
+        }[report.verdict]
+    )
     if written is not None:
         say(f"report written to {written}")
 
@@ -332,8 +348,7 @@ class _Json:
 
     def publish(self, report: ReplayReport) -> None:
         begun = self._before if self._before != b",\n" else b""
-        summary = {**msgspec.to_builtins(report), "ok": report.ok}
-        end = b'\n],"summary":' + msgspec.json.encode(summary) + b"}\n"
+        end = b'\n],"summary":' + msgspec.json.encode(_facts(report)) + b"}\n"
         self._file.add(begun + end)
         self._file.publish()
 

@@ -165,9 +165,9 @@ def of_space(free: int, total: int, files: int | None) -> Diagnosis:
             f"{verdict}, but room for no further file",
             "remove files: this disk has no inodes left",
         )
-    if free < FULL:
+    if free < max(MIB, min(FULL, total // 20)):
         return Diagnosis("space", "problem", verdict, "make room: saves are about to fail")
-    if free < SCARCE:
+    if free < min(SCARCE, total // 4):
         return Diagnosis("space", "warning", verdict, "make room before saves fail")
     return Diagnosis("space", "ok", verdict)
 

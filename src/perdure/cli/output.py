@@ -23,7 +23,7 @@ from rich.text import Text
 
 from perdure._lib.logs import visible, visible_json
 from perdure.errors import ConfigError
-from perdure.records.keys import DEFAULT_SESSION, SessionKey
+from perdure.records.keys import DEFAULT_SESSION, SessionKey, stored_key
 
 KIB = 1024
 WIDE = 10_000
@@ -228,4 +228,4 @@ class SessionOption(StoreOption):
 
     def key(self, id: str) -> SessionKey:
         """Return the session's key."""
-        return SessionKey(id, self.session, self.tenant)
+        return stored_key(id, self.session, self.tenant)

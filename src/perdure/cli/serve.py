@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import socket
+import stat
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,7 +36,10 @@ def serve(
     port: int = 8000,
     tokens: Path | None = None,
     allow_host: tuple[str, ...] = (),
+    allow_origin: tuple[str, ...] = (),
     max_body: int = 1024 * 1024,
+    max_connections: int | None = None,
+    request_timeout: float = 15.0,
     keep: float = 30.0,
     grace: float = 5.0,
     deadline: float = 20.0,
@@ -50,55 +56,91 @@ def serve(
         host: The address to listen on. Other than loopback addresses need tokens.
         port: The port to listen on.
         tokens: A file of bearer tokens, in JSON. Default: what PERDURE_TOKENS holds, or none.
-        allow_host: A name that the Host header may have; "*" for any. Default: the host, and the
-            names of this machine's loopback.
+        allow_host: A name that the Host header may have; "*" for any. Default: its own.
+        allow_origin: A site whose pages may send requests, as https://name. Default: none.
         max_body: Bytes that a request's body may have.
+        max_connections: Requests at a time, and agents that stay open. Default: what descriptors
+            allow.
+        request_timeout: Seconds for a request to come in full, and for a client to read on.
         keep: Seconds for which an agent that nobody uses stays open.
         grace: Seconds that turns have to end at SIGTERM; then half answers are kept.
         deadline: Seconds that saving may take after that.
 
     """
-    for name, value in (("--port", port), ("--max-body", max_body), ("--keep", keep)):
-        if value <= 0:
+    numbers = {
+        "--port": port,
+        "--max-body": max_body,
+        "--max-connections": max_connections,
+        "--request-timeout": request_timeout,
+        "--keep": keep,
+    }
+    for name, value in numbers.items():
+        if value is not None and value <= 0:
             raise ConfigError(f"invalid {name} {value:g}: give a number above 0")
     for package in ("starlette", "uvicorn"):
         import_extra(package, used_by="perdure serve", name=package, extra="serve")
-    from perdure.serve.access import LOOPBACK, Access
+    from perdure.asgi.browsers import LOOPBACK
+    from perdure.serve.access import Access
     from perdure.serve.api import AgentServer
+    from perdure.serve.connections import ConnectionLimits, connection_limit
     from perdure.serve.server import (
         load_source,
         require_tokens,
         serve as serve_until_stopped,
     )
 
-    names = ("*",) if host in {"0.0.0.0", "::"} else (*LOOPBACK, host)  # noqa: S104  # a comparison
-    access = Access(_tokens(tokens), hosts=allow_host or names)
+    given = _tokens(tokens)
+    is_any = given is not None and host in {"0.0.0.0", "::"}  # noqa: S104  # a comparison
+    names = ("*",) if is_any else (*LOOPBACK, host)
+    access = Access(given, hosts=allow_host or names, origins=allow_origin)
     require_tokens(host, access)
+    most = connection_limit(max_connections)
     server = AgentServer(
         load_source(agent),
         where.store,
         access=access,
         keep=keep,
         max_body=max_body,
+        max_requests=most,
         grace=grace,
         shutdown=Shutdown(deadline=deadline, turn_grace=min(grace, deadline)),
     )
     note(f"serving {agent} on http://{host}:{port}")
-    serve_until_stopped(server, host=host, port=port, grace=grace)
+    connections = ConnectionLimits(most=most, timeout=request_timeout)
+    serve_until_stopped(server, host=host, port=port, grace=grace, connections=connections)
     return 0
 
 
 def _tokens(file: Path | None) -> tuple[Token, ...] | None:
     from perdure.serve.access import read_tokens
 
+    if file is None:
+        text = os.environ.get(VARIABLE)
+        return None if text is None else read_tokens(text)
     try:
-        text = os.environ.get(VARIABLE) if file is None else file.read_text(encoding="utf-8")
-    except OSError as error:
+        with file.open(encoding="utf-8") as opened:
+            mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
+            text = opened.read()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(
-            f"--tokens {file}: {error.strerror}: name a file of tokens that can be read",
+            f"--tokens {file}: {reason}: name a file of tokens that can be read",
             option="tokens",
         ) from error
-    return None if text is None else read_tokens(text)
+    tokens = read_tokens(text)
+    if sys.platform == "win32":
+        return tokens
+    cure = f"chmod 600 {shlex.quote(str(file))}"
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigError(
+            f"--tokens {file}: other users may write to it (mode {mode:04o}), and let in whom they "
+            f"like: {cure}, and look at what is in it",
+            option="tokens",
+            mode=mode,
+        )
+    if mode & (stat.S_IRGRP | stat.S_IROTH) and any(token.token for token in tokens):
+        note(f"other users may read the tokens in {file} (mode {mode:04o}): {cure}, or use sha256")
+    return tokens
 
 
 # ``perdure inspect``: a web page on this machine to look at a store's sessions

@@ -41,13 +41,15 @@ from perdure.lineage.store import followed
 from perdure.providers.context_fit import Format
 from perdure.providers.issued import stamp_of
 from perdure.records.checkpoints import Checkpoint
-from perdure.records.keys import DEFAULT_SESSION, SCOPES, SessionKey, require_filters
-from perdure.records.manifest import Manifest
+from perdure.records.keys import DEFAULT_SESSION, SCOPES, SessionKey, require_filters, stored_key
+from perdure.records.manifest import Manifest, SessionQuery
 from perdure.records.messages import Message
 from perdure.records.records import Record
 from perdure.session.contents import HistoryItem
-from perdure.session.delete import ForgetReport
+from perdure.session.delete import ForgetReport, SessionFilter
+from perdure.session.directory import newest_first
 from perdure.session.fork import Fork
+from perdure.session.internals import forget_stored
 from perdure.session.prune import PruneReport
 from perdure.session.retention import Retention
 from perdure.session.scope import list_sessions
@@ -75,11 +77,12 @@ async def ls(
     after: str | None = None,
     after_session: str = DEFAULT_SESSION,
     limit: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 1000,
+    by_id: bool = False,
     waiting: bool = False,
     scopes: bool = False,
     where: StoreOption = StoreOption(),  # noqa: B008  # frozen
 ) -> int:
-    """List the sessions of a store, in the order of their ids.
+    """List the sessions of a store, those first that were used last.
 
     Counts, owners and tags are as of a session's last fold; `show` reads the log as well.
 
@@ -88,28 +91,45 @@ async def ls(
         owner: Only sessions of this owner.
         tag: Only sessions with this tag.
         tenant: The tenant, in a store that several tenants share.
-        after: Start after this agent's session: the last one of the previous page.
+        after: With --by-id, --waiting or --scopes: start after this agent's session, the last one
+            of the previous page.
         after_session: Which of its sessions that was.
         limit: The maximum number to list.
+        by_id: List them in the order of their ids instead, which reads no more than is listed.
         waiting: List the sessions for which a post waits instead, opened before or not.
         scopes: List the scopes instead, which sessions share; `show` and `forget` take their
             agent and session as they are listed.
 
     """
+    by_id = by_id or waiting or scopes
+    if after is not None and not by_id:
+        raise ConfigError("--after continues a list by id: give --by-id", option="after")
     filters = {"tenant": tenant, "owner": owner, "tag": tag, "prefix": prefix}
     last = None if after is None else SessionKey(after, after_session, tenant)
     if scopes:
         filters["prefix"] = SCOPES
         last = SessionKey(SCOPES, after, tenant) if after is not None else None
-    await (_ls_waiting if waiting else _ls)(filters, last, limit, where)
+    if waiting:
+        await _ls_waiting(filters, last, limit, where)
+    else:
+        await _ls(filters, last, limit, where, by_id=by_id)
     return 0
 
 
 async def _ls(
-    filters: dict[str, Any], after: SessionKey | None, limit: int, where: StoreOption
+    filters: dict[str, Any],
+    after: SessionKey | None,
+    limit: int,
+    where: StoreOption,
+    *,
+    by_id: bool,
 ) -> None:
     async with opened(where.store) as store:
-        sessions = await _list(store, filters, after, limit)
+        if by_id:
+            sessions = await _list(store, filters, after, limit)
+        else:
+            require_filters(**filters)
+            sessions = await newest_first(store, {}, SessionQuery(**filters, limit=limit), None)
         location = store.location
     if where.json:
         print_json({"location": location, "sessions": [_listed(info) for info in sessions]})
@@ -137,7 +157,9 @@ async def _list(
     while len(sessions) < limit:
         last = sessions[-1].key if sessions else after
         count = min(PAGE, limit - len(sessions))
-        page = await list_sessions(store, **filters, after=last, limit=count)
+        page = await list_sessions(
+            store, **filters, after=last, limit=count, scopes=filters["prefix"] == SCOPES
+        )
         sessions += page
         if len(page) < count:
             break
@@ -549,9 +571,10 @@ async def forget(
         # A wrong one is refused before anything goes.
         retained = [await _backup(stack, url) for url in backup]
         async with managed(existing(where.store), write=not dry_run) as sessions:
-            report = await sessions.forget(
-                id, session=session, owner=owner, tag=tag, tenant=tenant, dry_run=dry_run
-            )
+            if id is not None:
+                stored_key(id, tenant=tenant)
+            wanted = SessionFilter(id, session, tenant, owner, tag)
+            report = await forget_stored(sessions, wanted, dry_run=dry_run)
         removed: dict[str, list[SessionKey]] = {}
         if not dry_run and retained:
             async with opened(where.store) as store:

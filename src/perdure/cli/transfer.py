@@ -20,7 +20,7 @@ from cyclopts import Parameter
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
 import perdure
-from perdure._lib.files import Folder
+from perdure._lib.files import MAX_BYTES, Folder
 from perdure.adapters.imports import SDKS, SdkImport, import_sessions
 from perdure.checkpoints.audit_files import check_pair, has_pair
 from perdure.cli.access import existing, is_there, managed, no_session, require_key
@@ -47,7 +47,7 @@ from perdure.formats import MigratedState, read_folder, read_state, write_folder
 from perdure.formats.migrations import Finding
 from perdure.formats.records import StateMemories, log_in
 from perdure.formats.state import FullAgentState
-from perdure.records.keys import DEFAULT_SESSION, SessionKey
+from perdure.records.keys import DEFAULT_SESSION, SessionKey, session_key
 from perdure.session.export import (
     Imported,
     export_memories,
@@ -57,6 +57,7 @@ from perdure.session.export import (
     memories_in,
     state_from,
 )
+from perdure.session.internals import load_stored
 from perdure.session.options import require_no_backup
 from perdure.store import Store, open_read_only
 from perdure.transfer.backup_view import (
@@ -351,7 +352,7 @@ async def _warn_of_cut(store: Store, key: SessionKey) -> str:
 async def _export_further_files(id: str, out: Path, where: SessionOption) -> list[str]:
     """Write traces and memories, events and checkpoints; return the files' names."""
     async with managed(existing(where.store)) as sessions:
-        view = await sessions.load(id, session=where.session, tenant=where.tenant)
+        view = await load_stored(sessions, where.key(id))
         if view is None:
             return []
         return [*await export_memories(view, out), *await export_pair(view, out)]
@@ -506,7 +507,7 @@ def _empty_state(path: Path, id: str | None, *, pair: bool) -> FullAgentState:
 
 async def _import_bundle(path: Path, *, id: str | None, where: SessionOption) -> int:
     was = await bundle_key(path)
-    named = SessionKey(id or was.agent, was.session, was.tenant)
+    named = was if id is None else session_key(id, was.session, was.tenant)
     store = perdure.store_for(where.store)
     await store.open()
     try:
@@ -534,6 +535,12 @@ async def _read(path: Path) -> tuple[MigratedState, StateMemories | None]:
 
 
 async def _read_file(path: anyio.Path) -> MigratedState:
+    if (found := (await path.stat()).st_size) > MAX_BYTES:
+        raise CorruptRecordError(
+            f"{path} has {found} bytes, which is no export that can be read: the limit is "
+            f"{MAX_BYTES}; export the session with --layout bundle",
+            path=str(path),
+        )
     try:
         return read_state(await path.read_bytes(), where=str(path))
     except CorruptRecordError as error:

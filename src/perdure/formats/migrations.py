@@ -24,7 +24,7 @@ from perdure.formats.state import (
     fields_of,
     read_open,
 )
-from perdure.records.json import decode, encode
+from perdure.records.json import as_utf8, decode, encode
 
 PERSISTENCE_FORMAT_VERSION: Final = 1
 """The version that this release writes."""
@@ -192,7 +192,7 @@ def read_state(
 
     """
     findings: list[Finding] = []
-    fields = _upgraded("session", fields_of(data), migrations, where, findings)
+    fields = _upgraded("session", fields_of(as_utf8(data)), migrations, where, findings)
     memory = fields.pop("memory", None)
     state = read_open(fields, FullAgentState)
     if "history_source" in state.context.core.extra and not state.context.core.history:
@@ -217,6 +217,7 @@ def read_memory(
     Raises: as `read_state`.
     """
     findings: list[Finding] = []
+    data = as_utf8(data)
     if data.lstrip()[:1] == b"[":
         fields: Fields = {"entries": msgspec.Raw(data)}
     else:

@@ -64,6 +64,7 @@ from perdure.records.records import (
     ENDING,
     EPOCH,
     FORK,
+    HOLDER_KINDS,
     MEMORY_DROP,
     MEMORY_SET,
     MESSAGE,
@@ -76,6 +77,7 @@ from perdure.records.records import (
     Entry,
     Record,
 )
+from perdure.records.references import spelled
 from perdure.records.values import redact
 
 # A log's records as a whole state, history included
@@ -83,7 +85,7 @@ from perdure.records.values import redact
 
 FOREIGN: Final = "foreign"
 """The kind of an item of somebody else's history that is no message."""
-IMPORTED_AS: Final = "imported_as"
+IMPORTED_AS: Final = "perdure_imported_as"
 """The field of a message that holds the item which it was made of."""
 
 TOOLS: Final = "agent_tools"
@@ -138,11 +140,27 @@ def state_of(key: SessionKey, records: Sequence[Record]) -> FullAgentState:
 
 def item_of(record: Record) -> msgspec.Raw:
     """Return a record of the history as an item: what it was made of, or what it is."""
-    if IMPORTED_AS.encode() in record.payload:
+    if b"imported_as" in record.payload:
         fields = fields_of(record.payload)
         if IMPORTED_AS in fields:
             return compact(bytes(fields[IMPORTED_AS]))
+        if _BARE in fields and _was_made_of(record.payload, bytes(fields[_BARE])):
+            return compact(bytes(fields[_BARE]))
     return msgspec.Raw(record.payload)
+
+
+_BARE: Final = "imported_as"
+"""What that field was called before perdure's own had a prefix."""
+
+
+def _was_made_of(payload: bytes, item: bytes) -> bool:
+    """Say whether a message is what an item gives, so that the field with it is perdure's own."""
+    try:
+        made, message = _from_chat(decode_message(item), item), decode_message(payload)
+    except FormatError:
+        return False
+    known = (message.tool_calls, message.tool_result)
+    return made is not None and (made.tool_calls, made.tool_result) == known
 
 
 def _visible(records: Sequence[Record]) -> list[Record]:
@@ -327,7 +345,7 @@ class _Own(msgspec.Struct, kw_only=True):
     log: list[_Line]
 
 
-_OF_ITS_STORE = frozenset({BASE, ENDING, EPOCH, FORK})
+_OF_ITS_STORE = HOLDER_KINDS | {BASE, ENDING, FORK}
 """Kinds that say how a log lies among the others of its store: elsewhere they mean nothing."""
 
 
@@ -413,7 +431,7 @@ def _records(state: FullAgentState, own: _Own, *, agrees: bool) -> tuple[Record,
                 agent=state.agent_id,
                 seq=seq,
             )
-        records.append(Record(seq, epoch, line.kind, payload, line.end))
+        records.append(Record(seq, epoch, line.kind, spelled(payload), line.end))
     return tuple(records)
 
 
@@ -469,12 +487,12 @@ class _Name(msgspec.Struct):
 def _digest(state: FullAgentState) -> str:
     payload = {name: raw for name, raw in state.extra.items() if name != FIELD}
     data = write_state(msgspec.structs.replace(state, extra=payload))
-    fields = msgspec.json.encode(msgspec.json.decode(data), order="sorted")
+    fields = msgspec.json.encode(decode(data), order="sorted")
     return hashlib.sha256(fields).hexdigest()
 
 
 _FORMATS: Final = MESSAGE_KINDS | {
-    *(CONTEXT, EPOCH, FOREIGN, MEMORY_DROP, MEMORY_SET, META, RETRACT, TURN),
+    *(CONTEXT, *HOLDER_KINDS, FOREIGN, MEMORY_DROP, MEMORY_SET, META, RETRACT, TURN),
 }
 """The kinds whose records the formats have a place for, or that only number others."""
 
@@ -587,7 +605,7 @@ def _item(payload: bytes) -> Entry:
     except FormatError:
         return Entry(FOREIGN, payload)
     record = _from_chat(message, payload)
-    return Entry(kind_of(message), payload) if record is None else encode_message(record)
+    return Entry(kind_of(message), spelled(payload)) if record is None else encode_message(record)
 
 
 def _from_chat(message: Message, payload: bytes) -> Message | None:

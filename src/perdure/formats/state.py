@@ -19,7 +19,7 @@ import msgspec
 from perdure.errors import CorruptRecordError
 from perdure.memory.documents import StateSet
 from perdure.memory.traces import RawTrace, traces_of
-from perdure.records.json import decode, encode
+from perdure.records.json import decode, encode, require_utf8
 from perdure.records.messages import Message, ToolCall, ToolResult
 from perdure.records.records import STATE, Entry, Record
 from perdure.records.values import lower
@@ -45,9 +45,10 @@ def fields_of(data: bytes) -> Fields:
     """Return an object's fields.
 
     Raises:
-        CorruptRecordError: It is no object.
+        CorruptRecordError: It is no object, or no UTF-8.
 
     """
+    require_utf8(data)
     fields: Fields = decode(data, Fields)
     return fields
 

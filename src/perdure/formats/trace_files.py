@@ -16,7 +16,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from perdure._lib.files import Folder, NewFile, NoFileError, new_file
+from perdure._lib.files import Folder, NewFile, NoFileError, new_file, read_line
 from perdure.errors import CorruptRecordError, FormatError
 from perdure.formats.migrations import Finding
 from perdure.formats.records import StateMemories
@@ -25,8 +25,10 @@ from perdure.memory.compaction import EpisodicItem, SemanticItem, items_of
 from perdure.memory.context import SNAPSHOT, Snapshot, WorkingContext
 from perdure.memory.documents import EPISODIC, SEMANTIC
 from perdure.memory.traces import RawTurn
-from perdure.records.json import decode
+from perdure.records.json import as_utf8, decode
+from perdure.records.media import decode_read
 from perdure.records.messages import decode_message
+from perdure.records.references import spelled
 from perdure.records.values import NO_TYPES, Types
 
 # Raw traces as they lie in files, one a line, and the messages that such lines amount to
@@ -192,7 +194,7 @@ async def _lines(
     turns: AsyncIterable[RawTurn], upto: int, types: Types
 ) -> AsyncGenerator[TraceLine, None]:
     async for turn in turns:
-        messages = [decode_message(payload, types) for payload in turn.messages]
+        messages = [decode_read(payload, types) for payload in turn.messages]
         for line in trace_lines(turn.id, zip(turn.seqs, messages, strict=True)):
             if line.seq <= upto:
                 yield line
@@ -366,7 +368,7 @@ class _Reading:
         if data is None:
             return None, ""
         try:
-            snapshot = decode(data, Snapshot)
+            snapshot = decode(spelled(data), Snapshot)
             for raw in snapshot.messages:
                 decode_message(bytes(raw))
             return _context_of(snapshot), snapshot.agent_id
@@ -403,12 +405,18 @@ def _numbered(
         return
     with os.fdopen(fd, "rb") as file:
         for number in itertools.count(1):
-            line = file.readline(LINE)
-            if not line:
-                return
-            if len(line) == LINE:
+            line = read_line(file, LINE)
+            if line is None:
                 tell(number, f"it has more than {LINE} bytes")
                 return
+            if not line:
+                return
+            if number == 1:
+                try:
+                    line = as_utf8(line)
+                except CorruptRecordError as error:
+                    tell(0, str(error))
+                    return
             if line.strip():
                 yield number, line
 

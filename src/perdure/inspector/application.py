@@ -22,6 +22,7 @@ from perdure.errors import (
 )
 from perdure.records.keys import DEFAULT_SESSION, SessionKey
 from perdure.session.manager import SessionManager
+from perdure.store import SessionInfo
 
 try:
     import jinja2
@@ -38,6 +39,7 @@ except ModuleNotFoundError as _error:
         f"the inspector needs {_package}: pip install 'perdure[inspector]'", extra="inspector"
     ) from _error
 
+from perdure.asgi.browsers import LOOPBACK
 from perdure.asgi.responses import problem_of
 from perdure.inspector import pages
 from perdure.inspector.changes import (
@@ -48,7 +50,7 @@ from perdure.inspector.changes import (
     Changes,
     RequestedChange,
 )
-from perdure.inspector.guard import FORM_TOKEN, LOOPBACK, Guard
+from perdure.inspector.guard import FORM_TOKEN, Guard
 from perdure.inspector.live import Live, LivePage
 
 if TYPE_CHECKING:
@@ -70,7 +72,8 @@ def app(
     """Return the inspector of a manager's store, to mount in your application.
 
     It reads without a lease, and belongs to the event loop of the manager. Open it by the link
-    ``…/perdure/?token=TOKEN``, which sets a cookie; programs send the token as a bearer.
+    ``…/perdure/?token=TOKEN``, which sets a cookie for pages below a path that only this token
+    has; programs send the token as a bearer.
 
     Args:
         sessions: Whose store; or a function that returns it, if there is none yet.
@@ -190,14 +193,17 @@ class _Inspector:
 
     async def _sessions(self, query: Query) -> pages.SessionsPage:
         names = pages.SessionFilters.__struct_fields__
-        filters = pages.SessionFilters(**{name: query.text(name).strip() for name in names})
+        given: dict[str, Any] = {name: query.text(name).strip() for name in names}
+        given["order"] = query.choice("order", ("", "id"))
+        filters = pages.SessionFilters(**given)
         limit = max(1, min(query.number("limit") or pages.LISTED, pages.MOST))
         after = query.text("after")
         last = None
         if after:
             after_session = query.text("after_session") or DEFAULT_SESSION
-            last = SessionKey(after, after_session, filters.tenant)
-        return await pages.sessions_page(self._manager(), filters, last, limit)
+            key = SessionKey(after, after_session, filters.tenant)
+            last = SessionInfo(key=key, updated_at=query.decimal("after_at"))
+        return await pages.sessions_page(self._reads(), filters, last, limit)
 
     async def _complete(self, query: Query) -> list[str]:
         return await pages.completions(self._manager(), query.text("tenant"), query.text("prefix"))

@@ -22,7 +22,8 @@ from perdure.errors import FormatError
 from perdure.memory.documents import TurnPayload, time_of
 from perdure.providers.issued import stamp_of
 from perdure.records.json import decode
-from perdure.records.messages import Message, decode_message
+from perdure.records.media import decode_read
+from perdure.records.messages import Message
 from perdure.records.records import FOREIGN, MESSAGE_KINDS, TURN, Record
 from perdure.records.types import Registry
 from perdure.session.contents import HistoryItem
@@ -116,7 +117,7 @@ def shown_record(record: Record, registry: Registry) -> ShownItem:
     """Return a record of any kind as a page shows it; a damaged payload as it is."""
     if record.kind in MESSAGE_KINDS:
         try:
-            message = decode_message(record.payload, registry)
+            message = decode_read(record.payload, registry)
             return shown_item(HistoryItem(record.seq, record.kind, message))
         except FormatError:
             pass
@@ -167,7 +168,7 @@ def raw_record(record: Record) -> ShownItem:
 def whole_parts(record: Record, registry: Registry, *, raw: bool = False) -> list[ShownPart]:
     """Return a record's parts with their whole texts."""
     if record.kind in MESSAGE_KINDS and not raw:
-        return list(parts_of(decode_message(record.payload, registry)))
+        return list(parts_of(decode_read(record.payload, registry)))
     step = None if raw else step_of(record)
     if step is not None:
         return list(_step_parts(step))

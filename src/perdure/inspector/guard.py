@@ -1,8 +1,10 @@
 """The guard in front of the inspector: who may ask, and which headers every answer has.
 
 A request needs the cookie that the link with the token sets, or the token as a bearer. Before
-that, its Host has to be one that the inspector is served under, whatever the method, so that a name
-that an attacker points at this machine reads nothing; and an Origin has to be that host.
+that, `BrowserRules` refuses what comes by another name, or from another site.
+
+A browser sends a cookie to every port of its host, so to other servers too, whoever they belong to.
+So this one is for a path that nobody else knows, and all pages that it opens are below that.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import hmac
 import html
 from collections.abc import Collection, MutableMapping
 from typing import Any, Final, final
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
@@ -20,7 +22,9 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
-LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+from perdure.asgi.browsers import BrowserRules
+from perdure.asgi.responses import Problem, check_url
+
 TOKEN: Final = "token"  # noqa: S105  # the name of the link's parameter
 FORM_TOKEN: Final = "perdure.form_token"  # noqa: S105  # the name of an entry of the scope
 """Where a request has what its forms must bring along, and no other site can know."""
@@ -60,8 +64,9 @@ class Guard:
     def __init__(self, app: ASGIApp, *, token: str, hosts: Collection[str]) -> None:
         self._app = app
         self._token = token.encode()
-        self._hosts = frozenset(name.lower() for name in hosts)
+        self._rules = BrowserRules(hosts=hosts)
         self._cookie = f"perdure_inspector_{self._derived('name')[:8]}"
+        self._path = f"/{self._derived('path')[:32]}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse a request, or pass it on."""
@@ -77,8 +82,11 @@ class Guard:
                 _add_headers(message)
             await send(message)
 
+        base = scope.get("root_path", "")
+        if f"{scope['path']}/".startswith(f"{base}{self._path}/"):
+            scope = {**scope, "root_path": base + self._path}
         request = Request(scope)
-        refusal = self._foreign(request) or self._unknown(request)
+        refusal = self._foreign(request) or self._unknown(request, base)
         answer: ASGIApp = self._app if refusal is None else refusal
         scope[FORM_TOKEN] = self._derived("form")
         await answer(scope, receive, send_guarded)
@@ -89,33 +97,26 @@ class Guard:
 
     def _foreign(self, request: Request) -> Response | None:
         """Refuse what comes by another name, or from another site."""
-        headers = request.headers
-        hosts = headers.getlist("host")
-        if len(hosts) != 1 or _name(hosts[0]) not in self._hosts:
-            return _refusal(421, "this inspector is not served under that name: see hosts=…")
-        origins = headers.getlist("origin")
-        if origins and [urlsplit(one).netloc.lower() for one in origins] != [hosts[0].lower()]:
-            return _refusal(403, "requests from other sites are refused")
-        is_near = headers.get("sec-fetch-site", "none") in {"same-origin", "none"}
-        if not is_near and (
-            request.method not in {"GET", "HEAD"}
-            or headers.get("sec-fetch-mode", "navigate") != "navigate"
-        ):
-            return _refusal(403, "requests from other sites are refused")
+        try:
+            self._rules.check(request.scope)
+            check_url(request.scope)
+        except Problem as problem:
+            return _refusal(problem.status, str(problem))
         return None
 
-    def _unknown(self, request: Request) -> Response | None:
+    def _unknown(self, request: Request, base: str) -> Response | None:
         """Refuse who has no token; greet who comes with the link."""
-        base = request.scope.get("root_path", "")
-        if request.url.path.removeprefix(base).startswith(OPEN_PATHS):
+        own = request.scope.get("root_path", "")
+        page = request.scope["path"].removeprefix(own)
+        if page.startswith(OPEN_PATHS):
             return None
         given = request.query_params.get(TOKEN)
         if given is not None and request.method in {"GET", "HEAD"} and self._is_token(given):
-            return self._greeting(request, base)
+            return self._greeting(request, base, page)
         kind, _, bearer = request.headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and self._is_token(bearer.strip()):
             return None
-        cookie = request.cookies.get(self._cookie, "")
+        cookie = request.cookies.get(self._cookie, "") if own != base else ""
         if hmac.compare_digest(cookie.encode(), self._derived("cookie").encode()):
             return None
         return _refusal(401, "open the link with the token, as `perdure inspect` prints it")
@@ -123,32 +124,21 @@ class Guard:
     def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(errors="replace"), self._token)
 
-    def _greeting(self, request: Request, base: str) -> Response:
+    def _greeting(self, request: Request, base: str, page: str) -> Response:
         # Not a redirect: after a link on another site, a browser sends no strict cookie with it.
         rest = [pair for pair in parse_qsl(request.url.query) if pair[0] != TOKEN]
-        # One slash: a browser takes //name for another host.
-        path = "/" + quote(request.url.path.lstrip("/"))
+        path = f"{quote(base + self._path)}/{quote(page.lstrip('/'))}"
         url = html.escape(f"{path}?{urlencode(rest)}" if rest else path)
         response = HTMLResponse(_LANDING.format(url=url, base=html.escape(quote(base))))
         response.set_cookie(
             self._cookie,
             self._derived("cookie"),
-            path=base or "/",
+            path=base + self._path,
             secure=request.url.scheme == "https",
             httponly=True,
             samesite="strict",
         )
         return response
-
-
-def _name(host: str) -> str:
-    """Return a Host's name without its port.
-
-    >>> _name("[::1]:8000"), _name("LocalHost:80"), _name("localhost")
-    ('[::1]', 'localhost', 'localhost')
-    """
-    name, colon, port = host.rpartition(":")
-    return (name if colon and port.isdecimal() else host).lower()
 
 
 def _refusal(status: int, why: str) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
 import math
 import time
 from collections.abc import Awaitable, Callable, Hashable, Sequence
@@ -21,11 +22,13 @@ from perdure.memory.working_memory import MemoryInfo
 from perdure.providers.context_fit import Format
 from perdure.records.checkpoints import Checkpoint
 from perdure.records.keys import SessionKey, require_filters
-from perdure.records.messages import decode_message
+from perdure.records.media import decode_read
 from perdure.records.records import MESSAGE_KINDS, Record
 from perdure.restore.report import RestorePlan, RestoreReport
 from perdure.session.contents import HistoryItem
+from perdure.session.directory import last_used
 from perdure.session.internals import (
+    filled,
     in_managers_background,
     registry_of,
     session_open_here,
@@ -52,6 +55,8 @@ LISTED: Final = 100
 """Sessions on a page."""
 BUDGET: Final = 0.15
 """Seconds that a search of the list may take before it answers with what it has."""
+CHUNK: Final = 500
+"""Sessions that are listed at once when all are looked at."""
 COMPLETIONS: Final = 10
 FORMATS: Final = ("openai", "openai-responses", "anthropic", "gemini")
 
@@ -135,6 +140,8 @@ class SessionFilters(msgspec.Struct, frozen=True, kw_only=True):
     prefix: str = ""
     owner: str = ""
     tag: str = ""
+    order: Literal["", "id"] = ""
+    """"id" for the order of ids; otherwise those come first that were used last."""
     q: str = ""
     """Text in an id, a title, an owner or a tag."""
 
@@ -160,6 +167,10 @@ class SessionsPage(msgspec.Struct, kw_only=True):
     """Sessions that were looked at."""
     next: SessionKey | None = None
     """After which session to continue; None at the end."""
+    next_at: float | None = None
+    """When that one was used, in a list by last use."""
+    looking: bool = False
+    """Whether the list is being read."""
 
     @property
     def owners(self) -> list[str]:
@@ -173,7 +184,7 @@ class SessionsPage(msgspec.Struct, kw_only=True):
 
 
 async def sessions_page(
-    sessions: SessionManager, filters: SessionFilters, after: SessionKey | None, limit: int = LISTED
+    reads: LongReads, filters: SessionFilters, after: SessionInfo | None, limit: int = LISTED
 ) -> SessionsPage:
     """Return sessions as of their last folds; a search that takes long is continued by the next.
 
@@ -182,12 +193,22 @@ async def sessions_page(
 
     """
     require_filters(tenant=filters.tenant, prefix=filters.prefix)
+    sessions = reads.sessions
     store = store_below(sessions)
     page = SessionsPage(
         location=store.location, tenants=sorted({"", *await store.tenants()}), filters=filters
     )
+    if filters.order != "id":
+        place = None if after is None else last_used(after)
+        look = partial(_last_used, sessions, filters, place, limit)
+        found, page.looking = await reads.result((filters, place, limit), look)
+        if found is not None:
+            page.searched, page.sessions = found[0], found[1][:limit]
+        if found is not None and len(found[1]) > limit:
+            page.next_at, page.next = last_used(page.sessions[-1])
+        return page
     until = anyio.current_time() + BUDGET
-    last = None if after is None else SessionInfo(key=after)
+    last = after
     while True:
         chunk = await sessions.list(
             tenant=filters.tenant, prefix=filters.prefix, after=last, limit=limit
@@ -205,6 +226,29 @@ async def sessions_page(
         if anyio.current_time() > until:
             page.next = last.key
             return page
+
+
+async def _last_used(
+    sessions: SessionManager,
+    filters: SessionFilters,
+    place: tuple[float, SessionKey] | None,
+    limit: int,
+) -> tuple[int, list[SessionInfo]]:
+    """Return how many sessions were looked at, and one more of those used last than fit a page."""
+    searched, newest = 0, list[SessionInfo]()
+    last: SessionInfo | None = None
+    while chunk := await sessions.list(
+        tenant=filters.tenant, prefix=filters.prefix, after=last, limit=CHUNK
+    ):
+        searched += len(chunk)
+        fitting = (
+            info
+            for info in chunk
+            if filters.fits(info) and (place is None or last_used(info) < place)
+        )
+        newest = heapq.nlargest(limit + 1, (*newest, *fitting), key=last_used)
+        last = chunk[-1]
+    return searched, newest
 
 
 async def completions(sessions: SessionManager, tenant: str, prefix: str) -> list[str]:
@@ -337,7 +381,7 @@ async def conversation_page(
 
 async def _records(view: SessionView, before: int, limit: int) -> list[Record]:
     records: list[Record] = []
-    log = followed(store_of(view)).read_log(view.key, before=before, limit=limit, reverse=True)
+    log = store_of(view).read_log(view.key, before=before, limit=limit, reverse=True)
     async with contextlib.aclosing(log):
         async for chunk in log:
             records += chunk.records
@@ -345,7 +389,7 @@ async def _records(view: SessionView, before: int, limit: int) -> list[Record]:
 
 
 async def _record(view: SessionView, seq: int) -> Record:
-    log = followed(store_of(view)).read_log(view.key, after=seq - 1, before=seq + 1)
+    log = store_of(view).read_log(view.key, after=seq - 1, before=seq + 1)
     record = await first_record(log)
     if record is None:
         raise InvalidArgumentError(f"session {view.key} has no record {seq}", seq=seq)
@@ -381,7 +425,7 @@ async def image(
     record = await _record(view, seq)
     found = None
     if record.kind in MESSAGE_KINDS:
-        found = conversation.image_in(decode_message(record.payload, registry_of(view)), number)
+        found = conversation.image_in(decode_read(record.payload, registry_of(view)), number)
     if found is None:
         raise InvalidArgumentError(f"record {seq} of session {key} has no image {number}")
     return found
@@ -431,8 +475,8 @@ async def context_page(
     end = len(messages) if end is None else min(end, len(messages))
     start = max(end - PAGE, 0)
     items = [
-        conversation.shown_item(HistoryItem(seq, "message", decode_message(payload, registry)), own)
-        for seq, payload in messages[start:end]
+        conversation.shown_item(HistoryItem(seq, "message", decode_read(payload, registry)), own)
+        for seq, payload in await filled(view, messages[start:end])
     ]
     rendered = ""
     if target:

@@ -10,6 +10,9 @@ fold writes all of them again.
 
 A refused batch is checked against the log: the store may have gone back to an earlier state and
 lost records that it had acknowledged.
+
+Large media of a batch are put into blobs before their records, which then refer to them; the log is
+read as it is stored. `Filled` reads it with the media in place.
 """
 
 from __future__ import annotations
@@ -17,12 +20,15 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
-from typing import final
+from functools import partial
+from typing import Final, final
 
 import anyio
+import anyio.to_thread
 import msgspec
 
-from perdure.autosave.core import REFUSALS
+from perdure._lib.tasks import each
+from perdure.autosave.core import REFUSALS, complete, outcome_of
 from perdure.errors import (
     AcknowledgedRecordsLostError,
     CorruptRecordError,
@@ -30,12 +36,14 @@ from perdure.errors import (
     StoreUnavailableError,
 )
 from perdure.lineage import history
-from perdure.memory.context import SNAPSHOT
+from perdure.memory.context import SNAPSHOT, WorkingContext
 from perdure.memory.documents import SESSION
+from perdure.memory.media import MediaBudget
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, Origin
-from perdure.records.records import BASE, EPOCH, Record
+from perdure.records.media import LIFTED_KINDS, Medium, filled, lifted_entries, may_lift, referred
+from perdure.records.records import BASE, CONTEXT, EPOCH, Entry, Record
 from perdure.restore.ladder import validated
 from perdure.store import (
     Batch,
@@ -182,7 +190,115 @@ class _ClosingInbox:
 
 def followed(store: Store) -> Lineage:
     """Return a store that follows lineage; unchanged if it already does."""
+    store = store.inner if isinstance(store, Filled) else store
     return store if isinstance(store, Lineage) else Lineage(store)
+
+
+OFFLOAD: Final = 512 * 1024
+"""Media of more bytes than this are taken out of their records in a thread."""
+AT_A_TIME: Final = 4 * 1024 * 1024
+"""Bytes of media in one call of the store."""
+
+
+async def media_of(store: Store, tenant: str, names: Collection[str]) -> dict[str, bytes]:
+    """Read media out of their blobs; what is lost or damaged is not among them.
+
+    Raises:
+        StoreError: The store cannot be read.
+
+    """
+    media: dict[str, bytes] = {}
+
+    async def read(name: str) -> None:
+        with contextlib.suppress(CorruptRecordError):
+            data = await store.get_blob(tenant, name)
+            if data is not None:
+                media[name] = data
+
+    await each(list(dict.fromkeys(names)), read)
+    return media
+
+
+async def hold_media(
+    store: Store, key: SessionKey, context: WorkingContext, budget: MediaBudget
+) -> None:
+    """Load the media that a restored working context may show, and hold those of later messages."""
+    context.budget = budget
+    context.lifts = store.capabilities.blobs
+    names = [name for name in context.wanted() if name not in context.media]
+    if names:
+        context.media |= await media_of(store, key.tenant, names)
+
+
+@final
+class Filled(DelegatingStore):
+    """Reads logs with the media of their messages in place, for all who read messages.
+
+    Whoever follows references, folds or compares reads the store below it. Contexts keep their
+    references: one may hold as many images as were ever shown.
+    """
+
+    async def read_log(
+        self,
+        key: SessionKey,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> AsyncGenerator[LogChunk, None]:
+        """Read records; media whose blob is lost stay a reference."""
+        log = self.inner.read_log(key, after=after, before=before, limit=limit, reverse=reverse)
+        async with contextlib.aclosing(log):
+            async for chunk in log:
+                begin = size = 0
+                for at, record in enumerate(chunk.records):
+                    size += sum(medium.bytes for medium in referred_in(record))
+                    if size >= AT_A_TIME:  # a reader that has enough does not wait for the rest
+                        yield await self._part(key, chunk, begin, at + 1)
+                        begin, size = at + 1, 0
+                if begin < len(chunk.records) or not chunk.records:
+                    yield await self._part(key, chunk, begin, len(chunk.records))
+
+    async def _part(self, key: SessionKey, chunk: LogChunk, begin: int, end: int) -> LogChunk:
+        if not any(map(referred_in, chunk.records[begin:end])):
+            return (
+                chunk
+                if end - begin == len(chunk.records)
+                else LogChunk(chunk.records[begin:end], chunk.settled)
+            )
+        return LogChunk(await with_media(self.inner, key, chunk.records[begin:end]), chunk.settled)
+
+
+async def _lifted(batch: Batch) -> tuple[tuple[Entry, ...], dict[str, bytes]]:
+    """Return a batch's records with references to their media, and these."""
+    if sum(len(entry.payload) for entry in batch.records) <= OFFLOAD:
+        return lifted_entries(batch.records)
+    lift = partial(lifted_entries, batch.records)
+    return await anyio.to_thread.run_sync(lift, abandon_on_cancel=True)
+
+
+def referred_in(record: Record) -> list[Medium]:
+    """Return the media in blobs that a record refers to."""
+    is_one = record.kind in LIFTED_KINDS and record.kind != CONTEXT
+    return referred(record.payload) if is_one else []
+
+
+async def with_media(
+    store: Store, key: SessionKey, records: Sequence[Record]
+) -> tuple[Record, ...]:
+    """Return records with their media in place, read one record after the other."""
+    whole: list[Record] = []
+    for record in records:
+        media_referred = referred_in(record)
+        if media_referred:
+            names = [medium.name for medium in media_referred]
+            media = await media_of(store, key.tenant, names)
+            payload = filled(record.payload, media)
+            whole.append(msgspec.structs.replace(record, payload=payload))
+        else:
+            whole.append(record)
+    return tuple(whole)
 
 
 @final
@@ -288,6 +404,40 @@ class Lineage(DelegatingStore):
         if self._opening:
             for batch in batches:
                 self._opening.pop(batch.key, None)
+        if self.capabilities.blobs and any(may_lift(batch.records) for batch in batches):
+            return await self._append_with_media(batches)
+        return await self._append(batches)
+
+    async def _append_with_media(self, batches: Sequence[Batch]) -> list[Outcome]:
+        """Put the media of batches into blobs, and append the batches of which that was done."""
+        outcomes: list[Outcome | None] = []
+        ready: list[Batch] = []
+        for batch in batches:
+            try:
+                records, media = await _lifted(batch)
+                await self._put(batch.key.tenant, media)
+            except Exception as error:  # noqa: BLE001  # becomes the outcome
+                outcome = outcome_of(error)
+                if outcome.status is Status.IN_DOUBT:  # no record was sent
+                    outcome = Outcome(Status.TRANSIENT, error)
+                outcomes.append(outcome)
+            else:
+                outcomes.append(None)
+                ready.append(msgspec.structs.replace(batch, records=records))
+        answers = iter(complete(await self._append(ready), len(ready)) if ready else [])
+        return [next(answers) if outcome is None else outcome for outcome in outcomes]
+
+    async def _put(self, tenant: str, media: Mapping[str, bytes]) -> None:
+        some: dict[str, bytes] = {}
+        for name, data in media.items():
+            some[name] = data
+            if sum(map(len, some.values())) >= AT_A_TIME:
+                await self.inner.put_blobs(tenant, some)
+                some = {}
+        if some:
+            await self.inner.put_blobs(tenant, some)
+
+    async def _append(self, batches: Sequence[Batch]) -> list[Outcome]:
         lowered = [self._to_local_batch(batch) for batch in batches] if self._held else batches
         outcomes = await self.inner.append_many(lowered)
         for place, (batch, outcome) in enumerate(zip(batches, outcomes, strict=False)):
@@ -314,9 +464,11 @@ class Lineage(DelegatingStore):
     def begin_append(self, batch: Batch, done: Callable[[Outcome], object]) -> bool:
         """Append one batch without a task, where the inner store can; see the file store."""
         direct = self._direct
-        return (
-            direct is not None and batch.key not in self._held and direct.begin_append(batch, done)
-        )
+        if direct is None or batch.key in self._held:
+            return False
+        if self.capabilities.blobs and may_lift(batch.records):
+            return False
+        return direct.begin_append(batch, done)
 
     def _to_local_batch(self, batch: Batch) -> Batch:
         session = self._held.get(batch.key)

@@ -4,6 +4,9 @@ A pure fold of the log: a bounded suffix of its messages, in atoms that are neve
 with the tool results that answer it), after the newest system message. The same records give the
 same context, whether they are fed live, after a snapshot, or from the log's beginning; so its
 snapshot is a cache that may disappear at any time.
+
+Media do not count as bytes. Where the store keeps blobs, messages refer to them, as they do in the
+log, and the newest are held next to them: `perdure.memory.media` says how many.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ from typing import Final
 import msgspec
 
 from perdure.errors import CorruptRecordError
+from perdure.memory.media import HELD_BYTES, MediaBudget, estimated
 from perdure.records.json import decode, decoder_of
+from perdure.records.media import SEEN, lifted, media_of, referred, text_bytes
 from perdure.records.messages import Message
 from perdure.records.records import CONTEXT, MESSAGE_KINDS, RETRACT, TOOL_RESULT
 
@@ -106,10 +111,15 @@ class WorkingContext:
         "_replaced_at",
         "_retracted",
         "_snapshot",
+        "budget",
         "cut",
         "epoch_id",
+        "has_lifted",
+        "inline",
         "last_compaction_ts",
+        "lifts",
         "limit",
+        "media",
         "rebuilt_at",
         "seq",
         "size",
@@ -118,9 +128,19 @@ class WorkingContext:
     )
 
     def __init__(self, limit: int) -> None:
-        # Bytes of message JSON to keep; the newest atom stays even if it alone is larger.
+        # Bytes of message JSON to keep, without media; the newest atom stays even if it alone is
+        # larger.
         self.limit: int = limit
+        # Whether media are taken out of what is fed, as they are when it is saved.
+        self.lifts: bool = False
+        # Whether that has happened.
+        self.has_lifted: bool = False
+        # What messages refer to, by name: of the newest, as many as the budget has room for.
+        self.media: dict[str, bytes] = {}
+        self.budget: MediaBudget = MediaBudget()
         self.size: int = 0
+        # Bytes of media that no blob holds.
+        self.inline: int = 0
         # The last record that was fed, of any kind.
         self.seq: int = 0
         # Whether older messages were left out.
@@ -153,13 +173,39 @@ class WorkingContext:
         self.seq = seq
         if kind in MESSAGE_KINDS:
             self._kept.append((seq, payload, kind != TOOL_RESULT or not self._kept))
-            self.size += len(payload)
-            if self.size > self.limit:
+            self._count(payload)
+            if self.size > self.limit or self.inline > HELD_BYTES:
                 self._trim()
         elif kind == CONTEXT:
             self._replace(seq, payload)
         elif kind == RETRACT:
             self._take_back(seq, decode(payload, RetractionPayload).after)
+
+    def lifted(self, payload: bytes) -> bytes:
+        """Return what is appended as it will be stored, and hold its media."""
+        payload, blobs = lifted(payload)
+        if blobs:
+            self.has_lifted = True
+            self.media |= blobs
+            held = sum(map(len, self.media.values()))
+            if held > HELD_BYTES or len(self.media) * _LEAST_MEDIUM > self.budget.tokens:
+                wanted = {*self.wanted(), *blobs}  # these are appended next
+                self.media = {name: raw for name, raw in self.media.items() if name in wanted}
+        return payload
+
+    def wanted(self) -> list[str]:
+        """Return the names of the media that may be shown, the newest first."""
+        names: dict[str, None] = {}
+        size = tokens = 0
+        for _, payload, _ in reversed(self._kept):
+            mentioned = referred(payload)
+            for medium in reversed(mentioned):
+                size += medium.bytes if medium.name not in names else 0
+                tokens += self.budget.least(medium)
+                names[medium.name] = None
+            if mentioned and (size > HELD_BYTES or tokens > self.budget.tokens):
+                break
+        return list(names)
 
     def messages(self) -> Iterator[bytes]:
         """Return the messages as they would be sent: the system message first.
@@ -220,21 +266,28 @@ class WorkingContext:
         if not takes_back(seq, after):
             return
         while self._kept and self._kept[-1][0] > after:
-            self.size -= len(self._kept.pop()[1])
+            self._count(self._kept.pop()[1], -1)
         while self._retracted and self._retracted[-1][0] >= after:
             self._retracted.pop()  # this one includes it
         self._retracted.append((after, seq))
         self.rebuilt_at = seq
 
+    def _count(self, payload: bytes, sign: int = 1) -> None:
+        text = text_bytes(payload)
+        self.size += sign * text
+        self.inline += sign * (len(payload) - text)
+
     def _trim(self) -> None:
         """Drop the oldest atoms until the others fit; the newest stays."""
-        end, kept_bytes = 0, self.size
+        end, left = 0, (self.size, self.inline)
         for at, (_, payload, begins) in enumerate(self._kept):
             if begins:
-                end, self.size = at, kept_bytes
-                if kept_bytes <= self.limit:
+                end = at
+                left = self.size, self.inline
+                if self.size <= self.limit and self.inline <= HELD_BYTES:
                     break
-            kept_bytes -= len(payload)
+            self._count(payload, -1)
+        self.size, self.inline = left
         for kept_messages in self._kept[:end]:
             self.cut = True
             payload = kept_messages[1]
@@ -247,7 +300,7 @@ class WorkingContext:
         self.rebuilt_at = self._replaced_at = seq
         self._retracted.clear()
         self._kept.clear()
-        self.size = 0
+        self.size = self.inline = 0
         self.system = None
         self.cut = False
         self.epoch_id = rebuilt.epoch_id
@@ -310,7 +363,8 @@ class WorkingContext:
         sizes = [memoryview(raw).nbytes for raw in snapshot.messages]
         counts = {len(sizes), sum(snapshot.atoms), len(snapshot.message_seqs)}
         is_regular = len(counts) == 1 and min(snapshot.atoms, default=0) > 0
-        if is_regular and not snapshot.pinned and sum(sizes) <= limit:
+        is_plain = sum(sizes) <= limit and not any(map(_may_hold_media, snapshot.messages))
+        if is_regular and not snapshot.pinned and is_plain:
             context._snapshot = snapshot
             context.size = sum(sizes)
         else:
@@ -320,7 +374,7 @@ class WorkingContext:
 
     def _take_out(self, snapshot: Snapshot) -> None:
         """Copy the messages of a snapshot; of a long one that takes a good part of a restore."""
-        self.size = 0
+        self.size = self.inline = 0
         seqs = snapshot.message_seqs or [snapshot.seq] * len(snapshot.messages)
         retained = [(seq, bytes(raw)) for seq, raw in zip(seqs, snapshot.messages, strict=True)]
         if snapshot.pinned:
@@ -334,7 +388,7 @@ class WorkingContext:
     def _add(self, seq: int, message: bytes) -> None:
         """Add a message; its role decides whether it begins an atom."""
         self._kept.append((seq, message, _role(message) != "tool" or not self._kept))
-        self.size += len(message)
+        self._count(message)
 
     def _regroup(self, messages: list[tuple[int, bytes]], atoms: list[int]) -> None:
         if sum(atoms) != len(messages) or min(atoms) < 1:
@@ -344,7 +398,12 @@ class WorkingContext:
         begins = {0, *accumulate(atoms)}
         for at, (seq, payload) in enumerate(messages):
             self._kept.append((seq, payload, at in begins))
-            self.size += len(payload)
+            self._count(payload)
+
+
+def _may_hold_media(raw: msgspec.Raw) -> bool:
+    size = memoryview(raw).nbytes
+    return size >= SEEN and text_bytes(bytes(raw)) < size
 
 
 def _role(payload: bytes) -> str:
@@ -353,17 +412,22 @@ def _role(payload: bytes) -> str:
 
 # Budgets count bytes of the stored JSON, and tokens by ``count_tokens``: by default a quarter of
 # the bytes, which is close for English text and too much for most other JSON. Pass your model's own
-# counter where that matters.
+# counter where that matters. Images and other media count as tokens alone.
 
 
 CountTokens = Callable[[Message], int]
 """Return how many tokens a message takes."""
 
 BYTES_A_TOKEN: Final = 4
+_LEAST_MEDIUM: Final = 85
+"""Fewer tokens than that no image takes: as long as that fits, nothing has to be counted."""
 
 
 def bytes_of(message: Message) -> int:
-    """Return about how many bytes of JSON a message takes, exact enough for a budget."""
+    """Return about how many bytes of JSON a message takes, exact enough for a budget.
+
+    Without its images and other media, which count as tokens.
+    """
     fields: dict[str, object] = {"role": message.role, "content": message.content}
     if message.reasoning:
         fields["reasoning_content"] = message.reasoning
@@ -375,16 +439,17 @@ def bytes_of(message: Message) -> int:
         if getattr(message, name):
             fields[name] = getattr(message, name)
     extra = sum(len(bytes(raw)) for raw in message.extra.values())
-    return len(msgspec.json.encode(fields, enc_hook=repr)) + extra
+    return text_bytes(msgspec.json.encode(fields, enc_hook=repr)) + extra
 
 
 def estimated_tokens(message: Message) -> int:
-    """Return a quarter of a message's bytes, rounded up.
+    """Return a quarter of a message's bytes, rounded up, and what its media take.
 
     >>> estimated_tokens(Message.user("Where is the harbor?"))
     12
     """
-    return -(-bytes_of(message) // BYTES_A_TOKEN)
+    media = sum(estimated(medium) for medium, _ in media_of(message))
+    return -(-bytes_of(message) // BYTES_A_TOKEN) + media
 
 
 def tokens_of(messages: Iterable[Message], count: CountTokens) -> int:

@@ -77,6 +77,8 @@ class TurnPayload(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The type of the exception that interrupted it."""
     given: bool = False
     """Whether the caller chose the id, so that it identifies a retry."""
+    request: str | None = None
+    """A fingerprint of what was asked, in the begin of a turn whose caller said it."""
 
 
 class InboxTakenPayload(msgspec.Struct):
@@ -293,7 +295,7 @@ def fold_session(
         if old is None
         else decode(old, WholeSessionDocument)
     )
-    _note_times(document, records)
+    _note_times(in_one_form(document), records)
     for record in records:
         _count(document, record)
     if counts is not None:
@@ -340,7 +342,7 @@ def _note_times(document: SessionDocument, records: Sequence[Record]) -> None:
 
 def _first_time(records: Iterable[Record]) -> str | None:
     times = (at for record in records if (at := time_of(record)) is not None)
-    return next(map(_iso, times), None)
+    return next(map(iso_of, times), None)
 
 
 def _count(document: SessionDocument, record: Record) -> None:
@@ -360,7 +362,7 @@ def _count(document: SessionDocument, record: Record) -> None:
         _describe(document.metadata, meta)
         document.agent_type = meta.agent_type or document.agent_type
         if meta.created_at is not None:
-            document.created_at = _iso(meta.created_at)
+            document.created_at = iso_of(meta.created_at)
 
 
 DATED_KINDS = MESSAGE_KINDS | {TURN, META}
@@ -391,6 +393,18 @@ def note_taken(received: dict[str, int], seq: int, payload: bytes) -> None:
         del received[next(iter(received))]
 
 
+def described(about: About, meta: bytes) -> About:
+    """Return what a listing shows after a change of the labels."""
+    change = decode(meta, MetadataPayload)
+    return About(
+        title=about.title if change.title is None else change.title,
+        tags=about.tags if change.tags is None else tuple(change.tags),
+        owner=about.owner if change.owner is None else change.owner,
+        created_at=about.created_at if change.created_at is None else change.created_at,
+        updated_at=about.updated_at,
+    )
+
+
 def _describe(metadata: SessionLabels, meta: MetadataPayload) -> None:
     if meta.title is not None:
         metadata.title = meta.title
@@ -401,12 +415,29 @@ def _describe(metadata: SessionLabels, meta: MetadataPayload) -> None:
     metadata.extra = {**metadata.extra, **meta.metadata}
 
 
+D = TypeVar("D", bound=SessionDocument)
+
+
+def in_one_form(document: D) -> D:
+    """Return a document with its times as they are written now; an older release had others."""
+    created, active = _seconds(document.created_at), _seconds(document.last_active_at)
+    document.created_at = "" if created is None else iso_of(created)
+    document.last_active_at = "" if active is None else iso_of(active)
+    return document
+
+
 def _seconds(iso: str) -> float | None:
     return datetime.datetime.fromisoformat(iso).timestamp() if iso else None
 
 
-def _iso(at: float) -> str:
-    return datetime.datetime.fromtimestamp(at, datetime.UTC).isoformat()
+def iso_of(at: float) -> str:
+    """Return a time as session.json has it.
+
+    >>> iso_of(1769853600.0)
+    '2026-01-31T10:00:00.000Z'
+    """
+    time = datetime.datetime.fromtimestamp(at, datetime.UTC)
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def fold_items(old: bytes | None, records: Iterable[Record]) -> bytes:

@@ -1,9 +1,10 @@
 """Contexts as providers take them, and replies as messages: pure.
 
-`render` turns messages into exactly what a provider's API accepts, whatever their history: calls
-and results are paired, roles alternate where they have to, and reasoning and signatures go
-only to the provider that issued them. `parse` makes a message of a provider's reply, without
-losing a field; rendering it again for the same provider gives the reply's own content back.
+`render` turns messages into a request that keeps a provider's rules, whatever their history: calls
+and results are paired, roles alternate where they have to, fields are as `request_rules` has them,
+and reasoning and signatures go only to the provider that issued them. `parse` makes a message of
+a provider's reply, without losing a field; rendering it again for the same provider gives the
+reply's own content back.
 
     render(messages, "openai").messages            a list for `chat.completions.create`
     render(messages, "openai-responses").messages  a list of items for `responses.create`

@@ -34,7 +34,6 @@ from perdure.providers.issued import (
     stamped,
 )
 from perdure.providers.parts import (
-    IMAGES,
     Media,
     Part,
     Text,
@@ -44,6 +43,7 @@ from perdure.providers.parts import (
     shown,
     words_of,
 )
+from perdure.providers.request_rules import ANTHROPIC_CALL_ID, IMAGES
 from perdure.providers.tool_pairs import Exchange
 from perdure.records.messages import Extra, Message, ToolCall, ToolResult
 
@@ -61,6 +61,7 @@ def settled(turns: context_fit.Turns, stop_reason: str | None) -> context_fit.Tu
     """
     dropped: set[str] = set()
     waiting: set[str] = set()
+    dropped |= _callers(turns)
     for role, blocks in turns:
         if role == "user" and any(block.get("type") != "tool_result" for block in blocks):
             dropped |= waiting
@@ -80,6 +81,19 @@ def settled(turns: context_fit.Turns, stop_reason: str | None) -> context_fit.Tu
 
 _OPEN_AFTER: Final = {"assistant": "pause_turn", "user": "tool_use"}
 """Why an answer has ended that goes on, by whose turn is the last one."""
+
+
+def _callers(turns: context_fit.Turns) -> set[str]:
+    """Return the ids of programs that are said to have called a tool, and are not there."""
+    seen: set[str] = set()
+    missing: set[str] = set()
+    for _, blocks in turns:
+        for block in blocks:
+            seen.add(_ids(block)[0])
+            caller = block.get("caller")
+            if isinstance(caller, dict) and caller.get("tool_id") is not None:
+                missing |= {str(caller["tool_id"])} - seen
+    return missing
 
 
 def _without(blocks: Sequence[Block], dropped: set[str]) -> Iterator[Block]:
@@ -109,7 +123,6 @@ def _ids(block: Block) -> tuple[str, str]:
 
 
 FORMAT: Final = "anthropic"
-CALL_ID: Final = r"[a-zA-Z0-9_-]{1,64}"
 MAX_NAME: Final = 128
 THINKING: Final = frozenset({"thinking", "redacted_thinking"})
 
@@ -137,7 +150,7 @@ def _message(role: str, blocks: list[Block]) -> Block:
 def _turns(
     exchanges: Sequence[Exchange], target: ContextTarget
 ) -> Iterator[tuple[str, list[Block]]]:
-    ids = CallIds(CALL_ID, unique=True)
+    ids = CallIds(ANTHROPIC_CALL_ID, unique=True)
     for exchange in exchanges:
         head = exchange.head
         own = target.own(stamp_of(head))
@@ -195,7 +208,7 @@ def _system(exchanges: Sequence[Exchange], target: ContextTarget) -> str | list[
 def _user(message: Message, own: Issued | None = None) -> list[Block]:
     if own is not None and own.sent and isinstance(message.content, list):
         return [block for block in message.content if not _is_blank(block)]
-    blocks = (_block(part, source) for part, source in parts_of(message))
+    blocks = (part_block(part, source) for part, source in parts_of(message))
     return [block for block in blocks if not _is_blank(block)]
 
 
@@ -218,7 +231,8 @@ def _own_block(placed: PlacedPart, message: Message, call_ids: Sequence[str]) ->
         return None if _is_blank(block) else block
     if placed.reasoning is not None:
         # Without a signature it is the beginning of a thought that was cut off.
-        return {**block, "thinking": placed.reasoning} if block.get("signature") else None
+        is_signed = bool(str(block.get("signature") or "").strip())
+        return {**block, "thinking": placed.reasoning} if is_signed else None
     if placed.call is not None:
         return _call(message.tool_calls[placed.call], call_ids[placed.call], block)
     return block
@@ -260,7 +274,7 @@ def _result(message: Message, call_id: str, sent: Issued | None) -> Block:
         known = {"type": "tool_result", "tool_use_id": call_id, **_sent_content(result, sent)}
         return {**opaque(result.extra), **known}
     parts = shown(result.result) if result.error is None else None
-    blocks = [_block(part, source) for part, source in parts or ()]
+    blocks = [part_block(part, source) for part, source in parts or ()]
     content = [block for block in blocks if not _is_blank(block)] or context_fit.result_text(result)
     block: Block = {"type": "tool_result", "tool_use_id": call_id, "content": content}
     return block if result.error is None else {**block, "is_error": True}
@@ -280,7 +294,8 @@ def _sent_content(result: ToolResult, sent: Issued) -> Block:
     return {"content": context_fit.result_text(result) if result.error is None else result.error}
 
 
-def _block(part: Part, source: Any) -> Block:
+def part_block(part: Part, source: Any) -> Block:
+    """Return a part of a user's content, read from `source`, as a block."""
     if isinstance(part, Unknown):
         return part.part
     if isinstance(part, Text):

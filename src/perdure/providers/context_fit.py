@@ -13,6 +13,7 @@ import msgspec
 
 from perdure.providers.issued import Issued, Issuer
 from perdure.records.json import MAX_VALUE_DEPTH, is_deeper
+from perdure.records.media import noted
 from perdure.records.messages import Message, ToolCall, ToolResult
 
 _IN_NAMES: Final = frozenset(string.ascii_letters + string.digits + "_-")
@@ -107,7 +108,7 @@ def sent_arguments(call: ToolCall) -> str:
 
 
 def _is_object(text: str) -> bool:
-    return not text.strip() or text.lstrip().startswith("{")
+    return text.lstrip().startswith("{")
 
 
 def read_json(text: str) -> Any:
@@ -135,10 +136,20 @@ def text_of(value: Any) -> str:
 
 def result_text(result: ToolResult) -> str:
     """Return what came of a call as text: the error, and the result if there is one."""
+    value = without_media(result.result)
     if result.error is None:
-        return text_of(result.result)
+        return text_of(value)
     error = clean(result.error) or "failed"
-    return error if result.result is None else f"{error}\n\n{text_of(result.result)}"
+    return error if value is None else f"{error}\n\n{text_of(value)}"
+
+
+NOT_SHOWN: Final = "which cannot be shown here"
+
+
+def without_media(value: Any) -> Any:
+    """Return a tool's result with notes where it holds images or other media as base64."""
+    result = noted(Message.tool("", value), NOT_SHOWN).tool_result
+    return None if result is None else result.result
 
 
 def json_value(value: Any) -> Any:

@@ -11,7 +11,9 @@ import msgspec
 from perdure.errors import InvalidArgumentError
 from perdure.providers.context_fit import ContextTarget, Format, ReasoningPolicy, RenderedContext
 from perdure.providers.issued import Issuer, stamp_of
-from perdure.providers.parts import Unknown, plain, read_part
+from perdure.providers.media import beside_results, within_limits
+from perdure.providers.parts import Part, Unknown, plain, read_part
+from perdure.providers.repairs import repaired
 from perdure.providers.replies import PlainHistory, entries_of
 from perdure.providers.tool_pairs import Exchange, paired
 from perdure.records.messages import Message
@@ -27,6 +29,10 @@ class Rules(Protocol):
 
     def render(self, exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedContext:
         """Return exchanges as the provider takes them."""
+        ...
+
+    def part_block(self, part: Part, source: Any) -> dict[str, Any]:
+        """Return a part of a user's content, read from `source`, as the provider takes it."""
         ...
 
     def parse(self, reply: object, *, issuer: Issuer | str | None = None) -> Message:
@@ -63,8 +69,12 @@ def render(
             f"invalid reasoning={reasoning!r}: choose {', '.join(_POLICIES)}", option="reasoning"
         )
     target = ContextTarget(format, _issuer(format, to), reasoning)
-    shown = [_shown(message, format) for message in messages]
-    return rules_of(format).render(paired(shown).exchanges, target)
+    rules = rules_of(format)
+    shown = [_shown(message, format) for message in within_limits(messages, format)]
+    exchanges: Sequence[Exchange] = paired(shown).exchanges
+    if format in {"openai", "gemini"}:
+        exchanges = tuple(beside_results(exchanges, target))
+    return repaired(rules.render(exchanges, target), target, rules.part_block)
 
 
 def parse(

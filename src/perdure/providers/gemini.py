@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, Final
 
 import msgspec
@@ -30,6 +31,7 @@ from perdure.providers.issued import (
     stamped,
 )
 from perdure.providers.parts import Media, Part, Text, Unknown, note, parts_of, words_of
+from perdure.providers.request_rules import GEMINI_IMAGES
 from perdure.providers.tool_pairs import Exchange
 from perdure.records.messages import Extra, Message, ToolCall, ToolResult
 
@@ -40,7 +42,6 @@ MAX_NAME: Final = 64
 NATIVE: Final = frozenset({"inlineData", "fileData"})
 _WRAPPED: Final = ("output", "result")
 """The names under which a function's result stands in its response."""
-IMAGES: Final = frozenset({"image/jpeg", "image/png", "image/webp", "image/heic", "image/heif"})
 Block = dict[str, Any]
 
 _CAMEL: Final = {
@@ -56,7 +57,8 @@ _CAMEL: Final = {
 
 def render(exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedContext:
     """Return exchanges as the contents of a request, and the instructions."""
-    turns = context_fit.alternating(_turns(exchanges, target), {"text": context_fit.OPENING})
+    turns_said = _without_bare_thoughts([turn for turn in _turns(exchanges, target) if turn[1]])
+    turns = context_fit.alternating(turns_said, {"text": context_fit.OPENING})
     contents: list[Block] = [
         {
             **(parts.fields if isinstance(parts, context_fit.MessageBlocks) else {}),
@@ -66,6 +68,15 @@ def render(exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedCont
         for role, parts in turns
     ]
     return RenderedContext(target.format, contents, _system(exchanges, target))
+
+
+def _without_bare_thoughts(turns: context_fit.Turns) -> Iterator[tuple[str, list[Block]]]:
+    """Leave out thoughts that led to nothing; a stream may have them in a content of their own."""
+    for role, run in groupby(turns, key=lambda turn: turn[0]):
+        contents = list(run)
+        parts = [part for _, said in contents for part in said]
+        if role != "model" or not all(part.get("thought") for part in parts):
+            yield from contents
 
 
 def _system(exchanges: Sequence[Exchange], target: ContextTarget) -> str | list[Block] | None:
@@ -85,7 +96,7 @@ def _turns(
         head = exchange.head
         own = target.own(stamp_of(head))
         if head.role == "user":
-            parts = [_part(part, source) for part, source in parts_of(head)]
+            parts = [part_block(part, source) for part, source in parts_of(head)]
             if own is not None and own.sent and isinstance(head.content, list):
                 parts = head.content
             parts_said = [part for part in parts if not _is_blank(part)] or [
@@ -95,16 +106,16 @@ def _turns(
         elif head.role == "assistant":
             placed = _placed(head, own)
             parts_said = [_own_part(own_part, head) for own_part in placed]
-            yield "model", _as_sent(head, own, _model(parts_said, own))
+            yield "model", _as_sent(head, own, _model(parts_said))
             answers = [target.own(stamp_of(own_part)) for own_part in exchange.results]
             if all(own_part is not None and own_part.sent for own_part in answers):
-                yield from _sent_responses(exchange, target)
+                yield from _sent_responses(exchange, placed, target)
             else:
                 yield "user", list(_responses(exchange, placed))
 
 
 def _role(own: Issued | None, usual: str) -> str:
-    return usual if own is None or own.role is None else own.role
+    return usual if own is None or own.role in {None, "tool"} else own.role
 
 
 def _as_sent(message: Message, own: Issued | None, parts: list[Block]) -> list[Block]:
@@ -121,15 +132,14 @@ def _placed(message: Message, own: Issued | None) -> list[PlacedPart]:
     return [placed, *(PlacedPart({}, call=at) for at in range(len(message.tool_calls)))]
 
 
-def _model(parts: list[Block], own: Issued | None) -> list[Block]:
+def _model(parts: list[Block]) -> list[Block]:
     shown = [part for part in parts if not _is_blank(part)]
-    if own is not None and own.sent:
-        return shown
     for at, part in enumerate(shown):
         if "functionCall" in part:
-            shown[at] = {"thoughtSignature": UNSIGNED, **part}
+            is_signed = bool(str(part.get("thoughtSignature") or "").strip())
+            shown[at] = part if is_signed else {**part, "thoughtSignature": UNSIGNED}
             break
-    return [] if all(part.get("thought") for part in shown) else shown
+    return shown
 
 
 def _own_part(placed: PlacedPart, message: Message) -> Block:
@@ -170,20 +180,28 @@ def _responses(exchange: Exchange, placed: list[PlacedPart]) -> Iterator[Block]:
         named = {"name": _name(exchange.head.tool_calls[part.call].name)}
         issued = part.block.get("functionCall", {}).get("id")
         named |= {} if issued is None else {"id": issued}
-        response: Block = {"output": context_fit.json_value(result.result)}
+        value = context_fit.without_media(result.result)
+        response: Block = {"output": context_fit.json_value(value)}
         if result.error is not None:
             error = {"error": context_fit.clean(result.error) or "failed"}
             response = error if result.result is None else {**error, **response}
         yield {"functionResponse": {**named, "response": response}}
 
 
-def _sent_responses(exchange: Exchange, target: ContextTarget) -> Iterator[tuple[str, list[Block]]]:
-    """Return the results of a history in the order and the shape that it had."""
-    for message in exchange.results:
+def _sent_responses(
+    exchange: Exchange, placed: list[PlacedPart], target: ContextTarget
+) -> Iterator[tuple[str, list[Block]]]:
+    """Return the results of a history in the order and the shape that it had, under the calls'
+    names and ids."""
+    blocks = {part.call: part.block for part in placed}
+    for at, message in zip(exchange.answered(), exchange.results, strict=True):
         own, result = target.own(stamp_of(message)), message.tool_result
         assert own is not None
         assert result is not None
-        named = {**opaque(result.extra), "name": _name(result.name or "")}
+        issued = blocks[at].get("functionCall", {}).get("id")
+        named = {**opaque(result.extra, without=frozenset({"id"}))}
+        named |= {"name": _name(exchange.head.tool_calls[at].name)}
+        named |= {} if issued is None else {"id": issued}
         if own.shape == "error" and result.error is not None:
             named["response"] = {"error": result.error}
         elif own.shape in _WRAPPED:
@@ -197,7 +215,8 @@ def _sent_responses(exchange: Exchange, target: ContextTarget) -> Iterator[tuple
         yield _role(own, "user"), _as_sent(message, own, [{**beside, "functionResponse": named}])
 
 
-def _part(part: Part, source: Any) -> Block:
+def part_block(part: Part, source: Any) -> Block:
+    """Return a part of a user's content, read from `source`, as a part."""
     if isinstance(part, Unknown):
         return part.part
     if isinstance(part, Text):
@@ -211,7 +230,7 @@ def _part(part: Part, source: Any) -> Block:
 
 
 def _is_refused(media: Media) -> bool:
-    return media.kind == "image" and (media.type not in IMAGES or media.data == "")
+    return media.kind == "image" and (media.type not in GEMINI_IMAGES or media.data == "")
 
 
 def _media(media: Media) -> Block:
@@ -352,7 +371,7 @@ def parse_history(given: replies.PlainHistory, by: Issuer) -> list[Message]:
 
     """
     messages: list[Message] = []
-    calls_waiting: list[tuple[str, str]] = []
+    waiting = replies.WaitingCalls()
     if given.system is not None:
         messages.append(_sent_system(given.system, by))
     for at, entry in enumerate(given.entries):
@@ -366,10 +385,11 @@ def parse_history(given: replies.PlainHistory, by: Issuer) -> list[Message]:
             ids = iter(call.id for call in calls)
             items = tuple(_item(part, ids) for part in parts)
             messages.append(_answer(parts, calls, sent_stamp(by, FORMAT, extra, items=items)))
-            calls_waiting = [(call.id, call.name) for call in calls]
+            waiting.ask(calls)
         else:
             own = None if role == "user" else role
-            messages += _sent_user(parts, path, by, (extra, own), calls_waiting)
+            messages += _sent_user(parts, path, by, (extra, own), waiting)
+            waiting.pause()
     return messages
 
 
@@ -414,17 +434,28 @@ def _sent_user(
     path: str,
     by: Issuer,
     own: tuple[Extra, str | None],
-    calls_waiting: list[tuple[str, str]],
+    waiting: replies.WaitingCalls,
 ) -> Iterator[Message]:
     """Return the results in a user content, and the user's other parts in it."""
     extra, role = own
     follows = False
     for at, part in enumerate(parts):
-        if "functionResponse" not in part:
-            continue
+        if "functionCall" in part:
+            place = f"{path}.parts[{at}].functionCall"
+            raise replies.misfit(
+                FORMAT, place, "is the user's", "give the content the role 'model'"
+            )
+    given = {
+        at: _named_response(part["functionResponse"], f"{path}.parts[{at}].functionResponse")
+        for at, part in enumerate(parts)
+        if "functionResponse" in part
+    }
+    calls = waiting.answered([(one.get("id"), one["name"]) for one in given.values()])
+    for (at, response), call in zip(given.items(), calls, strict=True):
         place = f"{path}.parts[{at}].functionResponse"
-        result, shape = _sent_result(part["functionResponse"], place, calls_waiting)
-        beside = {name: value for name, value in part.items() if name != "functionResponse"}
+        call_id = response.get("id") or place if call is None else call.id
+        result, shape = _sent_result(response, place, call_id)
+        beside = {name: value for name, value in parts[at].items() if name != "functionResponse"}
         items = (IssuedPart(raw(beside)),) if beside else ()
         how = {"role": role, "shape": shape, "follows": follows, "items": items}
         stamp = sent_stamp(by, FORMAT, {} if follows else extra, **how)
@@ -436,15 +467,15 @@ def _sent_user(
         yield Message(role="user", content=other_parts, extra=stamp)
 
 
-def _sent_result(
-    given: Any, path: str, calls_waiting: list[tuple[str, str]]
-) -> tuple[ToolResult, str | None]:
+def _named_response(given: Any, path: str) -> Block:
+    response: Block = given if isinstance(given, dict) else {}
+    replies.text_in(FORMAT, response, "name", path)
+    return response
+
+
+def _sent_result(given: Block, path: str, call_id: str) -> tuple[ToolResult, str | None]:
     """Return what a function gave, and in which shape its response said so."""
-    name = replies.text_in(FORMAT, given if isinstance(given, dict) else {}, "name", path)
-    at = next((at for at, call in enumerate(calls_waiting) if call[0] == given.get("id")), None)
-    if at is None:  # it answers the first call of its name that has no answer yet
-        at = next((at for at, call in enumerate(calls_waiting) if call[1] == name), None)
-    call_id = given.get("id") or f"{path}" if at is None else calls_waiting.pop(at)[0]
+    name: str = given["name"]
     extra = fields_of(given, frozenset({"name", "response"}))
     response = given.get("response")
     if response is None:

@@ -10,18 +10,20 @@ in a message is redacted everywhere.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from math import isfinite, isnan
 from typing import Any, Final
 
 import msgspec
 
 from perdure.records.json import decoder_of
-from perdure.records.messages import MESSAGE_FIELDS, Extra, Message, ToolCall
+from perdure.records.messages import MESSAGE_FIELDS, RESERVED, Extra, Message, ToolCall
 
 STAMP: Final = "perdure_issued"
 """The field of a message that holds the stamp."""
-_MARKS: Final = frozenset({"interrupted", "redacted"})
-"""What perdure notes in messages and calls under a plain name."""
+PLAIN: Final = msgspec.Raw(b"{}")
+"""The block of what no provider signed, in a message with parts that one did."""
+_THEIRS: Final = f"{RESERVED}theirs:"
+"""What stands before a foreign field whose name begins as those of perdure's own marks do."""
 
 
 class Issuer(msgspec.Struct, frozen=True):
@@ -49,6 +51,8 @@ class IssuedPart(msgspec.Struct, frozen=True, omit_defaults=True):
     """How many characters of the message's reasoning are its own."""
     call: str | None = None
     """The id of the tool call that stands here."""
+    apart: int = 0
+    """How many characters of the message's text before these only hold two messages apart."""
 
 
 class Issued(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -101,14 +105,34 @@ def stamp_of(message: Message) -> Issued | None:
 
 
 def raw(value: object) -> msgspec.Raw:
-    """Return a value as raw JSON."""
-    return msgspec.Raw(msgspec.json.encode(value, enc_hook=str))
+    """Return a value as raw JSON; NaN and infinities, which JSON lacks, are there as text.
+
+    >>> bytes(raw({"logprob": float("-inf")}))
+    b'{"logprob":"-Infinity"}'
+    """
+    data = msgspec.json.encode(value, enc_hook=str)
+    if b"null" in data:  # msgspec writes so what is not finite
+        data = msgspec.json.encode(_finite(value), enc_hook=str)
+    return msgspec.Raw(data)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(member) for name, member in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(member) for member in value]
+    if not isinstance(value, float) or isfinite(value):
+        return value
+    return "NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def fields_of(values: Mapping[str, Any], known: frozenset[str]) -> Extra:
-    """Return the fields that are not known and say something, as raw JSON."""
+    """Return the fields that are not known and say something, as raw JSON.
+
+    None of them is taken for a mark of perdure's own, whatever its name.
+    """
     return {
-        name: raw(value)
+        f"{_THEIRS}{name}" if name.startswith(RESERVED) else name: raw(value)
         for name, value in values.items()
         if name not in known and value is not None
     }
@@ -117,7 +141,7 @@ def fields_of(values: Mapping[str, Any], known: frozenset[str]) -> Extra:
 def opaque(extra: Extra, *, without: frozenset[str] = frozenset()) -> dict[str, Any]:
     """Return the provider's unknown fields as values; perdure's own marks are left out."""
     return {
-        name: msgspec.json.decode(value)
+        name.removeprefix(_THEIRS): msgspec.json.decode(value)
         for name, value in extra.items()
         if not _is_mark(name) and name not in without
     }
@@ -129,7 +153,7 @@ def marks(extra: Extra) -> Extra:
 
 
 def _is_mark(name: str) -> bool:
-    return name.startswith("perdure_") or name in _MARKS
+    return name.startswith(RESERVED) and not name.startswith(_THEIRS)
 
 
 def pieces(text: str, lengths: Sequence[int]) -> list[str] | None:
@@ -164,6 +188,23 @@ class PlacedPart(msgspec.Struct, frozen=True):
     """The place of the tool call among the message's calls."""
 
 
+def items_said(message: Message, own: Issued | None) -> tuple[IssuedPart, ...]:
+    """Return a message's parts: those of its stamp, or text and then calls.
+
+    >>> len(items_said(Message.assistant("Hi", tool_calls=[ToolCall("a", "look")]), None))
+    2
+    """
+    if own is not None and own.items:
+        return own.items
+    texts = (len(message.text),) if message.text else ()
+    thoughts = None if message.reasoning is None else len(message.reasoning)
+    return (
+        *(IssuedPart(PLAIN, reasoning=thoughts) for _ in range(thoughts is not None)),
+        *(IssuedPart(PLAIN, texts=texts) for _ in texts),
+        *(IssuedPart(PLAIN, call=call.id) for call in message.tool_calls),
+    )
+
+
 def laid_out(message: Message, own: Issued) -> list[PlacedPart]:
     """Return the parts of a message in the order in which its issuer wrote them.
 
@@ -194,7 +235,8 @@ def _placed(
     if item.texts:
         return PlacedPart(block, tuple(next(texts) for _ in item.texts))
     if item.reasoning is not None:
-        return None if thoughts is None else PlacedPart(block, reasoning=next(thoughts))
+        thought = None if thoughts is None else next(thoughts)
+        return PlacedPart(block, reasoning=thought) if block and thought is not None else None
     if item.call is None:
         return PlacedPart(block)
     for at, call in enumerate(unplaced):
@@ -205,9 +247,18 @@ def _placed(
 
 
 def _texts(message: Message, items: Sequence[IssuedPart]) -> Iterator[str]:
-    lengths = list(chain.from_iterable(item.texts for item in items))
-    cut = pieces(message.text, lengths)
-    return iter([message.text, *("" for _ in lengths[1:])] if cut is None else cut)
+    lengths = [(length, at) for item in items for at, length in _lengths(item)]
+    cut = pieces(message.text, [length for length, _ in lengths])
+    if cut is None:
+        return iter([message.text, *("" for _ in lengths[1:])])
+    return (text for text, (_, is_own) in zip(cut, lengths, strict=True) if is_own)
+
+
+def _lengths(item: IssuedPart) -> Iterator[tuple[bool, int]]:
+    if item.apart:
+        yield False, item.apart
+    for length in item.texts:
+        yield True, length
 
 
 def _thoughts(message: Message, items: Sequence[IssuedPart]) -> Iterator[str] | None:

@@ -25,11 +25,11 @@ from perdure.providers.issued import (
     stamped,
 )
 from perdure.providers.parts import Media, Part, Text, Unknown
+from perdure.providers.request_rules import CHAT_CALL_ID
 from perdure.providers.tool_pairs import Exchange
 from perdure.records.messages import Extra, Message, ToolCall, ToolResult
 
 FORMAT: Final = "openai"
-CALL_ID: Final = r"[\x21-\x7e]{1,40}"
 REASONING: Final = ("reasoning_content", "reasoning")
 """The names that providers give it."""
 SAID_APART: Final = frozenset({"role", "content", "tool_calls"})
@@ -42,7 +42,7 @@ SOUNDS: Final = {"audio/wav": "wav", "audio/mpeg": "mp3"}
 
 def render(exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedContext:
     """Return exchanges as the messages of a request."""
-    ids = CallIds(CALL_ID)
+    ids = CallIds(CHAT_CALL_ID)
     field = _reasoning_field(exchanges, target)
     messages: list[dict[str, Any]] = []
     for exchange in exchanges:
@@ -60,13 +60,20 @@ def render(exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedCont
         rendered = _assistant(head, call_ids, target, field)
         if rendered is not None:
             messages.append(rendered)
-        messages += _results(exchange, call_ids, target)
+        results = _results(exchange, call_ids, target)
+        messages += sorted(results, key=lambda one: one["role"] == "function")
     return RenderedContext(target.format, messages)
 
 
 def _results(
     exchange: Exchange, call_ids: Sequence[str], target: ContextTarget
 ) -> Iterator[dict[str, Any]]:
+    head_own = target.own(stamp_of(exchange.head))
+    functions = {  # as calls were before they had ids
+        at
+        for at, call in enumerate(exchange.head.tool_calls)
+        if head_own is not None and call.extra.get("type") == raw("function_call")
+    }
     for at, message in zip(exchange.answered(), exchange.results, strict=True):
         result = message.tool_result
         assert result is not None
@@ -77,8 +84,10 @@ def _results(
             fields = {**opaque(message.extra), **opaque(result.extra)}
             is_own = result.error is None and isinstance(result.result, (str, list, type(None)))
             content = result.result if is_own else content
-        if own is not None and own.role is not None:
-            yield {**fields, "role": own.role, "name": result.name, "content": content}
+        if at in functions:
+            name = context_fit.function_name(exchange.head.tool_calls[at].name)
+            content = content if isinstance(content, str) else context_fit.result_text(result)
+            yield {**fields, "role": "function", "name": name, "content": content}
         else:
             yield {**fields, "role": "tool", "tool_call_id": call_ids[at], "content": content}
 
@@ -123,7 +132,9 @@ def _sent(message: Message, call_ids: Sequence[str], own: Issued) -> dict[str, A
     if own.shape in {"refusal", "refusal-blank"}:
         sent["refusal"], content = parts.words_of(message), None if own.shape == "refusal" else ""
     elif own.shape == "audio":
-        sent["audio"], content = {"id": sent["audio"].get("id")}, None
+        content = None
+    if isinstance(sent.get("audio"), dict):
+        sent["audio"] = {"id": sent["audio"].get("id")}
     if own.reasoning_field is not None:
         sent[own.reasoning_field] = message.reasoning
     calls = [
@@ -151,13 +162,19 @@ def _call(call: ToolCall, call_id: str, own: Issued | None) -> dict[str, Any]:
     extra = {} if own is None else opaque(call.extra)
     given = context_fit.arguments_of(call)
     if extra.get("type") == "custom":
-        custom = {"name": call.name, "input": context_fit.text_of(given.get("input", given))}
+        name = context_fit.function_name(call.name)
+        custom = {"name": name, "input": context_fit.text_of(given.get("input", given))}
         return {**extra, "id": call_id, "custom": {**extra.get("custom", {}), **custom}}
     function = {**extra.pop("function", {}), "name": context_fit.function_name(call.name)}
     function["arguments"] = (
         context_fit.text_of(given) if own is None else context_fit.sent_arguments(call)
     )
     return {"type": "function", **extra, "id": call_id, "function": function}
+
+
+def part_block(part: Part, source: Any) -> dict[str, Any]:
+    """Return a part of a user's content, read from `source`, as OpenAI takes it."""
+    return _part(part, source, ContextTarget(FORMAT, Issuer(FORMAT)))
 
 
 def _part(part: Part, source: Any, target: ContextTarget) -> dict[str, Any]:
@@ -294,7 +311,7 @@ def parse_history(given: replies.PlainHistory, by: Issuer) -> list[Message]:
     """
     messages: list[Message] = []
     names: dict[str, str] = {}
-    functions: dict[str, str] = {}
+    functions = replies.WaitingCalls()
     for at, entry in enumerate(given.entries):
         path = f"history[{at}]"
         role = replies.role_in(FORMAT, entry, path, ROLES)
@@ -302,18 +319,22 @@ def parse_history(given: replies.PlainHistory, by: Issuer) -> list[Message]:
             message = _sent_answer(entry, path, by, f"function_call_{at}")
             names |= {call.id: call.name for call in message.tool_calls}
             if isinstance(entry.get("function_call"), dict):
-                functions[message.tool_calls[-1].name] = message.tool_calls[-1].id
+                functions.ask(message.tool_calls[-1:])
             messages.append(message)
         elif role == "tool":
             messages.append(_sent_result(entry, path, by, names))
         elif role == "function":
             name = replies.text_in(FORMAT, entry, "name", path)
             content = replies.content_in(FORMAT, entry, path, may_lack=True)
-            result = ToolResult(functions.get(name, f"function_call_{at}"), name, content)
+            (call,) = functions.answered([(None, name)])
+            call_id = f"function_call_{at}" if call is None else call.id
+            result = ToolResult(call_id, name, content)
             extra = fields_of(entry, frozenset({"role", "name", "content"}))
             stamp = sent_stamp(by, FORMAT, extra, role="function")
             messages.append(Message(role="tool", tool_result=result, extra=stamp))
+            functions.pause()
         else:
+            functions.pause()
             content = replies.content_in(FORMAT, entry, path)
             extra = fields_of(entry, frozenset({"role", "content"}))
             is_developer = role == "developer"

@@ -9,12 +9,16 @@ status is for reading only (issue 13420 of litellm).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
+
+import msgspec
 
 from perdure.providers import context_fit, replies
 from perdure.providers.context_fit import CallIds, ContextTarget, RenderedContext
 from perdure.providers.issued import (
+    PLAIN,
     Issued,
     IssuedPart,
     Issuer,
@@ -40,16 +44,31 @@ from perdure.providers.parts import (
     shown,
     words_of,
 )
+from perdure.providers.request_rules import RESPONSES_CALL_ID
 from perdure.providers.tool_pairs import Exchange
 from perdure.records.messages import Extra, Message, ToolCall, ToolResult
 
 FORMAT: Final = "openai-responses"
-CALL_ID: Final = r"[\x21-\x7e]{1,64}"
 NATIVE: Final = frozenset({"input_image", "input_file"})
-CALLS: Final = frozenset({"function_call", "custom_tool_call"})
-OUTPUTS: Final = frozenset({"function_call_output", "custom_tool_call_output"})
+CALLS: Final = {
+    "function_call": ("arguments",),
+    "custom_tool_call": ("input",),
+    "local_shell_call": ("action",),
+    "shell_call": ("action",),
+    "apply_patch_call": ("operation",),
+    "computer_call": ("action", "actions"),
+}
+"""The kinds of calls that the application answers, and what each is given."""
+CLIENTS_ALONE: Final = frozenset({"function_call", "custom_tool_call", "local_shell_call"})
+"""Those that only the application answers; a shell may be the provider's own."""
+OUTPUTS: Final = frozenset(f"{kind}_output" for kind in CALLS)
 ROLES: Final = ("system", "developer", "user", "assistant")
-_TEXT_IN: Final = {"output_text": "text", "input_text": "text", "refusal": "refusal"}
+_TEXT_IN: Final = {
+    "output_text": "text",
+    "input_text": "text",
+    "text": "text",
+    "refusal": "refusal",
+}
 """The kinds of parts with words in them, and the field that has them."""
 ECHO: Final = frozenset(
     {
@@ -84,9 +103,9 @@ Block = dict[str, Any]
 
 def render(exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedContext:
     """Return exchanges as the input items of a request."""
-    ids = CallIds(CALL_ID, unique=True)
+    ids = CallIds(RESPONSES_CALL_ID, unique=True)
     items: list[Block] = []
-    for exchange in exchanges:
+    for exchange in map(partial(_answerable, target=target), exchanges):
         head = exchange.head
         if head.role != "assistant":
             items.append(_given(head, target.own(stamp_of(head))))
@@ -94,15 +113,46 @@ def render(exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedCont
         call_ids = ids.of(head.tool_calls)
         items_said = _assistant(head, call_ids, target.own(stamp_of(head)))
         items += items_said
-        custom = {item["call_id"] for item in items_said if item.get("type") == "custom_tool_call"}
-        items += _outputs(exchange, call_ids, custom, target)
+        kinds = {item["call_id"]: _kind(item) for item in items_said if _kind(item) in CALLS}
+        for at, message in zip(exchange.answered(), exchange.results, strict=True):
+            kind = kinds.get(call_ids[at], "function_call")
+            items.append(_output(message, call_ids[at], kind, target.own(stamp_of(message))))
     return RenderedContext(target.format, items)
+
+
+def _answerable(exchange: Exchange, target: ContextTarget) -> Exchange:
+    """Return an exchange without calls of a computer that no picture came of: nothing else can."""
+    own = target.own(stamp_of(exchange.head))
+    if own is None or not any(
+        b'"computer_call"' in bytes(item.block) for item in own.items if item.call
+    ):
+        return exchange
+    computers = {
+        item.call
+        for item in own.items
+        if msgspec.json.decode(item.block).get("type") == "computer_call"
+    }
+    results = dict(zip(exchange.answered(), exchange.results, strict=True))
+    kept = [
+        at
+        for at, call in enumerate(exchange.head.tool_calls)
+        if call.id not in computers or _is_picture(results[at], target)
+    ]
+    calls = tuple(exchange.head.tool_calls[at] for at in kept)
+    head = msgspec.structs.replace(exchange.head, tool_calls=calls)
+    return Exchange(head, tuple(one for at, one in results.items() if at in kept))
+
+
+def _is_picture(message: Message, target: ContextTarget) -> bool:
+    own, result = target.own(stamp_of(message)), message.tool_result
+    is_sent = own is not None and own.shape == "computer_call_output"
+    return is_sent and result is not None and isinstance(result.result, list)
 
 
 def _given(message: Message, own: Issued | None) -> Block:
     """Return what the user or the instructions say."""
     if own is None or not own.sent:
-        return {"role": message.role, "content": content_of(message, _part)}
+        return {"role": message.role, "content": content_of(message, part_block)}
     item = {"role": own.role or message.role, "content": message.content}
     return {**opaque(message.extra), **item}
 
@@ -110,31 +160,30 @@ def _given(message: Message, own: Issued | None) -> Block:
 def _assistant(message: Message, call_ids: Sequence[str], own: Issued | None) -> list[Block]:
     if own is not None and own.items:
         placed = laid_out(message, own)
-        is_whole = sum(bool(part.block) for part in placed) == len(own.items)
-        items = [_own_item(part, message, call_ids, own) for part in placed]
-        if own.sent and is_whole:
+        signed = sum(item.block != PLAIN for item in own.items)
+        is_whole = sum(bool(part.block) for part in placed) == signed
+        items = [_own_item(part, message, call_ids) for part in placed]
+        items = [_without_status(one) if _kind(one) == "reasoning" else one for one in items]
+        items = [one for one in items if _kind(one) != "message" or _says(one)]
+        if own.sent and is_whole and _is_answered(items, call_ids):
             end = max(
                 (at for at, part in enumerate(items, 1) if _kind(part) != "reasoning"), default=0
             )
             return items[:end]  # what has led to nothing is refused
-        return _sound(items, is_whole=is_whole)
+        return _sound(items, call_ids, is_whole=is_whole)
     text = context_fit.clean(words_of(message))
     items_said = [{"role": "assistant", "content": text}] if text else []
     calls = zip(message.tool_calls, call_ids, strict=True)
     return [*items_said, *(_call(call, call_id, {}) for call, call_id in calls)]
 
 
-def _own_item(placed: PlacedPart, message: Message, call_ids: Sequence[str], own: Issued) -> Block:
+def _own_item(placed: PlacedPart, message: Message, call_ids: Sequence[str]) -> Block:
     block = placed.block
     if placed.call is not None:
         call = message.tool_calls[placed.call]
-        item = _call(call, call_ids[placed.call], block)
-        return (
-            {**item, "arguments": context_fit.sent_arguments(call)} if "arguments" in item else item
-        )
+        return _call(call, call_ids[placed.call], block)
     if not placed.texts:
-        is_read_only = _kind(block) == "reasoning" and not own.sent
-        return _without_status(block) if is_read_only else block
+        return block
     if not block:
         return {"role": "assistant", "content": context_fit.clean("".join(placed.texts))}
     if isinstance(block["content"], str):
@@ -151,25 +200,37 @@ def _with_text(part: Block, texts: Iterator[str]) -> Block:
     return {**part, field: context_fit.clean(next(texts, ""))}
 
 
-def _sound(items: list[Block], *, is_whole: bool) -> list[Block]:
+def _sound(items: list[Block], call_ids: Sequence[str], *, is_whole: bool) -> list[Block]:
     """Leave out what cannot be sent back, and the ids that went with it.
 
     That is reasoning that cannot be read, or led to nothing, or to a call that is gone; and calls
     that cannot be answered here, since they are no functions: of a computer, of a shell.
     """
-    outputs = {item.get("call_id") for item in items if _kind(item).endswith("_output")}
+    answered = _answered(items, call_ids)
     sound: list[Block] = []
     for item in reversed(items):
         if _kind(item) == "reasoning":
             fits = is_whole and bool(sound) and bool(item.get("encrypted_content"))
         else:
-            fits = _kind(item) in CALLS or item.get("call_id") in {None, *outputs}
+            fits = item.get("call_id") in answered
         if fits:
             sound.append(item)
     sound.reverse()
     if len(sound) == len(items):
         return sound
-    return [bare for item in sound if (bare := _without_id(item)) is not None]
+    return [bare for item in sound if (bare := _without_id(item, call_ids)) is not None]
+
+
+def _answered(items: Sequence[Block], call_ids: Sequence[str]) -> set[str | None]:
+    """Return the ids of calls that are no functions and have their output among the items."""
+    outputs = {item.get("call_id") for item in items if _kind(item).endswith("_output")}
+    asked = {item.get("call_id") for item in items if not _kind(item).endswith("_output")}
+    return {None, *call_ids, *(outputs & asked)}
+
+
+def _is_answered(items: Sequence[Block], call_ids: Sequence[str]) -> bool:
+    answered = _answered(items, call_ids)
+    return all(item.get("call_id") in answered for item in items)
 
 
 def items_of(message: Message) -> list[Block]:
@@ -180,25 +241,31 @@ def items_of(message: Message) -> list[Block]:
     own = stamp_of(message)
     result = message.tool_result
     if result is not None:
-        known = {"type": "function_call_output", "call_id": result.call_id, "output": result.result}
-        return [{**opaque(message.extra), **opaque(result.extra), **known}]
+        return [_sent_output(message, result.call_id, "" if own is None else own.shape or "")]
     if own is None or not own.items:
         return [_given(message, own)]
     call_ids = [call.id for call in message.tool_calls]
-    return [_own_item(part, message, call_ids, own) for part in laid_out(message, own)]
+    return [_own_item(part, message, call_ids) for part in laid_out(message, own)]
 
 
 def _kind(item: Block) -> str:
-    return str(item.get("type", "message"))
+    return str(item.get("type", "message" if "role" in item else "item_reference"))
+
+
+def _says(item: Block) -> bool:
+    content = item.get("content") or ""
+    if isinstance(content, str):
+        return content != ""
+    return any(plain(read_part(part)) for part in content)
 
 
 def _without_status(item: Block) -> Block:
     return {name: value for name, value in item.items() if name != "status" and value is not None}
 
 
-def _without_id(item: Block) -> Block | None:
+def _without_id(item: Block, call_ids: Sequence[str]) -> Block | None:
     """Return an item that is valid without the reasoning it came with; None if none is."""
-    if _kind(item) in CALLS:
+    if item.get("call_id") in call_ids:
         return {name: value for name, value in item.items() if name != "id"}
     if _kind(item) != "message":
         return None if "id" in item else item
@@ -209,34 +276,78 @@ def _without_id(item: Block) -> Block | None:
 
 
 def _call(call: ToolCall, call_id: str, block: Block) -> Block:
+    kind = block.get("type", "function_call")
+    if kind == "function_call":
+        given = context_fit.arguments_of(call)
+        text = context_fit.sent_arguments(call) if block else context_fit.text_of(given)
+        named = {"name": context_fit.function_name(call.name), "arguments": text}
+        return {**block, "type": kind, "call_id": call_id, **named}
     given = context_fit.arguments_of(call)
-    if block.get("type") == "custom_tool_call":
-        name, given = call.name, given.get("input", given)
-        return {**block, "call_id": call_id, "name": name, "input": context_fit.text_of(given)}
-    name = context_fit.function_name(call.name)
-    known = {"call_id": call_id, "name": name, "arguments": context_fit.text_of(given)}
-    return {**block, "type": "function_call", **known}
+    fields = CALLS[kind]
+    known: Block = {name: given[name] for name in fields if name in given}
+    known = known or ({fields[0]: given} if given else {})
+    if kind == "custom_tool_call":
+        text = context_fit.text_of(known.get("input", {}))
+        known = {"name": context_fit.function_name(call.name), "input": text}
+    return {**block, "call_id": call_id, **known}
 
 
-def _outputs(
-    exchange: Exchange, call_ids: Sequence[str], custom: set[str], target: ContextTarget
-) -> Iterator[Block]:
-    for at, message in zip(exchange.answered(), exchange.results, strict=True):
-        result = message.tool_result
-        assert result is not None
-        own = target.own(stamp_of(message))
-        fields = {**opaque(message.extra), **opaque(result.extra)} if own and own.sent else {}
-        parts = shown(result.result) if result.error is None else None
-        output: Any = [_part(part, None) for part, _ in parts or ()] or context_fit.result_text(
-            result
-        )
-        if own and own.sent and result.error is None and isinstance(result.result, list):
-            output = result.result
-        kind = "custom_tool_call_output" if call_ids[at] in custom else "function_call_output"
-        yield {**fields, "type": kind, "call_id": call_ids[at], "output": output}
+def _output(message: Message, call_id: str, kind: str, own: Issued | None) -> Block:
+    """Return what came of a call; codex answers its local shell's calls as functions."""
+    result = message.tool_result
+    assert result is not None
+    shape = f"{kind}_output" if kind != "local_shell_call" else "function_call_output"
+    if own is not None and own.sent:
+        came = own.shape or shape
+        fits = came.startswith(kind) or (kind, came) == ("local_shell_call", shape)
+        if fits and result.error is None:
+            return _sent_output(message, call_id, came)
+    text = context_fit.result_text(result)
+    known: Block = {"type": shape, "call_id": call_id}
+    if shape == "shell_call_output":
+        failed = result.error is not None
+        stream = {"stdout": "" if failed else text, "stderr": text if failed else ""}
+        return {
+            **known,
+            "output": [{**stream, "outcome": {"type": "exit", "exit_code": int(failed)}}],
+        }
+    if shape == "apply_patch_call_output":
+        return {
+            **known,
+            "status": "completed" if result.error is None else "failed",
+            "output": text,
+        }
+    parts = shown(result.result) if result.error is None else None
+    fields = {**opaque(message.extra), **opaque(result.extra)} if own and own.sent else {}
+    return {
+        **fields,
+        **known,
+        "output": [part_block(part, None) for part, _ in parts or ()] or text,
+    }
 
 
-def _part(part: Part, source: Any) -> Block:
+def _sent_output(message: Message, call_id: str, shape: str) -> Block:
+    """Return an output in the shape in which a history had it."""
+    result = message.tool_result
+    assert result is not None
+    fields = {**opaque(message.extra), **opaque(result.extra)}
+    kind = shape.removesuffix(_BY_ID) or "function_call_output"
+    named = {} if shape.endswith(_BY_ID) else {"call_id": call_id}
+    if kind == "apply_patch_call_output" and result.result is None:
+        return {**fields, "type": kind, **named}
+    is_own = isinstance(result.result, str | list)
+    output: Any = result.result if is_own else context_fit.text_of(result.result)
+    if kind == "computer_call_output" and isinstance(output, list):
+        (output,) = output
+    return {**fields, "type": kind, **named, "output": output}
+
+
+_BY_ID: Final = ":id"
+"""The end of the shape of an output that names its call by the item's id alone."""
+
+
+def part_block(part: Part, source: Any) -> Block:
+    """Return a part of a user's content, read from `source`, as a part."""
     if isinstance(part, Unknown):
         return part.part
     if isinstance(part, Text):
@@ -280,10 +391,10 @@ def parse(reply: Mapping[str, Any] | object, *, issuer: Issuer | str | None = No
         by.provider,
         FORMAT,
         by.model,
-        items=tuple(map(_item, output)),
+        items=tuple(_item(item, CLIENTS_ALONE) for item in output),
         reply=fields_of(fields, ECHO | {"model", "object"}),
     )
-    calls = tuple(_parsed_call(item) for item in output if item.get("type") in CALLS)
+    calls = tuple(_parsed_call(item) for item in output if item.get("type") in CLIENTS_ALONE)
     return _answer(output, calls, stamped(stamp))
 
 
@@ -301,10 +412,10 @@ def _answer(
     )
 
 
-def _item(item: Mapping[str, Any]) -> IssuedPart:
+def _item(item: Mapping[str, Any], calls: Container[str]) -> IssuedPart:
     kind = item.get("type")
-    if kind in CALLS:
-        cut = {"call_id", "name", "arguments", "input"}
+    if kind is not None and kind in calls:
+        cut = {"call_id", "name", *CALLS[kind]}
         block = {
             name: value for name, value in item.items() if name not in cut and value is not None
         }
@@ -340,12 +451,22 @@ def _thoughts(item: Mapping[str, Any]) -> list[str]:
 
 
 def _parsed_call(item: Mapping[str, Any]) -> ToolCall:
-    call_id, name = item.get("call_id"), item.get("name")
+    kind = item["type"]
+    call_id, name = item.get("call_id"), item.get("name", _TOOLS.get(kind))
     if not isinstance(call_id, str) or not isinstance(name, str):
         raise replies.not_a_reply(FORMAT, "a call has no call_id or no name")
-    if item.get("type") == "custom_tool_call":
-        return ToolCall(call_id, name, {"input": item.get("input")})
+    if kind != "function_call":
+        return ToolCall(call_id, name, {field: item.get(field) for field in CALLS[kind]})
     return ToolCall(call_id, name, replies.arguments(item.get("arguments")))
+
+
+_TOOLS: Final = {
+    "local_shell_call": "local_shell",
+    "shell_call": "shell",
+    "apply_patch_call": "apply_patch",
+    "computer_call": "computer",
+}
+"""The tools of calls that do not name theirs."""
 
 
 def parse_history(given: replies.PlainHistory, by: Issuer) -> list[Message]:
@@ -359,7 +480,7 @@ def parse_history(given: replies.PlainHistory, by: Issuer) -> list[Message]:
     """
     messages: list[Message] = []
     answer: list[tuple[replies.Entry, str]] = []
-    names: dict[str, str] = {}
+    asked = _Asked()
     if given.system is not None:
         messages.append(Message.system(given.system))
     for at, entry in enumerate(given.entries):
@@ -368,12 +489,37 @@ def parse_history(given: replies.PlainHistory, by: Issuer) -> list[Message]:
             {"role": "user", "content": entry} if isinstance(entry, str) else entry
         )
         if not _is_models(item, path):
-            messages += _sent_answer(answer, by, names)
+            messages += _sent_answer(answer, by, asked)
             answer = []
-            messages.append(_sent_item(item, path, by, names))
+            messages.append(_sent_item(item, path, by, asked))
+            asked.waiting.pause()
         else:
             answer.append((item, path))
-    return [*messages, *_sent_answer(answer, by, names)]
+    return [*messages, *_sent_answer(answer, by, asked)]
+
+
+class _Asked:
+    """The calls of a history so far."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, str] = {}
+        self.item_ids: dict[object, str] = {}
+        """The ids of calls, by the ids of their items."""
+        self.waiting = replies.WaitingCalls()
+
+    def call_id(self, item: replies.Entry, path: str) -> str:
+        """Return the id of the call that an output answers, and note that it has its answer.
+
+        What came of a local shell names its call by the item's id, or by none that is known.
+        """
+        if item.get("call_id") is None and item["type"] == "local_shell_call_output":
+            item_id = replies.text_in(FORMAT, item, "id", path)
+            wanted = (self.item_ids.get(item_id, item_id), _TOOLS["local_shell_call"])
+            (call,) = self.waiting.answered([wanted])
+            return item_id if call is None else call.id
+        call_id = replies.text_in(FORMAT, item, "call_id", path)
+        self.waiting.answered([(call_id, "")])
+        return call_id
 
 
 def _is_models(item: replies.Entry, path: str) -> bool:
@@ -386,13 +532,19 @@ def _is_models(item: replies.Entry, path: str) -> bool:
     return kind not in OUTPUTS
 
 
-def _sent_item(item: replies.Entry, path: str, by: Issuer, names: Mapping[str, str]) -> Message:
+def _sent_item(item: replies.Entry, path: str, by: Issuer, asked: _Asked) -> Message:
     if item.get("type") in OUTPUTS:
-        call_id = replies.text_in(FORMAT, item, "call_id", path)
-        output = replies.content_in(FORMAT, {"content": item.get("output")}, f"{path}.output")
+        call_id = asked.call_id(item, path)
+        shape = item["type"] if item.get("call_id") is not None else item["type"] + _BY_ID
+        output: Any = None
+        if shape == "computer_call_output":
+            output = replies.objects_in(FORMAT, {"output": [item.get("output")]}, "output", path)
+        elif item.get("output") is not None or shape != "apply_patch_call_output":
+            output = replies.content_in(FORMAT, {"content": item.get("output")}, f"{path}.output")
         extra = fields_of(item, frozenset({"type", "call_id", "output"}))
-        result = ToolResult(call_id, names.get(call_id), output)
-        return Message(role="tool", tool_result=result, extra=sent_stamp(by, FORMAT, extra))
+        result = ToolResult(call_id, asked.names.get(call_id), output)
+        stamp = sent_stamp(by, FORMAT, extra, shape=shape)
+        return Message(role="tool", tool_result=result, extra=stamp)
     content = replies.content_in(FORMAT, item, path)
     extra = fields_of(item, frozenset({"role", "content"}))
     is_developer = item["role"] == "developer"
@@ -401,7 +553,7 @@ def _sent_item(item: replies.Entry, path: str, by: Issuer, names: Mapping[str, s
 
 
 def _sent_answer(
-    answer: Sequence[tuple[replies.Entry, str]], by: Issuer, names: dict[str, str]
+    answer: Sequence[tuple[replies.Entry, str]], by: Issuer, asked: _Asked
 ) -> Iterator[Message]:
     if not answer:
         return
@@ -409,19 +561,25 @@ def _sent_answer(
     for item, path in answer:
         if item.get("type") in CALLS:
             calls.append(_sent_call(item, path))
+            asked.item_ids[item.get("id")] = calls[-1].id
         elif (item.get("type") or "message") == "message" and "role" in item:
             replies.content_in(FORMAT, item, path)
-    names |= {call.id: call.name for call in calls}
+    asked.names |= {call.id: call.name for call in calls}
+    asked.waiting.ask(calls)
     items = [item for item, _ in answer]
-    stamp = sent_stamp(by, FORMAT, items=tuple(map(_item, items)))
+    stamp = sent_stamp(by, FORMAT, items=tuple(_item(item, CALLS) for item in items))
     yield _answer(items, tuple(calls), stamp)
 
 
 def _sent_call(item: replies.Entry, path: str) -> ToolCall:
-    call_id, name = (
-        replies.text_in(FORMAT, item, "call_id", path),
-        replies.text_in(FORMAT, item, "name", path),
-    )
-    if item["type"] == "custom_tool_call":
-        return ToolCall(call_id, name, {"input": replies.text_in(FORMAT, item, "input", path)})
-    return replies.written_call(call_id, name, replies.text_in(FORMAT, item, "arguments", path))
+    kind: str = item["type"]
+    call_id = replies.text_in(FORMAT, item, "call_id", path)
+    name = _TOOLS.get(kind) or replies.text_in(FORMAT, item, "name", path)
+    if kind in _TOOLS:
+        given = {field: item[field] for field in CALLS[kind] if item.get(field) is not None}
+        return ToolCall(call_id, name, given)
+    (field,) = CALLS[kind]
+    text = replies.text_in(FORMAT, item, field, path)
+    if kind == "custom_tool_call":
+        return ToolCall(call_id, name, {field: text})
+    return replies.written_call(call_id, name, text)

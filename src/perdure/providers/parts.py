@@ -8,6 +8,7 @@ user knows what it is for.
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Literal
 from urllib.parse import unquote_to_bytes
@@ -16,13 +17,15 @@ import msgspec
 
 from perdure.providers.context_fit import ContextTarget, clean
 from perdure.providers.issued import STAMP, marks, stamp_of
+from perdure.providers.request_rules import IMAGES
 from perdure.records.messages import Extra, Message
 
 Kind = Literal["image", "audio", "video", "document"]
 
-IMAGES: Final = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
-"""The images that OpenAI and Anthropic read; each other type is an error, at each request."""
 _PROPER: Final = {"image/jpg": "image/jpeg", "audio/mp3": "audio/mpeg", "audio/x-wav": "audio/wav"}
+
+
+_EMBEDDED: Final = re.compile(r"data:[a-z]+/[A-Za-z0-9.+-]+;base64,")
 
 
 class Text(msgspec.Struct, frozen=True):
@@ -132,7 +135,14 @@ def content_of(message: Message, shaped: Callable[[Part, Any], dict[str, Any]]) 
 
 
 def shown(result: Any) -> list[tuple[Part, Any]] | None:
-    """Return a tool's result as parts, if it is a list of them with something to look at."""
+    """Return a tool's result as parts, if it is a list of them with something to look at.
+
+    One such part alone, or a ``data:`` URL, will do too.
+    """
+    if isinstance(result, str):
+        result = {"type": "image_url", "image_url": result} if _EMBEDDED.match(result) else None
+    if isinstance(result, Mapping):
+        result = [result]
     if not isinstance(result, list) or not all(isinstance(block, Mapping) for block in result):
         return None
     read = [(read_part(block), block) for block in result]
@@ -241,6 +251,7 @@ _READERS: Final = {
     "refusal": _refusal,
     "image_url": _image_url,
     "input_image": _image_url,
+    "computer_screenshot": _image_url,
     "input_audio": _input_audio,
     "file": _file,
     "input_file": _file,

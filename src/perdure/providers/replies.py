@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
+from math import isfinite
 from typing import Any, Final
 
 import msgspec
 
 from perdure.errors import FormatError
 from perdure.providers.context_fit import STYLE, RenderedContext, clean, read_json, style_of
-from perdure.providers.issued import Issuer, raw, stamp_of, stamped
+from perdure.providers.issued import Issued, Issuer, items_said, raw, stamp_of, stamped
 from perdure.records.messages import CALL_FIELDS, Extra, Message, ToolCall
 
 _CALLS: Final = {
@@ -141,6 +142,10 @@ def plain_text(value: Any) -> str:
 # Two messages of one reply, as one
 
 
+BETWEEN: Final = "\n\n"
+"""What stands between the texts of two messages that are joined."""
+
+
 def joined(first: Message, second: Message) -> Message:
     """Return one message that says what both say: text, reasoning, calls and media in order."""
     return msgspec.structs.replace(
@@ -160,7 +165,7 @@ def _content(first: str | list[Any] | None, second: str | list[Any] | None) -> A
     if not first or not second:
         return first or second
     if isinstance(first, str) and isinstance(second, str):
-        return f"{first}\n\n{second}"
+        return f"{first}{BETWEEN}{second}"
     return [*_parts(first), *_parts(second)]
 
 
@@ -175,11 +180,22 @@ def _reasoning(first: str | None, second: str | None) -> str | None:
 def _extra(first: Message, second: Message) -> Extra:
     extra = {**second.extra, **first.extra}
     left, right = stamp_of(first), stamp_of(second)
-    if left is None or right is None:
+    stamp = left or right
+    if stamp is None:
         return extra
-    if (left.provider, left.format, left.model) != (right.provider, right.format, right.model):
-        return extra
-    return stamped(msgspec.structs.replace(left, items=(*left.items, *right.items)), extra)
+    # Each part keeps its place; what another provider signed is of no use in this answer.
+    items = list(items_said(second, right if right is None or _same_issuer(stamp, right) else None))
+    gap = isinstance(first.content, str) and isinstance(second.content, str)
+    for at, item in enumerate(items):
+        if item.texts and gap and first.content and second.content:
+            items[at] = msgspec.structs.replace(item, apart=len(BETWEEN))
+            break
+    items = [*items_said(first, left), *items]
+    return stamped(msgspec.structs.replace(stamp, items=tuple(items)), extra)
+
+
+def _same_issuer(left: Issued, right: Issued) -> bool:
+    return (left.provider, left.format, left.model) == (right.provider, right.format, right.model)
 
 
 # Histories of other programs, as plain values with their positions
@@ -262,6 +278,9 @@ def _entry(value: object, format: str, path: str) -> Any:
 def _plain(value: object, format: str, path: str) -> Any:
     """Return what a dict, or an object of an SDK, holds."""
     value = _leaf(value)
+    if isinstance(value, float) and not isfinite(value):
+        cure = "a request cannot have that, so leave it out, or give it as text"
+        raise misfit(format, path, f"is {value}, which JSON lacks", cure)
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
     dump = getattr(value, "model_dump", None)
@@ -372,6 +391,58 @@ def require_apart(format: str, extra: Extra, path: str) -> None:
                 "stands beside the function",
                 "leave it out, or write it where the provider has it",
             )
+
+
+class WaitingCalls:
+    """Calls of a history that no result has answered yet.
+
+    Where results name functions and not calls, a result answers the first waiting call of its
+    name. Those of the newest answers come first: a call that was cut off may wait for ever.
+    """
+
+    def __init__(self) -> None:
+        self._runs: list[list[ToolCall]] = []
+        """The calls of answers that stand in a row, the newest ones last."""
+        self._in_row = False
+
+    def ask(self, calls: Sequence[ToolCall]) -> None:
+        """Take in an answer's calls; an answer without any changes nothing."""
+        if not self._in_row:
+            self._runs.append([])
+            self._in_row = True
+        self._runs[-1] += calls
+
+    def pause(self) -> None:
+        """Note that somebody else spoke: calls that follow belong to another answer."""
+        self._in_row = False
+
+    def answered(self, given: Sequence[tuple[object, str]]) -> list[ToolCall | None]:
+        """Return which call each result answers; None for one that nobody waits for.
+
+        Args:
+            given: The ids of results that came together, as far as they have any, and their names.
+
+        """
+        found = [self._pop(call_id) for call_id, _ in given]
+        for name in {name for at, (_, name) in enumerate(given) if found[at] is None}:
+            open_results = [
+                at for at, (_, named) in enumerate(given) if named == name and found[at] is None
+            ]
+            calls: list[ToolCall] = []
+            for run in reversed(self._runs):
+                if len(calls) < len(open_results):
+                    calls = [call for call in run if call.name == name] + calls
+            for at, call in zip(open_results, calls, strict=False):
+                found[at] = self._pop(call.id)
+        return found
+
+    def _pop(self, call_id: object) -> ToolCall | None:
+        for run in self._runs:
+            for call in run:
+                if call.id == call_id:
+                    run.remove(call)
+                    return call
+        return None
 
 
 def written_call(call_id: str, name: str, text: Any, extra: Extra | None = None) -> ToolCall:

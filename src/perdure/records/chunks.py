@@ -70,7 +70,7 @@ def _end(data: bytes, start: int) -> int:
 PIECE_BYTES = 1024 * 1024
 """A segment ends with the record that takes it over this size."""
 
-_NAME = re.compile(rb'"([0-9a-f]{64})"')
+_NAME = re.compile(rb'"(?:\\u0070erdure:media:[^"\\]{1,200}:)?([0-9a-f]{64})"')
 
 
 class _Line(msgspec.Struct, frozen=True, array_like=True):
@@ -124,7 +124,9 @@ def name_of(data: bytes) -> str:
 
 
 def named_in(values: Iterable[bytes]) -> set[str]:
-    """Return every string in JSON values that has the form of a blob's name.
+    """Return every string in JSON values that has the form of a blob's name, or refers to media.
+
+    The one place that says to which blobs a record, a document or another blob refers.
 
     >>> sorted(named_in([b'{"blob":"' + b"a" * 64 + b'","text":"b"}'])) == ["a" * 64]
     True

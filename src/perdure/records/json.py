@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from itertools import accumulate
-from typing import Any, TypeVar, overload
+from typing import Any, Final, TypeVar, overload
 
 import msgspec
 
@@ -147,6 +147,31 @@ _ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
 # Messages of msgspec that quote a value: cut before the quotation.
 _QUOTED = re.compile(r"(Invalid (?:enum )?value|unknown field) .*?(?= - at `|$)", re.DOTALL)
+
+
+BOM: Final = b"\xef\xbb\xbf"
+"""How UTF-8 begins that some editors write: the byte-order mark, which is no JSON."""
+_UTF_16: Final = re.compile(rb"\xff\xfe|\xfe\xff|\0[^\0]|[^\0]\0")
+
+
+def as_utf8(data: bytes) -> bytes:
+    """Return the beginning of a file that people may have edited, without a byte-order mark.
+
+    Raises:
+        CorruptRecordError: It is UTF-16, as some editors and shells write text.
+
+    """
+    if _UTF_16.match(data):
+        raise CorruptRecordError("it is UTF-16: save the file as UTF-8", size=len(data))
+    return data.removeprefix(BOM)
+
+
+def require_utf8(data: bytes) -> None:
+    """Raise CorruptRecordError for bytes that are no UTF-8; a decoder passes raw parts by."""
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        raise corrupt(error, len(data)) from None
 
 
 @overload

@@ -2,6 +2,10 @@
 
 A key is a value of three separate parts, never one joined string, so that no
 choice of ids can make two sessions one.
+
+Agent ids that begin with ``perdure:`` are perdure's own: a store's keys, a backup's journal, and
+scopes. Who may name one is decided here, by the function that makes the key: `session_key` for ids
+that a program was given, `stored_key` for what an operator names or a file brings.
 """
 
 from __future__ import annotations
@@ -17,12 +21,15 @@ MAX_ID_BYTES = 1024
 
 DEFAULT_SESSION = "default"
 
-KEYRING = "perdure:keyring"
+_RESERVED = "perdure:"
+"""How the agent ids of perdure's own sessions begin."""
+
+KEYRING = f"{_RESERVED}keyring"
 """The agent id of the sessions that hold an encrypted store's keys, one for each tenant."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
-SCOPES = "perdure:scope"
+SCOPES = f"{_RESERVED}scope"
 """The agent id of the sessions that are scopes; the session's id is the scope's."""
 
 
@@ -52,6 +59,42 @@ class SessionKey(msgspec.Struct, frozen=True, order=True):
 
 # Built here, and not by two threads at their first decode: see `perdure.records.json`.
 msgspec.json.Decoder(SessionKey)
+
+
+def session_key(agent: str, session: str = DEFAULT_SESSION, tenant: str = "") -> SessionKey:
+    """Return the key of a session that a program names, by ids that its users may have chosen.
+
+    Raises:
+        InvalidArgumentError: It is no key, or a session of perdure's own.
+
+    """
+    key = SessionKey(agent, session, tenant)
+    if agent.startswith(_RESERVED):
+        raise _reserved(agent)
+    return key
+
+
+def stored_key(agent: str, session: str = DEFAULT_SESSION, tenant: str = "") -> SessionKey:
+    """Return the key of a session that an operator names, or a file brings: a scope is one.
+
+    Raises:
+        InvalidArgumentError: It is no key, or a store's keys, or a backup's journal.
+
+    """
+    return (
+        SessionKey(agent, session, tenant)
+        if agent == SCOPES
+        else session_key(agent, session, tenant)
+    )
+
+
+def _reserved(agent: str) -> InvalidArgumentError:
+    cure = "`sessions.scope(…)` is for scopes" if agent == SCOPES else "choose another"
+    return InvalidArgumentError(
+        f"the agent id {agent!r} is perdure's own, as all that begin with {_RESERVED!r}: {cure}",
+        option="agent id",
+        value=agent,
+    )
 
 
 def salvage_cure(key: SessionKey) -> str:
@@ -126,7 +169,7 @@ def require_text(what: str, value: str) -> int:
         ) from None
 
 
-BACKUP_JOURNAL = SessionKey("perdure:backup", "journal")
+BACKUP_JOURNAL = SessionKey(f"{_RESERVED}backup", "journal")
 """The session with a backup's own description; no other store has one."""
 
 

@@ -66,8 +66,9 @@ class ForkNote(msgspec.Struct, frozen=True):
     child: SessionKey
 
 
-FORMAT = 1
-"""The store format that this release writes."""
+FORMAT = 2
+"""The newest format of a session that this release reads: its messages refer to media in blobs.
+Sessions without such messages are of format 1, which every release reads."""
 
 KEYS = "keys/"
 """The prefix of documents with an encrypted session's keys; a store with the key hides them."""
@@ -111,7 +112,7 @@ class FoldedDocuments(msgspec.Struct, frozen=True):
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The documents that a fold has made of the log up to a record."""
 
-    format: int = FORMAT
+    format: int = 1
     key: SessionKey
     epoch: int
     """The holder that folded."""

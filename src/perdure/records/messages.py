@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from math import isfinite
-from typing import Any, Final, Generic, Literal, Self, TypeVar, final
+from typing import Annotated, Any, Final, Generic, Literal, Self, TypeVar, final
 
 import msgspec
 
@@ -27,12 +28,22 @@ from perdure.records.json import (
     too_deep,
 )
 from perdure.records.records import MESSAGE, MESSAGE_KINDS, TOOL_CALL, TOOL_RESULT, Entry
-from perdure.records.values import NO_TYPES, OnUnstorable, Tags, Types, lift, lower
+from perdure.records.references import spelled
+from perdure.records.values import NO_TYPES, REDACTED, OnUnstorable, Tags, Types, lift, lower
 
 ROLES = ("system", "user", "assistant", "tool")
 
-MADE_UP = "perdure_repair"
+RESERVED: Final = "perdure_"
+"""How the names of perdure's own fields in messages, calls and results begin. It acts on no
+other, and what came from elsewhere never has one (`perdure.providers.issued.fields_of`)."""
+MADE_UP: Final = "perdure_repair"
 """The field of a result that perdure made up; its value is a deterministic id."""
+CUT_OFF: Final = "perdure_interrupted"
+"""The field of the part of an answer that came before it was cut off."""
+REDACTED_AT: Final = "perdure_redacted"
+"""The field of a call that says where its arguments lack credentials: JSON pointers."""
+RESULT_REF: Final = "perdure_tool_result_ref"
+"""The field of a result that is in a blob."""
 
 CALL_FIELDS = frozenset({"id", "name", "arguments", "arguments_types"})
 """The stored names of a tool call's fields."""
@@ -90,13 +101,24 @@ class ToolResult(msgspec.Struct, frozen=True):
             _keep(self, "extra", RESULT_FIELDS)
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
+class _RoleAndContent(msgspec.Struct, frozen=True):
+    """The fields of a message that may be given without their names."""
+
+    role: str
+    """system, user, assistant or tool."""
+    content: str | list[Any] | None = None
+    """Text, or a list of content parts as the provider shapes them: JSON."""
+
+
+class Message(_RoleAndContent, frozen=True, kw_only=True):
     """One message of a conversation.
 
     `Message.system`, `Message.user`, `Message.assistant` and `Message.tool` create the usual ones.
 
     >>> Message.user("Where is the harbor?").text
     'Where is the harbor?'
+    >>> Message("user", "Where is the harbor?").role
+    'user'
 
     Raises:
         InvalidArgumentError: A field is invalid.
@@ -104,10 +126,6 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
     """
 
-    role: str
-    """system, user, assistant or tool."""
-    content: str | list[Any] | None = None
-    """Text, or a list of content parts as the provider shapes them: JSON."""
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_result: ToolResult | None = None
@@ -196,6 +214,26 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
         return self.content or ""
 
 
+def message_of(given: dict[str, Any]) -> Message:
+    """Return ``{"role": …, "content": "text"}`` as a message: all formats mean the same by it.
+
+    Raises:
+        NotStorableError: It is any other dict, which only a format says how to read.
+
+    """
+    match given:
+        case {"role": "system" | "user" | "assistant" as role, "content": str(content)}:
+            if len(given) == 2:
+                return Message(role, content)
+    raise NotStorableError(
+        'of dicts only {"role": …, "content": "text"} with the role system, user or assistant is '
+        'read the same by all providers: for any other use session.extend([…], "openai"), or '
+        'which format it has: "openai-responses", "anthropic", "gemini"',
+        path="$",
+        type="dict",
+    )
+
+
 def _freeze(message: Message, name: str) -> None:
     value = getattr(message, name)
     if not isinstance(value, list):
@@ -277,7 +315,7 @@ def encode_message(
     if created_at is not None:
         wire["created_at"] = created_at
     _add_extra(wire, message.extra, "$.extra")
-    payload = json.encode(wire)
+    payload = spelled(json.encode(wire))
     check_size(len(payload), max_bytes)
     return Entry(kind_of(message), payload)
 
@@ -500,7 +538,84 @@ def _decode_with_extra(payload: bytes, registry: Types) -> Message:
     tool_payload = bytes(wire.tool_payload)
     if tool_payload != b"null":
         calls, result, payload_extra = _decode_tools(tool_payload, registry)
-    return _message_of(wire, calls, result, extra, payload_extra)
+    message = _message_of(wire, calls, result, extra, payload_extra)
+    return message if _is_foreign(extra) else _upcast(message)
+
+
+class _Stamp(msgspec.Struct):
+    sent: bool = False
+
+
+def _is_foreign(extra: Extra) -> bool:
+    """Say whether a message came with another program's history."""
+    stamp = extra.get("perdure_issued")
+    try:
+        return stamp is not None and msgspec.json.decode(stamp, type=_Stamp).sent
+    except msgspec.DecodeError:
+        return True
+
+
+# What perdure's own marks were called before they had a prefix. A field of that name is one only
+# if it says exactly what perdure wrote, and is not in a message that came from elsewhere.
+
+
+class _Reference(msgspec.Struct, forbid_unknown_fields=True):
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    bytes: int
+    media_type: str
+    preview: str
+    types: Tags | None = None
+
+
+def _upcast(message: Message) -> Message:
+    """Return a message whose marks have the names of today."""
+    cut = message.extra.get("interrupted")
+    if cut == _TRUE and message.role == "assistant" and "perdure_issued" not in message.extra:
+        extra = _renamed(message.extra, "interrupted", CUT_OFF)
+        message = msgspec.structs.replace(message, extra=extra)
+    if any("redacted" in call.extra for call in message.tool_calls):
+        calls = tuple(map(_upcast_call, message.tool_calls))
+        message = msgspec.structs.replace(message, tool_calls=calls)
+    result = message.tool_result
+    if result is not None and "tool_result_ref" in result.extra:
+        with suppress(msgspec.DecodeError):
+            msgspec.json.decode(result.extra["tool_result_ref"], type=_Reference)
+            extra = _renamed(result.extra, "tool_result_ref", RESULT_REF)
+            result = msgspec.structs.replace(result, extra=extra)
+            message = msgspec.structs.replace(message, tool_result=result)
+    return message
+
+
+def _upcast_call(call: ToolCall) -> ToolCall:
+    given = call.extra.get("redacted")
+    try:
+        pointers = [] if given is None else msgspec.json.decode(given, type=list[str])
+    except msgspec.DecodeError:
+        return call
+    if not pointers or any(_at(call.arguments, pointer) != REDACTED for pointer in pointers):
+        return call
+    extra = _renamed(call.extra, "redacted", REDACTED_AT)
+    return msgspec.structs.replace(call, extra=extra)
+
+
+def _at(value: Any, pointer: str) -> Any:
+    """Return what a JSON pointer leads to; None for nothing."""
+    for escaped in pointer.split("/")[1:]:
+        name = escaped.replace("~1", "/").replace("~0", "~")
+        if isinstance(value, dict):
+            value = value.get(name)
+        elif isinstance(value, list | tuple) and name.isdecimal() and int(name) < len(value):
+            value = value[int(name)]
+        else:
+            return None
+    return value
+
+
+def _renamed(extra: Extra, name: str, now: str) -> Extra:
+    return {now if key == name else key: raw for key, raw in extra.items()}
+
+
+_TRUE = msgspec.Raw(b"true")
 
 
 def _message_of(
@@ -568,7 +683,7 @@ def _result_of(wire: _Result, registry: Types, extra: Extra = {}) -> ToolResult:
 
 RESERVED_KINDS = frozenset(
     {"base", "checkpoint", "checkpoints_pruned", "context", "effect", "ending", "epoch"}
-    | {"event", "foreign", "fork", "item"}
+    | {"event", "foreign", "fork", "gap", "item"}
     | {"memory_drop", "memory_set", "meta", "retract", "segment", "state", "taken", "turn"}
     | {"admitted", "approval", "usage"}
 )
@@ -604,6 +719,7 @@ class EncodedRecord:
         _check_payload(payload)
         if kind in MESSAGE_KINDS:
             _check_message(payload)
+            payload = spelled(payload)
         self.entry = Entry(kind, payload)
 
     @property

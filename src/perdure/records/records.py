@@ -60,6 +60,11 @@ FOREIGN = "foreign"
 """What an adapter keeps for its SDK that is no message: an envelope says whose it is."""
 EPOCH = "epoch"
 """A new holder of the session; written by the store when a lease is taken."""
+GAP = "gap"
+"""What keeps the number of an epoch record in a log that was copied from another store."""
+
+HOLDER_KINDS = frozenset({EPOCH, GAP})
+"""Where a new holder began, here or in the store that the log was copied from."""
 
 MESSAGE_KINDS = frozenset({MESSAGE, TOOL_CALL, TOOL_RESULT})
 

@@ -28,6 +28,7 @@ Pure.
 from __future__ import annotations
 
 import datetime as dt
+import re
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
@@ -36,6 +37,7 @@ from functools import lru_cache
 from math import isfinite
 from pathlib import Path, PurePath
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from unicodedata import normalize
 from uuid import UUID
 
 import msgspec
@@ -630,55 +632,121 @@ DENY_KEYS = frozenset(
     }
 )
 """Keys that hold credentials. A key matches if it ends with one of them, in any spelling:
-``OPENAI_API_KEY``, ``openaiApiKey`` and ``openai-api-key`` all end with ``api_key``."""
+``OPENAI_API_KEY``, ``openaiApiKey`` and ``openai-api-key`` all end with ``api_key``. A plural
+counts, and a number or a form behind it: ``api_keys``, ``api_key_2``, ``private_key_pem``."""
+
+_WHOLE = frozenset({"auth", "tokens"})
+"""Keys that hold credentials where nothing comes before them: ``max_tokens`` does not."""
+_VARIABLE = re.compile(r"(?!.*PUBLIC)[A-Z][A-Z0-9_]*_KEY")
+"""An environment variable with a key: ``OPENAI_KEY``."""
+_FORM = re.compile(r"(?:v?\d+|pem|b64|base64|hash|json|value)+$")
+_PASSWORD = re.compile(r"(://[^/@\s:?#]*:)[^/@\s]+@")
+_PARAMETER = re.compile(r"(?<=[?&;])([^=&#;\s]+)=([^&#;\s]+)")
+_ASSIGNED = re.compile(r"((?:export )?([A-Za-z][\w.-]*)=)\S.*", re.DOTALL)
+_SIGNATURES = frozenset({"sig", "signature", "xamzsignature"})
+"""Parameters of a URL that are as good as a password."""
 
 
 def redact(value: Any, deny_keys: Iterable[str] = DENY_KEYS) -> tuple[Any, tuple[str, ...]]:
     """Return the value without credentials, and JSON pointers to where they were.
 
-    Empty values, None and bools are no credentials and stay.
+    A credential is what has a key of `DENY_KEYS`, or such a name beside it: in a list of pairs, in
+    an object with ``name`` and ``value``, in ``NAME=value``; and the password or a key in a URL.
+    With keys of your own, only what has one of them. Empty values, None and bools stay.
 
     >>> redact({"model": "m", "api_key": "k"})
     ({'model': 'm', 'api_key': '[redacted]'}, ('/api_key',))
+    >>> redact(["postgres://me:secret@db/x", {"headers": [["Authorization", "Bearer x"]]}])[0]
+    ['postgres://me:[redacted]@db/x', {'headers': [['Authorization', '[redacted]']]}]
     """
     endings = tuple(filter(None, map(_letters, deny_keys)))
-    paths: list[str] = []
-    clean = _redact(value, endings, "", paths, MAX_VALUE_DEPTH) if endings else value
-    return clean, tuple(paths)
+    redaction = _Redaction(endings, looks_at_values=deny_keys is DENY_KEYS)
+    clean = redaction.of(value, "", MAX_VALUE_DEPTH) if endings else value
+    return clean, tuple(redaction.paths)
 
 
-def _redact(value: Any, endings: tuple[str, ...], at: str, paths: list[str], room: int) -> Any:
-    if isinstance(value, Mapping):
-        items = [(key, item, f"{at}/{escape(str(key))}") for key, item in value.items()]
-    elif isinstance(value, list | tuple):
-        items = [(index, item, f"{at}/{index}") for index, item in enumerate(value)]
-    else:
-        return value
-    if not room:
-        raise too_deep("$", MAX_VALUE_DEPTH)
-    before = len(paths)
-    clean = {}
-    for key, item, path in items:
-        if isinstance(key, str) and _is_credential(key, item, endings):
-            paths.append(path)
-            clean[key] = REDACTED
+class _Redaction:
+    def __init__(self, endings: tuple[str, ...], *, looks_at_values: bool) -> None:
+        self._endings = endings
+        self._looks_at_values = looks_at_values
+        self.paths: list[str] = []
+
+    def of(self, value: Any, at: str, room: int, *, is_pair: bool = False) -> Any:
+        if isinstance(value, Mapping):
+            items = [(key, item, f"{at}/{escape(str(key))}") for key, item in value.items()]
+        elif isinstance(value, list | tuple):
+            items = [(index, item, f"{at}/{index}") for index, item in enumerate(value)]
         else:
-            clean[key] = _redact(item, endings, path, paths, room - 1)
-    if len(paths) == before:
-        return value
-    if isinstance(value, Mapping):
+            return self._text(value, at) if isinstance(value, str) else value
+        if not room:
+            raise too_deep("$", MAX_VALUE_DEPTH)
+        before = len(self.paths)
+        names: dict[Any, Any] = {}
+        are_pairs = False
+        if self._looks_at_values and isinstance(value, Mapping):
+            names = {"value": value.get("name", value.get("key", "value"))}
+        elif self._looks_at_values:
+            names = {1: value[0]} if is_pair else {}
+            are_pairs = all(isinstance(item, list | tuple) and len(item) == 2 for item in value)
+        clean = {}
+        for key, item, path in items:
+            if self._is_credential(names.get(key, key), item):
+                self.paths.append(path)
+                clean[key] = REDACTED
+            else:
+                clean[key] = self.of(item, path, room - 1, is_pair=are_pairs)
+        if len(self.paths) == before:
+            return value
+        if isinstance(value, Mapping):
+            return clean
+        return list(clean.values()) if isinstance(value, list) else tuple(clean.values())
+
+    def _text(self, text: str, at: str) -> str:
+        if not self._looks_at_values:
+            return text
+        clean = text
+        if "://" in text:
+            clean = _PASSWORD.sub(rf"\g<1>{REDACTED}@", text)
+            clean = _PARAMETER.sub(self._parameter, clean)
+        elif (assigned := _ASSIGNED.fullmatch(text)) and self._is_name(assigned[2]):
+            clean = f"{assigned[1]}{REDACTED}"
+        if clean != text:
+            self.paths.append(at)
         return clean
-    return list(clean.values()) if isinstance(value, list) else tuple(clean.values())
 
+    def _parameter(self, found: re.Match[str]) -> str:
+        is_secret = self._is_name(found[1]) or _letters(found[1]) in _SIGNATURES
+        return f"{found[1]}={REDACTED}" if is_secret else found[0]
 
-def _is_credential(key: str, value: Any, endings: tuple[str, ...]) -> bool:
-    if value is None or isinstance(value, bool) or value == REDACTED:
-        return False
-    if isinstance(value, str | bytes | Mapping | list | tuple) and not value:
-        return False
-    return _letters(key).endswith(endings)
+    def _is_credential(self, key: Any, value: Any) -> bool:
+        if (
+            not isinstance(key, str)
+            or value is None
+            or isinstance(value, bool)
+            or value == REDACTED
+        ):
+            return False
+        if isinstance(value, str | bytes | Mapping | list | tuple) and not value:
+            return False
+        if isinstance(value, Mapping) and _letters(key) == "auth":
+            return False  # a group: {"user": …, "password": …}
+        return self._is_name(key)
+
+    def _is_name(self, key: str) -> bool:
+        letters = _letters(key)
+        if letters.endswith(self._endings):
+            return True
+        if not self._looks_at_values:
+            return False
+        if letters in _WHOLE or _VARIABLE.fullmatch(key):
+            return True
+        stem = _FORM.sub("", letters)
+        if stem.endswith("s") and not stem.endswith("tokens"):
+            stem = stem[:-1]
+        return stem != letters and stem.endswith(self._endings)
 
 
 @lru_cache(maxsize=1024)
 def _letters(key: str) -> str:
-    return "".join(char for char in key.lower() if char.isalnum())
+    """Return a key's letters and digits, in one spelling."""
+    return "".join(char for char in normalize("NFKC", key).lower() if char.isalnum())

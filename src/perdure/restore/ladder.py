@@ -37,7 +37,7 @@ from perdure.records.manifest import KEYS, Manifest
 from perdure.records.records import (
     CHECKPOINT,
     CHECKPOINTS_PRUNED,
-    EPOCH,
+    HOLDER_KINDS,
     ITEM,
     MEMORY_DROP,
     MEMORY_SET,
@@ -265,7 +265,9 @@ async def restore(
             for record in chunk.records:
                 _take_in(restored, record, since, counted, folded)
             records += len(chunk.records)
-            content = content or any(document.kind != EPOCH for document in chunk.records)
+            content = content or any(
+                document.kind not in HOLDER_KINDS for document in chunk.records
+            )
     restored.head = max(restored.head, folded)
     if not with_context:
         restored.context.seq = restored.head
@@ -361,7 +363,7 @@ def _take_in(
         _count(restored, record)
     if kind in KEPT_FOR_LATER and (kind != META or seq > counted):
         restored.tail.append(record)
-    if seq > folded and kind != EPOCH:
+    if seq > folded and kind not in HOLDER_KINDS:
         restored.tail_bytes += len(record.payload)
         restored.tail_records += 1
 

@@ -16,7 +16,7 @@ from perdure.providers.issued import Issuer, stamp_of
 from perdure.providers.parts import without_reasoning
 from perdure.records.keys import SessionKey
 from perdure.records.messages import Message
-from perdure.records.records import EPOCH, Record
+from perdure.records.records import HOLDER_KINDS, Record
 from perdure.store import Documents
 
 Source = Literal["fresh", "snapshot", "catch_up", "rebuild", "left_out"]
@@ -189,7 +189,7 @@ def _changes_after(tail: Sequence[Record]) -> Mapping[str, list[int]]:
     """Return the seqs of the records that change each document."""
     changes: dict[str, list[int]] = {}
     for record in tail:
-        if record.kind == EPOCH:
+        if record.kind in HOLDER_KINDS:
             continue
         for name in (SESSION, SNAPSHOT, *names_of(record)):
             changes.setdefault(name, []).append(record.seq)

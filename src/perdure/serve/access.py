@@ -1,4 +1,4 @@
-"""Who may do what: bearer tokens with their tenant and owners, and the hosts that are answered to.
+"""Who may do what: bearer tokens with their tenant and owners, and what browsers may send.
 
 Tokens are kept as SHA-256 digests, and compared in constant time. A token that is unknown and an
 agent that is another's give nothing away: 401, and 404 as for an agent that does not exist.
@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, final
 
 import msgspec
 
-from perdure.asgi.responses import Problem
+from perdure.asgi.browsers import ANY, LOOPBACK, BrowserRules
+from perdure.asgi.responses import Problem, Scope
 from perdure.errors import ConfigError, InvalidArgumentError
 from perdure.records.keys import require_text
 
+_ORIGIN: Final = re.compile(r"https?://[^\s/?#@\\,*]+")
+
 SHORTEST: Final = 16
 """Characters that a token has at least."""
-LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
 
 class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -31,9 +34,11 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         tenant: Whose agents it opens.
         owners: Of which owners; the first one owns the agents that it makes. Empty: all of the
             tenant's agents.
+        metrics: Whether it opens the figures of the whole process, and nothing else.
 
     Raises:
-        InvalidArgumentError: There is not exactly one of token and digest, or one is invalid.
+        InvalidArgumentError: There is not exactly one of token and digest, or one is invalid, or
+            a token for figures has a tenant or owners.
 
     """
 
@@ -41,6 +46,7 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     sha256: str | None = None
     tenant: str = ""
     owners: tuple[str, ...] = ()
+    metrics: bool = False
 
     def __post_init__(self) -> None:
         if (self.token is None) == (self.sha256 is None):
@@ -52,6 +58,12 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             )
         if len(self.digest) != 32:
             raise InvalidArgumentError("sha256 is not 64 hex digits", option="sha256")
+        if self.metrics and (self.tenant or self.owners):
+            raise InvalidArgumentError(
+                "a token with metrics opens the figures of all tenants, and no agents: give it "
+                "no tenant and no owners",
+                option="metrics",
+            )
         for owner in self.owners:
             require_text("owner", owner)
 
@@ -66,6 +78,8 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             return b""
 
     def __repr__(self) -> str:
+        if self.metrics:
+            return "Token(metrics=True)"
         return f"Token(tenant={self.tenant!r}, owners={self.owners!r})"
 
     @property
@@ -103,39 +117,77 @@ class Access:
     """Check the requests to a server.
 
     Args:
-        tokens: The tokens that open it; None: requests need none.
+        tokens: The tokens that open it; None: requests need none, so nothing but programs of this
+            machine and the server's own pages may send them.
         hosts: The names in the Host header that are answered to; "*" for any.
+        origins: Other sites whose pages may send requests, such as ``https://app.example.com``;
+            "*" for any.
+
+    Raises:
+        ConfigError: Without tokens, any host or any site is let in.
 
     """
 
     def __init__(
-        self, tokens: Sequence[Token] | None = None, *, hosts: Sequence[str] = LOOPBACK
+        self,
+        tokens: Sequence[Token] | None = None,
+        *,
+        hosts: Collection[str] = LOOPBACK,
+        origins: Collection[str] = (),
     ) -> None:
+        for option, names in (("allow-host", hosts), ("allow-origin", origins)):
+            if tokens is None and ANY in names:
+                raise ConfigError(
+                    f"--{option} '*' lets every web page run turns here: give tokens, or name them",
+                    option=option,
+                )
+        for origin in origins:
+            if origin != ANY and not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"invalid --allow-origin {origin!r}: give it as https://name or "
+                    "http://name:port",
+                    option="allow-origin",
+                    value=origin,
+                )
         self._tokens = None if tokens is None else [(token.digest, token) for token in tokens]
-        self._hosts = {host.lower() for host in hosts}
+        self._rules = BrowserRules(hosts=hosts, origins=origins, links=False)
+        self.origins: tuple[str, ...] = tuple(origins)
+        """Other sites whose pages may send requests."""
 
     @property
     def is_open(self) -> bool:
         """Whether requests need no token."""
         return self._tokens is None
 
-    def check_host(self, headers: Mapping[str, str]) -> None:
-        """Refuse a request that a browser was tricked into sending here.
+    def check_browser(self, scope: Scope) -> None:
+        """Refuse what another site makes a browser send.
 
         Raises:
-            Problem: It is for another host.
+            Problem: It is for another host, or from another site.
 
         """
-        name = headers.get("host", "").lower()
-        bare = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
-        if "*" not in self._hosts and bare not in self._hosts:
-            raise Problem(421, "Wrong host", "no such host here: see --allow-host")
+        self._rules.check(scope)
 
-    def token_of(self, headers: Mapping[str, str]) -> Token:
-        """Return the token that a request has.
+    def check_content(self, headers: Mapping[str, str]) -> None:
+        """Refuse a body that any site's form could send, where no token is needed.
 
         Raises:
-            Problem: It has none, or an unknown one.
+            Problem: It does not say that it is JSON.
+
+        """
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if self.is_open and kind != "application/json":
+            raise Problem(415, "Not JSON", "send `Content-Type: application/json`")
+
+    def token_of(self, headers: Mapping[str, str], *, for_metrics: bool = False) -> Token:
+        """Return the token that a request has.
+
+        Args:
+            headers: The request's.
+            for_metrics: Whether it asks for the figures of the whole process.
+
+        Raises:
+            Problem: It has none, an unknown one, or one for something else.
 
         """
         if self._tokens is None:
@@ -151,6 +203,8 @@ class Access:
             raise Problem(
                 401, "Unauthorized", "send `Authorization: Bearer TOKEN`", headers=challenge
             )
+        if found.metrics != for_metrics:
+            raise Problem(403, "Forbidden", "this token does not open that")
         return found
 
 

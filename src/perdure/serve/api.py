@@ -8,6 +8,7 @@ id, so trying it again doubles nothing.
 from __future__ import annotations
 
 import contextlib
+import heapq
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
@@ -19,7 +20,8 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -28,7 +30,7 @@ from perdure.agent import Agent, AgentConfig, AgentFactory
 from perdure.agent.events import AgentStopped, Segment, TurnEnded, TurnFailed, TurnStarted
 from perdure.asgi.app import AppSessions
 from perdure.asgi.feed import Channel, message_fields
-from perdure.asgi.responses import ASGIApp, Problem, Receive, Scope, Send, problem_of, send_problem
+from perdure.asgi.responses import ASGIApp, Problem, Receive, Scope, Send, answered, send_problem
 from perdure.asgi.runs import Run, RunOutcome
 from perdure.errors import (
     LeaseLostError,
@@ -37,9 +39,10 @@ from perdure.errors import (
     SessionError,
 )
 from perdure.observe import Metrics
-from perdure.records.keys import SessionKey
+from perdure.records.keys import SessionKey, session_key
 from perdure.records.messages import Message
 from perdure.serve.access import Access, Token, not_found
+from perdure.session.directory import last_used
 from perdure.session.session import SessionView
 from perdure.store import SessionInfo
 
@@ -68,13 +71,17 @@ class AgentPool:
         app: The application's sessions.
         source: What an agent is made of.
         keep: Seconds for which an agent that nobody uses stays open.
+        most: How many agents stay open; those that wait for the next message longest are closed.
 
     """
 
-    def __init__(self, app: AppSessions, source: Source, *, keep: float) -> None:
+    def __init__(
+        self, app: AppSessions, source: Source, *, keep: float, most: int | None = None
+    ) -> None:
         self._app = app
         self._source = source
         self._keep = keep
+        self._most = most
         self._warm: dict[SessionKey, _Warm] = {}
         self._locks: dict[SessionKey, anyio.Lock] = {}
 
@@ -130,6 +137,7 @@ class AgentPool:
                 await self._stop(key, finish=False)
                 warm = None
             if warm is None:
+                await self._make_room()
                 warm = self._warm[key] = await self._opened(key, config, token)
             if not token.opens(warm.owner):  # made since its owner was looked for
                 raise not_found(key.agent)
@@ -159,6 +167,19 @@ class AgentPool:
                 await agent.stop(finish=False)
             raise
         return _Warm(agent, agent.session.info.metadata.owner)
+
+    async def _make_room(self) -> None:
+        if self._most is None or len(self._warm) < self._most:
+            return
+        unused = [(warm.idle_since, key) for key, warm in self._warm.items() if not warm.users]
+        for _, key in sorted(unused)[: len(self._warm) - self._most + 1]:
+            lock = self._locks.setdefault(key, anyio.Lock())
+            with contextlib.suppress(anyio.WouldBlock):  # just used again
+                lock.acquire_nowait()
+                try:
+                    await self._stop(key, finish=True)
+                finally:
+                    lock.release()
 
     async def forget(self, key: SessionKey) -> None:
         """Stop an agent, whose session is removed."""
@@ -225,6 +246,13 @@ MAX_PAGE: Final = 200
 MAX_TURN: Final = 255
 """Characters of an Idempotency-Key."""
 PROBES: Final = ("/healthz", "/readyz")
+ORDERS: Final = ("newest", "id")
+CORS: Final[dict[str, Any]] = {
+    "allow_methods": ["GET", "POST", "DELETE"],
+    "allow_headers": ["authorization", "content-type", "idempotency-key", "last-event-id"],
+    "expose_headers": ["retry-after", "www-authenticate"],
+}
+"""What pages of other sites may send and read, if they are let in at all."""
 
 
 class Posted(msgspec.Struct, forbid_unknown_fields=True):
@@ -244,6 +272,8 @@ class AgentServer:
         access: Who may do what.
         keep: Seconds for which an agent that nobody uses stays open.
         max_body: Bytes that a request's body may have.
+        max_requests: How many requests are answered at a time, and how many agents stay open;
+            probes are answered beyond that. None: no limit.
         options: Everything else that `AppSessions` takes.
 
     """
@@ -256,12 +286,15 @@ class AgentServer:
         access: Access | None = None,
         keep: float = 30.0,
         max_body: int = MAX_BODY,
+        max_requests: int | None = None,
         **options: Any,
     ) -> None:
         self.sessions: AppSessions = AppSessions(url, **options)
         self._access = access or Access()
-        self._pool = AgentPool(self.sessions, source, keep=keep)
+        self._pool = AgentPool(self.sessions, source, keep=keep, most=max_requests)
         self._max_body = max_body
+        self._max_requests = max_requests
+        self._requests = 0
         self._metrics: Metrics | None = None
         self._starters: WeakKeyDictionary[Run, Token] = WeakKeyDictionary()
         self.sessions.at_drain.append(self._pool.stop)
@@ -278,9 +311,13 @@ class AgentServer:
             PerdureError: _answer_problem,
             Problem: _answer_problem,
             HTTPException: _answer_http,
+            ClientDisconnect: _answer_nobody,
         }
         inner = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=handlers)
-        self.app: ASGIApp = self._guarded(self.sessions.middleware(inner))
+        opened = self._opened(self.sessions.middleware(inner))
+        if self._access.origins:
+            opened = CORSMiddleware(opened, allow_origins=self._access.origins, **CORS)
+        self.app: ASGIApp = self._guarded(opened)
         """The ASGI application."""
 
     @contextlib.asynccontextmanager
@@ -301,42 +338,70 @@ class AgentServer:
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1008})
                 return
+            if scope["type"] != "http":
+                await app(scope, receive, send)
+                return
+            try:
+                self._access.check_browser(scope)
+                if _path(scope) in PROBES:
+                    await self.sessions.probes(scope, receive, send)
+                    return
+            except Problem as problem:
+                await send_problem(send, problem)
+                return
+            if self._requests == self._max_requests:
+                busy = Problem(503, "Busy", "too many requests are open here", retry_after=1)
+                await send_problem(send, busy)
+                return
+            self._requests += 1
+            try:
+                await app(scope, receive, send)
+            finally:
+                self._requests -= 1
+
+        return guarded
+
+    def _opened(self, app: ASGIApp) -> ASGIApp:
+        """Let in who has a token."""
+
+        async def opened(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "http":
                 headers = Headers(scope=scope)  # type: ignore[arg-type]  # a scope is a mapping
                 try:
-                    self._access.check_host(headers)
-                    if scope["path"] in PROBES:
-                        await self.sessions.probes(scope, receive, send)
-                        return
-                    token = self._access.token_of(headers)
+                    is_metrics = _path(scope) == "/metrics"
+                    token = self._access.token_of(headers, for_metrics=is_metrics)
                 except Problem as problem:
                     await send_problem(send, problem)
                     return
                 scope = {**scope, "perdure.token": token}
             await app(scope, receive, send)
 
-        return guarded
+        return opened
 
     # routes
 
     async def _post(self, request: Request) -> Response:
         token: Token = request.scope["perdure.token"]
+        self._access.check_content(request.headers)
         message = Message.user((await self._body(request)).text)
         agent = request.path_params["id"]
         config = await self._pool.config(agent, token.tenant)
-        key = SessionKey(agent, config.session, token.tenant)
+        key = session_key(agent, config.session, token.tenant)
         await self._pool.owner_for(key, token)
         turn = request.headers.get("idempotency-key") or f"http-{random_id()}"
         if len(turn) > MAX_TURN:
             raise Problem(400, "Invalid", f"Idempotency-Key has at most {MAX_TURN} characters")
         work = partial(self._pool.work, message=message, config=config, token=token)
-        run = self.sessions.start(key, turn, work)
+        run = self.sessions.start(key, turn, work, request=message.text)
         starter = self._starters.setdefault(run, token)
         if starter is not token and not token.opens(starter.owner):
             raise not_found(agent)
         if "text/event-stream" in request.headers.get("accept", ""):
             return self.sessions.respond(run)
-        outcome = await run.wait()
+        try:
+            outcome = await run.wait()
+        except Exception as error:
+            raise answered(error) from error
         return _json({"agent": agent, **msgspec.structs.asdict(outcome)})
 
     async def _history(self, request: Request) -> Response:
@@ -368,28 +433,37 @@ class AgentServer:
     async def _list(self, request: Request) -> Response:
         token: Token = request.scope["perdure.token"]
         limit = _number(request, "limit", 50, most=MAX_PAGE)
-        last = request.query_params.get("after")
-        config = await self._pool.config(last or "any", token.tenant)
-        after = None
-        if last:
-            after = SessionInfo(key=SessionKey(last, config.session, token.tenant))
-        shown: list[SessionInfo] = []
-        page: list[SessionInfo] = []
-        while len(shown) < limit:
-            page = await self.sessions.manager.list(
+        order = request.query_params.get("order", "newest")
+        if order not in ORDERS:
+            raise Problem(400, "Invalid", f"order is one of {', '.join(ORDERS)}")
+        is_newest = order == "newest"
+        after, place = None, request.query_params.get("after")
+        if place and is_newest:
+            after = _last_of(place, token.tenant)
+        elif place:
+            config = await self._pool.config(place, token.tenant)
+            after = SessionInfo(key=SessionKey(place, config.session, token.tenant))
+        found: list[SessionInfo] = []
+        for owner in token.owners or (None,):
+            found += await self.sessions.manager.list(
                 tenant=token.tenant,
+                owner=owner,
                 prefix=request.query_params.get("prefix", ""),
                 after=after,
-                limit=limit,
+                limit=limit + 1,
+                newest_first=is_newest,
             )
-            shown += [info for info in page if token.opens(info.owner)]
-            if len(page) < limit:
-                break
-            after = page[-1]
-        more = len(shown) > limit or len(page) == limit
-        shown = shown[:limit]
-        agents = [_listed(info) for info in shown]
-        return _json({"agents": agents, "after": shown[-1].key.agent if more and shown else None})
+        if is_newest:
+            shown = heapq.nlargest(limit, found, key=last_used)
+        else:
+            shown = heapq.nsmallest(limit, found, key=lambda info: info.key)
+        more = None
+        if len(found) > limit:
+            at, key = last_used(shown[-1])
+            more = key.agent
+            if is_newest:
+                more = msgspec.json.encode((at, key.agent, key.session)).decode()
+        return _json({"agents": [_listed(info) for info in shown], "after": more})
 
     async def _delete(self, request: Request) -> Response:
         await self._view(request)
@@ -399,9 +473,9 @@ class AgentServer:
         return Response(status_code=204)
 
     async def _events(self, request: Request) -> Response:
-        await self._view(request)
+        owner = (await self._view(request)).info.metadata.owner
         key = await self._key(request)
-        return self.sessions.events(key.agent, session=key.session, tenant=key.tenant)
+        return self.sessions.events(key.agent, session=key.session, tenant=key.tenant, owner=owner)
 
     async def _show_metrics(self, request: Request) -> Response:
         assert self._metrics is not None  # the lifespan has begun
@@ -413,7 +487,7 @@ class AgentServer:
         token: Token = request.scope["perdure.token"]
         agent = request.path_params["id"]
         config = await self._pool.config(agent, token.tenant)
-        return SessionKey(agent, config.session, token.tenant)
+        return session_key(agent, config.session, token.tenant)
 
     async def _view(self, request: Request) -> SessionView:
         """Return the session that a request names, if its token opens it.
@@ -442,6 +516,11 @@ class AgentServer:
             raise Problem(400, "Invalid", f'send {{"text": "…"}}: {error}') from None
 
 
+def _path(scope: Scope) -> str:
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
+
+
 def _number(request: Request, name: str, default: int, *, most: int = 2**62) -> int:
     text = request.query_params.get(name)
     if text is None:
@@ -449,6 +528,20 @@ def _number(request: Request, name: str, default: int, *, most: int = 2**62) -> 
     if not (text.isascii() and text.isdigit() and 0 < len(text) < 19 and 0 < int(text) <= most):
         raise Problem(400, "Invalid", f"{name} is a number from 1 to {most}")
     return int(text)
+
+
+def _last_of(place: str, tenant: str) -> SessionInfo:
+    """Return the last session of a page by last use, as its ``after`` names it.
+
+    Raises:
+        Problem: It names none.
+
+    """
+    try:
+        at, agent, session = msgspec.json.decode(place, type=tuple[float, str, str])
+        return SessionInfo(key=SessionKey(agent, session, tenant), updated_at=at)
+    except ValueError:
+        raise Problem(400, "Invalid", "after is what the page before has as after") from None
 
 
 def _listed(info: SessionInfo) -> dict[str, Any]:
@@ -473,7 +566,11 @@ def _problem(problem: Problem) -> Response:
 
 
 async def _answer_problem(_: Request, error: Exception) -> Response:
-    return _problem(problem_of(error))
+    return _problem(answered(error))
+
+
+async def _answer_nobody(_: Request, _error: Exception) -> Response:
+    return _problem(Problem(408, "Not received"))  # it went away before its body had come
 
 
 async def _answer_http(_: Request, error: Exception) -> Response:

@@ -13,15 +13,23 @@ from typing import Any, Final
 
 from perdure._lib.lazy import import_extra
 from perdure.agent import AgentConfig
+from perdure.asgi.browsers import LOOPBACK
 from perdure.errors import ConfigError
-from perdure.serve.access import LOOPBACK, Access
+from perdure.serve.access import Access
 from perdure.serve.api import AgentServer, Source
+from perdure.serve.connections import ConnectionLimits
 
 uvicorn: Any = import_extra("uvicorn", used_by="perdure serve", name="uvicorn", extra="serve")
 
 SPARE: Final = 8.0
 """Seconds that requests have to end after turns were cut; a thousand streams on a busy machine
 took four. Later uvicorn cuts them, and logs a traceback for each."""
+
+
+KEEP_ALIVE: Final = 5
+"""Seconds for which a connection stays open for another request."""
+MAX_HEADER: Final = 16 * 1024
+"""Bytes of a request's header."""
 
 
 def load_source(path: str) -> Source:
@@ -80,12 +88,25 @@ def require_tokens(host: str, access: Access) -> None:
         )
 
 
-def serve(server: AgentServer, *, host: str, port: int, grace: float) -> None:
+def serve(
+    server: AgentServer,
+    *,
+    host: str,
+    port: int,
+    grace: float,
+    connections: ConnectionLimits | None = None,
+) -> None:
     """Serve until SIGTERM or SIGINT, and return when everything is saved."""
+    connections = connections or ConnectionLimits()
     config = uvicorn.Config(
         server.app,
         host=host,
         port=port,
+        http=connections.protocol,
+        ws="none",
+        backlog=connections.backlog,
+        timeout_keep_alive=KEEP_ALIVE,
+        h11_max_incomplete_event_size=MAX_HEADER,
         lifespan="on",
         log_level="warning",
         access_log=False,

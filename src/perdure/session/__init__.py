@@ -10,6 +10,7 @@
     as it was            point_in_time
     from outside         fork, delete, prune, retention
     restores             plan
+    listings             directory
     other formats        export
 
 The first module of a row is where to begin.

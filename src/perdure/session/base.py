@@ -12,6 +12,8 @@ A turn is one input up to the end of its answer, saved when it ends.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import inspect
 import logging
 import time
@@ -27,22 +29,31 @@ from perdure._lib.loop import loop_timer
 from perdure._lib.task_scope import TaskScope, enter, is_within, turns
 from perdure._lib.tasks import CurrentTask, task_finder
 from perdure.autosave.tracked import require_outside
-from perdure.errors import InvalidArgumentError, SessionError
+from perdure.errors import InvalidArgumentError, SessionError, StoreError, TurnReusedError
 from perdure.memory.context import RetractionPayload, WorkingContext
 from perdure.memory.documents import SessionDocument, TurnPayload, note_turn
 from perdure.memory.working_memory import MemoryInfo, MemoryLimit, MemorySearch
 from perdure.records.json import encode
 from perdure.records.keys import SessionKey, require_name
-from perdure.records.messages import EncodedRecord, Message, encode_message
+from perdure.records.manifest import FORMAT
+from perdure.records.media import LEAST, text_bytes
+from perdure.records.messages import EncodedRecord, Message, encode_message, message_of
 from perdure.records.records import CONTEXT, RETRACT, TURN, Entry
 from perdure.records.types import Registry
 from perdure.restore.ladder import RestoredSession
 from perdure.restore.report import RestoreReport, RestoreStep
 from perdure.session.contents import Contents, check_sizes
-from perdure.session.runtime import MemoryEvicted, MemorySearched, Runtime, wrong_loop
+from perdure.session.runtime import (
+    MediaLeftOut,
+    MemoryEvicted,
+    MemorySearched,
+    Runtime,
+    wrong_loop,
+)
 
 if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked
+    from perdure.memory.media import FittedMedia
     from perdure.memory.working_memory import WorkingMemory
     from perdure.records.manifest import Manifest
     from perdure.session.contributors import Contributors
@@ -80,6 +91,7 @@ class Turn:
         "_entered",
         "_given",
         "_queue",
+        "_request",
         "_resume",
         "_session",
         "id",
@@ -90,7 +102,13 @@ class Turn:
     )
 
     def __init__(
-        self, session: SessionBase, queue: TurnQueue, turn_id: str | None, *, resume: bool = False
+        self,
+        session: SessionBase,
+        queue: TurnQueue,
+        turn_id: str | None,
+        *,
+        resume: bool = False,
+        request: str | bytes | None = None,
     ) -> None:
         self._entered = True  # so that nothing is said of one that is refused
         if turn_id is not None:
@@ -101,6 +119,7 @@ class Turn:
         self._given = turn_id is not None
         self._closing: tuple[Entry, ...] = ()
         self._resume = resume
+        self._request = None if request is None else fingerprint(request)
         self.messages: tuple[Any, ...] = ()
         """What an interrupted attempt of this id had appended: it is taken back, or, with
         ``resume=True``, still there."""
@@ -129,6 +148,8 @@ class Turn:
         try:
             done = await session._begin_turn(self.id)
             self.replayed = done is not None
+            if self.replayed and self._request is not None:
+                self._require_same(await session._request_of(self.id))
             if self._given and not self.replayed:
                 await self._find_interrupted()
             # No record that was appended, and is not in the contents yet, changes their turns.
@@ -174,12 +195,19 @@ class Turn:
             if attempt is None:
                 self.messages = ()
                 return
-            before, self.messages = attempt
+            before, self.messages, request = attempt
+            self._require_same(request)
             if not self._resume:
                 retraction = await session._retraction(before)
         self.resumed = self._resume
         if retraction:
             session._accept(retraction)
+            await session._load_media()
+
+    def _require_same(self, request: str | None) -> None:
+        """Refuse another request than the one that the turn of this id was begun with."""
+        if None not in (self._request, request) and self._request != request:
+            raise turn_reused(self._session.key, self.id)
 
     async def emit(self, item: T, send: Callable[[T], Awaitable[object] | object]) -> None:
         """Send something once everything before it is durable: the output gate.
@@ -209,6 +237,7 @@ class Turn:
             at=time.time(),
             error=error,
             given=self._given,
+            request=self._request if self._given and phase == "begin" else None,
         )
 
 
@@ -393,6 +422,7 @@ class SessionBase(_Hot):
         "_behind",
         "_contributors",
         "_folded_epoch",
+        "_folded_format",
         "_folding",
         "_may_be_cut",
         "_noted",
@@ -420,6 +450,7 @@ class SessionBase(_Hot):
         manifest = restored.manifest
         self._rewrite_bytes: int = _size(manifest)
         self._folded_epoch: int = 0 if manifest is None else manifest.epoch
+        self._folded_format: int = 1 if manifest is None else manifest.format
         self._hold(restored)
         tracked.on_captured = self._catch_up
 
@@ -478,7 +509,8 @@ class SessionBase(_Hot):
         Cheap and synchronous; autosave makes it durable within its window, ``save`` at once.
 
         Args:
-            items: Messages, encoded records, or objects of registered types.
+            items: Messages, also as ``{"role": …, "content": "text"}``, encoded records, or
+                objects of registered types. `extend` takes all other dicts of providers.
 
         Raises:
             NotStorableError: An item cannot be stored; nothing was appended. It names
@@ -513,9 +545,19 @@ class SessionBase(_Hot):
         """Whether a user's message is among the items, and no hook of a save appends them."""
         if self._tracked.contributing:
             return False
-        return any(isinstance(item, Message) and item.role == "user" for item in items)
+        roles = (
+            item.role if isinstance(item, Message) else type(item) is dict and item.get("role")
+            for item in items
+        )
+        return "user" in roles
 
-    def turn(self, id: str | None = None, *, resume: bool = False) -> Turn:
+    def turn(
+        self,
+        id: str | None = None,
+        *,
+        resume: bool = False,
+        request: str | bytes | None = None,
+    ) -> Turn:
         """Return a turn to enter: ``async with session.turn() as turn``.
 
         Turns run one at a time, first come, first served. Leaving one waits until it is durable.
@@ -527,9 +569,11 @@ class SessionBase(_Hot):
                 id is the same turn: if it has ended before, ``turn.replayed`` is True. If it was
                 cut before its end, what it left of the conversation is taken back.
             resume: Keep that, to continue from it: ``turn.resumed``, ``turn.messages``.
+            request: What is asked. A fingerprint of it is kept with a turn that has an ``id``, and
+                entering raises TurnReusedError if that id was used with another request.
 
         """
-        return Turn(self, self._turns, id, resume=resume)
+        return Turn(self, self._turns, id, resume=resume, request=request)
 
     def _accept(self, entries: tuple[Entry, ...]) -> int:
         """Take entries in as one group; every change of the session comes through here."""
@@ -565,8 +609,20 @@ class SessionBase(_Hot):
             entries = entries[noted - tracked.durable :]
         self._noted = tracked.version
         self._tail_records += len(entries)
-        self._tail_bytes += sum([len(entry[1]) for entry in entries])
+        self._tail_bytes += self._stored_bytes(entries)
         self._behind.note(noted + 1, entries, tracked.epoch)
+
+    def _stored_bytes(self, entries: Sequence[Entry]) -> int:
+        """Return how many bytes entries take in the log: media go into blobs."""
+        size = sum([len(entry[1]) for entry in entries])
+        if size > LEAST and self._behind.context.lifts:
+            size = sum([text_bytes(entry[1]) for entry in entries])
+        return size
+
+    @property
+    def _needs_mark(self) -> bool:
+        """Whether a fold has to say that its messages refer to media in blobs."""
+        return self._folded_format < FORMAT and self._behind.context.has_lifted
 
     def _close_with(self, error: Exception) -> None:
         """Refuse every append from now on."""
@@ -596,7 +652,15 @@ class SessionBase(_Hot):
 
         """
         self._check_home()
-        return self._receipt(await self._runtime.saver.save(self._tracked))
+        version = await self._runtime.saver.save(self._tracked)
+        if self._behind.may_lack_media:
+            await self._load_media()
+        return self._receipt(version)
+
+    async def _load_media(self) -> None:
+        """Have the media that are shown again after a retraction, or a new context, in memory."""
+        with contextlib.suppress(StoreError):  # then the next save tries it again
+            await self._contents.load_media()
 
     async def retract(self, *, after: int) -> int:
         """Take the conversation back to what it was at a record, and return the new version.
@@ -615,7 +679,9 @@ class SessionBase(_Hot):
         if type(after) is not int or not 0 <= after <= self.version:
             message = f"session {self.key} has records up to {self.version}, none at {after}"
             raise InvalidArgumentError(message, after=after, version=self.version)
-        return self._accept(await self._retraction(after))
+        version = self._accept(await self._retraction(after))
+        await self._load_media()
+        return version
 
     async def _retraction(self, after: int) -> tuple[Entry, ...]:
         """Return what takes the conversation back to a record, to be appended as one group."""
@@ -638,6 +704,22 @@ class SessionBase(_Hot):
             runtime.hooks.emit("memory_evicted", facts)
 
         return MemoryLimit(runtime.limits.memory_bytes, report, self._note_search)
+
+    def _left_out(self, media: FittedMedia) -> None:
+        """Report, once, that the model is not shown all media of the context."""
+        count, lost = len(media.left_out), len(media.lost)
+        size, key = sum(medium.bytes for medium in media.left_out), str(self._tracked.key)
+        extra = {"session": key, "count": count, "bytes": size, "lost": lost}
+        if lost:
+            message = "session %s: %d media are not shown to the model, their blobs are lost"
+            log.warning(message, key, lost, extra=extra)
+        if count:
+            message = (
+                "session %s: the oldest media, %d with %d bytes, are left out of what the model is "
+                "shown; the log keeps them. Limits(context_media_tokens=…) is the budget"
+            )
+            log.warning(message, key, count, size, extra=extra)
+        self._runtime.hooks.emit("media_left_out", MediaLeftOut(key, count, size, lost))
 
     def _note_search(self, search: MemorySearch) -> None:
         facts = MemorySearched(str(self._tracked.key), search.found, search.took, search.error)
@@ -677,11 +759,11 @@ class SessionBase(_Hot):
 
     async def _find_attempt(
         self, turn_id: str, *, resume: bool
-    ) -> tuple[int, tuple[Any, ...]] | None:
+    ) -> tuple[int, tuple[Any, ...], str | None] | None:
         """Return what an interrupted turn of this id has appended, if nothing follows it.
 
-        The seq of the record before it, and its messages. With ``resume`` it does not matter
-        whether others have appended amid it.
+        The seq of the record before it, its messages, and its request. With ``resume`` it does not
+        matter whether others have appended amid it.
         """
         if not self._may_be_cut:
             return None
@@ -691,6 +773,12 @@ class SessionBase(_Hot):
         return await self._contents.attempt(
             turn_id, resume=resume, unsaved=unsaved, durable=durable
         )
+
+    async def _request_of(self, turn_id: str) -> str | None:
+        """Return the fingerprint of the request of a turn; None if it is not known."""
+        tracked = self._tracked
+        unsaved = list(reversed(tracked.pending_records())) if tracked.pending else ()
+        return await self._contents.request_of(turn_id, unsaved=unsaved, durable=tracked.durable)
 
     def _end_turn(
         self, turned: TurnPayload, closing: tuple[Entry, ...] = (), *, is_saved: bool = False
@@ -725,7 +813,7 @@ class SessionBase(_Hot):
         """Return the size and the record count of what no fold has of the durable log."""
         tracked = self._tracked
         unsaved = tracked.pending[: max(self._noted - tracked.durable, 0)]
-        size = self._tail_bytes - sum([len(entry[1]) for entry in unsaved])
+        size = self._tail_bytes - self._stored_bytes(unsaved)
         return size, self._tail_records - len(unsaved)
 
     def _open_tail(self) -> OpenTail | None:
@@ -743,10 +831,29 @@ class SessionBase(_Hot):
         self._tail_records = max(self._tail_records - records, 0)
         self._rewrite_bytes = _size(manifest)
         self._folded_epoch = manifest.epoch
+        self._folded_format = manifest.format
+
+
+def turn_reused(key: SessionKey, turn: str) -> TurnReusedError:
+    """Return the error for a turn's id that is used for another request."""
+    return TurnReusedError(
+        f"turn {turn!r} of session {key} was begun with another request: give each request an id "
+        "of its own, and the same one only to its retries",
+        key=str(key),
+        turn=turn,
+    )
+
+
+def fingerprint(request: str | bytes) -> str:
+    """Return what a request is recognized by when it comes again."""
+    data = request.encode("utf-8", "surrogatepass") if isinstance(request, str) else request
+    return hashlib.sha256(data).hexdigest()[:32]
 
 
 def entry_of(item: Message | EncodedRecord | Any, registry: Registry) -> Entry:
     """Return an item as a record; a message without a time gets the present one.
+
+    A message may be a dict of a role and text.
 
     Raises:
         NotStorableError: It cannot be stored.
@@ -756,6 +863,8 @@ def entry_of(item: Message | EncodedRecord | Any, registry: Registry) -> Entry:
         return encode_message(item, registry, now=time.time())
     if isinstance(item, EncodedRecord):
         return item.entry
+    if type(item) is dict:
+        return encode_message(message_of(item), registry, now=time.time())
     return registry.encode_record(item)
 
 

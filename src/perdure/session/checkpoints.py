@@ -15,7 +15,7 @@ from perdure.checkpoints.engine import CheckpointEngine, CheckpointReader
 from perdure.checkpoints.events import KernelEventReader, KernelEventStream
 from perdure.checkpoints.journal import Journal, JournalReader, LogWalk, RollbackEntries
 from perdure.errors import CorruptRecordError
-from perdure.lineage.store import Lineage, followed
+from perdure.lineage.store import Filled, Lineage, followed
 from perdure.memory.working_memory import SessionValues
 from perdure.session.options import Limits
 from perdure.session.point_in_time import (
@@ -57,6 +57,10 @@ class _Reading(ABC):
     @property
     def store(self) -> Lineage:
         return followed(self.contents._store)
+
+    @property
+    def filled(self) -> Filled:
+        return Filled(self.store)
 
     @property
     def types(self) -> Registry:
@@ -154,7 +158,8 @@ class _SessionJournal(_Reading):
     def accept(self, entries: tuple[Entry, ...], *, captured: int | None = None) -> int:
         version = self._session._accept(entries)
         if captured is not None:  # what comes after is the next checkpoint's
-            self._session._behind.digest = LogDigest(captured)
+            lifts = self._session._behind.context.lifts
+            self._session._behind.digest = LogDigest(captured, lifts=lifts)
         return version
 
     async def digest(self) -> LogDigest:
@@ -164,13 +169,13 @@ class _SessionJournal(_Reading):
             since, cut = (await self.chain()).captured_upto, await self.cut()
             digest = self.contents.digest
             if digest is None or digest.since < since or digest.seq < cut:
-                self.contents.digest = LogDigest(max(since, cut))
+                self.contents.digest = LogDigest(max(since, cut), lifts=self.contents.context.lifts)
                 continue
             if digest.seq < tracked.durable:
                 await self._read_into(digest, tracked.durable)
                 continue
             for seq, entry in enumerate(tracked.pending, tracked.durable + 1):
-                digest.feed(seq, entry.kind, entry.payload)
+                digest.accept(seq, entry.kind, entry.payload)
             return digest
 
     async def _read_into(self, digest: LogDigest, upto: int) -> None:

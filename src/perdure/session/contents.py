@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -21,7 +21,7 @@ from perdure.errors import (
     StoreError,
     TooLargeError,
 )
-from perdure.lineage.store import followed
+from perdure.lineage.store import Filled, followed, media_of
 from perdure.memory.context import (
     CONTEXT_KINDS,
     RetractionPayload,
@@ -35,26 +35,31 @@ from perdure.memory.documents import (
     SessionCounts,
     SessionDocument,
     TurnPayload,
+    described,
     fold_session,
     fold_state,
+    iso_of,
     names_of,
     note_taken,
     stamp_of,
     time_of,
 )
+from perdure.memory.media import FittedMedia, fitted
 from perdure.memory.state import States
 from perdure.memory.working_memory import Lazy, MemoryLimit, SessionValues, WorkingMemory
 from perdure.records.checkpoints import CHECKPOINTS
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey, require_text
+from perdure.records.manifest import About
+from perdure.records.media import LEAST, LIFTED_KINDS, decode_held, decode_read, filled, referred
 from perdure.records.messages import (
     RESERVED_KINDS,
     Message,
     decode_message,
 )
 from perdure.records.records import (
-    EPOCH,
     EVENT,
+    HOLDER_KINDS,
     MEMORY_DROP,
     MEMORY_SET,
     MESSAGE_KINDS,
@@ -110,13 +115,15 @@ class _RetractionFilter:
 class _Attempt:
     """Records that an interrupted turn left at the end of a log, read backwards."""
 
-    __slots__ = ("_id", "_older", "_resume", "begin", "messages")
+    __slots__ = ("_id", "_older", "_resume", "begin", "messages", "request")
 
     def __init__(self, turn_id: str, *, resume: bool) -> None:
         self._id = turn_id
         self._resume = resume
         self.begin: int | None = None
         """The seq of its first record, once that was seen."""
+        self.request: str | None = None
+        """The fingerprint of what was asked in it."""
         self.messages: list[Record] = []
         self._older: list[Record] = []
         """What is an earlier attempt's if one began before it, which this one continued."""
@@ -126,7 +133,7 @@ class _Attempt:
         kind = record.kind
         if kind in MESSAGE_KINDS:
             (self.messages if self.begin is None else self._older).append(record)
-        elif kind == EPOCH:  # what a holder appends belongs to no turn of an earlier one
+        elif kind in HOLDER_KINDS:  # what a holder appends belongs to no turn of an earlier one
             return self.begin is not None or not self.messages
         elif kind == RETRACT:  # an attempt before it was taken back, or others appended amid it
             after = decode(record.payload, RetractionPayload).after
@@ -139,7 +146,7 @@ class _Attempt:
         if turned.turn != self._id or not turned.given or turned.phase == "end":
             return False
         if turned.phase == "begin":
-            self.begin = seq
+            self.begin, self.request = seq, turned.request
             self.messages += self._older
             self._older.clear()
             return True
@@ -169,6 +176,13 @@ class _DatedRecords:
         turns = [at for at in dated if entries[at][0] == TURN]
         if turns:
             self._turn = Record(first + turns[-1], epoch, *entries[turns[-1]])
+
+    def times(self) -> tuple[float | None, float | None]:
+        """Return the times of the first and the newest of them that is known here."""
+        first, newest = [
+            None if record is None else time_of(record) for record in (self._first, self._newest)
+        ]
+        return first, newest
 
     def folded(self, as_of_seq: int) -> None:
         """Begin again after a fold."""
@@ -202,6 +216,10 @@ class ContentsOwner(Protocol):
         """Return the limit of the working memory."""
         ...
 
+    def _left_out(self, media: FittedMedia) -> None:
+        """Report that the context has not all of its media."""
+        ...
+
 
 class Contents:
     """A session's state in memory, as of its newest record, durable or not."""
@@ -217,6 +235,7 @@ class Contents:
         "_session_tail",
         "_state",
         "_store",
+        "_told",
         "clock",
         "context",
         "damaged",
@@ -224,6 +243,7 @@ class Contents:
         "has_context",
         "info_document",
         "key",
+        "may_lack_media",
         "messages",
         "report",
         "taken",
@@ -238,7 +258,7 @@ class Contents:
         restored: RestoredSession,
         owner: ContentsOwner,
     ) -> None:
-        self._store = store
+        self._store: Store = Filled(followed(store)) if store.capabilities.blobs else store
         self._owner = owner
         self._registry = registry
         self.key: SessionKey = restored.key
@@ -254,6 +274,8 @@ class Contents:
         self.taken: dict[str, int] = restored.taken
         """What was posted and is in the log, by op id."""
         self.messages: int = restored.messages
+        self.may_lack_media: bool = False
+        """Whether media that the model may be shown again are in their blobs alone."""
         self.clock: int = restored.clock
         """The session's logical clock: the newest time that an event or a checkpoint has."""
         self.digest: LogDigest | None = None
@@ -266,6 +288,8 @@ class Contents:
         self._dated = _DatedRecords(
             is_known=not (restored.tail_records or restored.documents.damaged)
         )
+        # Whether it was reported that media are left out, and that some are lost.
+        self._told: tuple[bool, bool] = (False, False)
         # Made at the first use: most sessions use none of them.
         self._memory: WorkingMemory | None = None
         self._state: States | None = None
@@ -310,12 +334,16 @@ class Contents:
         """Take in entries that were accepted, ``first`` being the seq of the first."""
         context, digest = self.context, self.digest
         for seq, (kind, payload, end) in enumerate(entries, first):
+            if len(payload) >= LEAST and kind in LIFTED_KINDS and context.lifts:
+                payload = context.lifted(payload)  # noqa: PLW2901  # as it will be stored
             if digest is not None:
                 digest.feed(seq, kind, payload)
             if kind in CONTEXT_KINDS:
                 context.feed(seq, kind, payload)
                 if kind in MESSAGE_KINDS:
                     self.messages += 1
+                else:
+                    self.may_lack_media = True  # older ones may be shown again
                 continue
             context.seq = seq  # an application's own kind changes nothing else
             if kind in KEPT_FOR_LATER:
@@ -344,6 +372,7 @@ class Contents:
             records=[records[seq] for seq in sorted(records)],
             snapshot=self.context.snapshot(self.key.agent, self.key.session),
             system_prompt=system_prompt_of(self.context),
+            refers=self.context.has_lifted,
             counts=SessionCounts(
                 seq=upto,
                 messages=self.messages,
@@ -445,14 +474,30 @@ class Contents:
         document = decode(folded, SessionDocument)
         document.turns = self.turns
         document.messages = self.messages
+        _, newest = self._dated.times()
+        if newest is not None:
+            document.last_active_at = iso_of(newest)
         return document
+
+    def about(self) -> About:
+        """Return what a listing shows, as of now; as cheap as the labels that no fold has yet."""
+        about = About() if self.info_document is None else self.info_document.about
+        for record in self._session_tail:
+            about = described(about, record.payload)
+        first, newest = self._dated.times()
+        return msgspec.structs.replace(
+            about,
+            created_at=first if about.created_at is None else about.created_at,
+            updated_at=about.updated_at if newest is None else newest,
+        )
 
     async def attempt(
         self, turn_id: str, *, resume: bool, unsaved: Iterable[Record], durable: int
-    ) -> tuple[int, tuple[Any, ...]] | None:
+    ) -> tuple[int, tuple[Any, ...], str | None] | None:
         """Return what an interrupted turn has appended, if nothing follows it.
 
-        The seq of the record before it, and its messages. ``unsaved`` is newest first.
+        The seq of the record before it, its messages, and the fingerprint of its request.
+        ``unsaved`` is newest first.
         """
         attempt = _Attempt(turn_id, resume=resume)
         more = all(map(attempt.accept, unsaved))
@@ -465,9 +510,27 @@ class Contents:
         if attempt.begin is None:
             return None
         texts = [
-            decode_message(record.payload, self._registry) for record in reversed(attempt.messages)
+            decode_read(record.payload, self._registry) for record in reversed(attempt.messages)
         ]
-        return attempt.begin - 1, tuple(texts)
+        return attempt.begin - 1, tuple(texts), attempt.request
+
+    async def request_of(
+        self, turn_id: str, *, unsaved: Iterable[Record], durable: int
+    ) -> str | None:
+        """Return the fingerprint of what was asked in a turn; None if it is not known."""
+
+        def begin(records: Iterable[Record]) -> Iterator[TurnPayload]:
+            turns = (decode(one.payload, TurnPayload) for one in records if one.kind == TURN)
+            return (one for one in turns if one.turn == turn_id and one.phase == "begin")
+
+        for turned in begin(unsaved):
+            return turned.request
+        log = self._store.read_log(self.key, before=durable + 1, reverse=True)
+        async with contextlib.aclosing(log):
+            async for chunk in log:
+                for turned in begin(chunk.records):
+                    return turned.request
+        return None
 
     async def history(
         self,
@@ -515,7 +578,7 @@ class Contents:
             if len(items) >= limit:
                 return
             if record.kind in MESSAGE_KINDS:
-                value: Any = decode_message(record.payload, self._registry)
+                value: Any = decode_read(record.payload, self._registry)
             elif record.kind.startswith("x:"):
                 value = self._registry.decode_record(record.kind, record.payload)
             elif record.kind in RESERVED_KINDS and not _is_application_event(record):
@@ -542,14 +605,52 @@ class Contents:
             async for chunk in log:
                 for record in chunk.records:
                     below.shows(record)
-        return [(seq, payload) for seq, payload in context.by_seq() if seq <= below.newest]
+        messages = [(seq, payload) for seq, payload in context.by_seq() if seq <= below.newest]
+        return await self.filled(messages)
+
+    async def filled(self, messages: Sequence[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+        """Return messages with their media in place, whatever budget there is."""
+        whole: list[tuple[int, bytes]] = []
+        for seq, payload in messages:
+            names = [medium.name for medium in referred(payload)]
+            held = self.context.media
+            missing = [name for name in names if name not in held]
+            read = await media_of(self._store, self.key.tenant, missing) if missing else {}
+            whole.append((seq, filled(payload, {**held, **read}) if names else payload))
+        return whole
 
     async def as_of(self, seq: int) -> WorkingContext:
         """Return the working context that the session had at a durable record."""
         return await context_at(self._store, self.key, seq, self.context.limit)
 
-    def decoded(self) -> list[Message]:
-        """Return the working context's messages.
+    def decoded(self, provider: str | None = None) -> list[Message]:
+        """Return the working context's messages, with the media that the budget has room for.
+
+        Args:
+            provider: Who is to read them; None if that is not known.
+
+        Raises:
+            SessionError: The session was loaded without.
+
+        """
+        context = self.context
+        media = fitted(self.stored(), context.budget, context.media, provider=provider)
+        told = bool(media.left_out), bool(media.lost)
+        if told > self._told:
+            self._told = told
+            self._owner._left_out(media)
+        return media.messages
+
+    async def load_media(self) -> None:
+        """Load the media that the model may be shown, and that are not in memory."""
+        context = self.context
+        names = [name for name in context.wanted() if name not in context.media]
+        if names:
+            context.media |= await media_of(self._store, self.key.tenant, names)
+        self.may_lack_media = False
+
+    def stored(self) -> list[Message]:
+        """Return the working context's messages as they are stored: with references to media.
 
         Raises:
             SessionError: The session was loaded without.
@@ -558,7 +659,7 @@ class Contents:
         if not self.has_context:
             message = f"session {self.key} was loaded with context=False: load it without that"
             raise SessionError(message, key=str(self.key))
-        return [decode_message(payload, self._registry) for payload in self.context.messages()]
+        return [decode_held(payload, self._registry) for payload in self.context.messages()]
 
 
 def _is_application_event(record: Record) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import anyio.to_thread
 import msgspec
@@ -38,13 +38,14 @@ from perdure.formats.records import (
 )
 from perdure.formats.state import FullAgentState
 from perdure.formats.trace_files import Memories, has_memories, read_memories, write_memories
-from perdure.lineage.store import followed
+from perdure.lineage.store import Lineage, followed, media_of, with_media
 from perdure.memory.compaction import MemoryBundle
 from perdure.memory.context import WorkingContext
 from perdure.memory.documents import EPISODIC, SEMANTIC, fold_items
 from perdure.memory.traces import read_turns
 from perdure.records.checkpoints import CHECKPOINTS
-from perdure.records.keys import SessionKey
+from perdure.records.keys import SessionKey, session_key
+from perdure.records.media import LIFTED_KINDS, filled, referred, without_references
 from perdure.records.messages import Message, decode_message
 from perdure.records.records import CONTEXT, Entry, Record
 from perdure.restore.rebuild import (
@@ -79,10 +80,12 @@ async def export_memories(view: SessionView, folder: Path) -> list[str]:
 
     """
     contents = view._contents
+    snapshot = contents.context.snapshot(view.key.agent, view.key.session)
     memories = Memories(
         episodic=fold_items(*await contents._read(EPISODIC)),
         semantic=fold_items(*await contents._read(SEMANTIC)),
-        snapshot=contents.context.snapshot(view.key.agent, view.key.session) + b"\n",
+        snapshot=without_references(await _whole_context(contents._store, view.key, snapshot))
+        + b"\n",
         upto=view.seq,
     )
     async with aclosing(read_turns(contents._store, view.key)) as turns:
@@ -175,7 +178,7 @@ async def export_state(
             only what the format has a place for.
 
     """
-    connected, key = sessions._check(), SessionKey(id, session, tenant)
+    connected, key = sessions._check(), session_key(id, session, tenant)
     open_session = connected.runtime.sessions.get(key)
     if open_session is not None:
         await open_session.save()
@@ -190,12 +193,46 @@ async def state_from(store: Store, key: SessionKey, *, log: bool = True) -> Full
             records.extend(chunk.records)
     if not records:
         return None
+    if store.capabilities.blobs:
+        records = await _with_media(followed(store), key, records)
 
     def fold() -> FullAgentState:
         state = state_of(key, records)
         return with_log(state, key, records) if log else state
 
     return await anyio.to_thread.run_sync(fold)
+
+
+MOST_MEDIA: Final = 8 * 1024 * 1024
+"""Bytes of media in one context that is exported: it has to fit into one record again."""
+
+
+async def _with_media(store: Lineage, key: SessionKey, records: Sequence[Record]) -> list[Record]:
+    """Return records that stand by themselves: with their media in place, as a file has them."""
+    whole: list[Record] = []
+    for record in records:
+        if record.kind == CONTEXT:
+            payload = await _whole_context(store, key, record.payload)
+            record = msgspec.structs.replace(record, payload=payload)  # noqa: PLW2901
+        else:
+            [record] = await with_media(store, key, [record])  # noqa: PLW2901
+        if record.kind in LIFTED_KINDS:
+            payload = without_references(record.payload)
+            record = msgspec.structs.replace(record, payload=payload)  # noqa: PLW2901
+        whole.append(record)
+    return whole
+
+
+async def _whole_context(store: Store, key: SessionKey, payload: bytes) -> bytes:
+    """Return a context with the newest of its media in place."""
+    names: list[str] = []
+    size = 0
+    for medium in reversed(referred(payload)):
+        size += medium.bytes
+        if size > MOST_MEDIA:
+            break
+        names.append(medium.name)
+    return filled(payload, await media_of(store, key.tenant, names)) if names else payload
 
 
 async def import_state(
@@ -237,7 +274,7 @@ async def import_with(
     agent = id or state.agent_id
     if not agent:
         raise InvalidArgumentError("the state names no agent: give its id")
-    key = SessionKey(agent, session, tenant)
+    key = session_key(agent, session, tenant)
     unfolded = await anyio.to_thread.run_sync(partial(_unfolded, state, read, key))
     if await sessions.exists(agent, session=session, tenant=tenant):
         raise _exists(key)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from math import inf
 from typing import TypeAlias
 
@@ -42,6 +42,7 @@ from perdure.records.checkpoints import CHECKPOINTS
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import FoldedDocument, Manifest
+from perdure.records.media import LIFTED_KINDS, holds_references
 from perdure.records.messages import decode_message
 from perdure.records.records import Record
 from perdure.restore.ladder import keep_evidence, snapshot_of, validated
@@ -115,6 +116,8 @@ class OpenTail(msgspec.Struct, frozen=True):
     snapshot: bytes
     system_prompt: str
     counts: SessionCounts
+    refers: bool = False
+    """Whether a message of it refers to media in blobs."""
 
 
 class PreparedFold(msgspec.Struct, frozen=True):
@@ -169,7 +172,8 @@ async def prepare_fold(
 
     def compute() -> PreparedFold:
         changed = work.documents(touched)
-        manifest = manifest_of(key, epoch, upto, before, changed)
+        refers = refers_to_media(work.records) or (tail is not None and tail.refers)
+        manifest = manifest_of(key, epoch, upto, before, changed, refers=refers)
         documents = {name: data for name, data in changed.items() if data is not None}
         return PreparedFold(key, work.blobs, documents, manifest)
 
@@ -367,6 +371,13 @@ def _describes_agent(session: Document | None) -> bool:
     return session is None or decode(session.data, WholeSessionDocument).describes_agent
 
 
+def refers_to_media(records: Iterable[Record]) -> bool:
+    """Whether a record refers to media in blobs."""
+    return any(
+        record.kind in LIFTED_KINDS and holds_references(record.payload) for record in records
+    )
+
+
 def system_prompt_of(context: WorkingContext) -> str:
     """Return the system prompt that a context begins with, empty for none."""
     first = next(context.messages(), b"{}")
@@ -381,8 +392,13 @@ def manifest_of(
     upto: int,
     before: Manifest | None,
     changed: Mapping[str, bytes | None],
+    *,
+    refers: bool = False,
 ) -> Manifest:
-    """Return the manifest after a fold: what did not change is as of now, too."""
+    """Return the manifest after a fold: what did not change is as of now, too.
+
+    A session whose messages refer to media is of format 2, which earlier releases refuse.
+    """
     documents_before = {} if before is None else before.documents
     documents = {
         name: FoldedDocument(upto, document.sha256, document.size)
@@ -393,7 +409,9 @@ def manifest_of(
         name: FoldedDocument.of(upto, data) for name, data in changed.items() if data is not None
     }
     described = decode(changed[SESSION] or b"", SessionDocument)
+    refers = refers or holds_references(changed.get(SNAPSHOT) or b"")
     return Manifest(
+        format=max(2 if refers else 1, 1 if before is None else before.format),
         key=key,
         epoch=epoch,
         as_of_seq=upto,

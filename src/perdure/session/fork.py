@@ -27,15 +27,15 @@ from perdure.lineage.history import keep_documents, keep_history
 from perdure.memory.traces import find_turn
 from perdure.records.checkpoints import GROUP, Checkpoint
 from perdure.records.json import decode, encode
-from perdure.records.keys import SessionKey
+from perdure.records.keys import SessionKey, session_key
 from perdure.records.manifest import ForkNote, Origin
 from perdure.records.records import (
     BASE,
     CHECKPOINT,
     CHECKPOINTS_PRUNED,
     ENDING,
-    EPOCH,
     FORK,
+    HOLDER_KINDS,
     RETRACT,
     Entry,
     Record,
@@ -184,10 +184,10 @@ class ForkBuilder:
 
         Those after it say nothing, and a copy of the parent elsewhere has others there, or none.
         """
-        if point.kind != EPOCH:
+        if point.kind not in HOLDER_KINDS:
             return point
         log = self._store.read_log(parent, before=point.seq, reverse=True)
-        return await first_record(log, lambda record: record.kind != EPOCH)
+        return await first_record(log, lambda record: record.kind not in HOLDER_KINDS)
 
     async def _end_of(self, parent: SessionKey, checkpoint: Checkpoint) -> int:
         """Return the record that ends a checkpoint's group."""
@@ -368,7 +368,7 @@ def exists(key: SessionKey) -> SessionError:
     return SessionError(message, key=str(key))
 
 
-_QUIET = frozenset({BASE, ENDING, EPOCH, FORK})
+_QUIET = HOLDER_KINDS | {BASE, ENDING, FORK}
 """Kinds that say nothing of what the session holds."""
 
 
@@ -382,7 +382,7 @@ async def fork_unsaved(
 ) -> Fork:
     """Begin a session with what is durable of another one, and what is not."""
     key = tracked.key
-    new = SessionKey(new_id, new_session or key.session, key.tenant)
+    new = session_key(new_id, new_session or key.session, key.tenant)
     forker = ForkBuilder(ExclusiveAccess(runtime, lifecycle))
 
     async def fork() -> Fork:

@@ -17,7 +17,7 @@ import msgspec
 from perdure.autosave.tracked import State
 from perdure.errors import SessionAlreadyActiveError, SessionClosedError, StoreUnavailableError
 from perdure.lease import named
-from perdure.lineage.store import followed
+from perdure.lineage.store import Filled, followed
 from perdure.memory.context import CONTEXT_KINDS, RetractionPayload
 from perdure.memory.documents import StateSet, TurnPayload, fold_items, fold_state
 from perdure.memory.ledger import LEDGER, Ledger, fold_ledger
@@ -44,10 +44,14 @@ if TYPE_CHECKING:
     from perdure.memory.working_memory import MemorySearch
     from perdure.records.keys import SessionKey
     from perdure.records.manifest import LogChunk
+    from perdure.records.messages import Message
     from perdure.records.types import Registry
     from perdure.session.base import Turn
+    from perdure.session.delete import ForgetReport, SessionFilter
     from perdure.session.inbox import PostReceipt
     from perdure.session.manager import SessionManager
+    from perdure.session.open import SessionOpening
+    from perdure.session.rebuild import RebuildReport
     from perdure.session.session import Session, SessionView
     from perdure.store import Store
 
@@ -200,6 +204,18 @@ async def is_branch(session: Session) -> bool:
     return base is not None and base.moved is None
 
 
+def stored_messages(session: Session | SessionView) -> list[Message]:
+    """Return the working context's messages as they are stored: with references to media."""
+    return session._contents.stored()
+
+
+async def filled(
+    session: Session | SessionView, messages: Sequence[tuple[int, bytes]]
+) -> list[tuple[int, bytes]]:
+    """Return messages of the working context, by their records, with their media in place."""
+    return await session._contents.filled(messages)
+
+
 def working_context(session: Session | SessionView) -> WorkingContext:
     """Return the working context, to read only."""
     return session._contents.context
@@ -251,6 +267,32 @@ def loop_of(sessions: SessionManager) -> object:
 def session_open_here(sessions: SessionManager, key: SessionKey) -> Session | None:
     """Return a session that this manager has open, without pinning it."""
     return cast("Session | None", sessions._check().runtime.sessions.get(key))
+
+
+def open_stored(
+    sessions: SessionManager, key: SessionKey, *, owner: str | None, wait: float = 10.0
+) -> SessionOpening:
+    """Open a session that may be one of perdure's own."""
+    from perdure.session.open import OpenRequest, SessionOpening
+
+    return SessionOpening(sessions._check().opener, OpenRequest(key=key, owner=owner, wait=wait))
+
+
+async def load_stored(sessions: SessionManager, key: SessionKey) -> SessionView | None:
+    """Read a session that may be one of perdure's own; None if there is none."""
+    return await sessions._load(key)
+
+
+async def forget_stored(
+    sessions: SessionManager, wanted: SessionFilter, *, wait: float = 10.0, dry_run: bool = False
+) -> ForgetReport:
+    """Forget sessions; the id may be that of scopes."""
+    return await sessions._forget(wanted, Terms("handover", wait), dry_run=dry_run)
+
+
+async def rebuild_stored(sessions: SessionManager, key: SessionKey) -> RebuildReport:
+    """Rebuild a session that may be one of perdure's own."""
+    return await sessions._rebuild(key, Terms("raise", 0.0))
 
 
 async def other_holder(sessions: SessionManager, key: SessionKey) -> str | None:
@@ -474,8 +516,8 @@ async def durable_head(sessions: SessionManager, key: SessionKey) -> int:
 def log_of(
     sessions: SessionManager, key: SessionKey, *, after: int, before: int, reverse: bool = False
 ) -> AsyncGenerator[LogChunk, None]:
-    """Read a part of a session's log, without its lease."""
-    return sessions._store.read_log(key, after=after, before=before, reverse=reverse)
+    """Read a part of a session's log, without its lease, with the media of messages in place."""
+    return Filled(sessions._store).read_log(key, after=after, before=before, reverse=reverse)
 
 
 async def kill(manager: SessionManager) -> None:

@@ -15,6 +15,7 @@ import logging
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from functools import partial
+from math import inf
 from types import MethodType
 from typing import TYPE_CHECKING, final
 
@@ -36,16 +37,17 @@ from perdure.errors import (
     UnsavedChangesError,
 )
 from perdure.lease import OnHeld, acquire_lease
-from perdure.lineage.store import Lineage
+from perdure.lineage.store import Lineage, hold_media
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Origin
+from perdure.records.media import filled
 from perdure.records.messages import decode_message, kind_of
 from perdure.records.records import (
     BASE,
     CONTEXT,
-    EPOCH,
     FORK,
+    HOLDER_KINDS,
     ITEM,
     MEMORY_DROP,
     MEMORY_SET,
@@ -91,7 +93,7 @@ def rescued(session: SessionBase, after: int) -> tuple[list[Entry], Entry]:
     """
     contents, durable = session._contents, session._tracked.durable
     known = [
-        (seq, Entry(kind_of(decode_message(payload)), payload))
+        (seq, Entry(kind_of(decode_message(payload)), filled(payload, contents.context.media)))
         for seq, payload in contents.context.by_record()
     ]
     known += [
@@ -155,6 +157,14 @@ class _Fold:
             )
         except Exception as error:  # noqa: BLE001  # reported
             self._failed(session, error)
+
+    async def write_if_free(self) -> None:
+        """Write it, unless somebody has the session exclusively.
+
+        Who does may have announced a base: a fold now would hold it, and not be of it.
+        """
+        if self.session.key not in self._runtime.pending_loads:
+            await self.write()
 
     async def write(self) -> None:
         """Write it; after another fold, what that one left."""
@@ -251,6 +261,9 @@ class SessionLifecycle:
     def _saved(self, session: SessionBase, _durable: int) -> None:
         """Decide, after each save, whether to fold."""
         limits = self._runtime.limits
+        if session._needs_mark and not session._folding and limits.fold_ratio < inf:
+            self.fold_soon(session)
+            return
         if session._tail_bytes < LEAST_TAIL and session._tail_records < limits.fold_records:
             return  # nearly always: the rest costs more than this
         if session._folding:
@@ -322,8 +335,9 @@ class SessionLifecycle:
     async def _fold_alone(self, fold: _Fold, *, urgent: bool) -> None:
         """Fold; only the write waits until no save of the session is with the store."""
         saver, tracked = self._runtime.saver, fold.session._tracked
+        write = fold.write if urgent else fold.write_if_free
         try:
-            await saver.exclusive(tracked, fold.write, prepare=fold.prepare, urgent=urgent)
+            await saver.exclusive(tracked, write, prepare=fold.prepare, urgent=urgent)
         except StoreUnavailableError as error:  # given up, since it took too long
             self._fold_failed(fold.session, error)
 
@@ -614,6 +628,7 @@ async def _read(session: SessionBase) -> RestoredSession:
             break
         # A save came between, and what it saved has left memory.
         restored = await restore(runtime.store, session.key, context_bytes=limit)
+    await hold_media(runtime.store, session.key, restored.context, runtime.limits._media)
     return restored
 
 
@@ -796,7 +811,7 @@ class ExclusiveAccess:
                 for record in chunk.records:
                     if record.kind == BASE and base is None:
                         base = decode(record.payload, Origin)
-                    elif record.kind != EPOCH:
+                    elif record.kind not in HOLDER_KINDS:
                         return LogOrigin(base, has_records=True)
         return LogOrigin(base)
 

@@ -29,13 +29,15 @@ from perdure.autosave.reports import ShutdownReport
 from perdure.autosave.tracked import require_outside
 from perdure.errors import InvalidArgumentError, SessionClosedError, StoreError
 from perdure.lease import LeaseOptions, OnHeld
-from perdure.lineage.store import followed
+from perdure.lineage.store import followed, hold_media
 from perdure.providers.context_fit import Format
-from perdure.records.keys import DEFAULT_SESSION, SessionKey, require_filters
+from perdure.records.keys import DEFAULT_SESSION, SessionKey, require_filters, session_key
+from perdure.records.manifest import SessionQuery
 from perdure.records.types import Registry
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
 from perdure.restore.ladder import restore
 from perdure.restore.report import RestorePlan
+from perdure.session import directory
 from perdure.session.connected import ManagerCore, ManagerParts, connected, manager_facts
 from perdure.session.delete import (
     ForgetReport,
@@ -58,7 +60,7 @@ from perdure.session.runtime import (
     within,
     wrong_loop,
 )
-from perdure.session.scope import Scope, list_scopes, list_sessions, scope_key
+from perdure.session.scope import Scope, list_scopes, scope_key
 from perdure.session.session import SessionView
 from perdure.store import DeadLetter, SessionInfo, Store
 
@@ -223,7 +225,8 @@ class SessionManager:
             InvalidArgumentError: An argument is invalid, or ``new`` is True and ``create`` False.
             LeaseHeldError: Another process keeps holding it.
             SessionNotFoundError: It does not exist, and ``create`` is False.
-            SessionError: It exists, and ``new`` is True; or it has another owner.
+            SessionError: It exists, and ``new`` is True.
+            OwnerMismatchError: It has another owner.
             SessionQuarantinedError: The store permanently refuses one of its records.
             CorruptRecordError: Its log is damaged before the tail; if strict, or a document is.
             UnsupportedVersionError: A newer release wrote it.
@@ -231,7 +234,7 @@ class SessionManager:
 
         """
         wanted = OpenRequest(
-            key=SessionKey(id, session, tenant),
+            key=session_key(id, session, tenant),
             owner=owner,
             tags=tags,
             create=create,
@@ -257,9 +260,13 @@ class SessionManager:
         Of a session that is open here, it shows what is durable. With ``context=False`` it has no
         working context, and costs the same however large that is: to show history.
         """
+        return await self._load(session_key(id, session, tenant), context=context)
+
+    async def _load(self, key: SessionKey, *, context: bool = True) -> SessionView | None:
         self._check()
-        key, limit = SessionKey(id, session, tenant), self._limits.context_bytes
+        limit = self._limits.context_bytes
         restored = await restore(self._store, key, context_bytes=limit, with_context=context)
+        await hold_media(self._store, key, restored.context, self._limits._media)
         return SessionView(self._store, self.registry, restored) if restored.head else None
 
     async def post(
@@ -292,7 +299,7 @@ class SessionManager:
             StoreUnavailableError: The store cannot be reached: try again with the same key.
 
         """
-        return await self._check().inbox.post(SessionKey(id, session, tenant), items, key)
+        return await self._check().inbox.post(session_key(id, session, tenant), items, key)
 
     async def dead_letters(
         self, id: str, *, session: str = DEFAULT_SESSION, tenant: str = ""
@@ -308,7 +315,7 @@ class SessionManager:
             tenant: Whose, where customers share a store.
 
         """
-        return tuple(await self._check().inbox.dead_letters(SessionKey(id, session, tenant)))
+        return tuple(await self._check().inbox.dead_letters(session_key(id, session, tenant)))
 
     async def retry_dead_letters(
         self,
@@ -331,7 +338,7 @@ class SessionManager:
 
         """
         inbox = self._check().inbox
-        return await inbox.retry_dead_letters(SessionKey(id, session, tenant), keys)
+        return await inbox.retry_dead_letters(session_key(id, session, tenant), keys)
 
     async def drop_dead_letters(
         self,
@@ -354,7 +361,7 @@ class SessionManager:
 
         """
         inbox = self._check().inbox
-        return await inbox.drop_dead_letters(SessionKey(id, session, tenant), keys)
+        return await inbox.drop_dead_letters(session_key(id, session, tenant), keys)
 
     def scope(
         self, id: str, *, tenant: str = "", owner: str | None = None, wait: float = 10.0
@@ -398,17 +405,31 @@ class SessionManager:
         prefix: str = "",
         after: SessionInfo | None = None,
         limit: int = 100,
+        newest_first: bool = False,
     ) -> list[SessionInfo]:
         """List sessions by id; pass the last one as ``after`` for the next page.
 
-        What it reports, and what ``owner`` and ``tag`` match, is as of each session's last fold.
-        Scopes are not in it: see `list_scopes`.
+        What it reports, and what ``owner`` and ``tag`` match, is as of now for sessions that are
+        open here, and as of its last fold for any other. Scopes are not in it: see `list_scopes`.
+
+        Args:
+            tenant: Whose, where customers share a store.
+            owner: Only sessions of this owner.
+            tag: Only sessions with this tag.
+            prefix: Only agents whose id begins with this.
+            after: The last session of the page before.
+            limit: How many, at most.
+            newest_first: List them by their last use instead; reads the whole listing each time.
+
         """
-        self._check()
-        last = None if after is None else after.key
-        return await list_sessions(
-            self._store, tenant, owner=owner, tag=tag, prefix=prefix, after=last, limit=limit
+        sessions = self._check().runtime.sessions
+        last = None if after is None or newest_first else after.key
+        query = SessionQuery(
+            tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=last, limit=limit
         )
+        if newest_first:
+            return await directory.newest_first(self._store, sessions, query, after)
+        return await directory.by_id(self._store, sessions, query)
 
     async def exists(
         self,
@@ -419,7 +440,7 @@ class SessionManager:
     ) -> bool:
         """Say whether there is such a session."""
         self._check()
-        return await self._store.head(SessionKey(id, session, tenant)) > 0
+        return await self._store.head(session_key(id, session, tenant)) > 0
 
     # all of them
 
@@ -504,7 +525,7 @@ class SessionManager:
             require_options(autosave=autosave)
         runtime = self._check().runtime
         if id is not None:
-            key = SessionKey(id, session, tenant)
+            key = session_key(id, session, tenant)
             opened = runtime.sessions.get(key)
             if opened is None:
                 message = f"session {key} is not open here: give open(…, autosave=…) its settings"
@@ -642,8 +663,8 @@ class SessionManager:
             StoreUnavailableError: The store has not taken it in time; it may still do so.
 
         """
-        acts, key = self._acting(), SessionKey(id, session, tenant)
-        child = SessionKey(new_id, new_session or session, tenant)
+        acts, key = self._acting(), session_key(id, session, tenant)
+        child = session_key(new_id, new_session or session, tenant)
         with within(wait, f"the fork {child} of session {key}"):
             return await acts.access.runtime.host.call(acts.forker.fork, key, child, at)
 
@@ -674,8 +695,8 @@ class SessionManager:
             StoreUnavailableError: The store does not answer in time.
 
         """
-        acts, key = self._acting(), SessionKey(id, session, tenant)
-        new = SessionKey(new_id, new_session or session, tenant)
+        acts, key = self._acting(), session_key(id, session, tenant)
+        new = session_key(new_id, new_session or session, tenant)
         with within(wait, f"what is unsaved of session {key}"):
             await acts.access.runtime.host.call(acts.access.save_here, key)
         return await self._act(key, wait, partial(acts.forker.copy, key, new))
@@ -702,8 +723,8 @@ class SessionManager:
             SessionNotFoundError: There is no session of the old id.
 
         """
-        acts, key = self._acting(), SessionKey(id, session, tenant)
-        new = SessionKey(new_id, new_session or session, tenant)
+        acts, key = self._acting(), session_key(id, session, tenant)
+        new = session_key(new_id, new_session or session, tenant)
         open_here = acts.access.runtime.sessions.get(key)
         if open_here is not None:
             acts.access.lifecycle.require_closable(open_here)
@@ -728,7 +749,7 @@ class SessionManager:
             LeaseHeldError: Another process keeps holding it, or one of its forks.
 
         """
-        acts, key = self._acting(), SessionKey(id, session, tenant)
+        acts, key = self._acting(), session_key(id, session, tenant)
         delete = partial(acts.forgetter.delete, key, Terms(on_held, wait))
         return await self._act(key, wait, delete)
 
@@ -765,14 +786,21 @@ class SessionManager:
             LeaseHeldError: Another process keeps holding one; then nothing was removed.
 
         """
-        acts = self._acting()
-        require_filters(tenant=tenant, owner=owner, tag=tag)
+        if id is not None:
+            session_key(id, tenant=tenant)
         wanted = SessionFilter(id, session, tenant, owner, tag)
-        if id is None and owner is None and tag is None:
+        return await self._forget(wanted, Terms(on_held, wait), dry_run=dry_run)
+
+    async def _forget(
+        self, wanted: SessionFilter, terms: Terms, *, dry_run: bool = False
+    ) -> ForgetReport:
+        acts, agent, owner, tag = self._acting(), wanted.id, wanted.owner, wanted.tag
+        require_filters(tenant=wanted.tenant, owner=owner, tag=tag)
+        if agent is None and owner is None and tag is None:
             message = "forget: give an id, an owner or a tag, so that not everything is forgotten"
             raise InvalidArgumentError(message, option="id")
-        forget = partial(acts.forget, wanted, Terms(on_held, wait), dry_run=dry_run)
-        return await self._act(SessionKey(id or "-", tenant=tenant), wait, forget)
+        forget = partial(acts.forget, wanted, terms, dry_run=dry_run)
+        return await self._act(SessionKey(agent or "-", tenant=wanted.tenant), terms.wait, forget)
 
     async def prune(
         self,
@@ -806,7 +834,7 @@ class SessionManager:
         acts = self._acting()
         wanted = SessionFilter(id, session, tenant, None, None)
         prune = partial(acts.prune, retention, wanted, Terms(on_held, wait), dry_run=dry_run)
-        return await self._act(SessionKey(id or "-", tenant=tenant), wait, prune)
+        return await self._act(session_key(id or "-", tenant=tenant), wait, prune)
 
     async def plan_restore(
         self,
@@ -845,7 +873,7 @@ class SessionManager:
         return await plan_of(
             runtime.store,
             runtime.registry,
-            SessionKey(id, session, tenant),
+            session_key(id, session, tenant),
             context_bytes=runtime.limits.context_bytes,
             target=target,
             system_prompt=system_prompt,
@@ -881,7 +909,11 @@ class SessionManager:
             SessionNotFoundError: There is no such session.
 
         """
-        acts, key = self._acting(), SessionKey(id, session, tenant)
-        terms = Terms(on_held, wait)
-        rebuild = partial(rebuild_session, acts.access, key, terms, dry_run=dry_run)
-        return await self._act(key, wait, rebuild)
+        key, terms = session_key(id, session, tenant), Terms(on_held, wait)
+        return await self._rebuild(key, terms, dry_run=dry_run)
+
+    async def _rebuild(
+        self, key: SessionKey, terms: Terms, *, dry_run: bool = False
+    ) -> RebuildReport:
+        rebuild = partial(rebuild_session, self._acting().access, key, terms, dry_run=dry_run)
+        return await self._act(key, terms.wait, rebuild)

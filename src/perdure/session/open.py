@@ -22,12 +22,13 @@ from perdure.errors import (
     FormatError,
     InvalidArgumentError,
     LeaseHeldError,
+    OwnerMismatchError,
     SessionClosedError,
     SessionError,
     SessionNotFoundError,
 )
 from perdure.lease import LATE, OnHeld, acquire_lease, lease_held
-from perdure.lineage.store import is_begun_by
+from perdure.lineage.store import hold_media, is_begun_by
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry, Record
 from perdure.restore.ladder import restore
@@ -344,6 +345,7 @@ class Opener:
             context_bytes=runtime.limits.context_bytes,
             strict=wanted.strict,
         )
+        await hold_media(runtime.store, grant.key, restored.context, runtime.limits._media)
         if restored.head != grant.head:
             message = (
                 f"session {grant.key}: its log ends at record {restored.head}, but epoch "
@@ -369,7 +371,7 @@ def _require_owner(session: Session, wanted: OpenRequest) -> None:
     """Refuse to relabel another owner's session by opening it: `forget(owner=…)` would miss it.
 
     Raises:
-        SessionError: It has another owner than the one that was named.
+        OwnerMismatchError: It has another owner than the one that was named.
 
     """
     if wanted.owner is None:
@@ -382,7 +384,7 @@ def _require_owner(session: Session, wanted: OpenRequest) -> None:
         f"{_clipped(wanted.owner)}: choose another id or tenant; leave out owner= to open it as it "
         "is; or hand it on with session.describe(owner=…)"
     )
-    raise SessionError(message, key=str(wanted.key), owner=owner, wanted=wanted.owner)
+    raise OwnerMismatchError(message, key=str(wanted.key), owner=owner, wanted=wanted.owner)
 
 
 def _clipped(owner: str) -> str:

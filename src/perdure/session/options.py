@@ -8,8 +8,9 @@ from perdure._lib.tasks import each
 from perdure.autosave.options import Autosave, EngineOptions, Shutdown
 from perdure.errors import ConfigError, InvalidArgumentError
 from perdure.lease import LeaseOptions
+from perdure.memory.media import BUDGET, MediaBudget, MediaTokens, require_media_tokens
 from perdure.records.keys import BACKUP_JOURNAL, SessionKey, keyring_of
-from perdure.store import Store
+from perdure.store import Store, is_begun
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -17,6 +18,7 @@ MIB = 1024 * KIB
 
 _WHOLE = (
     "context_bytes",
+    "context_media_tokens",
     "record_bytes",
     "fold_records",
     "loads",
@@ -31,7 +33,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         context_bytes: The working context of a session without an agent: its newest
-            whole messages.
+            whole messages. Images and other media do not count.
+        context_media_tokens: The media that a model is shown: the newest, up to so many tokens.
+            Older ones are replaced by a note.
+        media_tokens: How many tokens an image or other media takes: a number for each, or a
+            function of a `Medium`; None for an estimate by the provider. Once a function raises,
+            or returns no whole number from 0, the estimate counts, with a warning.
         record_bytes: One appended item, encoded.
         fold_ratio: Fold when the log's tail is this many times what a fold rewrites, and the
             session is at rest, or at half as much again; infinite: only when it leaves memory.
@@ -48,6 +55,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     context_bytes: int = 512 * KIB
+    context_media_tokens: int = BUDGET
+    media_tokens: int | MediaTokens | None = None
     record_bytes: int = 16 * MIB
     fold_ratio: float = 4.0
     fold_records: int = 2000
@@ -61,12 +70,17 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if name == "memory_bytes" and value is None:
                 continue
-            if not isinstance(value, int) or value < 1:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 message = f"limits: invalid {name}={value!r}: it must be a whole number from 1"
                 raise InvalidArgumentError(message, option=name, value=value)
+        require_media_tokens(self.media_tokens)
         if not self.fold_ratio > 0:
             message = f"limits: invalid fold_ratio={self.fold_ratio!r}: it must be above 0"
             raise InvalidArgumentError(message, fold_ratio=self.fold_ratio)
+
+    @property
+    def _media(self) -> MediaBudget:
+        return MediaBudget(self.context_media_tokens, self.media_tokens)
 
 
 _KINDS = {
@@ -105,7 +119,7 @@ async def require_sessions(store: Store) -> None:
     keys, keys_found = keyring_of(""), set[SessionKey]()
 
     async def look(key: SessionKey) -> None:
-        if await store.holder(key) is not None:
+        if await is_begun(store, key):
             keys_found.add(key)
 
     await each((keys, BACKUP_JOURNAL), look)
@@ -126,7 +140,7 @@ async def require_no_backup(store: Store) -> None:
         ConfigError: It is one.
 
     """
-    if store.capabilities.blobs and await store.holder(BACKUP_JOURNAL) is not None:
+    if store.capabilities.blobs and await is_begun(store, BACKUP_JOURNAL):
         raise _backup(store)
 
 

@@ -15,7 +15,8 @@ from perdure.memory.documents import fold_items
 from perdure.memory.retrieval import Retriever
 from perdure.memory.traces import newest_turns
 from perdure.providers.formats import FORMATS
-from perdure.records.messages import Message, decode_message, encode_message
+from perdure.records.media import decode_held
+from perdure.records.messages import Message, encode_message
 from perdure.records.records import Entry, Record
 from perdure.restore.bootstrapper import (
     Bootstrapped,
@@ -161,7 +162,7 @@ class _Noting:
         self._store = store
         self._registry = registry
         self._view = view
-        self.messages: tuple[Message, ...] = tuple(view.context())
+        self.messages: tuple[Message, ...] = tuple(view._contents.stored())
         self.appended: tuple[Message, ...] = ()
         self.replaces: bool = False
         self.retriever: Retriever = Retriever(self._lines)
@@ -186,7 +187,7 @@ class _Noting:
         return self._view._contents.context.system_prompt_sha256
 
     def get_working_context_messages(self) -> list[Message]:
-        return self._view.context()
+        return self._view._contents.stored()
 
     async def _lines(self, name: str) -> list[bytes]:
         data, records = await self._view._contents._read(name)
@@ -196,10 +197,10 @@ class _Noting:
         self, tail_turns: int | None, exclude_turn_id: str | None = None
     ) -> Sequence[Message]:
         if tail_turns is None:
-            return raw_part(self._view.context())
+            return raw_part(self._view._contents.stored())
         turns = await newest_turns(self._store, self._view.key, tail_turns, exclude=exclude_turn_id)
         payloads = [payload for turn in turns for payload in turn.messages]
-        return [decode_message(payload, self._registry) for payload in payloads]
+        return [decode_held(payload, self._registry) for payload in payloads]
 
     async def reset_working_context_snapshot(
         self, messages: Sequence[Message], *, system_prompt: str | None, reason: str

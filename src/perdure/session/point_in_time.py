@@ -44,7 +44,7 @@ from perdure.records.records import (
     Record,
 )
 from perdure.restore.ladder import snapshot_of
-from perdure.session.fold import FoldInput, manifest_of
+from perdure.session.fold import FoldInput, manifest_of, refers_to_media
 from perdure.session.options import Limits
 from perdure.store import Document, Documents, Store
 
@@ -109,7 +109,8 @@ async def folded_at(
 def _folded(work: FoldInput, have: Documents, blobs: Mapping[str, bytes]) -> HistoricalFold:
     touched = {name for record in work.records for name in names_of(record)} | set(have.damaged)
     changed = work.documents(touched)
-    manifest = manifest_of(work.key, 0, work.upto, have.manifest, changed)
+    refers = refers_to_media(work.records)
+    manifest = manifest_of(work.key, 0, work.upto, have.manifest, changed, refers=refers)
     documents = dict(have.found)
     for name, new in changed.items():
         if new is not None:

@@ -21,13 +21,20 @@ from perdure.errors import (
 )
 from perdure.lineage.store import followed
 from perdure.memory.context import SNAPSHOT, Snapshot
-from perdure.memory.documents import SESSION, SessionDocument, WholeSessionDocument, names_of
+from perdure.memory.documents import (
+    SESSION,
+    SessionDocument,
+    WholeSessionDocument,
+    in_one_form,
+    names_of,
+)
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
+from perdure.records.media import text_bytes
 from perdure.records.records import Record
 from perdure.restore.ladder import keep_evidence, require_plain, validated
-from perdure.session.fold import FoldInput, manifest_of, put_blobs
+from perdure.session.fold import FoldInput, manifest_of, put_blobs, refers_to_media
 from perdure.session.lifecycle import Terms
 from perdure.session.options import Limits
 from perdure.session.point_in_time import base_documents
@@ -74,7 +81,7 @@ def context_bytes_of(snapshot: bytes | None) -> int:
         stored = decode(snapshot or b"", Snapshot)
     except FormatError:
         return 0
-    return sum(len(bytes(raw)) for raw in stored.messages[int(stored.pinned) :])
+    return sum(text_bytes(bytes(raw)) for raw in stored.messages[int(stored.pinned) :])
 
 
 async def rebuild(
@@ -117,7 +124,9 @@ async def rebuild(
     have = msgspec.structs.replace(have, remains={**remains, **have.remains})
     await keep_evidence(store, key, have)
     await put_blobs(store, key.tenant, work.blobs)
-    manifest = manifest_of(key, epoch, records[-1].seq, None, documents)
+    manifest = manifest_of(
+        key, epoch, records[-1].seq, None, documents, refers=refers_to_media(records)
+    )
     await store.write_documents(key, documents, manifest)
     return manifest
 
@@ -204,15 +213,17 @@ def _is_cut_elsewhere(log: WholeLog, name: str, documents: Documents) -> bool:
 def _is_same(name: str, fresh: bytes | None, stored: bytes) -> bool:
     """Whether a document is what a fresh fold of the log gives.
 
-    One of an older release may lack fields that are written now.
+    One of an older release may lack fields that are written now, or have times in another form.
     """
     if fresh is None or fresh == stored:
         return fresh == stored
     try:
         if name == SNAPSHOT:
             return encode(decode(fresh, Snapshot)) == encode(decode(stored, Snapshot))
-        if name == SESSION and not decode(stored, WholeSessionDocument).describes_agent:
-            return decode(fresh, SessionDocument) == decode(stored, SessionDocument)
+        if name == SESSION:
+            whole = decode(stored, WholeSessionDocument)
+            kind = WholeSessionDocument if whole.describes_agent else SessionDocument
+            return in_one_form(decode(fresh, kind)) == in_one_form(decode(stored, kind))
     except FormatError:
         return False
     return False

@@ -98,6 +98,20 @@ class MemorySearched(msgspec.Struct, frozen=True):
     """The type of the error that it ended with."""
 
 
+class MediaLeftOut(msgspec.Struct, frozen=True):
+    """Images or other media are not shown to the model any more; told once while a session is open.
+
+    The log keeps them, and ``history()`` returns them.
+    """
+
+    session: str
+    count: int
+    """How many are left out now, since the budget is spent."""
+    bytes: int
+    lost: int = 0
+    """How many others cannot be shown, because their blobs are missing or damaged."""
+
+
 class SessionPosted(msgspec.Struct, frozen=True):
     """What others posted has entered a session that is open here; autosave makes it durable."""
 
@@ -126,6 +140,7 @@ EventName = Literal[
     "fold_failed",
     "memory_evicted",
     "memory_searched",
+    "media_left_out",
     "posted",
     "drain",
 ]

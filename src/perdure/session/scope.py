@@ -21,7 +21,14 @@ from perdure.records.json import decode
 from perdure.records.keys import SCOPES, SessionKey, require_name
 from perdure.records.records import MEMORY_DROP, MEMORY_SET, TURN
 from perdure.records.values import decode_value, encode_value
-from perdure.session.internals import registry_of, session_open_here
+from perdure.session.delete import SessionFilter
+from perdure.session.internals import (
+    forget_stored,
+    load_stored,
+    open_stored,
+    registry_of,
+    session_open_here,
+)
 from perdure.session.session import Session, SessionView
 
 if TYPE_CHECKING:
@@ -198,25 +205,15 @@ class Scope:
 
         """
         key = self._key
-        report = await self._sessions.forget(
-            key.agent, session=key.session, tenant=key.tenant, wait=self._wait
-        )
+        wanted = SessionFilter(key.agent, key.session, key.tenant, None, None)
+        report = await forget_stored(self._sessions, wanted, wait=self._wait)
         return bool(report.sessions)
 
     @asynccontextmanager
     async def _changing(self) -> AsyncIterator[Session]:
         """Open the scope for one change: it is a turn, so there is one at a time."""
-        key = self._key
-        async with (
-            self._sessions.open(
-                key.agent,
-                session=key.session,
-                tenant=key.tenant,
-                owner=self._owner,
-                wait=self._wait,
-            ) as session,
-            session.turn(),
-        ):
+        opening = open_stored(self._sessions, self._key, owner=self._owner, wait=self._wait)
+        async with opening as session, session.turn():
             yield session
 
     async def _peek(self) -> Session | SessionView | None:
@@ -225,7 +222,7 @@ class Scope:
         session = session_open_here(self._sessions, key)
         if session is not None and session.is_writable:
             return session
-        return await self._sessions.load(key.agent, session=key.session, tenant=key.tenant)
+        return await load_stored(self._sessions, key)
 
 
 def scope_key(id: str, tenant: str) -> SessionKey:
@@ -248,17 +245,19 @@ async def list_sessions(
     prefix: str = "",
     after: SessionKey | None = None,
     limit: int = 100,
+    scopes: bool = False,
 ) -> list[SessionInfo]:
-    """Return sessions, up to ``limit``: no scopes, or only scopes if ``prefix`` is `SCOPES`."""
+    """Return sessions, up to ``limit``: no scopes, or only scopes."""
+    prefix = SCOPES if scopes else prefix
     find = partial(store.sessions, tenant=tenant, owner=owner, tag=tag, prefix=prefix)
     found: list[SessionInfo] = []
     while len(found) < limit:
         page = await find(after=after, limit=limit - len(found))
         if not page:
             break
-        found += [info for info in page if (info.key.agent == SCOPES) == (prefix == SCOPES)]
+        found += [info for info in page if (info.key.agent == SCOPES) == scopes]
         after = page[-1].key
-        if after.agent == SCOPES and prefix != SCOPES:
+        if after.agent == SCOPES and not scopes:
             after = SessionKey(SCOPES, _LAST, tenant)
     return found
 
@@ -270,9 +269,7 @@ async def list_scopes(
     found: list[SessionInfo] = []
     last = SessionKey(SCOPES, after, tenant) if after else None
     while len(found) < limit:
-        page = await list_sessions(
-            store, tenant, owner=owner, prefix=SCOPES, after=last, limit=limit
-        )
+        page = await list_sessions(store, tenant, owner=owner, after=last, limit=limit, scopes=True)
         found += [info for info in page if info.key.session.startswith(prefix)]
         if len(page) < limit:
             break

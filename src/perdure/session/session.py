@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from perdure.checkpoints.engine import CheckpointEngine, CheckpointReader
     from perdure.checkpoints.events import KernelEventReader, KernelEventStream
     from perdure.memory.documents import SessionDocument
+    from perdure.memory.media import FittedMedia
     from perdure.memory.state import States
     from perdure.memory.working_memory import WorkingMemory
     from perdure.providers import Issuer, ReasoningPolicy, RenderedContext
@@ -76,7 +77,7 @@ def render(
 
 
 class _Decoding(Protocol):
-    def decoded(self) -> list[Message]: ...
+    def decoded(self, provider: str | None = None) -> list[Message]: ...
 
 
 class _SupportsContents(Protocol):
@@ -118,8 +119,10 @@ class Rendered:
     ) -> list[Any] | RenderedContext:
         """Return what the model sees next: the newest whole messages within the limit.
 
-        A provider accepts it as it is, however the last turn ended. Calls without a result are
-        shown as interrupted.
+        Images and other media are shown up to ``Limits.context_media_tokens``, the newest; older
+        ones are replaced by a note. It keeps the provider's rules (docs/contexts.md has them),
+        however the last turn ended.
+        Calls without a result are shown as interrupted.
 
         Args:
             format: None for `Message` objects, as they are in the log. ``"openai"`` and
@@ -135,7 +138,8 @@ class Rendered:
             InvalidArgumentError: There is no such format or policy.
 
         """
-        return render(self._contents.decoded(), format, to=to, reasoning=reasoning)
+        provider = None if format is None else format.partition("-")[0]
+        return render(self._contents.decoded(provider), format, to=to, reasoning=reasoning)
 
 
 @final
@@ -500,6 +504,9 @@ class SessionView(Rendered):
 
     def _memory_limit(self) -> MemoryLimit:
         return NO_LIMIT
+
+    def _left_out(self, media: FittedMedia) -> None:
+        """Report nothing: the session's holder does."""
 
     def _accept_now(self, entries: tuple[Entry, ...]) -> NoReturn:
         message = f"this view of session {self.key} is read-only: open the session to change it"

@@ -32,6 +32,7 @@ from perdure.errors import ConfigError, CorruptRecordError
 from perdure.records import records as frames
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
+from perdure.records.media import LIFTED_KINDS, lifted
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.store import Store, SupportsSpill, capability
 
@@ -253,13 +254,19 @@ def missing_records(spilled: SpillFile, log: Sequence[Record]) -> tuple[Record, 
         return None  # the session was deleted and made again: epochs never restart
     own_records = [record for record in log[1:] if record.kind != EPOCH]
     for spilled_record, theirs in zip(spilled.records, own_records, strict=False):
-        if (spilled_record.kind, spilled_record.payload, spilled_record.end) != (
-            theirs.kind,
-            theirs.payload,
-            theirs.end,
-        ):
+        if not _is_same(spilled_record, theirs):
             return None
     return spilled.records[len(own_records) :]
+
+
+def _is_same(spilled: Record, theirs: Record) -> bool:
+    """Compare records wherever their media are: what is spilled was not lifted yet."""
+    if (spilled.kind, spilled.end) != (theirs.kind, theirs.end):
+        return False
+    if spilled.payload == theirs.payload:
+        return True
+    is_lifted = spilled.kind in LIFTED_KINDS
+    return is_lifted and lifted(spilled.payload)[0] == lifted(theirs.payload)[0]
 
 
 def transformed(

@@ -12,8 +12,10 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
@@ -27,6 +29,7 @@ from anyio import to_thread
 from perdure import _connect
 from perdure._connect import DEFAULT
 from perdure._lib import signals
+from perdure._lib.loop import in_event_loop
 from perdure.autosave.options import INHERIT, KEEP, Inherit
 from perdure.errors import SessionClosedError, StoreError
 from perdure.providers.context_fit import Format
@@ -240,7 +243,18 @@ def connect(
         ConfigError: The URL or an option is invalid.
         StoreUnavailableError: The store cannot be reached or written.
 
+    Warns:
+        RuntimeWarning: An event loop runs in this thread, which each call would block.
+
     """
+    # A notebook's cells may block its loop.
+    if in_event_loop() and "ipykernel" not in sys.modules:
+        warnings.warn(
+            "perdure.sync blocks the event loop that runs in this thread: use `perdure` in async "
+            "code, or perdure.sync in a thread of its own, such as by anyio.to_thread.run_sync",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     inner = _connect.connect(
         url,
         autosave=autosave,
@@ -481,6 +495,7 @@ class SessionManager:
         prefix: str = "",
         after: SessionInfo | None = None,
         limit: int = 100,
+        newest_first: bool = False,
     ) -> list[SessionInfo]:
         """List sessions by id; pass the last one as ``after`` for the next page.
 
@@ -488,7 +503,13 @@ class SessionManager:
         """
         return self._loop.call(
             lambda: self._inner.list(
-                tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after, limit=limit
+                tenant=tenant,
+                owner=owner,
+                tag=tag,
+                prefix=prefix,
+                after=after,
+                limit=limit,
+                newest_first=newest_first,
             )
         )
 

@@ -638,12 +638,19 @@ class Session(Rendered["session.Session"]):
         )
         return parts.Attachment(self._loop, attached)
 
-    def turn(self, id: str | None = None, *, resume: bool = False) -> Turn:
+    def turn(
+        self,
+        id: str | None = None,
+        *,
+        resume: bool = False,
+        request: str | bytes | None = None,
+    ) -> Turn:
         """Return a turn to enter: ``with session.turn() as turn``.
 
         As `perdure.Session.turn`.
         """
-        return Turn(self._loop, self, self._inner.turn(id, resume=resume), self._in_turn)
+        inner = self._inner.turn(id, resume=resume, request=request)
+        return Turn(self._loop, self, inner, self._in_turn)
 
     def save(self) -> Receipt:
         """Make everything that was appended durable, now, and return the proof.

@@ -132,7 +132,13 @@ class BackupView(DelegatingStore):
         limit: int | None = None,
         reverse: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
-        """Read a session's records under their original sequence numbers."""
+        """Read a session's records under their original sequence numbers.
+
+        Raises:
+            CorruptRecordError: The backup lacks one, or they are in disorder.
+
+        """
+        last = 0
         records: list[Record] = []
         remaining = -1 if limit is None else limit
         async with contextlib.aclosing(self.entries(key)) as entries:
@@ -140,6 +146,9 @@ class BackupView(DelegatingStore):
                 if entry.kind != backups.KEPT:
                     continue
                 record = decode(entry.payload, backups.BackupLine).record()
+                if last and record.seq != last + 1:
+                    raise self._incomplete(key, last)
+                last = record.seq
                 if record.seq <= after or (before is not None and record.seq >= before):
                     continue
                 records.append(record)
@@ -149,10 +158,20 @@ class BackupView(DelegatingStore):
                     records = []
                     if remaining == 0:
                         return
+        if last < await self.head(key):
+            raise self._incomplete(key, last)
         if reverse:
             records = records[::-1][:limit]
         if records:
             yield LogChunk(tuple(records))
+
+    def _incomplete(self, key: SessionKey, last: int) -> CorruptRecordError:
+        return CorruptRecordError(
+            f"the backup of {key} in {self.location} is damaged after record {last}: restore the "
+            "session from another one",
+            key=str(key),
+            seq=last,
+        )
 
     async def entries(self, key: SessionKey) -> AsyncGenerator[Record, None]:
         """Yield the backup's entries of a session up to its newest point."""

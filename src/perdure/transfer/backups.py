@@ -95,7 +95,7 @@ class Backup(msgspec.Struct, kw_only=True):
     """Result of a backup run."""
 
     sessions: int = 0
-    """Sessions in the source."""
+    """Sessions in the source, and those that were only posted to."""
     written: int = 0
     """Sessions that were updated."""
     there: int = 0
@@ -333,10 +333,10 @@ class _Run:
         """Back up every session, then follow deletions."""
         tenants = await self.source.tenants()
         keys = [key for tenant in tenants for key in await migration.keys_of(self.source, tenant)]
-        self.report.sessions = len(keys)
         self._waiting = set(await self.source.sessions_with_pending_items())
         self._with_letters = set(await migration.with_dead_letters(self.source))
         keys += sorted((self._waiting | self._with_letters).difference(keys))
+        self.report.sessions = len(keys)
         done = 0
 
         async def bring(key: SessionKey) -> None:

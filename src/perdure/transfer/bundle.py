@@ -9,31 +9,43 @@
     {"end":LINES,"sha256":HEX}                      checksum of all bytes before this line
 
 Epochs and owners are left out; sequence numbers keep a gap where the store had a record of its own.
+
+A bundle is a file from anywhere. What it may cost is limited while it is read: a line's bytes, and
+the numbers that it leaves out, which an import fills.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from typing import Any, TypeAlias, final
+from typing import Any, Final, TypeAlias, final
 
 import msgspec
 
-from perdure.errors import CorruptRecordError, UnsupportedVersionError
+from perdure.errors import (
+    CorruptRecordError,
+    InvalidArgumentError,
+    TooLargeError,
+    UnsupportedVersionError,
+)
+from perdure.memory.documents import InboxTakenPayload
 from perdure.records.chunks import name_of
-from perdure.records.json import decode, encode
-from perdure.records.keys import SessionKey
+from perdure.records.json import as_utf8, decode, encode, require_utf8
+from perdure.records.keys import SessionKey, session_key, stored_key
 from perdure.records.manifest import Manifest, Origin
 from perdure.records.posts import DeadLetter
-from perdure.records.records import BASE, EPOCH, Record
+from perdure.records.records import BASE, HOLDER_KINDS, TAKEN, Record
 from perdure.store import Document
 
 FORMAT = 2
 """The newest format. Bundles without dead letters use format 1, which every release reads."""
-GAP = "gap"
-"""Kind of the records that fill gaps in an imported log."""
+MOST_LINE = 64 * 1024 * 1024
+"""Limit of a line's bytes: a record of 16 MiB, or a blob of 48 MiB."""
 MOST_MISSING = 10_000_000
-"""Limit of sequence numbers missing before a record: an import fills them with gap records."""
+"""Limit of sequence numbers that a bundle leaves out: an import fills them with gap records."""
+FREE_MISSING = 20_000
+MISSING_PER_BYTE = 4
+"""How many it may leave out: so many, and so many more for each of its bytes."""
 
 
 class BundleHeader(msgspec.Struct, frozen=True):
@@ -75,7 +87,7 @@ def neutral(manifest: Manifest) -> Manifest:
 
 def neutral_record(record: Record) -> Record | None:
     """Return a record without store-specific fields; None for a store's own record."""
-    if record.kind in {EPOCH, GAP}:
+    if record.kind in HOLDER_KINDS:
         return None
     payload = record.payload
     if record.kind == BASE:
@@ -101,8 +113,20 @@ class BundleWriter:
         self._lines = 0
 
     def line(self, item: Item) -> bytes:
-        """Return an item's line, newline included."""
+        """Return an item's line, newline included.
+
+        Raises:
+            TooLargeError: It is longer than a bundle's line may be.
+
+        """
         line = encode(self._value(item)) + b"\n"
+        if len(line) > MOST_LINE:
+            raise TooLargeError(
+                f"a {type(item).__name__} takes a line of {len(line)} bytes, and a bundle's may "
+                f"have {MOST_LINE}: copy the session with `perdure migrate` or `perdure backup`",
+                size=len(line),
+                limit=MOST_LINE,
+            )
         self._hash.update(line)
         self._lines += 1
         return line
@@ -154,6 +178,9 @@ class _Line(msgspec.Struct, kw_only=True):
     sha256: str | None = None
 
 
+_NO_EXPORT: Final = "if it is your own, copy the session with `perdure migrate` instead"
+
+
 @final
 class Reader:
     """Decoder of lines to items; detects missing and changed lines.
@@ -167,12 +194,17 @@ class Reader:
         self._source = source
         self._hash = hashlib.sha256()
         self._lines = 0
+        self._bytes_read = 0
         self._seq = 1
+        self._is_whole = True
+        """Whether the last record ends its group."""
+        self._missing = 0
+        """Sequence numbers that were left out so far."""
         self.ended: bool = False
         """Whether the footer was read; until then the bundle is incomplete."""
 
-    def item(self, data: bytes) -> Item:
-        """Return a line's item.
+    def item(self, data: bytes | None) -> Item:
+        """Return a line's item; None is a line of more than `MOST_LINE` bytes.
 
         Raises:
             CorruptRecordError: It is not a line of a bundle, or an earlier line was changed.
@@ -181,15 +213,24 @@ class Reader:
         """
         if self.ended:
             raise self._corrupt("there are lines after its end")
+        if data is None:
+            raise self._corrupt(f"it is longer than {MOST_LINE} bytes", _NO_EXPORT)
         try:
+            if not self._lines:
+                data = as_utf8(data)
+            require_utf8(data)
             line = decode(data, _Line)
         except CorruptRecordError as error:
             raise self._corrupt(str(error)) from None
-        item = self._item(line)
+        try:
+            item = self._item(line)
+        except InvalidArgumentError as error:
+            raise self._corrupt(str(error)) from None
         if (self._lines == 0) != isinstance(item, BundleHeader):
             raise self._corrupt("a bundle begins with a line that names its session, once")
         self._hash.update(data)
         self._lines += 1
+        self._bytes_read += len(data)
         return item
 
     def _item(self, line: _Line) -> Item:
@@ -204,18 +245,51 @@ class Reader:
         if line.document is not None:
             return BundleDocument(line.document, Document(self._bytes(line), line.as_of))
         if line.manifest is not None:
-            return line.manifest
+            return self._manifest(line.manifest)
         return self._end(line)
 
     def _record(self, line: _Line, seq: int) -> Record:
-        if line.k in {EPOCH, GAP}:
+        if line.k in HOLDER_KINDS:
             raise self._corrupt(f"a record of the kind {line.k} is a store's own")
-        before, self._seq = self._seq, seq
+        before = self._seq
         if seq <= before:
             raise self._corrupt(f"record {seq} is out of order after {before}")
-        if seq - before > MOST_MISSING:
+        self._leave_out(seq)
+        if seq > before + 1 and not self._is_whole:
+            raise self._corrupt(f"an epoch is within a group, before {seq}")
+        self._seq, self._is_whole = seq, line.end is True
+        record = Record(seq, 0, line.k, bytes(line.r), line.end is True)
+        try:  # what an import reads of them
+            if line.k == BASE:
+                self._require_parent(decode(record.payload, Origin))
+            elif line.k == TAKEN:
+                decode(record.payload, InboxTakenPayload)
+        except CorruptRecordError as error:
+            raise self._corrupt(str(error)) from None
+        return record
+
+    def _manifest(self, manifest: Manifest) -> Manifest:
+        self._require_whole()
+        self._leave_out(manifest.as_of_seq + 1)
+        if manifest.base is not None:
+            self._require_parent(manifest.base)
+        return manifest
+
+    def _require_parent(self, base: Origin) -> None:
+        """Refuse a session that would begin with what perdure keeps for itself, or others share."""
+        for key in (base.parent, base.moved):
+            if key is not None:
+                session_key(key.agent)
+
+    def _require_whole(self) -> None:
+        if not self._is_whole:
+            raise self._corrupt(f"the log ends within a group, at {self._seq}")
+
+    def _leave_out(self, seq: int) -> None:
+        """Count the numbers that are missing before *seq*."""
+        self._missing += max(seq - self._seq - 1, 0)
+        if self._missing > MOST_MISSING:
             raise self._corrupt(f"more than {MOST_MISSING} records are missing before {seq}")
-        return Record(seq, 0, line.k, bytes(line.r), line.end is True)
 
     def _head(self, line: _Line, version: int) -> BundleHeader:
         if version > FORMAT:
@@ -224,13 +298,21 @@ class Reader:
                 f"{FORMAT}: use a newer release",
                 path=self._source,
             )
-        return BundleHeader(SessionKey(line.agent, line.session, line.tenant), version)
+        return BundleHeader(stored_key(line.agent, line.session, line.tenant), version)
 
     def _end(self, line: _Line) -> BundleFooter:
         if line.sha256 is None:
             raise self._corrupt("it is not a line of a bundle")
         if (line.end, line.sha256) != (self._lines, self._hash.hexdigest()):
             raise self._corrupt("what comes before it was changed, or lines are missing")
+        self._require_whole()
+        most = FREE_MISSING + MISSING_PER_BYTE * self._bytes_read
+        if self._missing > most:
+            raise self._corrupt(
+                f"{self._missing} records are missing, and a bundle of {self._bytes_read} bytes "
+                f"may leave out {most}",
+                _NO_EXPORT,
+            )
         self.ended = True
         return BundleFooter()
 
@@ -248,10 +330,10 @@ class Reader:
         except ValueError:
             raise self._corrupt("its data is not base64") from None
 
-    def _corrupt(self, reason: str) -> CorruptRecordError:
+    def _corrupt(self, reason: str, cure: str = "export the session again") -> CorruptRecordError:
         at = self._lines + 1
         return CorruptRecordError(
-            f"{self._source}, line {at}: {reason}; export the session again",
+            f"{self._source}, line {at}: {reason}; {cure}",
             path=self._source,
             line=at,
         )

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Mapping
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Any, Final, TypeAlias, final
+from typing import IO, Any, Final, TypeAlias, final
 
 import anyio
 import anyio.to_thread
 import msgspec
 
-from perdure._lib.files import new_file
+from perdure._lib.files import new_file, read_line
 from perdure.errors import (
     ConfigError,
     CorruptRecordError,
@@ -28,13 +28,15 @@ from perdure.errors import (
 from perdure.lease import OnHeld, OwnerWatch, acquire_lease, while_beating
 from perdure.lineage.store import followed
 from perdure.memory.documents import InboxTakenPayload
-from perdure.records.json import decode, encode
-from perdure.records.keys import SessionKey
+from perdure.records.json import BOM, decode, encode
+from perdure.records.keys import SessionKey, stored_key
 from perdure.records.manifest import Manifest, Origin
+from perdure.records.media import LIFTED_KINDS, holds_references, severed
 from perdure.records.posts import DeadLetter
-from perdure.records.records import BASE, TAKEN, Entry, Record
+from perdure.records.records import BASE, GAP, TAKEN, Entry, Record
+from perdure.records.references import spelled
 from perdure.session.options import require_no_backup
-from perdure.store import Batch, Documents, HeldLease, Status, Store, first_record
+from perdure.store import Batch, Document, Documents, HeldLease, Status, Store, first_record
 from perdure.transfer import bundle
 from perdure.transfer.reach import SALVAGE, Reach, ReachedBlob, lost_error, reach_of
 
@@ -245,8 +247,9 @@ ALL: Final = 1_000_000
 
 BATCH_BYTES: Final = 4 * 1024 * 1024
 BATCH_RECORDS: Final = 2000
+TRIM_RECORDS: Final = 20_000
 FEW: Final = 16
-"""Gaps up to this size are filled with epoch records; longer ones are pruned history."""
+"""A longer gap at the beginning of a log is pruned history; all others are epochs."""
 
 
 class WrittenSession(msgspec.Struct, frozen=True):
@@ -340,7 +343,7 @@ class _SessionWrite:
         self._blobs: dict[str, bytes] = {}
         self._letters: list[DeadLetter] = []
         self._documents: dict[str, bytes] = {}
-        self._records = self._count = self._bytes = 0
+        self._records = self._count = self._bytes = self._trimmed = 0
         self._base: Origin | None = None
         """The newest origin of the session, with this store's epoch."""
         self._present_head = 0
@@ -421,25 +424,24 @@ class _SessionWrite:
         self._next += 1
 
     async def _reach(self, seq: int) -> None:
-        """Fill the log up to a sequence number, with epoch or gap records."""
-        if seq - self._next > FEW:
-            await self._skip(seq)
+        """Fill the log up to a sequence number, with gap records."""
+        if self._next < seq and self._entries and not self._entries[-1].end:
+            raise StoreError(f"the log of {self._key} has an epoch within a group at {seq}")
+        # Later on, what is missing are epochs and no pruned history.
+        is_pruned = not self._records and not self._present_head and seq - self._next > FEW
         while self._next < seq:
-            await self._flush()
-            if self._entries:
-                raise StoreError(f"the log of {self._key} has an epoch within a group at {seq}")
-            await self._store.release(self._key, self._epoch)
-            await self.take(self._epoch)
-
-    async def _skip(self, seq: int) -> None:
-        first = not self._records and not self._present_head
-        while self._next < seq:
-            self._append(Entry(bundle.GAP, b"null"))
+            self._append(Entry(GAP, b"null"))
             if len(self._entries) >= BATCH_RECORDS:
                 await self._flush()
-        await self._flush()
-        if first:  # a long gap later on is epochs without records, not pruned history
-            await self._store.trim(self._key, self._epoch, seq)
+                if is_pruned and self._next - self._trimmed >= TRIM_RECORDS:
+                    await self._trim()
+        if is_pruned:
+            await self._flush()
+            await self._trim()
+
+    async def _trim(self) -> None:
+        await self._store.trim(self._key, self._epoch, self._next)
+        self._trimmed = self._next
 
     async def _based(self, base: Origin) -> Origin:
         """Return an origin with the epoch that the parent's record has in this store."""
@@ -590,19 +592,24 @@ async def read_bundle(store: Store, path: Path, *, key: SessionKey | None = None
 
     Raises:
         ConfigError: The store has a session of this key, or is a backup.
-        CorruptRecordError: The bundle is damaged; nothing was written.
+        CorruptRecordError: The bundle is damaged, or costs more than it may; nothing was written.
+        InvalidArgumentError: The key is of perdure's own, and no scope.
         StoreError: It has dead letters, and the store does not support them; nothing was written.
         UnsupportedVersionError: A newer release wrote it; nothing was written.
 
     """
-    was, has_letters = await _look(path)
+    if key is not None:
+        stored_key(key.agent)
+    look = await _look(path)
+    was = look.key
     await require_no_backup(store)
-    if has_letters and not store.capabilities.dead_letters:
+    if look.has_letters and not store.capabilities.dead_letters:
         raise StoreError(
             f"{path} holds dead letters, and {store.location} keeps none: use another store",
             path=str(path),
         )
-    source = _items(path, renamed=key not in {None, was})
+    # Documents contain the session's key and its media: they are rebuilt from a log that changes.
+    source = _items(path, look, documents=key in {None, was} and not look.is_severed)
     return await while_beating((store,), lambda: land(store, key or was, source))
 
 
@@ -611,38 +618,85 @@ async def is_bundle(path: Path) -> bool:
     if not await anyio.Path(path).is_file():
         return False
     async with await anyio.open_file(path, "rb") as file:
-        return (await file.read(len(MARK))) == MARK
+        return (await file.read(len(BOM + MARK))).removeprefix(BOM).startswith(MARK)
 
 
 async def bundle_key(path: Path) -> SessionKey:
     """Read and check all of a bundle, and return its session's key; errors as `read_bundle`."""
-    return (await _look(path))[0]
+    return (await _look(path)).key
 
 
-async def _look(path: Path) -> tuple[SessionKey, bool]:
-    """Return a bundle's key, and whether it holds dead letters."""
+class _Look(msgspec.Struct, frozen=True):
+    """What is known of a bundle before it is imported."""
+
+    key: SessionKey
+    has_letters: bool
+    blobs: frozenset[str]
+    is_severed: bool
+    """Whether a message refers to media that are not in it: lost ones, or another session's."""
+
+
+async def _look(path: Path) -> _Look:
     reader = bundle.Reader(str(path))
     key: SessionKey | None = None
-    has_letters = False
-    async with await anyio.open_file(path, "rb") as file:
-        while line := await file.readline():
+    has_letters = is_severed = False
+    blobs: set[str] = set()
+    async with aclosing(_lines(path)) as lines:
+        async for line in lines:
             item = reader.item(line)
             if isinstance(item, bundle.BundleHeader):
                 key = item.key
             has_letters = has_letters or isinstance(item, DeadLetter)
+            if isinstance(item, bundle.BundleBlob):  # they come before the records
+                blobs.add(item.name)
+            is_severed = is_severed or _severed(item, blobs) is not item
     if key is None or not reader.ended:
         raise CorruptRecordError(
             f"{path} is not a whole bundle: its end is missing; export the session again",
             path=str(path),
         )
-    return key, has_letters
+    return _Look(key, has_letters, frozenset(blobs), is_severed)
 
 
-async def _items(path: Path, *, renamed: bool) -> AsyncGenerator[bundle.Item, None]:
+def _severed(item: bundle.Item, blobs: Container[str]) -> bundle.Item:
+    """Return a bundle's item without references to media that the bundle does not hold."""
+    if isinstance(item, Record) and item.kind in LIFTED_KINDS:
+        payload = severed(item.payload, blobs)
+        return item if payload == item.payload else msgspec.structs.replace(item, payload=payload)
+    if isinstance(item, bundle.BundleDocument):
+        data = severed(item.document.data, blobs)
+        if data != item.document.data:
+            return msgspec.structs.replace(item, document=Document(data, item.document.as_of_seq))
+    if isinstance(item, DeadLetter) and holds_references(item.item.payload):  # no post has any
+        post = msgspec.structs.replace(item.item, payload=spelled(item.item.payload))
+        return msgspec.structs.replace(item, item=post)
+    return item
+
+
+async def _items(path: Path, look: _Look, *, documents: bool) -> AsyncGenerator[bundle.Item, None]:
     reader = bundle.Reader(str(path))
-    async with await anyio.open_file(path, "rb") as file:
-        while line := await file.readline():
+    async with aclosing(_lines(path)) as lines:
+        async for line in lines:
             item = reader.item(line)
-            # Documents contain the session's key: under another id they are rebuilt from the log.
-            if not (renamed and isinstance(item, (bundle.BundleDocument, Manifest))):
-                yield item
+            if documents or not isinstance(item, (bundle.BundleDocument, Manifest)):
+                yield _severed(item, look.blobs)
+
+
+async def _lines(path: Path) -> AsyncGenerator[bytes | None, None]:
+    """Yield a bundle's lines; None for one that is too long."""
+    run = anyio.to_thread.run_sync
+    with await run(path.open, "rb") as file:
+        while lines := await run(_next_lines, file):
+            for line in lines:
+                yield line
+
+
+def _next_lines(file: IO[bytes]) -> list[bytes | None]:
+    """Read about a part, so that few threads are asked."""
+    lines, size = list[bytes | None](), 0
+    while size < PART and (line := read_line(file, bundle.MOST_LINE)) != b"":
+        lines.append(line)
+        if line is None:
+            break
+        size += len(line)
+    return lines

@@ -27,7 +27,7 @@ from perdure.lease import LeaseOptions, OnHeld, OwnerWatch, while_beating
 from perdure.lineage.store import followed
 from perdure.memory.documents import InboxTakenPayload
 from perdure.records.json import decode
-from perdure.records.keys import SessionKey, require_filters
+from perdure.records.keys import SessionKey, require_filters, stored_key
 from perdure.records.manifest import ForkNote
 from perdure.records.records import FORK, TAKEN
 from perdure.session.options import require_no_backup
@@ -262,6 +262,7 @@ class _Mover:
 
     async def move(self, key: SessionKey) -> None:
         """Copy what the target lacks of a session: records, pending items and dead letters."""
+        stored_key(key.agent)  # a source may be anybody's: it brings no keys, and no journal
         await look_again(self._source, key, lambda: self._move(key))
         self.report.open = len(self._open)
 
@@ -301,12 +302,13 @@ class _Mover:
         before = await receipts.state_of(self._source, key)
         compared = await self._compare(key)
         now = await self._source.holder(key)
-        if now is not None and now.deleted:
-            if compared.differs or await self._is_untouched(key, compared.epoch):
-                await self._follow_deletion(key)
-        elif compared.differs and now is None:  # it was only posted to
+        if now is not None and now.deleted:  # also if a run that was cut has left an empty copy
+            await self._follow_deletion(key)
+        elif not compared.differs:
+            return
+        elif now is None:  # it was only posted to
             self._require_beginning(key, compared)
-        elif compared.differs and await self._is_another_life(key, compared, before):
+        elif await self._is_another_life(key, compared, before):
             await self._remove(key, compared)
 
     async def _bring(self, key: SessionKey) -> None:

@@ -6,7 +6,7 @@ A blob is reached from a record or a document, or through another blob. The form
     memory.json                large values; the log has them, too, unless it was pruned
     checkpoints.jsonl          the states that callers gave: trees of chunks
     archives.json              an archive's pages, and the files' contents that they list
-    messages                   large tool results
+    messages                   large tool results, images and other media
 
 A blob that one of these names has to be there. Any other string in the form of a name may be one of
 an application's own: then the blob counts where it is there, and none is missed where it is not.
@@ -31,19 +31,21 @@ from perdure.lineage.store import followed
 from perdure.memory.context import SNAPSHOT, Snapshot
 from perdure.memory.documents import StateSet
 from perdure.memory.index import MEMORY, MemoryEntry, MemoryIndex
+from perdure.memory.ledger import LEDGER
 from perdure.memory.working_memory import SessionValues
 from perdure.records.checkpoints import CHECKPOINTS, Checkpoint, ExplicitState
 from perdure.records.chunks import fits, named_in, records_of
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import FoldedDocuments, HistoryIndex, Origin
+from perdure.records.media import LIFTED_KINDS, referred
 from perdure.records.records import BASE, CONTEXT, MESSAGE_KINDS, STATE, Record
 from perdure.store import Documents, Store
 
 AT_ONCE: Final = 8
 """How many blobs are read, and in memory, at a time."""
 
-RESULT: Final = b'"tool_result_ref"'
+RESULT: Final = b'tool_result_ref"'
 
 
 class BlobReference(msgspec.Struct, frozen=True):
@@ -120,7 +122,7 @@ class Reach:
         self._links: list[Record] = []
         self._archive_changes: list[StateSet] = []
         self._base: Origin | None = None
-        self._messages: dict[str, int] = {}
+        self._messages: dict[str, BlobReference] = {}
         self._further: dict[str, int] = {}
         """Other strings in the form of a name, and the first record that has each."""
 
@@ -135,8 +137,8 @@ class Reach:
         if kind in CHAIN_KINDS:  # a state of a checkpoint that was pruned does not count
             self._links.append(record)
             return
-        for name in _in_messages(kind, payload):
-            self._messages.setdefault(name, record.seq)
+        for reference in _in_messages(record):
+            self._messages.setdefault(reference.name, reference)
         for name in named_in((payload,)):
             self._further.setdefault(name, record.seq)
         if kind == BASE:
@@ -182,7 +184,8 @@ class Reach:
         references += _of_snapshot(data.get(SNAPSHOT))
         references += _of_chain(CheckpointChain.of(data.get(CHECKPOINTS), self._links))
         references += _of_archives(data.get(ARCHIVES), self._archive_changes)
-        references += [_of_message(name, seq) for name, seq in self._messages.items()]
+        references += _media(data.get(LEDGER) or b"", LEDGER)
+        references += self._messages.values()
         return references
 
     async def _begun_with(self, base: Origin) -> dict[str, bytes]:
@@ -346,12 +349,10 @@ def _possibly(data: bytes, by: str) -> _Below:
         yield BlobReference(name, by, required=False)
 
 
-class _Named(msgspec.Struct):
-    sha256: str = ""
-
-
 class _Payload(msgspec.Struct):
-    tool_result_ref: _Named | None = None
+    perdure_tool_result_ref: Any = None
+    tool_result_ref: Any = None
+    """Its name before perdure's own fields had a prefix."""
 
 
 class _StoredMessage(msgspec.Struct):
@@ -362,15 +363,26 @@ class _StoredContext(msgspec.Struct):
     messages: list[msgspec.Raw] = []
 
 
-def _in_messages(kind: str, payload: bytes) -> Iterator[str]:
-    """Give the names of blobs that a record's messages refer to."""
+def _in_messages(record: Record) -> _Below:
+    """Give the blobs that a record's messages refer to."""
+    kind, payload, seq = record.kind, record.payload, record.seq
+    if kind in LIFTED_KINDS:
+        yield from _media(payload, f"record {seq}")
     if RESULT not in payload:
         return
     if kind in MESSAGE_KINDS:
-        yield from message_blobs(payload)
-    elif kind == CONTEXT:
-        for message in decode(payload, _StoredContext).messages:
-            yield from message_blobs(bytes(message))
+        messages = [payload]
+    else:
+        stored = decode(payload, _StoredContext).messages if kind == CONTEXT else []
+        messages = [bytes(message) for message in stored]
+    for message in messages:
+        for name in message_blobs(message):
+            yield _of_message(name, seq)
+
+
+def _media(data: bytes, where: str) -> _Below:
+    for medium in referred(data):
+        yield BlobReference(medium.name, f"the {medium.type} of {where}")
 
 
 def message_blobs(payload: bytes) -> Iterator[str]:
@@ -381,8 +393,11 @@ def message_blobs(payload: bytes) -> Iterator[str]:
         stored = decode(payload, _StoredMessage).tool_payload
     except FormatError:  # a field of somebody else's
         return
-    if stored is not None and stored.tool_result_ref is not None and stored.tool_result_ref.sha256:
-        yield stored.tool_result_ref.sha256
+    if stored is not None:
+        for named in (stored.perdure_tool_result_ref, stored.tool_result_ref):
+            name = named.get("sha256") if isinstance(named, dict) else None
+            if isinstance(name, str) and name:
+                yield name
 
 
 def _of_message(name: str, seq: int) -> BlobReference:
@@ -390,7 +405,10 @@ def _of_message(name: str, seq: int) -> BlobReference:
 
 
 def _of_snapshot(data: bytes | None) -> _Below:
-    if data is None or RESULT not in data:
+    if data is None:
+        return
+    yield from _media(data, SNAPSHOT)
+    if RESULT not in data:
         return
     snapshot = decode(data, Snapshot)
     for place, message in enumerate(snapshot.messages):
@@ -465,8 +483,7 @@ def _of_history(data: bytes) -> _Below:
 
 def _of_segment(data: bytes, by: str) -> _Below:
     for record in records_of(data):
-        for name in _in_messages(record.kind, record.payload):
-            yield _of_message(name, record.seq)
+        yield from _in_messages(record)
         if record.kind not in CHAIN_KINDS:
             yield from _possibly(record.payload, by)
 
@@ -483,5 +500,7 @@ def _of_document(data: bytes, name: str) -> _Below:
         yield from _of_memory(data)
     elif name == SNAPSHOT:
         yield from _of_snapshot(data)
+    elif name == LEDGER:
+        yield from _media(data, LEDGER)
     if name != CHECKPOINTS:
         yield from _possibly(data, name)

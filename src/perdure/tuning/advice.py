@@ -30,7 +30,7 @@ from perdure.autosave.schedule import BUSY, RESTORE, SHRINK, SLOT
 from perdure.autosave.tracked import Tracked
 from perdure.records.json import decoder_of
 from perdure.records.keys import SessionKey
-from perdure.records.records import EPOCH, MESSAGE, TURN, Entry, Record
+from perdure.records.records import HOLDER_KINDS, MESSAGE, TURN, Entry, Record
 from perdure.store import Capabilities, Outcome, Status
 
 QUIET: Final = 60.0
@@ -86,7 +86,7 @@ def changes_of(records: Iterable[Record]) -> list[WorkloadChange]:
     changes: list[WorkloadChange] = []
     at: float | None = None
     for record in records:
-        if record.kind == EPOCH:
+        if record.kind in HOLDER_KINDS:
             continue
         try:
             times = decoder.decode(record.payload)

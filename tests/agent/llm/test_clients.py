@@ -129,7 +129,7 @@ async def test_an_answer_that_is_cut_is_kept_in_part(make: Make, models: Server)
         assert 0 < len(partial) < len("You said: cut this long sentence, please")
         kept = agent.session.context()[-1]
         assert kept.text == partial
-        assert kept.extra["interrupted"] == msgspec.Raw(b"true")
+        assert kept.extra["perdure_interrupted"] == msgspec.Raw(b"true")
         assert await agent.ask("Hello") == "You said: Hello"
         assert models.seen()["broken"] == []
 

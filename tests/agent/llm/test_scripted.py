@@ -95,7 +95,7 @@ def test_what_came_before_an_interruption_is_marked() -> None:
     partial = reply.partial()
     assert partial is not None
     assert (partial.text, partial.tool_calls) == ("I was go", ())
-    assert bytes(partial.extra["interrupted"]) == b"true"
+    assert bytes(partial.extra["perdure_interrupted"]) == b"true"
     assert ReplyStream().partial() is None
 
 

@@ -39,7 +39,9 @@ def processes() -> list[psutil.Process]:
     return [one for one in children if any("mcp_tools" in word for word in one.cmdline())]
 
 
-async def test_a_server_offers_tools_and_is_made_again_when_it_has_died(tmp_path: Path) -> None:
+async def test_a_server_offers_tools_and_is_made_again_when_it_has_died(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with server(tmp_path) as tools:
         assert {one.name for one in tools.tools()} == {"add", "files_read", "pay", "look", "fail"}
         assert await tools.call("add", {"a": 1, "b": 2}) == {"result": 3}
@@ -56,7 +58,8 @@ async def test_a_server_offers_tools_and_is_made_again_when_it_has_died(tmp_path
         assert tools.starts == 2
         with pytest.raises(ToolOutcomeUnknownError, match="unknown") as caught:
             await tools.call("pay", {"amount": 5})
-        assert "about to die, as you wished" in str(caught.value)
+        assert "as you wished" not in str(caught.value)  # a model reads it
+        assert "about to die, as you wished" in caplog.text
         assert (tmp_path / "done").read_text().splitlines() == ["look", "look", "pay"]
         assert not tools.is_connected
         assert await tools.call("add", {"a": 2, "b": 2}) == {"result": 4}
@@ -205,6 +208,20 @@ def test_last_words_that_do_not_end_take_no_room() -> None:
             pipe.write("x" * 1000)
     words._thread.join()
     assert words.text.splitlines() == ["x" * 500] * 20
+
+
+def test_what_a_server_wrote_last_has_no_credentials() -> None:
+    words = StderrTail()
+    with words.pipe as pipe:
+        pipe.write("cannot reach db://me:canary@host/x\nOPENAI_KEY=canary is wrong\n")
+        pipe.write('{"authorization": "Bearer canary"}\nsent bearer canary to https://host\n')
+    words._thread.join()
+    assert words.text.splitlines() == [
+        "cannot reach db://me:[redacted]@host/x",
+        "OPENAI_KEY=[redacted]",
+        '{"authorization": [redacted]',
+        "sent bearer [redacted] to https://host",
+    ]
 
 
 def test_what_a_server_is_has_to_be_said() -> None:

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure.providers.issued import STAMP
-from perdure.records.messages import Extra, Message, ToolCall
+from perdure.records.messages import CUT_OFF, Extra, Message, ToolCall
 
 
 class ToolSpec(msgspec.Struct, frozen=True):
@@ -111,7 +111,7 @@ class ReplyStream:
         """
         if not (self._text or self._reasoning):
             return None
-        return self._message((), {**self._extra, "interrupted": msgspec.Raw(b"true")})
+        return self._message((), {**self._extra, CUT_OFF: msgspec.Raw(b"true")})
 
     def _message(self, calls: tuple[ToolCall, ...], extra: Extra) -> Message:
         return Message(

@@ -203,7 +203,7 @@ class StderrTail:
     def text(self) -> str:
         """What was written last, in a few lines; waits a moment for what is on its way."""
         self._thread.join(0.2)
-        return "\n".join(self._lines)
+        return "\n".join(map(shown_line, self._lines))
 
     def _read(self, fd: int) -> None:
         with open(fd, encoding="utf-8", errors="replace") as pipe:
@@ -219,6 +219,8 @@ CONNECT_TIMEOUT: Final = 30.0
 SILENCE: Final = 300.0
 """Seconds that a server at a URL may say nothing while it works."""
 _PASSWORD: Final = re.compile(r"(://[^/@\s:]*:)[^/@\s]+@")
+_NAMED: Final = re.compile(r"([A-Za-z][\w.-]*)[\"']?\s*[:=]\s*(?=\S)")
+_BEARER: Final = re.compile(r"(?i)\b((?:bearer|basic) )\S+")
 
 
 class ServerAddress(Protocol):
@@ -246,7 +248,7 @@ class ServerAddress(Protocol):
 
     @property
     def last_words(self) -> str:
-        """What it wrote last, for the end of a message; mostly empty."""
+        """What it wrote last, in a few lines without credentials, for people; mostly empty."""
         ...
 
 
@@ -308,8 +310,7 @@ class Command:
     @property
     def last_words(self) -> str:
         """See `ServerAddress`."""
-        text = "" if self._stderr is None else self._stderr.text
-        return f"; it last wrote:\n{text}" if text else ""
+        return "" if self._stderr is None else self._stderr.text
 
 
 @final
@@ -365,6 +366,19 @@ def shown_command(words: Sequence[str]) -> str:
     return " ".join(
         word if REDACTED in word else shlex.quote(word) for word in _without_credentials(words)
     )
+
+
+def shown_line(line: str) -> str:
+    """Return a line of a log for people: what follows the name of a credential is left out.
+
+    >>> shown_line("GET db://me:pw@host/x Authorization: Bearer k")
+    'GET db://me:[redacted]@host/x Authorization: [redacted]'
+    """
+    line = _PASSWORD.sub(rf"\g<1>{REDACTED}@", line)
+    for named in _NAMED.finditer(line):
+        if _is_credential(named[1], "a value"):
+            return f"{line[: named.end()]}{REDACTED}"
+    return _BEARER.sub(rf"\g<1>{REDACTED}", line)
 
 
 def _without_credentials(words: Sequence[str]) -> Iterator[str]:

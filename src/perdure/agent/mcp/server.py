@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import logging
 import os
 import re
 import shlex
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from perdure.agent.context import AgentContext
     from perdure.agent.tools import Tool
 
+
+_log = logging.getLogger("perdure")
 
 START_TIMEOUT: Final = 30.0
 CALL_TIMEOUT: Final = 300.0
@@ -221,8 +224,9 @@ class McpServer:
         try:
             return await self._once(tool, arguments, repeatable=repeatable)
         except ConnectionGoneError as gone:
+            self._log_end()
             raise ToolServerError(
-                f"MCP server {self} died twice while it ran {tool!r}{self._place.last_words}",
+                f"MCP server {self} died twice while it ran {tool!r}",
                 server=self.name,
                 tool=tool,
             ) from gone
@@ -234,9 +238,10 @@ class McpServer:
         except ConnectionGoneError as gone:
             if repeatable or not gone.asked:
                 raise
+            self._log_end()
             raise ToolOutcomeUnknownError(
                 f"MCP server {self} died while it ran {tool!r}: whether that has taken effect is "
-                f"unknown, and it was not called again{self._place.last_words}",
+                "unknown, and it was not called again",
                 server=self.name,
                 tool=tool,
             ) from gone
@@ -310,10 +315,18 @@ class McpServer:
 
     def _not_started(self, cause: BaseException) -> ToolServerError:
         place, late = self._place, f"it has not answered within {self._start_timeout:g} s"
-        reason = late if isinstance(cause, TimeoutError) else place.why(cause)
-        return ToolServerError(
-            f"MCP server {self} {place.failed}: {reason}{place.last_words}", server=self.name
-        )
+        message = f"MCP server {self} {place.failed}: "
+        message += late if isinstance(cause, TimeoutError) else place.why(cause)
+        if self.starts:  # a model reads it
+            self._log_end()
+        elif place.last_words:
+            message += f"; it last wrote:\n{place.last_words}"
+        return ToolServerError(message, server=self.name)
+
+    def _log_end(self) -> None:
+        """Log what a server wrote last: it may say anything, so a model does not get it."""
+        if words := self._place.last_words:
+            _log.warning("MCP server %s ended; it last wrote:\n%s", self, words)
 
 
 def _within(seconds: float | None) -> contextlib.AbstractContextManager[object]:

@@ -40,7 +40,7 @@ from perdure._lib.platform import boot_id, drop_cache, host_name, sync_data, syn
 from perdure.errors import ConfigError
 from perdure.records import records
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import FORMAT, lease_held, newer_format
+from perdure.records.manifest import lease_held, newer_format
 from perdure.records.records import EPOCH, Entry, Position
 from perdure.store import HeartbeatRequests, LeaseState
 from perdure.stores.file import segments
@@ -68,6 +68,9 @@ from perdure.stores.file.layout import (
     unsealed,
 )
 from perdure.stores.file.segments import DurablePosition, LogSegment, SegmentEnd, SegmentHeader
+
+FORMAT = 1
+"""The format of a lease."""
 
 RequestKind = Literal["handover", "mail"]
 
@@ -430,7 +433,7 @@ def lease_state(root: Folder, key: SessionKey, owners: Owners) -> LeaseState | N
 def require_key(folder: Folder, key: SessionKey, lease: LeaseFile) -> None:
     """Raise unless a folder's lease is of this session, in a supported format."""
     if lease.format > FORMAT:
-        raise newer_format(folder.path, lease.format, path=folder.path)
+        raise newer_format(folder.path, lease.format, FORMAT, path=folder.path)
     segments.require_key(folder.path, lease.key, key)
 
 

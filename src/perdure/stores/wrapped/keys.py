@@ -38,7 +38,7 @@ from perdure.records.json import decode
 from perdure.records.keys import KEYRING, SessionKey, keyring_of
 from perdure.records.manifest import KEYS, FoldedDocument, Manifest
 from perdure.records.records import EPOCH
-from perdure.store import HeldLease, Store, first_record
+from perdure.store import HeldLease, Store, first_record, is_begun
 from perdure.stores.wrapped.compressed import Compression
 from perdure.stores.wrapped.transform import Place, describe_place, from_text, to_text
 
@@ -522,7 +522,7 @@ async def require_encrypted(store: Store) -> None:
         ConfigError: The store was written without encryption.
 
     """
-    if await store.holder(keyring_of("")) is not None:
+    if await is_begun(store, keyring_of("")):
         return
     tenants = sorted({"", *await store.tenants()})
     for tenant in tenants:

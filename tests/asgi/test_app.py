@@ -1,0 +1,212 @@
+"""An application's requests: another owner's sessions, and errors that only the operator reads."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from perdure import Message, Session, Shutdown, TurnReusedError
+from perdure.agent import AgentConfig, EchoModel
+from perdure.asgi import AppSessions, Channel, Run
+from perdure.records.keys import SessionKey
+from perdure.serve.access import Access, Token
+from perdure.serve.api import AgentServer
+from perdure.session.base import Turn
+
+
+async def answer(session: Session, turn: Turn) -> AsyncGenerator[str, None]:
+    session.append(Message.user("When is low tide?"))
+    yield "at noon"
+
+
+async def late(session: Session, turn: Turn) -> AsyncGenerator[str, None]:
+    session.append(Message.user("When is low tide?"))
+    yield "at"
+    raise ValueError("a bug of the application's")
+
+
+def application(sessions: AppSessions) -> Any:
+    async def stream(request: Request) -> Response:
+        user, id = request.path_params["user"], request.path_params["id"]
+        how = late if id == "late" else answer
+        key, body = request.headers.get("idempotency-key"), await request.body()
+        return sessions.stream(id, how, owner=user, turn_id=key, request=body)
+
+    async def plain(request: Request) -> Response:
+        user, id = request.path_params["user"], request.path_params["id"]
+        key, body = request.headers.get("idempotency-key"), await request.body()
+        async with sessions.turn(id, key, owner=user, request=body) as (session, _):
+            return JSONResponse(session.id)
+
+    routes = [
+        Route("/stream/{user}/{id}", stream, methods=["POST"]),
+        Route("/plain/{user}/{id}", plain, methods=["POST"]),
+    ]
+    return Starlette(routes=routes, middleware=[Middleware(sessions.middleware)])
+
+
+@pytest.fixture
+async def client() -> AsyncGenerator[httpx.AsyncClient, None]:
+    sessions = AppSessions("memory:", shutdown=Shutdown(signals=False))
+    async with sessions.lifespan():
+        transport = httpx.ASGITransport(application(sessions))
+        async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
+            yield client
+
+
+@pytest.mark.parametrize("road", ["stream", "plain"])
+async def test_another_owners_session_is_not_found(
+    client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, road: str
+) -> None:
+    assert (await client.post(f"/{road}/ann/tide")).status_code == 200
+    refused = await client.post(f"/{road}/bob/tide")
+    assert refused.status_code == 404
+    assert refused.json() == {
+        "type": "about:blank",
+        "title": "Not found",
+        "status": 404,
+        "code": "SessionNotFoundError",
+    }
+    assert caplog.records == []
+
+
+async def test_a_failure_in_a_stream_is_logged_once(
+    client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = await client.post("/stream/ann/late")
+    assert told.status_code == 200
+    assert "event: interrupted" in told.text
+    assert "a bug" not in told.text
+    (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert record.exc_info is not None
+    assert "a bug of the application's" in str(record.exc_info[1])
+
+
+@pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
+async def test_a_failed_answer_of_a_served_agent_is_logged_once(
+    caplog: pytest.LogCaptureFixture, accept: str
+) -> None:
+    class Broken:
+        async def stream(self, messages: Any, tools: Any) -> AsyncGenerator[Any, None]:
+            raise ValueError("a bug of the model's")
+            yield
+
+    server = AgentServer(
+        AgentConfig(name="ada", model=Broken()), "memory:", shutdown=Shutdown(signals=False)
+    )
+    async with server.sessions.lifespan():
+        transport = httpx.ASGITransport(server.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            told = await client.post(
+                "/agents/ada/messages", json={"text": "Hi"}, headers={"accept": accept}
+            )
+    if accept == "application/json":
+        assert told.status_code == 500
+        assert told.json()["title"] == "Internal error"
+    else:
+        assert "event: interrupted" in told.text
+    assert "a bug" not in told.text
+    (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert record.exc_info is not None
+    assert "a bug of the model's" in str(record.exc_info[1])
+
+
+@pytest.mark.parametrize("road", ["stream", "plain"])
+async def test_an_id_that_comes_with_another_body_is_422(
+    client: httpx.AsyncClient, road: str
+) -> None:
+    key = {"idempotency-key": "1"}
+    for _ in range(2):
+        told = await client.post(f"/{road}/ann/tide", content=b"When?", headers=key)
+        assert told.status_code == 200
+    told = await client.post(f"/{road}/ann/tide", content=b"Delete it", headers=key)
+    assert told.status_code == 422
+    assert told.json()["code"] == "TurnReusedError"
+
+
+@pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
+async def test_an_idempotency_key_of_a_served_agent_is_for_one_message(accept: str) -> None:
+    server = AgentServer(
+        AgentConfig(name="ada", model=EchoModel()), "memory:", shutdown=Shutdown(signals=False)
+    )
+    headers = {"accept": accept, "idempotency-key": "1"}
+    async with server.sessions.lifespan():
+        transport = httpx.ASGITransport(server.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            statuses = [
+                (
+                    await client.post("/agents/ada/messages", json={"text": text}, headers=headers)
+                ).status_code
+                for text in ("Hello", "Delete my account", "Hello")
+            ]
+    assert statuses == [200, 422, 200]
+
+
+async def test_a_running_turn_is_not_joined_by_another_request() -> None:
+    sessions = AppSessions("memory:", shutdown=Shutdown(signals=False))
+    go = anyio.Event()
+
+    async def work(run: Run, channel: Channel) -> None:
+        await go.wait()
+
+    async with sessions.lifespan():
+        key = SessionKey("ada")
+        run = sessions.start(key, "1", work, request="When?")
+        assert sessions.start(key, "1", work, request="When?") is run
+        assert sessions.start(key, "1", work) is run
+        with pytest.raises(TurnReusedError):
+            sessions.start(key, "1", work, request="Delete it")
+        go.set()
+        await run.done.wait()
+
+
+async def test_agents_in_use_are_listed_by_last_use_and_only_the_owners() -> None:
+    server = AgentServer(
+        AgentConfig(name="ada", model=EchoModel()),
+        "memory:",
+        shutdown=Shutdown(signals=False),
+        access=Access(
+            [
+                Token(token="ann-token-0123456789", owners=("ann", "team")),
+                Token(token="bob-token-0123456789", owners=("bob",)),
+            ]
+        ),
+    )
+    async with server.sessions.lifespan():
+        transport = httpx.ASGITransport(server.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            ann, bob = (
+                {"authorization": f"Bearer {name}-token-0123456789"} for name in ("ann", "bob")
+            )
+            for agent in ("c", "a", "b"):
+                for headers, prefix in ((ann, "ann"), (bob, "bob")):
+                    url = f"/agents/{prefix}-{agent}/messages"
+                    await client.post(url, json={"text": "Hi"}, headers=headers)
+            listed, after, pages = [], "", 0
+            while after is not None:
+                params = {"limit": 2, "after": after}
+                page = (await client.get("/agents", params=params, headers=ann)).json()
+                listed += page["agents"]
+                after, pages = page["after"], pages + 1
+            assert [info["agent"] for info in listed] == ["ann-b", "ann-a", "ann-c"]
+            assert [info["turns"] for info in listed] == [1, 1, 1]
+            assert pages == 2
+            params = {"order": "id", "limit": 2}
+            by_id = (await client.get("/agents", params=params, headers=ann)).json()
+            assert [info["agent"] for info in by_id["agents"]] == ["ann-a", "ann-b"]
+            params["after"] = by_id["after"]
+            by_id = (await client.get("/agents", params=params, headers=ann)).json()
+            assert [info["agent"] for info in by_id["agents"]] == ["ann-c"]
+            assert by_id["after"] is None
+            for wrong in ({"after": "nonsense"}, {"order": "size"}):
+                assert (await client.get("/agents", params=wrong, headers=ann)).status_code == 400

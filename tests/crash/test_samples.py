@@ -1,0 +1,24 @@
+"""A sample of what `test_crash.py` does in full: kills at random, and cuts of power."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests.crash.test_crash import crash
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, SIGSTOP and /proc")
+
+
+@pytest.mark.parametrize("store", ["file", "sqlite"])
+def test_kills_at_random_lose_nothing(store: str) -> None:
+    summary = crash("kill", "--cycles", "8", "--store", store)
+    assert (summary["lost"], summary["doubled"], summary["problems"]) == (0, 0, [])
+    assert summary["acknowledged"] >= summary["kills"] >= 8
+
+
+def test_a_cut_of_power_leaves_what_was_acknowledged() -> None:
+    summary = crash("cuts", "--limit", "60")
+    assert summary["problems"] == []
+    assert summary["with_promises"] >= 20

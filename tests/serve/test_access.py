@@ -1,0 +1,199 @@
+"""Who may do what to a served agent: browsers, tokens, and what errors give away."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+import perdure
+from perdure import ConfigError, InvalidArgumentError, LeaseHeldError, Shutdown
+from perdure.agent import AgentConfig, EchoModel
+from perdure.asgi import problem_of
+from perdure.errors import SessionQuarantinedError, StoreUnavailableError
+from perdure.serve import Access, AgentServer, Token
+
+ANN = Token(token="ann-token-0123456789", owners=("ann",))
+SEND = {"content-type": "application/json"}
+
+
+@asynccontextmanager
+async def serving(
+    access: Access | None = None, **options: Any
+) -> AsyncGenerator[httpx.AsyncClient, None]:
+    config = AgentConfig(name="ada", model=EchoModel())
+    quiet = Shutdown(signals=False)
+    server = AgentServer(config, "memory:", access=access, shutdown=quiet, **options)
+    async with server.sessions.lifespan():
+        transport = httpx.ASGITransport(server.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            yield http
+
+
+async def test_without_tokens_no_page_of_another_site_runs_a_turn() -> None:
+    body = b'{"text": "Hi"}'
+    async with serving() as http:
+        for headers, status in (
+            ({"origin": "https://evil.example", **SEND}, 403),
+            ({"origin": "http://localhost:3000", **SEND}, 403),
+            ({"origin": "null", "content-type": "text/plain"}, 403),
+            ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors", **SEND}, 403),
+            ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", **SEND}, 403),
+            ({"host": "evil.example", "origin": "http://evil.example", **SEND}, 421),
+            ({"content-type": "text/plain"}, 415),
+            ({"content-type": "application/x-www-form-urlencoded"}, 415),
+            ({"content-type": "text/plain; application/json"}, 415),
+            ({}, 415),
+        ):
+            told = await http.post("/agents/a/messages", content=body, headers=headers)
+            assert (told.status_code, told.json()["status"]) == (status, status), headers
+        crossing = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+        assert (await http.get("/agents", headers=crossing)).status_code == 403
+        preflight = {"origin": "https://evil.example", "access-control-request-method": "POST"}
+        told = await http.options("/agents/a/messages", headers=preflight)
+        assert told.status_code == 403
+        assert "access-control-allow-origin" not in told.headers
+        assert (await http.get("/agents")).json()["agents"] == []
+        for headers in (
+            SEND,
+            {"content-type": "Application/JSON; charset=utf-8"},
+            {"origin": "http://localhost", "sec-fetch-site": "same-origin", **SEND},
+        ):
+            told = await http.post("/agents/a/messages", content=body, headers=headers)
+            assert told.status_code == 200, headers
+
+
+async def test_a_site_that_is_named_sends_from_a_browser_with_its_token() -> None:
+    app = "https://app.example"
+    token = {"authorization": f"Bearer {ANN.token}"}
+    async with serving(Access([ANN], origins=[app])) as http:
+        asked = {
+            "origin": app,
+            "access-control-request-method": "POST",
+            "access-control-request-headers": "authorization,content-type,idempotency-key",
+        }
+        told = await http.options("/agents/a/messages", headers=asked)
+        assert told.status_code == 200
+        assert told.headers["access-control-allow-origin"] == app
+        assert "access-control-allow-credentials" not in told.headers
+        sent = {"origin": app, "sec-fetch-site": "cross-site", **token}
+        told = await http.post("/agents/a/messages", json={"text": "Hi"}, headers=sent)
+        assert (told.status_code, told.headers["access-control-allow-origin"]) == (200, app)
+        told = await http.get("/agents", headers={"origin": app})
+        assert (told.status_code, told.headers["access-control-allow-origin"]) == (401, app)
+        for headers in (asked, sent):
+            other = {**headers, "origin": "https://evil.example"}
+            method = "OPTIONS" if headers is asked else "GET"
+            told = await http.request(method, "/agents", headers=other)
+            assert told.status_code == 403
+            assert "access-control-allow-origin" not in told.headers
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"hosts": ["*"]},
+        {"origins": ["*"]},
+        {"origins": ["app.example"]},
+        {"origins": ["https://app.example/path"]},
+        {"tokens": [ANN], "origins": ["https://*.example"]},
+    ],
+)
+def test_what_lets_every_page_in_is_refused(options: Any) -> None:
+    with pytest.raises(ConfigError, match="--allow-"):
+        Access(**options)
+
+
+def test_with_tokens_any_host_and_any_site_may_be_let_in() -> None:
+    assert Access([ANN], hosts=["*"], origins=["*"]).origins == ("*",)
+
+
+def test_a_token_for_figures_opens_nothing_else() -> None:
+    assert repr(Token(token="x" * 16, metrics=True)) == "Token(metrics=True)"
+    for more in ({"tenant": "acme"}, {"owners": ("ann",)}):
+        with pytest.raises(InvalidArgumentError, match="figures"):
+            Token(token="x" * 16, metrics=True, **more)
+
+
+async def test_a_url_that_is_no_text_is_no_id() -> None:
+    async with serving() as http:
+        for url in ("/agents/%FF", "/agents/%FE/messages", "/agents?prefix=%FF", "/%C3%28"):
+            told = await http.get(url)
+            assert (told.status_code, told.json()["detail"]) == (400, "the URL is not UTF-8"), url
+        told = await http.post("/agents/%ED%A0%80/messages", json={"text": "Hi"})
+        assert told.status_code == 400
+        told = await http.post("/agents/%C3%A9/messages", json={"text": "Hi"})
+        assert told.json()["agent"] == "é"
+
+
+async def test_head_of_a_stream_ends_and_probes_are_only_read() -> None:
+    async with serving() as http:
+        await http.post("/agents/a/messages", json={"text": "Hi"})
+        told = await http.head("/agents/a/events")
+        assert (told.status_code, told.content) == (200, b"")
+        assert told.headers["content-type"].startswith("text/event-stream")
+        assert (await http.head("/agents/b/events")).status_code == 404
+        for path in ("/healthz", "/readyz"):
+            assert (await http.head(path)).status_code == 200
+            for method in ("CONNECT", "POST", "OPTIONS", "TRACE"):
+                told = await http.request(method, path)
+                assert (told.status_code, told.headers["allow"]) == (405, "GET, HEAD")
+
+
+async def test_too_many_requests_are_busy_and_probes_are_answered() -> None:
+    async with serving(max_requests=0) as http:
+        told = await http.get("/agents")
+        assert (told.status_code, told.headers["retry-after"]) == (503, "1")
+        assert (await http.get("/healthz")).status_code == 200
+
+
+async def test_agents_that_nobody_uses_make_room() -> None:
+    async with serving(max_requests=2) as http:
+        for agent in ("a", "b", "c"):
+            told = await http.post(f"/agents/{agent}/messages", json={"text": "Hi"})
+            assert told.status_code == 200
+        opened = [(await http.get(f"/agents/{agent}")).json()["open"] for agent in ("a", "b", "c")]
+        assert opened == [False, True, True]
+
+
+INSIDE = "session_x is held by host-seven pid=4711 chmod=0700 /srv/agents postgresql://ada@db:5432"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (LeaseHeldError(INSIDE), 503),
+        (StoreUnavailableError(INSIDE), 503),
+        (SessionQuarantinedError(INSIDE), 409),
+        (perdure.errors.SessionClosedError(INSIDE), 503),
+        (perdure.errors.LeaseLostError(INSIDE), 503),
+        (perdure.errors.ModelUnavailableError(INSIDE), 503),
+        (perdure.errors.ModelError(INSIDE), 502),
+        (perdure.errors.ConfigError(INSIDE), 500),
+        (perdure.errors.CorruptRecordError(INSIDE), 500),
+        (OSError(2, INSIDE), 500),
+    ],
+)
+def test_an_error_tells_a_client_nothing_of_the_inside(error: Exception, status: int) -> None:
+    problem = problem_of(error)
+    assert problem.status == status
+    assert not [word for word in INSIDE.split() if len(word) > 5 and word.encode() in problem.body]
+    assert b"OSError" not in problem.body
+
+
+async def test_what_a_client_is_not_told_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    def source(id: str) -> AgentConfig:
+        raise StoreUnavailableError(INSIDE)
+
+    server = AgentServer(source, "memory:", shutdown=Shutdown(signals=False))
+    async with server.sessions.lifespan():
+        transport = httpx.ASGITransport(server.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            told = await http.get("/agents/a")
+    assert (told.status_code, told.json()["detail"]) == (503, "try again later")
+    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert INSIDE in record.getMessage()
