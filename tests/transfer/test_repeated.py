@@ -201,6 +201,25 @@ async def test_a_fork_of_a_session_that_was_only_opened_since_comes_over(
     assert await said(third, "c") == ([*texts, "two"],) * 2
 
 
+async def test_a_session_that_goes_while_it_comes_over_leaves_nothing() -> None:
+    backing = MemoryBacking()
+    source, target = MemoryStore(backing=backing), PausingStore(MemoryStore())
+    await says(MemoryStore(backing=backing), "p", "one")
+    for store in (source, target):
+        await store.open()
+    pause = target.pause("acquire")
+
+    async def gone() -> None:
+        async with perdure.connect(MemoryStore(backing=backing)) as sessions:
+            await sessions.delete("p")
+            await sessions.post("p", Message.user("posted"))
+
+    await meanwhile(pause, lambda: migrate(source, target), gone)
+    assert (await migrate(source, target)).failed == {}
+    assert await target.sessions() == []
+    assert await target.sessions_with_pending_items() == [P]
+
+
 @pytest.mark.parametrize("is_forked_there", [False, True])
 async def test_a_note_of_a_fork_that_came_from_the_source_keeps_no_session(
     is_forked_there: bool,
