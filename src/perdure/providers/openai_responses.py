@@ -50,7 +50,7 @@ from perdure.records.messages import Extra, Message, ToolCall, ToolResult
 
 FORMAT: Final = "openai-responses"
 NATIVE: Final = frozenset({"input_image", "input_file"})
-CALLS: Final = {
+CALLS: Final[dict[str, tuple[str, ...]]] = {
     "function_call": ("arguments",),
     "custom_tool_call": ("input",),
     "local_shell_call": ("action",),
