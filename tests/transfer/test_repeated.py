@@ -202,13 +202,12 @@ async def test_a_fork_of_a_session_that_was_only_opened_since_comes_over(
 
 
 async def test_a_fork_under_an_id_that_was_only_opened_before_comes_over_with_its_history() -> None:
-    source, target = MemoryStore(), MemoryStore()
+    source, target = Unfolded(), MemoryStore()
     await says(source, "p", "one")
     for _ in range(3):
         await says(source, "c")
     async with perdure.connect(source) as sessions:
         await sessions.fork("p", "c")
-        await sessions.copy("p", "copy")
     await says(source, "c", "two")
     await opened(source, target)
     assert (await migrate(source, target)).failed == {}
