@@ -140,6 +140,8 @@ class _Connection(H11Protocol):  # type: ignore[misc]  # imported when used
             answer = h11.Response(status_code=408, headers=headers, reason="Request Timeout")
             self.transport.write(self.conn.send(answer))
         self.transport.close()
+        # Closing waits for what is not sent yet, and a client that reads nothing lets it wait.
+        self.loop.call_later(self._limits.timeout, self.transport.abort)
 
 
 def _cancelled(timer: TimerHandle | None) -> TimerHandle | None:
