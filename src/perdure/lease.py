@@ -14,7 +14,13 @@ from typing import Literal, TypeVar, final
 import anyio
 import msgspec
 
-from perdure.errors import InvalidArgumentError, LeaseHeldError, StoreError, StoreUnavailableError
+from perdure.errors import (
+    InvalidArgumentError,
+    LeaseHeldError,
+    SessionNotFoundError,
+    StoreError,
+    StoreUnavailableError,
+)
 from perdure.records.keys import SessionKey
 from perdure.store import HeartbeatRequests, HeldLease, LeaseState, Store
 
@@ -192,6 +198,7 @@ async def acquire_lease(
     given: int = 0,
     check: Callable[[LeaseState | None], Awaitable[None]] | None = None,
     on_wait: Callable[[LeaseState], object] = bool,
+    new: bool = True,
 ) -> HeldLease:
     """Acquire the lease of a session, by handover if another process holds it.
 
@@ -209,9 +216,11 @@ async def acquire_lease(
             process that asked comes first.
         check: Called with the holder that is read first; it may refuse by raising.
         on_wait: Called with a holder that is waited for, each time that it was read.
+        new: Whether the session may begin anew where it was deleted.
 
     Raises:
         LeaseHeldError: The holder is alive and did not hand over in time.
+        SessionNotFoundError: It was deleted, and may not begin anew.
 
     """
     start = watch.clock()
@@ -219,6 +228,8 @@ async def acquire_lease(
     while True:
         holder, silent = await read_holder(store, key, watch)
         await asking.check(holder)
+        if holder is not None and holder.deleted and not new:
+            raise SessionNotFoundError(f"session {key} was deleted meanwhile", key=str(key))
         now = watch.clock()
         if _is_due(holder, given) and now - start < COURTESY:
             await asking.pause(given)

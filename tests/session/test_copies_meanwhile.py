@@ -237,3 +237,20 @@ async def test_what_is_made_of_a_fork_that_is_just_being_made_has_its_history(
             pause.go()
         view = await sessions.load("grandchild")
         assert said(view) == ["one", "re one"]
+
+
+async def test_a_rename_that_waits_for_a_session_that_goes_makes_none(place: Place) -> None:
+    """An empty session that is removed again would take with it what is posted meanwhile."""
+    store, acquired = PausingStore(place()), list[SessionKey]()
+    async with connect(store, shutdown=QUIET) as first, connect(place(), shutdown=QUIET) as second:
+        await converse(first, "a", "one")
+        waiting = store.pause("holder", lambda key: key == SessionKey("a"))
+        making = store.pause("acquire", lambda key: acquired.append(key) or False)
+
+        async def rename() -> None:
+            with pytest.raises(SessionNotFoundError):
+                await first.rename("a", "b")
+
+        await meanwhile(waiting, rename, lambda: second.delete("a"))
+        assert acquired == []
+        assert not making.reached.is_set()

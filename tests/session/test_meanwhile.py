@@ -17,6 +17,7 @@ from perdure.errors import (
     HistoryPrunedError,
     InvalidArgumentError,
     LeaseHeldError,
+    LeaseLostError,
     NotStorableError,
     PerdureError,
     SessionError,
@@ -479,3 +480,24 @@ async def test_a_session_that_is_deleted_while_it_is_rebuilt_is_not_there() -> N
 
         await meanwhile(pause, rebuild, gone)
         assert said(await other.load("q")) == ["one", "re one"]
+
+
+async def test_a_session_that_is_taken_over_while_it_is_opened_is_lost_and_not_damaged() -> None:
+    backing = MemoryBacking()
+    store = PausingStore(MemoryStore(backing=backing))
+    async with (
+        connect(store, shutdown=QUIET) as sessions,
+        connect(MemoryStore(backing=backing), shutdown=QUIET) as other,
+    ):
+        pause = store.pause("acquire", after=True)
+
+        async def begin() -> None:
+            with pytest.raises(LeaseLostError, match="taken over by another process"):
+                await sessions.open("p")
+
+        async def take() -> None:
+            backing.sessions[P].released = True  # as if this process were taken for dead
+            await converse(other, "p", "one")
+
+        await meanwhile(pause, begin, take)
+        assert said(await sessions.open("p")) == ["one", "re one"]

@@ -19,7 +19,7 @@ from perdure.session.fork import ForkBuilder
 from perdure.session.lifecycle import ExclusiveAccess
 from perdure.session.manager import SessionManager
 from perdure.stores.memory import MemoryBacking, MemoryStore
-from tests.pausing import PausingStore
+from tests.pausing import PausingStore, meanwhile
 from tests.session.conftest import Connect, Place
 from tests.session.lives import converse, looks, said
 
@@ -195,3 +195,21 @@ async def test_a_post_that_is_on_its_way_is_renamed_with_its_session(place: Plac
             posting.go()
         async with sessions.open("new") as session:
             assert said(session) == ["one", "re one", "posted"]
+
+
+async def test_two_renames_to_one_name_leave_both_sessions(place: Place) -> None:
+    store, new = PausingStore(place()), SessionKey("new")
+    async with connect(store, shutdown=QUIET) as first, connect(place(), shutdown=QUIET) as second:
+        await converse(first, "a", "one")
+        await converse(first, "b", "two")
+        pause = store.pause("acquire", lambda key: key == new)
+
+        async def rename() -> None:
+            with pytest.raises(SessionError, match="new exists"):
+                await first.rename("a", "new")
+
+        await meanwhile(pause, rename, lambda: second.rename("b", "new"))
+        assert said(await second.load("new")) == ["two", "re two"]
+        assert said(await second.load("a")) == ["one", "re one"]
+        await first.rename("a", "other")
+        assert said(await second.load("other")) == ["one", "re one"]

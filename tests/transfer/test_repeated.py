@@ -201,6 +201,34 @@ async def test_a_fork_of_a_session_that_was_only_opened_since_comes_over(
     assert await said(third, "c") == ([*texts, "two"],) * 2
 
 
+async def test_a_fork_under_an_id_that_was_only_opened_before_comes_over_with_its_history() -> None:
+    source, target = Unfolded(), MemoryStore()
+    await says(source, "p", "one")
+    for _ in range(3):
+        await says(source, "c")
+    async with perdure.connect(source) as sessions:
+        await sessions.fork("p", "c")
+    await says(source, "c", "two")
+    await opened(source, target)
+    assert (await migrate(source, target)).failed == {}
+    assert await said(target, "c") == (["one", "two"], ["one", "two"])
+
+
+async def test_a_deleted_session_that_is_posted_to_goes_behind_its_forks() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    await forked(source)
+    await opened(source, target)
+    assert (await migrate(source, target)).failed == {}
+    async with perdure.connect(source) as sessions:
+        await sessions.delete("p")
+        await sessions.post("p", Message.user("posted"))
+    await opened(source, target)
+    assert (await migrate(source, target)).failed == {}
+    assert [info.key.agent for info in await target.sessions()] == ["c"]
+    assert await target.sessions_with_pending_items() == [P]
+    assert await said(target, "c") == (["one", "two"], ["one", "two"])
+
+
 async def test_a_session_that_goes_while_it_comes_over_leaves_nothing() -> None:
     backing = MemoryBacking()
     source, target = MemoryStore(backing=backing), PausingStore(MemoryStore())

@@ -43,7 +43,7 @@ from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, Origin
 from perdure.records.media import LIFTED_KINDS, Medium, filled, lifted_entries, may_lift, referred
-from perdure.records.records import BASE, CONTEXT, EPOCH, Entry, Record
+from perdure.records.records import BASE, CONTEXT, EPOCH, HOLDER_KINDS, Entry, Record
 from perdure.restore.ladder import validated
 from perdure.store import (
     Batch,
@@ -351,7 +351,7 @@ class Lineage(DelegatingStore):
                         return await self.newest_base(key)  # it was pruned, maybe more than once
                     if record.kind == BASE:
                         return decode(record.payload, Origin)
-                    if record.kind != EPOCH:
+                    if record.kind not in HOLDER_KINDS:
                         return None
         return None
 

@@ -582,6 +582,8 @@ class Renamer:
                 await hold.withdraw()
         base = await self._forker.own_base(old.key, old.head, moved=old.key)
         async with self._access.held(new, Terms("raise", 0), new=True) as hold:
+            if await self._access.begun(new) != LogOrigin():  # another process was faster
+                raise exists(new)
             await hold.rebase(base)
         return base
 

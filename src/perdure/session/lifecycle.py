@@ -747,6 +747,7 @@ class ExclusiveAccess:
             watch=runtime.watch,
             on_held=terms.on_held,
             wait=terms.wait,
+            new=new,
         )
         async with self.still_held(key, grant.epoch, grant.head) as hold:
             if grant.created and not new:

@@ -22,6 +22,7 @@ from perdure.errors import (
     FormatError,
     InvalidArgumentError,
     LeaseHeldError,
+    LeaseLostError,
     OwnerMismatchError,
     SessionClosedError,
     SessionError,
@@ -347,6 +348,10 @@ class Opener:
         )
         await hold_media(runtime.store, grant.key, restored.context, runtime.limits._media)
         if restored.head != grant.head:
+            holder = await runtime.store.holder(grant.key)
+            if holder is None or holder.epoch != grant.epoch:
+                message = f"session {grant.key} was taken over by another process meanwhile"
+                raise LeaseLostError(message, key=str(grant.key), epoch=grant.epoch)
             message = (
                 f"session {grant.key}: its log ends at record {restored.head}, but epoch "
                 f"{grant.epoch} began at {grant.head}: run `perdure check`"

@@ -142,7 +142,7 @@ async def _move_all(
     mover.waiting = wanted(await source.sessions_with_pending_items())
     mover.with_letters = wanted(await with_dead_letters(source))
     mover.target_letters = wanted(await with_dead_letters(mover.target))
-    keys += sorted((mover.waiting | mover.with_letters).difference(keys))
+    no_sessions = sorted((mover.waiting | mover.with_letters).difference(keys))
 
     async def move(key: SessionKey) -> None:
         nonlocal done
@@ -152,12 +152,13 @@ async def _move_all(
             report.failed[str(key)] = str(error)
         done += 1
         if progress is not None:
-            progress(MigrationProgress(done, len(keys), key))
+            progress(MigrationProgress(done, len(keys) + len(no_sessions), key))
 
     mover.parents = await parents_of(source, keys)
-    for wave in waves(mover.parents, keys):
+    # Last what was deleted, and posted to since: forks must not need its copy any more.
+    for wave in [*waves(mover.parents, keys), no_sessions]:
         await each(wave, move, at_once=AT_ONCE)
-    await mover.follow_deletions(keys, tenants)
+    await mover.follow_deletions([*keys, *no_sessions], tenants)
     await mover.tidy()
 
 
