@@ -147,7 +147,7 @@ def _places(payload: bytes) -> list[_Place]:
 
 
 def _typed(record: Any) -> set[bytes]:
-    """Return the strings of a record's values that a table of types, next to them, has a type for."""
+    """Return the strings in a record that a table of types, next to their value, has a type for."""
     typed: set[bytes] = set()
     rest = [record]
     while rest:
