@@ -17,6 +17,7 @@ from perdure.errors import StoreUnavailableError
 from perdure.records.messages import ToolResult
 from perdure.session.internals import store_of
 from tests.agent.conftest import Configure, World
+from tests.images import png
 
 KIB = 1024
 TEXT = "0123456789abcdef" * 64 * KIB  # 1 MiB
@@ -61,6 +62,7 @@ async def kept(world: World, config: Any) -> Message:
         pytest.param(TEXT.encode(), id="bytes"),
         pytest.param([{"n": n, "text": "é\n" * 10} for n in range(20_000)], id="json"),
         pytest.param({"at": datetime.datetime(2026, 1, 2), "all": TEXT}, id="tagged"),
+        pytest.param({"mime_type": "image/png", "data": png(KIB * KIB)}, id="image"),
     ],
 )
 async def test_a_large_result_lies_in_a_blob_and_comes_back_as_it_was(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import struct
 from typing import Any
 
@@ -10,7 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from perdure import Message
+from perdure import Message, ToolCall
 from perdure.records.chunks import name_of, named_in
 from perdure.records.media import (
     LEAST,
@@ -70,6 +71,7 @@ def test_text_that_is_no_media_stays() -> None:
     values: list[Any] = [
         {"data": "QUJD" * 40_000},
         {"text": url(FILES[0])},
+        {"words": f'he said "{url(FILES[0])}'},
         "A" * 200_000,
         {"key": encoded(FILES[0])},
         {"type": "image", "media_type": "image/png", "data": "not base64! " * 20_000},
@@ -78,6 +80,34 @@ def test_text_that_is_no_media_stays() -> None:
         payload = msgspec.json.encode({"role": "user", "content": [value]})
         assert lifted(payload) == (payload, {}), str(value)[:40]
         assert text_bytes(payload) == len(payload)
+
+
+def test_what_a_type_reads_stays_in_the_record() -> None:
+    data = {
+        "data": FILES[0],
+        "part": part(FILES[1]),
+        "pair": (url(FILES[2]), {"a/b": url(FILES[2])}),
+    }
+    call = Message.assistant(tool_calls=[ToolCall("a", "b", {"x/y": data})])
+    for message in (Message.tool("a", data), call):
+        payload = encode_message(message).payload
+        assert list(lifted(payload)[1]) == [name_of(FILES[1])]
+        assert text_bytes(payload) == len(payload) - len(encoded(FILES[1]))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [{"mimeType": "text/plain", "alt": "a" * 500}, {"x": "a" * 500, "data": "<pdf>"}],
+        {"thumb": {"mimeType": "image/gif"}, "data": "<pdf>"},
+        {"data": "<pdf>", "thumb": {"mimeType": "image/gif"}},
+        {"more": [{"alt": "a" * 500, "mimeType": "image/gif"}], "data": "<pdf>"},
+    ],
+)
+def test_the_type_of_another_part_is_none_of_its_own(given: Any) -> None:
+    payload = json.dumps({"role": "user", "content": [given]}, separators=(",", ":"))
+    payload = payload.replace("<pdf>", encoded(FILES[2]))
+    assert [one.type for one in media_in(payload.encode())] == ["application/pdf"]
 
 
 def test_base64_that_would_come_back_otherwise_stays() -> None:

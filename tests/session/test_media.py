@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,13 @@ import msgspec
 import pytest
 
 import perdure
-from perdure import Limits, Message, Session, Shutdown, ToolCall
-from perdure.errors import InvalidArgumentError, LeaseLostError
+from perdure import Limits, Message, Session, Shutdown, ToolCall, register
+from perdure.errors import (
+    InvalidArgumentError,
+    LeaseLostError,
+    SessionQuarantinedError,
+    UnsavedChangesError,
+)
 from perdure.formats import FullAgentState, read_state, write_state
 from perdure.providers import FORMATS
 from perdure.records.checkpoints import CapturedState
@@ -791,3 +798,131 @@ async def test_a_function_of_tokens_that_fails_costs_no_more_than_its_answer(
 def test_a_budget_that_is_no_number_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="context_media_tokens"):
         Limits(context_media_tokens=True)
+
+
+@pytest.mark.parametrize("fails_at", range(1, 9))
+async def test_a_function_of_tokens_that_fails_once_takes_no_message(
+    again: Connect, caplog: pytest.LogCaptureFixture, fails_at: int
+) -> None:
+    calls = 0
+
+    def count(medium: Medium) -> int:
+        nonlocal calls
+        calls += 1
+        return _raise(medium) if calls == fails_at else 1000
+
+    limits = Limits(media_tokens=count, context_media_tokens=2000)
+    images = [png(100_000, number, width=64, height=64) for number in range(4)]
+    said = [f"n{number}" for number in range(4)]
+    async with again() as sessions, sessions.open("ada") as session:
+        for text, image in zip(said, images, strict=True):
+            session.append(Message.user(text, image_urls=[url(image)]))
+    async with again(limits=limits) as sessions, sessions.open("ada") as session:
+        for _ in range(4):
+            assert [one.text.partition("\n")[0] for one in session.context()] == said
+            assert shown(session.context("openai"))[-1] == images[-1]
+            await session.save()
+        if calls == fails_at:  # an image takes about 250 tokens, by the estimate
+            assert shown(session.context("openai")) == images
+    told = [one for one in caplog.records if "estimate counts" in one.getMessage()]
+    assert len(told) == (calls == fails_at)
+
+
+@pytest.mark.parametrize("tokens", [10**400, lambda _: 10**400], ids=["number", "function"])
+async def test_more_tokens_than_any_window_has_leave_the_newest_media(
+    again: Connect, tokens: Any
+) -> None:
+    async with again(limits=Limits(media_tokens=tokens)) as sessions, sessions.open("ada") as ada:
+        look(ada, 1)
+        newest = look(ada, 2)
+        assert shown(ada.context("anthropic").messages) == [newest]
+
+
+async def test_what_is_left_out_and_what_is_lost_are_told_once_each(again: Connect) -> None:
+    told: list[tuple[int, int]] = []
+    limits = Limits(context_media_tokens=300, media_tokens=100)
+    async with again(limits=limits) as sessions, sessions.open("ada") as session:
+        sessions.on("media_left_out", lambda facts: told.append((facts.count, facts.lost)))
+        first, version = look(session, 1), session.version
+        for number in range(2, 7):
+            look(session, number)
+        await session.save()
+        session.context()
+        await store_of(sessions).remove_blobs("", [name_of(first)])
+        await session.retract(after=version)
+        session.context()
+        await session.save()
+        look(session, 7)
+        session.context()
+    assert told == [(3, 0), (0, 1)]
+
+
+async def test_media_that_a_store_refuses_for_good_are_reported_as_records_are() -> None:
+    store = FaultyStore(MemoryStore(), fail_on="put_blobs", how="permanent", times=None)
+    with pytest.raises(UnsavedChangesError, match="1 quarantined: ada"):
+        async with perdure.connect(store, shutdown=Shutdown(signals=False)) as sessions:
+            session = await sessions.open("ada")
+            look(session, 1)
+            with pytest.raises(SessionQuarantinedError, match="put_blobs"):
+                await session.save()
+            assert sessions.health().unsaved["quarantined"] == 1
+    assert store.calls["put_blobs"] == 1
+
+
+@dataclass
+class Shot:
+    """A screenshot that takes nothing but an image, whole."""
+
+    url: str
+    raw: bytes
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith("data:image/png;base64,"):
+            raise ValueError(self.url[:40])
+
+
+class Page(msgspec.Struct):
+    shots: list[Shot]
+    at: date
+
+
+async def test_media_in_objects_of_registered_types_come_back_to_the_letter(
+    again: Connect,
+) -> None:
+    image = png(100_000)
+    page = Page([Shot(url(image), image)], date(2026, 1, 2))
+    said = [
+        Message.tool("a", page, name="shoot"),
+        Message.tool(
+            "b", {"page": page, "data": image, "part": part(png(100_000, 1))}, name="shoot"
+        ),
+        Message.assistant(tool_calls=[ToolCall("c", "compare", {"pages": (page, page)})]),
+    ]
+    types = [register(Shot, tag="shot"), register(Page, tag="page")]
+    options: Any = {"types": types, "limits": Limits(context_bytes=10**7)}
+    for live in (True, False):
+        async with again(**options) as sessions, sessions.open("ada") as session:
+            if live:
+                session.append(*said)
+            for back in (session.context(), [one.value for one in await session.history()]):
+                assert [one.tool_result for one in back] == [one.tool_result for one in said]
+                assert [one.tool_calls for one in back] == [one.tool_calls for one in said]
+            await session.save()
+            stored = [one.payload for one in await records(store_of(sessions))]
+            assert [one.count(b'"\\u0070erdure:media:') for one in stored[1:4]] == [0, 1, 0]
+
+
+async def test_a_context_that_was_cut_short_before_is_filled_by_a_rebuild() -> None:
+    backing = MemoryBacking()
+    store, small = InlineStore(MemoryStore(backing=backing)), Limits(context_bytes=1000)
+    async with perdure.connect(store, limits=small) as sessions, sessions.open("ada") as session:
+        images = [look(session, number) for number in range(4)]
+        session.append(Message.user("x" * 900))
+    async with perdure.connect(MemoryStore(backing=backing)) as sessions:
+        async with sessions.open("ada") as session:
+            assert shown(session.context("anthropic").messages) == []
+    async with perdure.connect(MemoryStore(backing=backing)) as sessions:
+        await sessions.rebuild_working_context("ada")
+        async with sessions.open("ada") as session:
+            assert shown(session.context("anthropic").messages) == images
+            assert len(session.context()) == 17

@@ -97,8 +97,10 @@ async def claimed(
     if unstorable == "repr":
         result = _with(result, decode_value(data, tags, types))
     store = store_of(session)
-    if text_bytes(data) <= max_inline_bytes or not store.capabilities.blobs:
-        return result  # its images become blobs of their own when it is saved
+    # Its images become blobs of their own when it is saved, but for what a type reads.
+    beside = b'{"tool_result":%b,"tool_result_types":%b}' % (data, encode(tags)) if tags else data
+    if text_bytes(beside) <= max_inline_bytes or not store.capabilities.blobs:
+        return result
     blob, reference = _blob(result.result, data, tags)
     try:
         await store.put_blobs(session.key.tenant, {reference.sha256: blob})

@@ -33,6 +33,8 @@ SPENT: Final = "left out: the budget for media is spent"
 TOO_MUCH: Final = "left out: the provider takes no more of it"
 
 log: Final = logging.getLogger("perdure")
+_MOST: Final = 10**12
+"""Tokens that one takes at most: a share of the budget is a float."""
 _FAILED: Final[deque[MediaTokens]] = deque(maxlen=16)
 """Functions that have returned no number: they are not asked again."""
 _AROUND: Final = 128
@@ -139,8 +141,10 @@ class MediaBudget(msgspec.Struct, frozen=True):
     def _given(self, medium: Medium) -> int | None:
         """Return what was said that media take; None for nothing, or nothing that counts."""
         each = self.each
-        if each is None or isinstance(each, int):
-            return each
+        if each is None:
+            return None
+        if isinstance(each, int):
+            return min(each, _MOST)
         if any(each is one for one in _FAILED):
             return None  # what is held, and what is shown, are counted alike
         error: Exception | None = None
@@ -150,7 +154,7 @@ class MediaBudget(msgspec.Struct, frozen=True):
         except Exception as raised:  # noqa: BLE001  # the application's own
             error = raised
         if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
-            return given
+            return min(given, _MOST)
         _FAILED.append(each)
         log.warning(
             "Limits(media_tokens=…) %s for %s, and perdure's own estimate counts from now on: "

@@ -199,7 +199,7 @@ def _system(exchanges: Sequence[Exchange], target: ContextTarget) -> str | list[
         own = apart[0][1]
         if own is not None and own.sent:
             return _user(heads[0], own)
-    blocks = [block for head in heads for block in _user(head) if block["type"] == "text"]
+    blocks = [block for head in heads for block in _user(head) if block.get("type") == "text"]
     if all(set(block) == {"type", "text"} for block in blocks):
         return "\n\n".join(block["text"] for block in blocks) or None
     return blocks

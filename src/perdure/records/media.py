@@ -19,15 +19,21 @@ import binascii
 import hashlib
 import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from copy import copy
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from perdure.records.messages import Extra, Message, ToolCall, decode_message, encode_message
+from perdure.records.messages import (
+    Extra,
+    Message,
+    ToolCall,
+    ToolResult,
+    decode_message,
+    encode_message,
+)
 from perdure.records.records import ADMITTED, CONTEXT, MESSAGE_KINDS, Entry
 from perdure.records.references import FIELDS, HELD, SPELLED, held, held_fields
-from perdure.records.values import NO_TYPES, Types
+from perdure.records.values import NO_TYPES, Types, escape
 
 LEAST: Final = 64 * 1024
 """Bytes of an image, or other media, from which on it becomes a blob."""
@@ -39,12 +45,16 @@ SEEN: Final = 1024
 MediaKind = Literal["image", "audio", "video", "document"]
 
 _RUN = rb"[A-Za-z0-9+/]{%d,}+={0,2}" % SEEN
-_URL = re.compile(rb'"data:([a-z]+/[A-Za-z0-9.+-]+);base64,(' + _RUN + rb')"(?!\s*:)')  # no name
-_DATA = re.compile(rb'"(?:data|blob|file_data|result)": ?"(' + _RUN + rb')"')
+# A quote that a backslash precedes is within a string; what a colon follows is a name.
+_URL = re.compile(rb'(?<!\\)"data:([a-z]+/[A-Za-z0-9.+-]+);base64,(' + _RUN + rb')"(?!\s*:)')
+_DATA = re.compile(rb'(?<!\\)"(?:data|blob|file_data|result)": ?"(' + _RUN + rb')"')
 _REFERENCE = re.compile(rb'(?<!\\)"\\u0070erdure:media:' + FIELDS + b'"')
 _HELD_RAW = re.compile(b'"' + HELD.encode() + b"[0-9a-f]{64}:" + FIELDS + b'"')
 _TYPED = re.compile(rb'"(?:media_type|mimeType|mime_type)": ?"([a-z]+/[A-Za-z0-9.+-]+)[";]')
+_BRACE = re.compile(rb"[{}]")
 _FORMATTED = re.compile(rb'"format": ?"([a-z0-9]{2,5})"')
+_TABLE: Final = b'_types"'
+"""How the name of a table of types ends, which is next to values that are not all JSON."""
 _AROUND: Final = 400
 """Bytes next to base64 among which its type is looked for."""
 _HEAD: Final = 128 * 1024
@@ -114,7 +124,10 @@ def note_of(medium: Medium, why: str) -> str:
 
 
 def _places(payload: bytes) -> list[_Place]:
-    """Return the base64 of media in a record, in order."""
+    """Return the base64 of media in a record, in order.
+
+    What has a type of Python's is none: the type reads all of it, and the model reads it as text.
+    """
     if len(payload) < SEEN:
         return []
     places = [
@@ -127,14 +140,45 @@ def _places(payload: bytes) -> list[_Place]:
         if media_type is not None:
             start = found.start(1) - 1
             places.append(_Place(start, found.end(), "data", media_type, found[1]))
+    if places and _TABLE in payload:
+        typed = _typed(msgspec.json.decode(payload))
+        places = [one for one in places if payload[one.start + 1 : one.end - 1] not in typed]
     return sorted(places)
+
+
+def _typed(record: Any) -> set[bytes]:
+    """Return the strings in a record that a table of types, next to their value, has a type for."""
+    typed: set[bytes] = set()
+    rest = [record]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, dict):
+            for name in ("arguments", "tool_result"):
+                types = value.get(f"{name}_types")
+                if isinstance(types, dict):
+                    typed.update(text.encode() for text in _texts(value.get(name), types, ""))
+            rest += value.values()
+        elif isinstance(value, list):
+            rest += value
+    return typed
+
+
+def _texts(value: Any, types: Container[str], at: str | None) -> Iterator[str]:
+    """Yield the strings at or below a place that has a type; None for being below one."""
+    at = None if at in types else at
+    if isinstance(value, str):
+        if at is None:
+            yield value
+    elif isinstance(value, (list, dict)):
+        for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _texts(inner, types, None if at is None else f"{at}/{escape(str(name))}")
 
 
 def _type_beside(payload: bytes, start: int, end: int, data: bytes) -> str | None:
     """Return the type that stands in the same object, or that the data shows; None for neither."""
-    opening = payload.rfind(b"{", max(start - _AROUND, 0), start)
-    closing = payload.find(b"}", end, end + _AROUND)
-    beside = payload[max(opening, 0) : start] + payload[end : closing if closing >= 0 else end]
+    # Up to the next brace: behind it begins another object, or ends this one.
+    before = _BRACE.split(payload[max(start - _AROUND, 0) : start])[-1]
+    beside = before + _BRACE.split(payload[end : end + _AROUND], 1)[0]
     typed = _TYPED.search(beside)
     if typed is not None:
         return typed[1].decode()
@@ -483,7 +527,10 @@ class _Walk:
 
 
 class _Rest:
-    """A walk over all of a message, to the references where media are not looked for."""
+    """A walk over all of a message, to the references where media are not looked for.
+
+    A value of a type of Python's has none.
+    """
 
     def __init__(
         self, decide: Decide, why: Callable[[Medium], str], decided: dict[str, str | None]
@@ -500,15 +547,13 @@ class _Rest:
         if isinstance(value, msgspec.Raw):
             data = bytes(value)
             return msgspec.Raw(_HELD_RAW.sub(self._raw, data)) if HELD.encode() in data else value
-        if isinstance(value, (list, tuple, set, frozenset)):
+        if isinstance(value, (list, tuple)):
             items = [self.value(item) for item in value]
             same = all(new is old for new, old in zip(items, value, strict=True))
-            if same:
-                return value
-            return value._make(items) if hasattr(value, "_make") else type(value)(items)
+            return value if same else type(value)(items)
         if isinstance(value, dict):
             return self._named(value)
-        return self._fields(value)
+        return self._fields(value) if isinstance(value, (Message, ToolCall, ToolResult)) else value
 
     def _string(self, text: str) -> str:
         fields = held_fields(text)
@@ -534,26 +579,13 @@ class _Rest:
             changed[new_name] = new
         return value if same else changed
 
-    def _fields(self, value: Any) -> Any:
-        """Return an object whose fields have no references."""
-        is_struct = isinstance(value, msgspec.Struct)
-        names = value.__struct_fields__ if is_struct else getattr(value, "__dict__", ())
-        if isinstance(value, type) or not names:
-            return value
+    def _fields(self, value: Message | ToolCall | ToolResult) -> Any:
         changed = {
             name: new
-            for name in names
+            for name in value.__struct_fields__
             if (new := self.value(old := getattr(value, name))) is not old
         }
-        if not changed:
-            return value
-        copied = copy(value)
-        for name, new in changed.items():
-            if is_struct:
-                msgspec.structs.force_setattr(copied, name, new)
-            else:
-                object.__setattr__(copied, name, new)
-        return copied
+        return msgspec.structs.replace(value, **changed) if changed else value
 
 
 def medium_of(text: str, key: str | None, beside: Mapping[str, Any] | None) -> Medium | None:

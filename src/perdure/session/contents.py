@@ -635,10 +635,13 @@ class Contents:
         """
         context = self.context
         media = fitted(self.stored(), context.budget, context.media, provider=provider)
-        told = bool(media.left_out), bool(media.lost)
-        if told > self._told:
-            self._told = told
-            self._owner._left_out(media)
+        if media.lost:
+            self.may_lack_media = True  # a save looks again
+        left_out, lost = self._told  # each is told once
+        news = FittedMedia([], () if left_out else media.left_out, () if lost else media.lost)
+        if news.left_out or news.lost:
+            self._told = left_out or bool(news.left_out), lost or bool(news.lost)
+            self._owner._left_out(news)
         return media.messages
 
     async def load_media(self) -> None:

@@ -37,8 +37,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         context_media_tokens: The media that a model is shown: the newest, up to so many tokens.
             Older ones are replaced by a note.
         media_tokens: How many tokens an image or other media takes: a number for each, or a
-            function of a `Medium`; None for an estimate by the provider. Once a function raises,
-            or returns no whole number from 0, the estimate counts, with a warning.
+            function of a `Medium`, which always returns the same for the same one; None for an
+            estimate by the provider. Once a function raises, or returns no whole number from 0,
+            the estimate counts, with a warning.
         record_bytes: One appended item, encoded.
         fold_ratio: Fold when the log's tail is this many times what a fold rewrites, and the
             session is at rest, or at half as much again; infinite: only when it leaves memory.
