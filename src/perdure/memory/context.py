@@ -24,6 +24,7 @@ from perdure.records.json import decode, decoder_of
 from perdure.records.media import SEEN, lifted, media_of, referred, text_bytes
 from perdure.records.messages import Message
 from perdure.records.records import CONTEXT, MESSAGE_KINDS, RETRACT, TOOL_RESULT
+from perdure.records.references import SPELLED
 
 CONTEXT_KINDS = MESSAGE_KINDS | {CONTEXT, RETRACT}
 """Kinds that change a working context; other kinds only advance its ``seq``."""
@@ -197,15 +198,24 @@ class WorkingContext:
         """Return the names of the media that may be shown, the newest first."""
         names: dict[str, None] = {}
         size = tokens = 0
-        for _, payload, _ in reversed(self._kept):
+        for payload in reversed(self._referring()):
             mentioned = referred(payload)
             for medium in reversed(mentioned):
                 size += medium.bytes if medium.name not in names else 0
                 tokens += self.budget.least(medium)
                 names[medium.name] = None
-            if mentioned and (size > HELD_BYTES or tokens > self.budget.tokens):
+            if size > HELD_BYTES or tokens > self.budget.tokens:
                 break
         return list(names)
+
+    def _referring(self) -> list[bytes]:
+        """Return the messages that refer to media."""
+        if self._snapshot is None:
+            return [payload for _, payload, _ in self._kept if SPELLED in payload]
+        raws = self._snapshot.messages  # they stay there
+        if SPELLED not in b"".join(raws):
+            return []
+        return [payload for payload in map(bytes, raws) if SPELLED in payload]
 
     def messages(self) -> Iterator[bytes]:
         """Return the messages as they would be sent: the system message first.
@@ -363,8 +373,11 @@ class WorkingContext:
         sizes = [memoryview(raw).nbytes for raw in snapshot.messages]
         counts = {len(sizes), sum(snapshot.atoms), len(snapshot.message_seqs)}
         is_regular = len(counts) == 1 and min(snapshot.atoms, default=0) > 0
-        is_plain = sum(sizes) <= limit and not any(map(_may_hold_media, snapshot.messages))
-        if is_regular and not snapshot.pinned and is_plain:
+        is_text = sum(sizes) <= limit and not any(
+            size >= SEEN and text_bytes(bytes(raw)) < size
+            for size, raw in zip(sizes, snapshot.messages, strict=True)
+        )
+        if is_regular and not snapshot.pinned and is_text:
             context._snapshot = snapshot
             context.size = sum(sizes)
         else:
@@ -399,11 +412,6 @@ class WorkingContext:
         for at, (seq, payload) in enumerate(messages):
             self._kept.append((seq, payload, at in begins))
             self._count(payload)
-
-
-def _may_hold_media(raw: msgspec.Raw) -> bool:
-    size = memoryview(raw).nbytes
-    return size >= SEEN and text_bytes(bytes(raw)) < size
 
 
 def _role(payload: bytes) -> str:

@@ -297,6 +297,8 @@ def with_media(message: Message, decide: Decide, why: Callable[[Medium], str]) -
     What is left out leaves a note. It is asked for in the order of `Message`'s fields, and then for
     what a record refers to anywhere else: no reference to a blob is ever shown.
     """
+    if not _may_hold(message):
+        return message
     decided: dict[str, str | None] = {}
 
     def once(medium: Medium, text: str) -> str | None:
@@ -326,7 +328,7 @@ def _walked(message: Message, decide: Decide, why: Callable[[Medium], str]) -> M
         value: Any = result.result
         if isinstance(value, str):
             value = walk.string(value, None, None)
-        elif isinstance(value, (list, dict)) and _may_hold(value):
+        elif isinstance(value, (list, dict)):
             value = walk.value(value)
         value = value.text if isinstance(value, _Note) else value
         extra = _with_extra(result.extra, decide)
@@ -631,6 +633,27 @@ def media_of(message: Message) -> list[tuple[Medium, str]]:
 
     with_media(message, note, lambda _: "")
     return found
+
+
+def media_of_all(messages: Sequence[Message]) -> list[tuple[int, Medium, str]]:
+    """Return the media of messages in order, each with its message's place and its string."""
+    suspects = [
+        at
+        for at, message in enumerate(messages)
+        if type(message.content) is not str
+        or message.content.startswith(HELD)
+        or message.tool_calls
+        or message.tool_result is not None
+        or message.extra
+        or message.payload_extra
+        or message.image_urls
+        or message.audio_urls
+        or message.video_urls
+        or message.reasoning is not None
+    ]
+    if not _may_hold([messages[at] for at in suspects]):  # at one glance: most have none
+        return []
+    return [(at, medium, text) for at in suspects for medium, text in media_of(messages[at])]
 
 
 def string_of(text: str, raw: bytes) -> str:
