@@ -59,6 +59,9 @@ def _listed(message: Message) -> list[Any]:
 def beside_results(exchanges: Sequence[Exchange], target: ContextTarget) -> Iterator[Exchange]:
     """Yield exchanges in which media that tools returned follow the results."""
     for exchange in exchanges:
+        if not exchange.results:
+            yield exchange
+            continue
         media: list[Any] = []
         results: list[Message] = []
         for message in exchange.results:

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache, partial
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -98,23 +98,28 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     official: bool = False
     """Whether only the provider itself has the rule, and not all who speak its format."""
 
-    def accepts(self, value: Any) -> bool:
-        """Say whether a value by itself keeps the rule."""
-        if self.pattern is not None and not _matches(self.pattern, value):
-            return False
-        if self.names is not None and not self.names.issuperset(value):
-            return False
-        if self.types is not None and not self._has_type(value):
-            return False
-        if self.images is not None and not _is_image(value, self.images):
-            return False
-        if self.is_object and not _is_object(value):
-            return False
-        if self.is_plain_error and not _is_plain_error(value):
-            return False
-        if self.is_filled and _is_blank(value):
-            return False
-        return not self.never and not (self.is_listed and value == [])
+    def accepts(self) -> Callable[[Any], bool]:
+        """Return what says whether a value by itself keeps the rule."""
+        tests: list[Callable[[Any], bool]] = []
+        if self.pattern is not None:
+            tests.append(partial(_matches, self.pattern))
+        if self.names is not None:
+            tests.append(self.names.issuperset)
+        if self.types is not None:
+            tests.append(self._has_type)
+        if self.images is not None:
+            tests.append(partial(_is_image, self.images))
+        if self.is_object:
+            tests.append(_is_object)
+        if self.is_plain_error:
+            tests.append(_is_plain_error)
+        if self.is_filled:
+            tests.append(lambda value: not _is_blank(value))
+        if self.never:
+            tests.append(lambda _: False)
+        if self.is_listed:
+            tests.append(lambda value: value != [])
+        return tests[0] if len(tests) == 1 else lambda value: all(test(value) for test in tests)
 
     def _has_type(self, part: Any) -> bool:
         """Say whether a part, or each part of a message, has one of the types."""
@@ -139,43 +144,50 @@ class Place(NamedTuple):
         return self.owner[self.key]
 
 
+Walked = dict[tuple["_Step", ...], list[tuple[Any, Any]]]
+"""Where the fields of a request stand, by the beginnings of paths that were followed."""
+
+
 def places(request: Any, path: str) -> list[Place]:
     """Return the places in a request that a path names, in their order.
 
     >>> [place.value for place in places({"messages": [{"name": "ada"}, {}]}, "messages[].name")]
     ['ada']
     """
-    *steps, last = _steps(path)
-    values: list[Any] = [request]
-    for step in steps:
-        name = step.name
-        holders = [value for value in values if isinstance(value, dict) and name in value]
-        if step.is_list and not step.is_deep and step.field is None:  # most are: this is faster
-            lists = [value[name] for value in holders]
-            values = [one for members in lists if isinstance(members, list) for one in members]
-        else:
-            values = [place.value for value in holders for place in _members(value, step)]
-    return [place for value in values for place in _members(value, last)]
+    return list(map(Place._make, _walked(request, _steps(path), {})))
 
 
-def broken(rule: Rule, request: Any) -> list[Place]:
-    """Return the places in a request that break a rule; a field that is None breaks none."""
-    found = [place for path in rule.fields for place in places(request, path)]
-    found = [place for place in found if place.value is not None]
-    wrong = [place for place in found if not rule.accepts(place.value)]
+def broken(rule: Rule, request: Any, walked: Walked | None = None) -> list[Place]:
+    """Return the places in a request that break a rule; a field that is None breaks none.
+
+    Args:
+        rule: The rule.
+        request: The request.
+        walked: What was walked for other rules, of the same request as it is.
+
+    """
+    walked = {} if walked is None else walked
+    found = [
+        (owner, key)
+        for path in rule.fields
+        for owner, key in _walked(request, _steps(path), walked)
+        if owner[key] is not None
+    ]
+    if rule.most is not None and len(found) > rule.most:
+        return list(map(Place._make, found))
+    accepts = rule.accepts()
+    wrong = [(owner, key) for owner, key in found if not accepts(owner[key])]
     if rule.is_unique:
         seen: set[Any] = set()
-        for place in found:
-            if not isinstance(place.value, str):
-                continue
-            if place.value in seen:
-                wrong.append(place)
-            seen.add(place.value)
+        for owner, key in found:
+            if isinstance(owner[key], str):
+                wrong += [(owner, key)] if owner[key] in seen else []
+                seen.add(owner[key])
     if rule.is_falling:
-        lasting = [_lasts(place.value) for place in found]
+        lasting = [_lasts(owner[key]) for owner, key in found]
         short = lasting.index(False) if False in lasting else len(found)
         wrong += [place for at, place in enumerate(found) if at > short and lasting[at]]
-    return found if rule.most is not None and len(found) > rule.most else wrong
+    return list(map(Place._make, wrong))
 
 
 class _Step(NamedTuple):
@@ -206,26 +218,40 @@ def _steps(path: str) -> tuple[_Step, ...]:
     )
 
 
-def _members(value: Any, step: _Step) -> list[Place]:
-    if not isinstance(value, dict) or step.name not in value:
-        return []
-    if not step.is_list:
-        return [Place(value, step.name)]
-    members = value[step.name]
-    if not isinstance(members, list):
-        return []
-    if not step.is_deep:
-        return [Place(members, at) for at, member in enumerate(members) if _fits(member, step)]
-    found: list[Place] = []
-    for at, member in enumerate(members):
-        found += _members(member, step)  # a result's blocks are sent before the result ends
-        found.append(Place(members, at))
+def _walked(request: Any, steps: tuple[_Step, ...], walked: Walked) -> list[tuple[Any, Any]]:
+    """Return the places that steps lead to; paths that begin alike are followed once."""
+    found = walked.get(steps)
+    if found is not None:
+        return found
+    *before, step = steps
+    if step.field is not None:
+        every = _walked(request, (*before, *_steps(f"{step.name}[]")), walked)
+        found = [(owner, key) for owner, key in every if _fits(owner[key], step)]
+    else:
+        values = (
+            [owner[key] for owner, key in _walked(request, tuple(before), walked)]
+            if before
+            else [request]
+        )
+        holders = [value for value in values if isinstance(value, dict) and step.name in value]
+        found = []
+        for holder in holders:
+            if not step.is_list:
+                found.append((holder, step.name))
+            elif isinstance(holder[step.name], list):
+                found += _members(holder[step.name], step)
+    walked[steps] = found
     return found
 
 
+def _members(members: list[Any], step: _Step) -> Iterator[tuple[Any, Any]]:
+    for at, member in enumerate(members):
+        if step.is_deep and isinstance(member, dict) and isinstance(member.get(step.name), list):
+            yield from _members(member[step.name], step)  # they are sent before the result ends
+        yield members, at
+
+
 def _fits(member: Any, step: _Step) -> bool:
-    if step.field is None:
-        return True
     value = member.get(step.field) if isinstance(member, dict) else None
     return (isinstance(value, str) and value in step.values) != step.is_other
 
@@ -271,9 +297,12 @@ def _is_plain_error(result: Mapping[str, Any]) -> bool:
     return bool(content) and all(_type(part) == "text" for part in content)
 
 
-def _is_image(part: Any, types: frozenset[str]) -> bool:
+_OF_IMAGES: Final = frozenset({"image_url", "source", "inlineData", "fileData"})
+
+
+def _is_image(types: frozenset[str], part: Any) -> bool:
     """Say whether a part is an image of one of these types, or one that lies elsewhere."""
-    if not isinstance(part, Mapping):
+    if not isinstance(part, Mapping) or _OF_IMAGES.isdisjoint(part):
         return True
     url = part.get("image_url")
     url = url.get("url") if isinstance(url, Mapping) else url

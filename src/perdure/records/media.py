@@ -297,7 +297,7 @@ def with_media(message: Message, decide: Decide, why: Callable[[Medium], str]) -
     What is left out leaves a note. It is asked for in the order of `Message`'s fields, and then for
     what a record refers to anywhere else: no reference to a blob is ever shown.
     """
-    if not _may_hold(message):
+    if not may_hold_media(message):
         return message
     decided: dict[str, str | None] = {}
 
@@ -308,7 +308,7 @@ def with_media(message: Message, decide: Decide, why: Callable[[Medium], str]) -
         return answer
 
     walked = _walked(message, once, why)
-    if not _may_hold(walked, (HELD.encode(),)):
+    if not may_hold_media(walked, (HELD.encode(),)):
         return walked
     changed: Message = _Rest(decide, why, decided).value(walked)
     return changed
@@ -369,14 +369,14 @@ def _with_arguments(call: ToolCall, decide: Decide, why: Callable[[Medium], str]
         return decide(medium, text) if medium.name else text
 
     arguments, extra = call.arguments, _with_extra(call.extra, decide)
-    if isinstance(arguments, (list, dict)) and _may_hold(arguments, (HELD.encode(),)):
+    if isinstance(arguments, (list, dict)) and may_hold_media(arguments, (HELD.encode(),)):
         arguments = _Walk(refer, why).value(arguments)
     if arguments is call.arguments and extra is call.extra:
         return call
     return msgspec.structs.replace(call, arguments=arguments, extra=extra)
 
 
-def _may_hold(value: Any, marks: Sequence[bytes] = _MARKS) -> bool:
+def may_hold_media(value: Any, marks: Sequence[bytes] = _MARKS) -> bool:
     """Say whether a walk over a value may find media: it takes long, and most have none."""
     try:
         data = msgspec.json.encode(value, enc_hook=str)
@@ -651,7 +651,7 @@ def media_of_all(messages: Sequence[Message]) -> list[tuple[int, Medium, str]]:
         or message.video_urls
         or message.reasoning is not None
     ]
-    if not _may_hold([messages[at] for at in suspects]):  # at one glance: most have none
+    if not may_hold_media([messages[at] for at in suspects]):  # at one glance: most have none
         return []
     return [(at, medium, text) for at in suspects for medium, text in media_of(messages[at])]
 
