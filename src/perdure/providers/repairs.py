@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import msgspec
 
-from perdure.providers.context_fit import ContextTarget, RenderedContext, function_name
+from perdure.providers.context_fit import ContextTarget, Format, RenderedContext, function_name
 from perdure.providers.parts import Part, Text, Unknown, plain, read_part
-from perdure.providers.request_rules import RULES, Cure, Place, Rule, Walked, broken, places
+from perdure.providers.request_rules import RULES, Cure, Place, Rule, Walk, broken, places
 
 Shaped = Callable[[Part, Any], dict[str, Any]]
 """Returns a part in a provider's shape."""
@@ -39,9 +39,12 @@ def repaired(context: RenderedContext, target: ContextTarget, shaped: Shaped) ->
     ]
     name = _LISTS[context.format]
     request = {name: context.messages, "system": context.system}
-    telling = {**request, name: [one for one in context.messages if not _is_words(one)]}
-    walked: Walked = {}
-    if not any(broken(rule, telling, walked) for rule in rules):
+    telling = {
+        **request,
+        name: [one for one in context.messages if not _is_words(one, context.format)],
+    }
+    walk = Walk(telling)
+    if not any(broken(rule, telling, walk) for rule in rules):
         return context
     request = copy.deepcopy(request)  # what a history had in it is the messages' own
     for rule in rules:
@@ -50,9 +53,15 @@ def repaired(context: RenderedContext, target: ContextTarget, shaped: Shaped) ->
     return msgspec.structs.replace(context, messages=messages, system=request["system"])
 
 
-def _is_words(message: dict[str, Any]) -> bool:
+def _is_words(message: dict[str, Any], format: Format) -> bool:
     """Say whether a message has nothing but a role and text, as most do: that breaks no rule."""
-    return len(message) == 2 and "role" in message and type(message.get("content")) is str
+    if len(message) != 2 or "role" not in message:
+        return False
+    if format == "gemini":
+        parts: Any = message.get("parts")
+        is_one = isinstance(parts, list) and len(parts) == 1 and isinstance(parts[0], dict)
+        return is_one and parts[0].keys() == {"text"}
+    return isinstance(message.get("content"), str)
 
 
 def _left_out(found: Sequence[Place], rule: Rule, *_: Any) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Final, Literal, NamedTuple
 
@@ -98,6 +98,11 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     official: bool = False
     """Whether only the provider itself has the rule, and not all who speak its format."""
 
+    @property
+    def counts(self) -> bool:
+        """Whether it is about all of the fields together."""
+        return self.is_unique or self.is_falling or self.most is not None
+
     def accepts(self) -> Callable[[Any], bool]:
         """Return what says whether a value by itself keeps the rule."""
         tests: list[Callable[[Any], bool]] = []
@@ -144,50 +149,95 @@ class Place(NamedTuple):
         return self.owner[self.key]
 
 
-Walked = dict[tuple["_Step", ...], list[tuple[Any, Any]]]
-"""Where the fields of a request stand, by the beginnings of paths that were followed."""
-
-
 def places(request: Any, path: str) -> list[Place]:
     """Return the places in a request that a path names, in their order.
 
     >>> [place.value for place in places({"messages": [{"name": "ada"}, {}]}, "messages[].name")]
     ['ada']
     """
-    return list(map(Place._make, _walked(request, _steps(path), {})))
+    *steps, last = _steps(path)
+    return [place for owner in Walk(request).values(*steps) for place in _members(owner, last)]
 
 
-def broken(rule: Rule, request: Any, walked: Walked | None = None) -> list[Place]:
+def broken(rule: Rule, request: Any, walk: Walk | None = None) -> list[Place]:
     """Return the places in a request that break a rule; a field that is None breaks none.
 
     Args:
         rule: The rule.
         request: The request.
-        walked: What was walked for other rules, of the same request as it is.
+        walk: One through this request, as it is, that was begun for other rules.
 
     """
-    walked = {} if walked is None else walked
-    found = [
-        (owner, key)
-        for path in rule.fields
-        for owner, key in _walked(request, _steps(path), walked)
-        if owner[key] is not None
-    ]
-    if rule.most is not None and len(found) > rule.most:
-        return list(map(Place._make, found))
+    walk = walk or Walk(request)
+    values = [value for path in rule.fields for value in walk.values(*_steps(path))]
     accepts = rule.accepts()
-    wrong = [(owner, key) for owner, key in found if not accepts(owner[key])]
+    wrong = [at for at, value in enumerate(values) if value is not None and not accepts(value)]
+    given = [at for at, value in enumerate(values) if value is not None] if rule.counts else []
     if rule.is_unique:
         seen: set[Any] = set()
-        for owner, key in found:
-            if isinstance(owner[key], str):
-                wrong += [(owner, key)] if owner[key] in seen else []
-                seen.add(owner[key])
+        for at in given:
+            if isinstance(values[at], str):
+                wrong += [at] if values[at] in seen else []
+                seen.add(values[at])
     if rule.is_falling:
-        lasting = [_lasts(owner[key]) for owner, key in found]
-        short = lasting.index(False) if False in lasting else len(found)
-        wrong += [place for at, place in enumerate(found) if at > short and lasting[at]]
-    return list(map(Place._make, wrong))
+        lasting = [_lasts(values[at]) for at in given]
+        short = lasting.index(False) if False in lasting else len(given)
+        wrong += [at for at, lasts in zip(given[short:], lasting[short:], strict=True) if lasts]
+    if rule.most is not None and len(given) > rule.most:
+        wrong = given
+    if not wrong:
+        return []
+    found = [place for path in rule.fields for place in places(request, path)]
+    return [found[at] for at in wrong]
+
+
+class Walk:
+    """A walk through a request, in which paths that begin alike are followed once."""
+
+    def __init__(self, request: Any) -> None:
+        self._found: dict[tuple[_Step, ...], list[Any]] = {(): [request]}
+        self._kinds: dict[tuple[_Step | str, ...], dict[str, list[Any]]] = {}
+
+    def values(self, *steps: _Step) -> list[Any]:
+        """Return what steps lead to, in its order."""
+        found = self._found.get(steps)
+        if found is None:
+            *before, step = steps
+            follow = self._members if step.field is None else self._of_kind
+            found = self._found[steps] = follow(before, step)
+        return found
+
+    def _members(self, before: Sequence[_Step], step: _Step) -> list[Any]:
+        owners = self.values(*before)
+        found = [
+            owner[step.name] for owner in owners if isinstance(owner, dict) and step.name in owner
+        ]
+        if not step.is_list:
+            return found
+        lists = [members for members in found if isinstance(members, list)]
+        if step.is_deep:
+            return [member for members in lists for member in _nested(members, step.name)]
+        return [member for members in lists for member in members]
+
+    def _of_kind(self, before: Sequence[_Step], step: _Step) -> list[Any]:
+        """Return those whose field says so; they are sorted by it once."""
+        field, every = step.field or "", self.values(*before, *_steps(f"{step.name}[]"))
+        kinds = self._kinds.get((*before, step.name, field))
+        if kinds is None:
+            kinds = self._kinds[*before, step.name, field] = {}
+            for member in every:
+                kinds.setdefault(_kind(member, field), []).append(member)
+        fitting = [kind for kind in kinds if (kind in step.values) != step.is_other]
+        if len(fitting) <= 1:
+            return kinds[fitting[0]] if fitting else []
+        return [member for member in every if _kind(member, field) in fitting]
+
+
+def _nested(members: list[Any], name: str) -> Iterator[Any]:
+    for member in members:
+        if isinstance(member, dict) and isinstance(member.get(name), list):
+            yield from _nested(member[name], name)  # a result's blocks are sent before it ends
+        yield member
 
 
 class _Step(NamedTuple):
@@ -218,42 +268,24 @@ def _steps(path: str) -> tuple[_Step, ...]:
     )
 
 
-def _walked(request: Any, steps: tuple[_Step, ...], walked: Walked) -> list[tuple[Any, Any]]:
-    """Return the places that steps lead to; paths that begin alike are followed once."""
-    found = walked.get(steps)
-    if found is not None:
-        return found
-    *before, step = steps
-    if step.field is not None:
-        every = _walked(request, (*before, *_steps(f"{step.name}[]")), walked)
-        found = [(owner, key) for owner, key in every if _fits(owner[key], step)]
-    else:
-        values = (
-            [owner[key] for owner, key in _walked(request, tuple(before), walked)]
-            if before
-            else [request]
-        )
-        holders = [value for value in values if isinstance(value, dict) and step.name in value]
-        found = []
-        for holder in holders:
-            if not step.is_list:
-                found.append((holder, step.name))
-            elif isinstance(holder[step.name], list):
-                found += _members(holder[step.name], step)
-    walked[steps] = found
-    return found
+def _members(owner: Any, step: _Step) -> Iterator[Place]:
+    """Yield the places in an owner that a step leads to."""
+    if not isinstance(owner, dict) or step.name not in owner:
+        return
+    members = owner[step.name]
+    if not step.is_list:
+        yield Place(owner, step.name)
+    elif isinstance(members, list):
+        for at, member in enumerate(members):
+            if step.is_deep:
+                yield from _members(member, step)
+            if step.field is None or (_kind(member, step.field) in step.values) != step.is_other:
+                yield Place(members, at)
 
 
-def _members(members: list[Any], step: _Step) -> Iterator[tuple[Any, Any]]:
-    for at, member in enumerate(members):
-        if step.is_deep and isinstance(member, dict) and isinstance(member.get(step.name), list):
-            yield from _members(member[step.name], step)  # they are sent before the result ends
-        yield members, at
-
-
-def _fits(member: Any, step: _Step) -> bool:
-    value = member.get(step.field) if isinstance(member, dict) else None
-    return (isinstance(value, str) and value in step.values) != step.is_other
+def _kind(member: Any, field: str) -> str:
+    kind = member.get(field) if isinstance(member, dict) else None
+    return kind if isinstance(kind, str) else ""
 
 
 @lru_cache
@@ -302,7 +334,9 @@ _OF_IMAGES: Final = frozenset({"image_url", "source", "inlineData", "fileData"})
 
 def _is_image(types: frozenset[str], part: Any) -> bool:
     """Say whether a part is an image of one of these types, or one that lies elsewhere."""
-    if not isinstance(part, Mapping) or _OF_IMAGES.isdisjoint(part):
+    if isinstance(part, dict) and _OF_IMAGES.isdisjoint(part):
+        return True
+    if not isinstance(part, Mapping):
         return True
     url = part.get("image_url")
     url = url.get("url") if isinstance(url, Mapping) else url
