@@ -166,7 +166,8 @@ class WorkingContext:
         snapshot = self._snapshot
         if snapshot is not None:
             self._snapshot = None
-            self._take_out(snapshot)
+            messages = map(bytes, snapshot.messages)
+            self._regroup(list(zip(snapshot.message_seqs, messages, strict=True)), snapshot.atoms)
         return self._messages
 
     def feed(self, seq: int, kind: str, payload: bytes) -> None:
@@ -373,9 +374,9 @@ class WorkingContext:
         sizes = [memoryview(raw).nbytes for raw in snapshot.messages]
         counts = {len(sizes), sum(snapshot.atoms), len(snapshot.message_seqs)}
         is_regular = len(counts) == 1 and min(snapshot.atoms, default=0) > 0
-        is_text = sum(sizes) <= limit and not any(
-            size >= SEEN and text_bytes(bytes(raw)) < size
-            for size, raw in zip(sizes, snapshot.messages, strict=True)
+        long = [raw for size, raw in zip(sizes, snapshot.messages, strict=True) if size >= SEEN]
+        is_text = sum(sizes) <= limit and all(
+            text_bytes(raw) == len(raw) for raw in map(bytes, long)
         )
         if is_regular and not snapshot.pinned and is_text:
             context._snapshot = snapshot
@@ -386,7 +387,7 @@ class WorkingContext:
         return context
 
     def _take_out(self, snapshot: Snapshot) -> None:
-        """Copy the messages of a snapshot; of a long one that takes a good part of a restore."""
+        """Copy and count the messages of a snapshot: a good part of a restore, if it is long."""
         self.size = self.inline = 0
         seqs = snapshot.message_seqs or [snapshot.seq] * len(snapshot.messages)
         retained = [(seq, bytes(raw)) for seq, raw in zip(seqs, snapshot.messages, strict=True)]
@@ -394,6 +395,8 @@ class WorkingContext:
             self.system = (*retained.pop(0), True)
         if snapshot.atoms:
             self._regroup(retained, snapshot.atoms)
+            for _, message in retained:
+                self._count(message)
         else:  # written by another program: the roles define the atoms
             for seq, message in retained:
                 self._add(seq, message)
@@ -409,9 +412,9 @@ class WorkingContext:
                 f"the snapshot's atoms count {sum(atoms)} messages, it holds {len(messages)}"
             )
         begins = {0, *accumulate(atoms)}
-        for at, (seq, payload) in enumerate(messages):
-            self._kept.append((seq, payload, at in begins))
-            self._count(payload)
+        self._messages += [
+            (seq, message, at in begins) for at, (seq, message) in enumerate(messages)
+        ]
 
 
 def _role(payload: bytes) -> str:
