@@ -284,9 +284,10 @@ class WorkingContext:
         self.rebuilt_at = seq
 
     def _count(self, payload: bytes, sign: int = 1) -> None:
-        text = text_bytes(payload)
+        size = len(payload)
+        text = size if size < SEEN else text_bytes(payload)
         self.size += sign * text
-        self.inline += sign * (len(payload) - text)
+        self.inline += sign * (size - text)
 
     def _trim(self) -> None:
         """Drop the oldest atoms until the others fit; the newest stays."""

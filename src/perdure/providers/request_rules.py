@@ -98,11 +98,6 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     official: bool = False
     """Whether only the provider itself has the rule, and not all who speak its format."""
 
-    @property
-    def counts(self) -> bool:
-        """Whether it is about all of the fields together."""
-        return self.is_unique or self.is_falling or self.most is not None
-
     def accepts(self) -> Callable[[Any], bool]:
         """Return what says whether a value by itself keeps the rule."""
         tests: list[Callable[[Any], bool]] = []
@@ -171,8 +166,8 @@ def broken(rule: Rule, request: Any, walk: Walk | None = None) -> list[Place]:
     walk = walk or Walk(request)
     values = [value for path in rule.fields for value in walk.values(*_steps(path))]
     accepts = rule.accepts()
-    wrong = [at for at, value in enumerate(values) if value is not None and not accepts(value)]
-    given = [at for at, value in enumerate(values) if value is not None] if rule.counts else []
+    given = [at for at, value in enumerate(values) if value is not None]
+    wrong = [at for at in given if not accepts(values[at])]
     if rule.is_unique:
         seen: set[Any] = set()
         for at in given:
