@@ -24,6 +24,7 @@ from perdure.records.json import decode, decoder_of
 from perdure.records.media import SEEN, lifted, media_of, referred, text_bytes
 from perdure.records.messages import Message
 from perdure.records.records import CONTEXT, MESSAGE_KINDS, RETRACT, TOOL_RESULT
+from perdure.records.references import SPELLED
 
 CONTEXT_KINDS = MESSAGE_KINDS | {CONTEXT, RETRACT}
 """Kinds that change a working context; other kinds only advance its ``seq``."""
@@ -165,7 +166,8 @@ class WorkingContext:
         snapshot = self._snapshot
         if snapshot is not None:
             self._snapshot = None
-            self._take_out(snapshot)
+            messages = map(bytes, snapshot.messages)
+            self._regroup(list(zip(snapshot.message_seqs, messages, strict=True)), snapshot.atoms)
         return self._messages
 
     def feed(self, seq: int, kind: str, payload: bytes) -> None:
@@ -197,15 +199,24 @@ class WorkingContext:
         """Return the names of the media that may be shown, the newest first."""
         names: dict[str, None] = {}
         size = tokens = 0
-        for _, payload, _ in reversed(self._kept):
+        for payload in reversed(self._referring()):
             mentioned = referred(payload)
             for medium in reversed(mentioned):
                 size += medium.bytes if medium.name not in names else 0
                 tokens += self.budget.least(medium)
                 names[medium.name] = None
-            if mentioned and (size > HELD_BYTES or tokens > self.budget.tokens):
+            if size > HELD_BYTES or tokens > self.budget.tokens:
                 break
         return list(names)
+
+    def _referring(self) -> list[bytes]:
+        """Return the messages that refer to media."""
+        if self._snapshot is None:
+            return [payload for _, payload, _ in self._kept if SPELLED in payload]
+        raws = self._snapshot.messages  # they stay there
+        if SPELLED not in b"".join(raws):
+            return []
+        return [payload for payload in map(bytes, raws) if SPELLED in payload]
 
     def messages(self) -> Iterator[bytes]:
         """Return the messages as they would be sent: the system message first.
@@ -273,9 +284,10 @@ class WorkingContext:
         self.rebuilt_at = seq
 
     def _count(self, payload: bytes, sign: int = 1) -> None:
-        text = text_bytes(payload)
+        size = len(payload)
+        text = size if size < SEEN else text_bytes(payload)
         self.size += sign * text
-        self.inline += sign * (len(payload) - text)
+        self.inline += sign * (size - text)
 
     def _trim(self) -> None:
         """Drop the oldest atoms until the others fit; the newest stays."""
@@ -363,8 +375,11 @@ class WorkingContext:
         sizes = [memoryview(raw).nbytes for raw in snapshot.messages]
         counts = {len(sizes), sum(snapshot.atoms), len(snapshot.message_seqs)}
         is_regular = len(counts) == 1 and min(snapshot.atoms, default=0) > 0
-        is_plain = sum(sizes) <= limit and not any(map(_may_hold_media, snapshot.messages))
-        if is_regular and not snapshot.pinned and is_plain:
+        long = [raw for size, raw in zip(sizes, snapshot.messages, strict=True) if size >= SEEN]
+        is_text = sum(sizes) <= limit and all(
+            text_bytes(raw) == len(raw) for raw in map(bytes, long)
+        )
+        if is_regular and not snapshot.pinned and is_text:
             context._snapshot = snapshot
             context.size = sum(sizes)
         else:
@@ -373,7 +388,7 @@ class WorkingContext:
         return context
 
     def _take_out(self, snapshot: Snapshot) -> None:
-        """Copy the messages of a snapshot; of a long one that takes a good part of a restore."""
+        """Copy and count the messages of a snapshot: a good part of a restore, if it is long."""
         self.size = self.inline = 0
         seqs = snapshot.message_seqs or [snapshot.seq] * len(snapshot.messages)
         retained = [(seq, bytes(raw)) for seq, raw in zip(seqs, snapshot.messages, strict=True)]
@@ -381,6 +396,8 @@ class WorkingContext:
             self.system = (*retained.pop(0), True)
         if snapshot.atoms:
             self._regroup(retained, snapshot.atoms)
+            for _, message in retained:
+                self._count(message)
         else:  # written by another program: the roles define the atoms
             for seq, message in retained:
                 self._add(seq, message)
@@ -396,14 +413,9 @@ class WorkingContext:
                 f"the snapshot's atoms count {sum(atoms)} messages, it holds {len(messages)}"
             )
         begins = {0, *accumulate(atoms)}
-        for at, (seq, payload) in enumerate(messages):
-            self._kept.append((seq, payload, at in begins))
-            self._count(payload)
-
-
-def _may_hold_media(raw: msgspec.Raw) -> bool:
-    size = memoryview(raw).nbytes
-    return size >= SEEN and text_bytes(bytes(raw)) < size
+        self._messages += [
+            (seq, message, at in begins) for at, (seq, message) in enumerate(messages)
+        ]
 
 
 def _role(payload: bytes) -> str:

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from perdure.errors import InvalidArgumentError
-from perdure.records.media import LOST, Medium, media_of, string_of, with_media
+from perdure.records.media import LOST, Medium, media_of_all, string_of, with_media
 from perdure.records.messages import Message
 
 MediaTokens = Callable[[Medium], int]
@@ -223,7 +223,7 @@ def fitted(
         provider: Who reads them.
 
     """
-    found = [(at, medium) for at, message in enumerate(messages) for medium, _ in media_of(message)]
+    found = [(at, medium) for at, medium, _ in media_of_all(messages)]
     if not found:
         return FittedMedia(list(messages))
     room, limits = max(budget.tokens, 1), LIMITS.get(provider or "")

@@ -87,12 +87,12 @@ def _callers(turns: context_fit.Turns) -> set[str]:
     """Return the ids of programs that are said to have called a tool, and are not there."""
     seen: set[str] = set()
     missing: set[str] = set()
-    for _, blocks in turns:
-        for block in blocks:
-            seen.add(_ids(block)[0])
-            caller = block.get("caller")
-            if isinstance(caller, dict) and caller.get("tool_id") is not None:
-                missing |= {str(caller["tool_id"])} - seen
+    blocks = [block for _, blocks in turns for block in blocks]
+    for block in blocks if any("caller" in block for block in blocks) else ():
+        seen.add(_ids(block)[0])
+        caller = block.get("caller")
+        if isinstance(caller, dict) and caller.get("tool_id") is not None:
+            missing |= {str(caller["tool_id"])} - seen
     return missing
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from perdure.providers.issued import Issued, Issuer
 from perdure.records.json import MAX_VALUE_DEPTH, is_deeper
-from perdure.records.media import noted
+from perdure.records.media import may_hold_media, noted
 from perdure.records.messages import Message, ToolCall, ToolResult
 
 _IN_NAMES: Final = frozenset(string.ascii_letters + string.digits + "_-")
@@ -148,6 +148,8 @@ NOT_SHOWN: Final = "which cannot be shown here"
 
 def without_media(value: Any) -> Any:
     """Return a tool's result with notes where it holds images or other media as base64."""
+    if not may_hold_media(value):
+        return value
     result = noted(Message.tool("", value), NOT_SHOWN).tool_result
     return None if result is None else result.result
 

@@ -72,6 +72,9 @@ def render(exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedCont
 
 def _without_bare_thoughts(turns: context_fit.Turns) -> Iterator[tuple[str, list[Block]]]:
     """Leave out thoughts that led to nothing; a stream may have them in a content of their own."""
+    if not any("thought" in part for _, said in turns for part in said):
+        yield from turns
+        return
     for role, run in groupby(turns, key=lambda turn: turn[0]):
         contents = list(run)
         parts = [part for _, said in contents for part in said]
@@ -107,6 +110,8 @@ def _turns(
             placed = _placed(head, own)
             parts_said = [_own_part(own_part, head) for own_part in placed]
             yield "model", _as_sent(head, own, _model(parts_said))
+            if not exchange.results:
+                continue
             answers = [target.own(stamp_of(own_part)) for own_part in exchange.results]
             if all(own_part is not None and own_part.sent for own_part in answers):
                 yield from _sent_responses(exchange, placed, target)

@@ -16,7 +16,7 @@ from perdure.providers.context_fit import ContextTarget
 from perdure.providers.issued import stamp_of
 from perdure.providers.parts import Media, Text, plain, read_part, shown
 from perdure.providers.tool_pairs import Exchange
-from perdure.records.media import LOST, Medium, media_of, noted, with_media
+from perdure.records.media import LOST, Medium, media_of_all, noted, with_media
 from perdure.records.messages import Message
 
 BELOW: Final = "shown in the next message"
@@ -25,11 +25,7 @@ BELOW: Final = "shown in the next message"
 def within_limits(messages: Sequence[Message], format: str) -> list[Message]:
     """Return messages with notes for media that a request has no room for, or that are lost."""
     limits = LIMITS[format.partition("-")[0]]
-    found = [
-        (at, medium, len(text))
-        for at, message in enumerate(messages)
-        for medium, text in media_of(message)
-    ]
+    found = [(at, medium, len(text)) for at, medium, text in media_of_all(messages)]
     if not found:
         return list(messages)
 
@@ -63,6 +59,9 @@ def _listed(message: Message) -> list[Any]:
 def beside_results(exchanges: Sequence[Exchange], target: ContextTarget) -> Iterator[Exchange]:
     """Yield exchanges in which media that tools returned follow the results."""
     for exchange in exchanges:
+        if not exchange.results:
+            yield exchange
+            continue
         media: list[Any] = []
         results: list[Message] = []
         for message in exchange.results:

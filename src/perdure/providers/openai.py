@@ -60,8 +60,9 @@ def render(exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedCont
         rendered = _assistant(head, call_ids, target, field)
         if rendered is not None:
             messages.append(rendered)
-        results = _results(exchange, call_ids, target)
-        messages += sorted(results, key=lambda one: one["role"] == "function")
+        if exchange.results:
+            results = _results(exchange, call_ids, target)
+            messages += sorted(results, key=lambda one: one["role"] == "function")
     return RenderedContext(target.format, messages)
 
 

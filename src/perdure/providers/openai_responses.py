@@ -10,7 +10,6 @@ status is for reading only (issue 13420 of litellm).
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -105,7 +104,8 @@ def render(exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedCont
     """Return exchanges as the input items of a request."""
     ids = CallIds(RESPONSES_CALL_ID, unique=True)
     items: list[Block] = []
-    for exchange in map(partial(_answerable, target=target), exchanges):
+    for said in exchanges:
+        exchange = _answerable(said, target) if said.results else said
         head = exchange.head
         if head.role != "assistant":
             items.append(_given(head, target.own(stamp_of(head))))
@@ -113,6 +113,8 @@ def render(exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedCont
         call_ids = ids.of(head.tool_calls)
         items_said = _assistant(head, call_ids, target.own(stamp_of(head)))
         items += items_said
+        if not exchange.results:
+            continue
         kinds = {item["call_id"]: _kind(item) for item in items_said if _kind(item) in CALLS}
         for at, message in zip(exchange.answered(), exchange.results, strict=True):
             kind = kinds.get(call_ids[at], "function_call")

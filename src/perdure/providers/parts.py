@@ -142,13 +142,17 @@ def shown(result: Any) -> list[tuple[Part, Any]] | None:
     if isinstance(result, str):
         result = {"type": "image_url", "image_url": result} if _EMBEDDED.match(result) else None
     if isinstance(result, Mapping):
-        result = [result]
+        result = None if _OF_MEDIA.isdisjoint(result) else [result]
     if not isinstance(result, list) or not all(isinstance(block, Mapping) for block in result):
         return None
     read = [(read_part(block), block) for block in result]
     if any(isinstance(part, Unknown) for part, _ in read):
         return None
     return read if any(isinstance(part, Media) for part, _ in read) else None
+
+
+_OF_MEDIA: Final = frozenset({"type", "inlineData", "inline_data", "fileData", "file_data"})
+"""Fields of which a part has one, if it is something to look at."""
 
 
 def words_of(message: Message) -> str:

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import msgspec
 
-from perdure.providers.context_fit import ContextTarget, RenderedContext, function_name
+from perdure.providers.context_fit import ContextTarget, Format, RenderedContext, function_name
 from perdure.providers.parts import Part, Text, Unknown, plain, read_part
-from perdure.providers.request_rules import RULES, Cure, Place, Rule, broken, places
+from perdure.providers.request_rules import RULES, Cure, Place, Rule, Walk, broken, places
 
 Shaped = Callable[[Part, Any], dict[str, Any]]
 """Returns a part in a provider's shape."""
@@ -37,14 +37,31 @@ def repaired(context: RenderedContext, target: ContextTarget, shaped: Shaped) ->
         for rule in RULES[context.format]
         if rule.cure in _CURES and not (rule.official and target.issuer.provider != target.format)
     ]
-    request = {_LISTS[context.format]: context.messages, "system": context.system}
-    if not any(broken(rule, request) for rule in rules):
+    name = _LISTS[context.format]
+    request = {name: context.messages, "system": context.system}
+    telling = {
+        **request,
+        name: [one for one in context.messages if not _is_words(one, context.format)],
+    }
+    walk = Walk(telling)
+    if not any(broken(rule, telling, walk) for rule in rules):
         return context
     request = copy.deepcopy(request)  # what a history had in it is the messages' own
     for rule in rules:
         _CURES[rule.cure](broken(rule, request), rule, request, shaped)
-    messages: Any = request[_LISTS[context.format]]
+    messages: Any = request[name]
     return msgspec.structs.replace(context, messages=messages, system=request["system"])
+
+
+def _is_words(message: dict[str, Any], format: Format) -> bool:
+    """Say whether a message has nothing but a role and text, as most do: that breaks no rule."""
+    if len(message) != 2 or "role" not in message:
+        return False
+    if format == "gemini":
+        parts: Any = message.get("parts")
+        is_one = isinstance(parts, list) and len(parts) == 1 and isinstance(parts[0], dict)
+        return is_one and parts[0].keys() == {"text"}
+    return isinstance(message.get("content"), str)
 
 
 def _left_out(found: Sequence[Place], rule: Rule, *_: Any) -> None:

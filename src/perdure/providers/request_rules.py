@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -98,23 +98,28 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     official: bool = False
     """Whether only the provider itself has the rule, and not all who speak its format."""
 
-    def accepts(self, value: Any) -> bool:
-        """Say whether a value by itself keeps the rule."""
-        if self.pattern is not None and not _matches(self.pattern, value):
-            return False
-        if self.names is not None and not self.names.issuperset(value):
-            return False
-        if self.types is not None and not self._has_type(value):
-            return False
-        if self.images is not None and not _is_image(value, self.images):
-            return False
-        if self.is_object and not _is_object(value):
-            return False
-        if self.is_plain_error and not _is_plain_error(value):
-            return False
-        if self.is_filled and _is_blank(value):
-            return False
-        return not self.never and not (self.is_listed and value == [])
+    def accepts(self) -> Callable[[Any], bool]:
+        """Return what says whether a value by itself keeps the rule."""
+        tests: list[Callable[[Any], bool]] = []
+        if self.pattern is not None:
+            tests.append(partial(_matches, self.pattern))
+        if self.names is not None:
+            tests.append(self.names.issuperset)
+        if self.types is not None:
+            tests.append(self._has_type)
+        if self.images is not None:
+            tests.append(partial(_is_image, self.images))
+        if self.is_object:
+            tests.append(_is_object)
+        if self.is_plain_error:
+            tests.append(_is_plain_error)
+        if self.is_filled:
+            tests.append(lambda value: not _is_blank(value))
+        if self.never:
+            tests.append(lambda _: False)
+        if self.is_listed:
+            tests.append(lambda value: value != [])
+        return tests[0] if len(tests) == 1 else lambda value: all(test(value) for test in tests)
 
     def _has_type(self, part: Any) -> bool:
         """Say whether a part, or each part of a message, has one of the types."""
@@ -146,36 +151,88 @@ def places(request: Any, path: str) -> list[Place]:
     ['ada']
     """
     *steps, last = _steps(path)
-    values: list[Any] = [request]
-    for step in steps:
-        name = step.name
-        holders = [value for value in values if isinstance(value, dict) and name in value]
-        if step.is_list and not step.is_deep and step.field is None:  # most are: this is faster
-            lists = [value[name] for value in holders]
-            values = [one for members in lists if isinstance(members, list) for one in members]
-        else:
-            values = [place.value for value in holders for place in _members(value, step)]
-    return [place for value in values for place in _members(value, last)]
+    return [place for owner in Walk(request).values(*steps) for place in _members(owner, last)]
 
 
-def broken(rule: Rule, request: Any) -> list[Place]:
-    """Return the places in a request that break a rule; a field that is None breaks none."""
-    found = [place for path in rule.fields for place in places(request, path)]
-    found = [place for place in found if place.value is not None]
-    wrong = [place for place in found if not rule.accepts(place.value)]
+def broken(rule: Rule, request: Any, walk: Walk | None = None) -> list[Place]:
+    """Return the places in a request that break a rule; a field that is None breaks none.
+
+    Args:
+        rule: The rule.
+        request: The request.
+        walk: One through this request, as it is, that was begun for other rules.
+
+    """
+    walk = walk or Walk(request)
+    values = [value for path in rule.fields for value in walk.values(*_steps(path))]
+    accepts = rule.accepts()
+    given = [at for at, value in enumerate(values) if value is not None]
+    wrong = [at for at in given if not accepts(values[at])]
     if rule.is_unique:
         seen: set[Any] = set()
-        for place in found:
-            if not isinstance(place.value, str):
-                continue
-            if place.value in seen:
-                wrong.append(place)
-            seen.add(place.value)
+        for at in given:
+            if isinstance(values[at], str):
+                wrong += [at] if values[at] in seen else []
+                seen.add(values[at])
     if rule.is_falling:
-        lasting = [_lasts(place.value) for place in found]
-        short = lasting.index(False) if False in lasting else len(found)
-        wrong += [place for at, place in enumerate(found) if at > short and lasting[at]]
-    return found if rule.most is not None and len(found) > rule.most else wrong
+        lasting = [_lasts(values[at]) for at in given]
+        short = lasting.index(False) if False in lasting else len(given)
+        wrong += [at for at, lasts in zip(given[short:], lasting[short:], strict=True) if lasts]
+    if rule.most is not None and len(given) > rule.most:
+        wrong = given
+    if not wrong:
+        return []
+    found = [place for path in rule.fields for place in places(request, path)]
+    return [found[at] for at in wrong]
+
+
+class Walk:
+    """A walk through a request, in which paths that begin alike are followed once."""
+
+    def __init__(self, request: Any) -> None:
+        self._found: dict[tuple[_Step, ...], list[Any]] = {(): [request]}
+        self._kinds: dict[tuple[_Step | str, ...], dict[str, list[Any]]] = {}
+
+    def values(self, *steps: _Step) -> list[Any]:
+        """Return what steps lead to, in its order."""
+        found = self._found.get(steps)
+        if found is None:
+            *before, step = steps
+            follow = self._members if step.field is None else self._of_kind
+            found = self._found[steps] = follow(before, step)
+        return found
+
+    def _members(self, before: Sequence[_Step], step: _Step) -> list[Any]:
+        owners = self.values(*before)
+        found = [
+            owner[step.name] for owner in owners if isinstance(owner, dict) and step.name in owner
+        ]
+        if not step.is_list:
+            return found
+        lists = [members for members in found if isinstance(members, list)]
+        if step.is_deep:
+            return [member for members in lists for member in _nested(members, step.name)]
+        return [member for members in lists for member in members]
+
+    def _of_kind(self, before: Sequence[_Step], step: _Step) -> list[Any]:
+        """Return those whose field says so; they are sorted by it once."""
+        field, every = step.field or "", self.values(*before, *_steps(f"{step.name}[]"))
+        kinds = self._kinds.get((*before, step.name, field))
+        if kinds is None:
+            kinds = self._kinds[*before, step.name, field] = {}
+            for member in every:
+                kinds.setdefault(_kind(member, field), []).append(member)
+        fitting = [kind for kind in kinds if (kind in step.values) != step.is_other]
+        if len(fitting) <= 1:
+            return kinds[fitting[0]] if fitting else []
+        return [member for member in every if _kind(member, field) in fitting]
+
+
+def _nested(members: list[Any], name: str) -> Iterator[Any]:
+    for member in members:
+        if isinstance(member, dict) and isinstance(member.get(name), list):
+            yield from _nested(member[name], name)  # a result's blocks are sent before it ends
+        yield member
 
 
 class _Step(NamedTuple):
@@ -206,28 +263,24 @@ def _steps(path: str) -> tuple[_Step, ...]:
     )
 
 
-def _members(value: Any, step: _Step) -> list[Place]:
-    if not isinstance(value, dict) or step.name not in value:
-        return []
+def _members(owner: Any, step: _Step) -> Iterator[Place]:
+    """Yield the places in an owner that a step leads to."""
+    if not isinstance(owner, dict) or step.name not in owner:
+        return
+    members = owner[step.name]
     if not step.is_list:
-        return [Place(value, step.name)]
-    members = value[step.name]
-    if not isinstance(members, list):
-        return []
-    if not step.is_deep:
-        return [Place(members, at) for at, member in enumerate(members) if _fits(member, step)]
-    found: list[Place] = []
-    for at, member in enumerate(members):
-        found += _members(member, step)  # a result's blocks are sent before the result ends
-        found.append(Place(members, at))
-    return found
+        yield Place(owner, step.name)
+    elif isinstance(members, list):
+        for at, member in enumerate(members):
+            if step.is_deep:
+                yield from _members(member, step)
+            if step.field is None or (_kind(member, step.field) in step.values) != step.is_other:
+                yield Place(members, at)
 
 
-def _fits(member: Any, step: _Step) -> bool:
-    if step.field is None:
-        return True
-    value = member.get(step.field) if isinstance(member, dict) else None
-    return (isinstance(value, str) and value in step.values) != step.is_other
+def _kind(member: Any, field: str) -> str:
+    kind = member.get(field) if isinstance(member, dict) else None
+    return kind if isinstance(kind, str) else ""
 
 
 @lru_cache
@@ -271,8 +324,13 @@ def _is_plain_error(result: Mapping[str, Any]) -> bool:
     return bool(content) and all(_type(part) == "text" for part in content)
 
 
-def _is_image(part: Any, types: frozenset[str]) -> bool:
+_OF_IMAGES: Final = frozenset({"image_url", "source", "inlineData", "fileData"})
+
+
+def _is_image(types: frozenset[str], part: Any) -> bool:
     """Say whether a part is an image of one of these types, or one that lies elsewhere."""
+    if isinstance(part, dict) and _OF_IMAGES.isdisjoint(part):
+        return True
     if not isinstance(part, Mapping):
         return True
     url = part.get("image_url")

@@ -341,6 +341,8 @@ def with_media(message: Message, decide: Decide, why: Callable[[Medium], str]) -
     What is left out leaves a note. It is asked for in the order of `Message`'s fields, and then for
     what a record refers to anywhere else: no reference to a blob is ever shown.
     """
+    if not may_hold_media(_values(message)):
+        return message
     decided: dict[str, str | None] = {}
 
     def once(medium: Medium, text: str) -> str | None:
@@ -350,7 +352,7 @@ def with_media(message: Message, decide: Decide, why: Callable[[Medium], str]) -
         return answer
 
     walked = _walked(message, once, why)
-    if not _may_hold(walked, (HELD.encode(),)):
+    if not may_hold_media(walked, (HELD.encode(),)):
         return walked
     changed: Message = _Rest(decide, why, decided).value(walked)
     return changed
@@ -370,7 +372,7 @@ def _walked(message: Message, decide: Decide, why: Callable[[Medium], str]) -> M
         value: Any = result.result
         if isinstance(value, str):
             value = walk.string(value, None, None)
-        elif isinstance(value, (list, dict)) and _may_hold(value):
+        elif isinstance(value, (list, dict)):
             value = walk.value(value)
         value = value.text if isinstance(value, _Note) else value
         extra = _with_extra(result.extra, decide)
@@ -411,14 +413,30 @@ def _with_arguments(call: ToolCall, decide: Decide, why: Callable[[Medium], str]
         return decide(medium, text) if medium.name else text
 
     arguments, extra = call.arguments, _with_extra(call.extra, decide)
-    if isinstance(arguments, (list, dict)) and _may_hold(arguments, (HELD.encode(),)):
+    if isinstance(arguments, (list, dict)) and may_hold_media(arguments, (HELD.encode(),)):
         arguments = _Walk(refer, why).value(arguments)
     if arguments is call.arguments and extra is call.extra:
         return call
     return msgspec.structs.replace(call, arguments=arguments, extra=extra)
 
 
-def _may_hold(value: Any, marks: Sequence[bytes] = _MARKS) -> bool:
+def _values(message: Message) -> tuple[Any, ...]:
+    """Return what a message holds, without the names of its own fields: one is a mark."""
+    result = message.tool_result
+    return (
+        message.content,
+        message.reasoning,
+        message.tool_calls,
+        None if result is None else msgspec.structs.astuple(result),
+        message.image_urls,
+        message.audio_urls,
+        message.video_urls,
+        message.extra,
+        message.payload_extra,
+    )
+
+
+def may_hold_media(value: Any, marks: Sequence[bytes] = _MARKS) -> bool:
     """Say whether a walk over a value may find media: it takes long, and most have none."""
     try:
         data = msgspec.json.encode(value, enc_hook=str)
@@ -663,6 +681,30 @@ def media_of(message: Message) -> list[tuple[Medium, str]]:
 
     with_media(message, note, lambda _: "")
     return found
+
+
+def media_of_all(messages: Sequence[Message]) -> list[tuple[int, Medium, str]]:
+    """Return the media of messages in order, each with its message's place and its string.
+
+    Most messages are text, which takes no walk.
+    """
+    suspects = [
+        at
+        for at, message in enumerate(messages)
+        if type(message.content) is not str
+        or message.content.startswith(HELD)
+        or message.tool_calls
+        or message.tool_result is not None
+        or message.extra
+        or message.payload_extra
+        or message.image_urls
+        or message.audio_urls
+        or message.video_urls
+        or message.reasoning is not None
+    ]
+    if not may_hold_media([_values(messages[at]) for at in suspects]):
+        return []
+    return [(at, medium, text) for at in suspects for medium, text in media_of(messages[at])]
 
 
 def string_of(text: str, raw: bytes) -> str:

@@ -154,9 +154,14 @@ class Message(_RoleAndContent, frozen=True, kw_only=True):
                 "a message holds tool calls or a tool result, not both: make it two messages",
                 option="tool_result",
             )
-        for name in ("tool_calls", "image_urls", "audio_urls", "video_urls"):
-            if type(getattr(self, name)) is not tuple:
-                _freeze(self, name)
+        if type(self.tool_calls) is not tuple:
+            _freeze(self, "tool_calls")
+        if type(self.image_urls) is not tuple:
+            _freeze(self, "image_urls")
+        if type(self.audio_urls) is not tuple:
+            _freeze(self, "audio_urls")
+        if type(self.video_urls) is not tuple:
+            _freeze(self, "video_urls")
         if self.extra:
             _keep(self, "extra", MESSAGE_FIELDS)
         if self.payload_extra:

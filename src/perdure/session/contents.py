@@ -51,7 +51,15 @@ from perdure.records.checkpoints import CHECKPOINTS
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey, require_text
 from perdure.records.manifest import About
-from perdure.records.media import LEAST, LIFTED_KINDS, decode_held, decode_read, filled, referred
+from perdure.records.media import (
+    LEAST,
+    LIFTED_KINDS,
+    decode_held,
+    decode_read,
+    filled,
+    holds_references,
+    referred,
+)
 from perdure.records.messages import (
     RESERVED_KINDS,
     Message,
@@ -662,7 +670,9 @@ class Contents:
         if not self.has_context:
             message = f"session {self.key} was loaded with context=False: load it without that"
             raise SessionError(message, key=str(self.key))
-        return [decode_held(payload, self._registry) for payload in self.context.messages()]
+        payloads = list(self.context.messages())
+        read = decode_held if holds_references(b"".join(payloads)) else decode_message
+        return [read(payload, self._registry) for payload in payloads]
 
 
 def _is_application_event(record: Record) -> bool:
