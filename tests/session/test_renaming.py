@@ -213,3 +213,20 @@ async def test_two_renames_to_one_name_leave_both_sessions(place: Place) -> None
         assert said(await second.load("a")) == ["one", "re one"]
         await first.rename("a", "other")
         assert said(await second.load("other")) == ["one", "re one"]
+
+
+async def test_a_rename_to_a_name_that_another_session_got_by_a_rename_is_refused(
+    place: Place,
+) -> None:
+    """Both were called "b" when they were renamed, and have the same numbers and epochs."""
+    async with connect(place(), shutdown=QUIET) as sessions:
+        await converse(sessions, "a", "one")
+        await sessions.rename("a", "b")
+        await sessions.rename("b", "c")
+        await converse(sessions, "d", "two")
+        for text in "three", "four", "five":
+            await converse(sessions, "d", text)
+        await sessions.rename("d", "b")
+        with pytest.raises(SessionError, match="c exists"):
+            await sessions.rename("b", "c")
+        assert said(await sessions.load("c")) == ["one", "re one"]

@@ -229,6 +229,21 @@ async def test_a_deleted_session_that_is_posted_to_goes_behind_its_forks() -> No
     assert await said(target, "c") == (["one", "two"], ["one", "two"])
 
 
+async def test_a_deleted_session_that_is_posted_to_goes_behind_its_deleted_fork() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    await forked(source)
+    await opened(source, target)
+    assert (await migrate(source, target)).failed == {}
+    async with perdure.connect(source) as sessions:
+        await sessions.delete("p")
+        await sessions.delete("c")
+        await sessions.post("p", Message.user("posted"))
+    await opened(source, target)
+    assert (await migrate(source, target)).failed == {}
+    assert await target.sessions() == []
+    assert await target.sessions_with_pending_items() == [P]
+
+
 async def test_a_session_that_goes_while_it_comes_over_leaves_nothing() -> None:
     backing = MemoryBacking()
     source, target = MemoryStore(backing=backing), PausingStore(MemoryStore())

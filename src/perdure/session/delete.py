@@ -34,7 +34,7 @@ from perdure.records.chunks import named_in
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import ForkNote, Origin
-from perdure.records.records import ENDING, FORK, META, Entry
+from perdure.records.records import ENDING, FORK, HOLDER_KINDS, META, Entry, Record
 from perdure.session import spill as spilling
 from perdure.session.fork import _QUIET, Fork, ForkBuilder, exists
 from perdure.session.lifecycle import (
@@ -532,7 +532,7 @@ class Renamer:
                 if created is None or created.moved != old:
                     raise SessionNotFoundError(f"there is no session {old}", key=str(old))
                 return Fork(new, old, created.at)
-            if begun != LogOrigin() and not await self._is_copy(created, old):
+            if begun != LogOrigin() and not await self._is_copy(created, old, new):
                 raise exists(new)
             hold = await self._hold(stack, old, new, terms)
             base = await self._copied(hold, new)
@@ -554,20 +554,27 @@ class Renamer:
         head = await self._store.head(old)
         return await stack.enter_async_context(self._access.still_held(old, session.epoch, head))
 
-    async def _is_copy(self, created: Origin | None, old: SessionKey) -> bool:
+    async def _is_copy(self, created: Origin | None, old: SessionKey, new: SessionKey) -> bool:
         """Whether a rename of this very session, which was not finished, has begun another so.
 
-        The one that was renamed may be gone, and a new session have its name.
+        The one that was renamed may be gone, and a new session have its name: by another rename
+        with the same numbers and epochs, so what was last said is compared, too.
         """
         if created is None or created.moved != old:
             return False
-        return await self._store.has(old, created.at, created.epoch)
+        if not await self._store.has(old, created.at, created.epoch):
+            return False
+        return await self._last_said(old, created.at) == await self._last_said(new, created.at)
+
+    async def _last_said(self, key: SessionKey, upto: int) -> Record | None:
+        log = self._store.read_log(key, before=upto + 1, reverse=True)
+        return await first_record(log, lambda record: record.kind not in HOLDER_KINDS)
 
     async def _copied(self, old: HeldSession, new: SessionKey) -> Origin:
         """Return the base of the copy, made now or before."""
         begun = await self._access.begun(new)
         created = begun.base
-        if begun != LogOrigin() and not await self._is_copy(created, old.key):
+        if begun != LogOrigin() and not await self._is_copy(created, old.key, new):
             raise exists(new)
         if created is not None:
             if not await self._has_new_records(old.key, created.at):

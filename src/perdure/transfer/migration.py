@@ -155,10 +155,11 @@ async def _move_all(
             progress(MigrationProgress(done, len(keys) + len(no_sessions), key))
 
     mover.parents = await parents_of(source, keys)
-    # Last what was deleted, and posted to since: forks must not need its copy any more.
-    for wave in [*waves(mover.parents, keys), no_sessions]:
+    for wave in waves(mover.parents, keys):
         await each(wave, move, at_once=AT_ONCE)
-    await mover.follow_deletions([*keys, *no_sessions], tenants)
+    await mover.follow_deletions(keys, tenants)
+    # Last what was deleted, and posted to since: its forks needed its copy until they went.
+    await each(no_sessions, move, at_once=AT_ONCE)
     await mover.tidy()
 
 
