@@ -185,29 +185,38 @@ def with_little_buffers(
 ) -> None:
     """Run a client of a server, where the system holds next to nothing of what is unread."""
 
+    async def serve(listener: socket.socket) -> None:
+        with anyio.CancelScope(shield=True):  # a client that fails ends it like any other
+            await server.serve([listener])
+
+    protocol = connections.ConnectionLimits(timeout=timeout).protocol
+    config = uvicorn.Config(
+        answer_at_length,
+        http=protocol,
+        ws="none",
+        lifespan="off",
+        log_level="critical",
+        timeout_graceful_shutdown=1,
+    )
+    server = uvicorn.Server(config)
+
     async def run() -> None:
-        protocol = connections.ConnectionLimits(timeout=timeout).protocol
-        config = uvicorn.Config(
-            answer_at_length,
-            http=protocol,
-            ws="none",
-            lifespan="off",
-            log_level="critical",
-            timeout_graceful_shutdown=1,
-        )
-        server = uvicorn.Server(config)
-        with socket.socket() as listener, socket.socket() as sock, anyio.fail_after(10):
+        with socket.socket() as listener, socket.socket() as sock:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
             listener.bind(("127.0.0.1", 0))
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(server.serve, [listener])
+                tasks.start_soon(serve, listener)
                 await until(lambda: server.started)
                 sock.setblocking(False)
                 sock.connect_ex(listener.getsockname())
                 await anyio.wait_writable(sock)
-                await client(server, sock)
-                server.should_exit = True
+                try:
+                    with anyio.fail_after(10):
+                        await client(server, sock)
+                finally:
+                    sock.close()
+                    server.should_exit = True
 
     anyio.run(run, backend="asyncio", backend_options={"use_uvloop": use_uvloop})
 
