@@ -2,8 +2,9 @@
 
 uvicorn has limits of its own for what is idle between two requests, for the size of a header, and
 for the requests that run; these are for what it leaves open. A connection whose request has not
-come in full ends after a time, and so does one whose client does not read. When there are too
-many, the one that has waited longest for its request makes room.
+come in full ends after a time, and so does one whose client does not read on: a time in which
+nothing more of the answer was sent, however much is left. When there are too many, the one that
+has waited longest for its request makes room.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ H11Protocol: Any = import_extra(
 ).H11Protocol
 
 TIMEOUT: Final = 15.0
+TO_READ_AT_STOP: Final = 2.0
+"""Seconds for a client to go on reading when the server stops, which waits for it."""
 MOST: Final = 4096
 """Connections by default, if there are descriptors for them."""
 EACH: Final = 4
@@ -90,11 +93,15 @@ class _Connection(H11Protocol):  # type: ignore[misc]  # imported when used
     def __init__(self, limits: ConnectionLimits, **options: Any) -> None:
         super().__init__(**options)
         self._limits = limits
+        self._to_read = limits.timeout
         self._arrival: TimerHandle | None = None
         self._reading: TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        # Writing is paused as long as anything is unsent, be it a byte: also when that is the end
+        # of an answer, and the transport closes, which waits for it.
+        transport.set_write_buffer_limits(0)
         self._look()
         self._limits.make_room(self)
 
@@ -115,11 +122,30 @@ class _Connection(H11Protocol):  # type: ignore[misc]  # imported when used
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._reading = self.loop.call_later(self._limits.timeout, self.transport.abort)
+        self._expect_less()
 
     def resume_writing(self) -> None:
         self._reading = _cancelled(self._reading)
         super().resume_writing()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._to_read = min(self._to_read, TO_READ_AT_STOP)
+        if self._reading is not None:
+            self._reading.cancel()
+            self._expect_less()
+
+    def _expect_less(self) -> None:
+        """End after a time, unless less is unsent by then."""
+        unsent = self.transport.get_write_buffer_size()
+        self._reading = self.loop.call_later(self._to_read, self._end_unless_less, unsent)
+
+    def _end_unless_less(self, unsent: int) -> None:
+        # Nothing is added meanwhile: uvicorn does not send while writing is paused.
+        if self.transport.get_write_buffer_size() < unsent:
+            self._expect_less()
+        else:
+            self.transport.abort()
 
     def _look(self) -> None:
         """See whether a request is to come, or to come in full."""
@@ -140,8 +166,6 @@ class _Connection(H11Protocol):  # type: ignore[misc]  # imported when used
             answer = h11.Response(status_code=408, headers=headers, reason="Request Timeout")
             self.transport.write(self.conn.send(answer))
         self.transport.close()
-        # Closing waits for what is not sent yet, and a client that reads nothing lets it wait.
-        self.loop.call_later(self._limits.timeout, self.transport.abort)
 
 
 def _cancelled(timer: TimerHandle | None) -> TimerHandle | None:
