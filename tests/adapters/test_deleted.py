@@ -47,23 +47,32 @@ async def test_a_writer_does_not_bring_a_forgotten_session_back(
         assert await acts.read() == []
 
 
+@pytest.mark.parametrize("length", [1, 8], ids=["shorter", "longer"])
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "by another process"])
 @pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda adapter: adapter.__name__)
 async def test_a_writer_of_a_forgotten_session_does_not_write_into_the_next_one(
-    adapter: Callable[[SessionManager], Acts],
+    adapter: Callable[[SessionManager], Acts], elsewhere: bool, length: int
 ) -> None:
     agent, _ = REFUSED[adapter.__name__]
-    async with perdure.connect("memory:") as sessions:
+    backing = MemoryBacking()
+    async with perdure.connect(MemoryStore(backing=backing)) as sessions:
         acts = adapter(sessions)
         for number in range(3):
             await acts.write(f"old {number}")
-        await sessions.forget(agent)
-        following = adapter(sessions)
-        await following.write("new")
-        with pytest.raises(Exception, match="."):
-            await acts.write("late")
-        assert await following.read() == ["new"]
+        texts = [f"new {number}" for number in range(length)]
+        async with perdure.connect(MemoryStore(backing=backing)) as others:
+            begins = others if elsewhere else sessions
+            await begins.forget(agent)
+            following = adapter(begins)
+            for text in texts:
+                await following.write(text)
+        following = adapter(sessions) if elsewhere else following
+        for _ in range(2):
+            with pytest.raises(Exception, match="."):
+                await acts.write("late")
+        assert await following.read() == texts
         await following.write("newer")
-        assert await following.read() == ["new", "newer"]
+        assert await following.read() == [*texts, "newer"]
 
 
 async def test_a_session_that_was_only_read_is_not_brought_back_either() -> None:

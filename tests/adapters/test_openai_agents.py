@@ -444,6 +444,164 @@ async def test_a_run_that_was_overtaken_is_refused_until_it_reads_again() -> Non
         assert await session.get_items() == [user("one"), user("five")]
 
 
+STALE: dict[str, Any] = {
+    "add": lambda session, items: session.add_items([user("late")]),
+    "pop": lambda session, items: session.pop_item(),
+    "clear": lambda session, items: session.clear_session(),
+    "replace": lambda session, items: session.replace_items([user("late")]),
+    "replace expected": lambda session, items: session.replace_items(
+        [user("late")], expected=items
+    ),
+    "keep a run": lambda session, items: session.save_run_state(SimpleNamespace(to_json=dict)),
+    "acquire": lambda session, items: session.acquire(),
+}
+
+
+@pytest.mark.parametrize("on_held", ["steal", "handover"])
+@pytest.mark.parametrize("was_written", [False, True], ids=["read", "written"])
+@pytest.mark.parametrize("call", STALE)
+async def test_no_call_changes_a_session_that_has_the_id_of_a_forgotten_one(
+    call: str, was_written: bool, on_held: Any
+) -> None:
+    backing = MemoryBacking()
+    items = [user("1"), user("2"), user("3")]
+    async with perdure.connect(MemoryStore(backing=backing)) as others:
+        theirs = PerdureSession("a", others, on_held="handover")
+        if not was_written:
+            await theirs.add_items(items)
+            await theirs.aclose()
+        async with perdure.connect(MemoryStore(backing=backing)) as mine:
+            session = PerdureSession("a", mine, on_held=on_held)
+            if was_written:
+                await session.add_items(items)
+            assert await session.get_items() == items
+            await others.forget("a")
+            for _ in range(2):  # equal to what was forgotten, and longer
+                await PerdureSession("a", others).add_items(items)
+            await theirs.aclose()
+            for _ in range(2):
+                with pytest.raises(LeaseLostError, match="was deleted"):
+                    await STALE[call](session, items)
+            async with others.open("a", on_held="raise"):  # it is left to its own users
+                pass
+            fresh = PerdureSession("a", others)
+            assert await fresh.get_items() == [*items, *items]
+            assert await fresh.load_run_state(None) is None
+            await theirs.aclose()
+            assert await session.get_items() == [*items, *items]
+            await session.add_items([user("read again")])
+            assert await session.get_items() == [*items, *items, user("read again")]
+
+
+async def test_a_session_that_began_with_another_one_s_history_is_not_the_forgotten_one() -> None:
+    backing = MemoryBacking()
+    async with (
+        perdure.connect(MemoryStore(backing=backing)) as mine,
+        perdure.connect(MemoryStore(backing=backing)) as others,
+    ):
+        template = PerdureSession("template", others)
+        for number in range(5):  # its numbers and epochs are those of what was forgotten
+            await template.add_items([user(f"template {number}")])
+        async with PerdureSession("a", mine) as session:
+            await session.add_items([user("secret")])
+        await others.forget("a")
+        await others.copy("template", "a")
+        with pytest.raises(LeaseLostError, match="was deleted"):
+            await session.add_items([user("late")])
+        assert await PerdureSession("a", others).get_items() == await template.get_items()
+
+
+@pytest.mark.parametrize("on_held", ["steal", "handover"])
+@pytest.mark.parametrize("length", [0, 1, 8])
+async def test_a_run_whose_session_is_forgotten_during_a_tool_ends_without_a_trace(
+    length: int, on_held: Any
+) -> None:
+    backing = MemoryBacking()
+    following = [user(f"of somebody else {number}") for number in range(length)]
+    async with (
+        perdure.connect(MemoryStore(backing=backing)) as mine,
+        perdure.connect(MemoryStore(backing=backing)) as others,
+    ):
+
+        @function_tool
+        async def slow() -> str:
+            await others.forget("a")
+            async with PerdureSession("a", others) as theirs:
+                for item in following:
+                    await theirs.add_items([item])
+            return "a secret"
+
+        async with PerdureSession("a", mine, on_held=on_held) as session:
+            await session.add_items([user("a secret")])
+            model = ScriptedModel(
+                [[function_call("slow", {}, call_id="1")], [assistant_message("a secret")]]
+            )
+            with pytest.raises(LeaseLostError, match="was deleted"):
+                await Runner.run(
+                    Agent(name="a", model=model, tools=[slow]),
+                    "What is it?",
+                    session=session,
+                    run_config=QUIET,
+                )
+        assert await PerdureSession("a", others).get_items() == following
+
+
+@pytest.mark.parametrize("is_followed", [False, True])
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "by another process"])
+@pytest.mark.parametrize("is_automatic", [False, True], ids=["asked for", "after a run"])
+async def test_the_sdk_s_compaction_stores_no_summary_of_what_was_forgotten_meanwhile(
+    is_automatic: bool, elsewhere: bool, is_followed: bool
+) -> None:
+    backing = MemoryBacking()
+    following = [user(f"of somebody else {number}") for number in range(8)]
+    async with (
+        perdure.connect(MemoryStore(backing=backing)) as mine,
+        perdure.connect(MemoryStore(backing=backing)) as others,
+    ):
+        manager = others if elsewhere else mine
+        session = PerdureSession("a", mine)
+        await session.add_items([user(f"secret {number}") for number in range(4)])
+
+        async def forget() -> None:
+            await manager.forget("a")
+            if is_followed:
+                async with PerdureSession("a", manager) as theirs:
+                    await theirs.add_items(following)
+
+        compacting = Compacting(session, forget)
+        with pytest.raises(LeaseLostError, match="was deleted"):
+            await (compacting.run("one") if is_automatic else compacting.ask())
+        assert len(compacting.inputs) == 1
+        left = await PerdureSession("a", others).get_items()
+        assert left == (following if is_followed else [])
+        # What is there now may be read, and compacted.
+        assert await session.get_items() == left
+        await session.add_items([user("next")])
+        await Compacting(session).ask()
+        assert await session.get_items() == [SUMMARY]
+
+
+async def test_a_session_that_others_fold_take_over_and_prune_is_still_the_same(
+    tmp_path: Path,
+) -> None:
+    items: list[Any] = []
+    session: PerdureSession | None = None
+    async with perdure.connect(tmp_path) as reads:
+        for number in range(8):
+            async with perdure.connect(tmp_path) as others:
+                own = PerdureSession("a", others, on_held="handover", wait=GUARD)
+                await own.add_items([user(f"{number}")])
+                if number == 5:
+                    await others.prune(Retention(keep_turns=2))
+            items = [*items, user(f"{number}")]  # closing has folded it
+            session = session or PerdureSession("a", reads, on_held="handover", wait=GUARD)
+            assert await session.get_items() == items
+            if number % 2:
+                await session.add_items([user(f"{number} too")])
+                items = [*items, user(f"{number} too")]
+        assert await PerdureSession("a", reads).get_items() == items
+
+
 async def test_what_was_accepted_and_not_saved_stays_in_the_report_of_an_overtaken_session() -> (
     None
 ):
@@ -1055,6 +1213,9 @@ class Compacting:
         if self._during is not None:
             await self._during()
         return SimpleNamespace(output=[SUMMARY], usage=None)
+
+    async def ask(self) -> None:
+        await self._around.run_compaction({"force": True, "compaction_mode": "input"})
 
     async def run(self, *questions: str, **options: Any) -> None:
         for question in questions:

@@ -362,7 +362,7 @@ def deleted(key: SessionKey) -> LeaseLostError:
     """Return the error for a write of a run that knows a session from before it was deleted."""
     message = (
         f"session {key} was deleted or renamed after it was read or written here: this was not "
-        "stored, since that would bring it back; read it again to begin a new one"
+        "stored, since it is of that session; read it again, to continue what has its id now"
     )
     return LeaseLostError(message, key=str(key))
 

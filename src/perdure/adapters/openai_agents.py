@@ -53,10 +53,13 @@ from perdure.records.messages import Message, decode_message, encode_message
 from perdure.records.records import Entry
 from perdure.records.values import is_plain
 from perdure.session.internals import (
+    Place,
     accept,
     begin_turn,
     has_content,
+    is_in_log,
     let_go,
+    place_of,
     refusal_of,
     release_unused,
     replace_tail,
@@ -161,8 +164,10 @@ class PerdureSession(Adapter):
         self._pinned: Session | None = None
         self._current: Session | None = None
         """What was read or written last, if it was held here then."""
-        self._seen = 0
-        """The last record of what was read last, if it was not held here."""
+        self._seen: Place | None = None
+        """Where what was read last ended, if it was not held here."""
+        self._before: Place | None = None
+        """The same of what was read or written before the newest read."""
         self._texts = _ItemTexts()
 
     @classmethod
@@ -240,8 +245,9 @@ class PerdureSession(Adapter):
         if limit is None and self.session_settings is not None:
             limit = self.session_settings.limit
         source = None if limit == 0 else await self._peek()
+        self._before = self._place or self._before
         self._current = source if isinstance(source, Session) else None
-        self._seen = source.seq if isinstance(source, SessionView) else 0
+        self._seen = None if source is None else place_of(source)
         if source is None:
             return []
         # A negative one is none, as in the SDK's own session.
@@ -256,7 +262,8 @@ class PerdureSession(Adapter):
             NotStorableError: An item is not JSON; nothing was added.
             TooLargeError: An item is larger than the limit for a record; nothing was added.
             LeaseHeldError: Another process writes the session.
-            LeaseLostError: Another process has taken it over since it was read; it is named.
+            LeaseLostError: Another process has taken it over since it was read; it is named. Or
+                it was deleted or renamed since, also if another one has its id by now.
 
         """
         entries = self._encoded(items)
@@ -315,14 +322,20 @@ class PerdureSession(Adapter):
         Args:
             items: What the session has from now on.
             expected: What it must have until now, as `get_items` returned it: what was added
-                since, while a summary was made, is not replaced. None to replace whatever it has.
+                since, while a summary was made, is not replaced. Equal items are the same, also if
+                they were taken away and added again. None to replace whatever it has.
 
         Returns:
             Whether it was done.
 
         """
+        return await self._replace(items, expected)
+
+    async def _replace(
+        self, items: list[Any], expected: list[Any] | None, *, of: Place | None = None
+    ) -> bool:
         entries = self._encoded(items)
-        async with self._write() as session:
+        async with self._write(of) as session:
             while True:
                 version = session.version
                 if expected is not None:
@@ -349,6 +362,7 @@ class PerdureSession(Adapter):
         units, is_all = ([], True) if source is None else await _replaceable(source, limit)
         items = [(unit.seq, at, item) for unit in units for at, item in enumerate(unit.items)]
         newest = items[-limit:]
+        place = None if source is None else place_of(source)
 
         async def replace_suffix(start: int, output: list[Any]) -> bool:
             if start >= len(newest):
@@ -356,7 +370,7 @@ class PerdureSession(Adapter):
             seq, at, _ = newest[start]
             expected = [unit for unit in units if unit.seq >= seq]
             count = None if prune_prefix is not None else len(newest) - start
-            async with self._write() as session:
+            async with self._write(place) as session:
                 while True:
                     version = session.version
                     current, _ = await _replaceable(session, count)
@@ -377,8 +391,11 @@ class PerdureSession(Adapter):
         return snapshot([item for _, _, item in newest], is_whole, replace_suffix)
 
     async def _atomic_replace_items(self, items: list[Any]) -> bool:
-        """Replace all items, for a compaction that is asked for; else the SDK clears and adds."""
-        return await self.replace_items(items)
+        """Replace all items, for a compaction that is asked for; else the SDK clears and adds.
+
+        The SDK has just read the session, so it is compared with what was read before that.
+        """
+        return await self._replace(items, None, of=self._before)
 
     async def save_run_state(self, state: Any, **options: Any) -> None:
         """Keep a run that was interrupted for an approval, with the session and as durable.
@@ -427,12 +444,22 @@ class PerdureSession(Adapter):
     async def _peek(self) -> Session | SessionView | None:
         return await self._connection.peek(self._key)
 
+    @property
+    def _place(self) -> Place | None:
+        """Where what was read or written last ended."""
+        return self._seen if self._current is None else place_of(self._current)
+
     @asynccontextmanager
-    async def _write(self) -> AsyncGenerator[Session, None]:
-        """Hold the session for a change, which is durable at the end of the block."""
+    async def _write(self, of: Place | None = None) -> AsyncGenerator[Session, None]:
+        """Hold the session for a change, which is durable at the end of the block.
+
+        Args:
+            of: A place that the change is of, beside what was read or written last.
+
+        """
         sessions = await self._connection.manager()
         await self._require_current()
-        async with self._opened(sessions) as session:
+        async with self._opened(sessions, of) as session:
             if not has_content(session):
                 await self._require_no_thread(session)
             if self._is_entered and self._pinned is not session:
@@ -445,17 +472,25 @@ class PerdureSession(Adapter):
                 await self._connection.save(session)
 
     @asynccontextmanager
-    async def _opened(self, sessions: SessionManager) -> AsyncGenerator[Session, None]:
-        """Open the session to write, unless the one that was read or written last was deleted."""
-        seen = self._seen if self._current is None else self._current.durable_version
+    async def _opened(
+        self, sessions: SessionManager, of: Place | None
+    ) -> AsyncGenerator[Session, None]:
+        """Open the session to write, unless what the change is of was deleted."""
+        places = {place for place in (self._place, of) if place is not None}
         try:
-            session = await self._opening(sessions, create=not seen)
+            session = await self._opening(sessions, create=not places)
         except SessionNotFoundError as error:
             raise deleted(self._key) from error
         async with session:
-            if session.durable_version < seen:  # another one was begun in its place
-                raise deleted(self._key)
-            yield session
+            store = store_of(session)
+            # The same epoch is the same holder, so nothing has to be read.
+            places = {place for place in places if place.epoch != session.epoch}
+            is_same = all([await is_in_log(store, self._key, place) for place in places])
+            if is_same:
+                yield session
+        if not is_same:
+            await release_unused(session)  # to its own users
+            raise deleted(self._key)
 
     async def _require_no_thread(self, session: Session) -> None:
         """Refuse a session whose newest records are a LangGraph thread's, which would drop items.

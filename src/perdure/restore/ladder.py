@@ -192,6 +192,8 @@ class RestoredSession(msgspec.Struct, kw_only=True):
     tail: list[Record]
     """The records that memory, state and metadata need after their documents."""
     head: int = 0
+    epoch: int = 0
+    """The epoch that wrote the record ``head``."""
     turns: int = 0
     turn_ids: dict[str, int] = {}
     taken: dict[str, int] = {}
@@ -268,7 +270,9 @@ async def restore(
             content = content or any(
                 document.kind not in HOLDER_KINDS for document in chunk.records
             )
-    restored.head = max(restored.head, folded)
+    if restored.head < folded and documents.manifest is not None:
+        # Nothing came after the fold: it ends with a record of the holder that made it.
+        restored.head, restored.epoch = folded, documents.manifest.epoch
     if not with_context:
         restored.context.seq = restored.head
     restored.report = _report(
@@ -356,7 +360,7 @@ def _take_in(
     restored: RestoredSession, record: Record, since: int, counted: int, folded: int
 ) -> None:
     seq, kind = record.seq, record.kind
-    restored.head = seq
+    restored.head, restored.epoch = seq, record.epoch
     if seq > since and restored.has_context:
         restored.context.feed(seq, kind, record.payload)
     if seq > counted:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import msgspec
 
@@ -32,6 +32,7 @@ from perdure.records.records import (
     Entry,
     Record,
 )
+from perdure.session.base import SessionBase
 from perdure.session.contents import meta_entry
 from perdure.session.lifecycle import Terms
 from perdure.session.point_in_time import context_at
@@ -196,6 +197,32 @@ def store_below(sessions: SessionManager) -> Store:
 
     """
     return sessions._check().runtime.store
+
+
+class Place(NamedTuple):
+    """A record of a session's own log: a later session of the same id does not have it."""
+
+    seq: int
+    epoch: int
+
+
+def place_of(session: Session | SessionView) -> Place:
+    """Return where a session's durable log ended, when it was read or written last."""
+    if isinstance(session, SessionBase):
+        return Place(session.durable_version, session.epoch)
+    return Place(session.seq, session._epoch)
+
+
+async def is_in_log(store: Store, key: SessionKey, place: Place) -> bool:
+    """Return whether the session that has an id now is the one that a place was found in.
+
+    Also False if that session was pruned beyond the place: then nothing proves it.
+    """
+    lineage = followed(store)
+    base = await lineage.base_of(key)
+    # Epochs never start again under an id; but what it began with has another session's.
+    is_own = base is None or place.seq > base.at
+    return is_own and await lineage.has(key, *place)
 
 
 async def is_branch(session: Session) -> bool:

@@ -440,12 +440,13 @@ class Session(SessionBase, Rendered):
 class SessionView(Rendered):
     """Read-only view of a session as of ``seq``, without a lease: from ``SessionManager.load``."""
 
-    __slots__ = ("_contents", "seq")
+    __slots__ = ("_contents", "_epoch", "seq")
 
     def __init__(self, store: Store, registry: Registry, restored: RestoredSession) -> None:
         self._contents = Contents(store, registry, restored, self)
         self.seq: int = restored.head
         """The last record that it shows."""
+        self._epoch = restored.epoch
 
     def __repr__(self) -> str:
         return f"<SessionView {self.key} seq={self.seq}>"
