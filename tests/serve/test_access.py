@@ -3,35 +3,53 @@
 from __future__ import annotations
 
 import logging
+import tracemalloc
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 
 import perdure
-from perdure import ConfigError, InvalidArgumentError, LeaseHeldError, Shutdown
+from perdure import ConfigError, InvalidArgumentError, LeaseHeldError, Message, Shutdown
 from perdure.agent import AgentConfig, EchoModel
 from perdure.asgi import problem_of
 from perdure.errors import SessionQuarantinedError, StoreUnavailableError
 from perdure.serve import Access, AgentServer, Token
+from perdure.serve.api import MAX_PAGE_BYTES, Source
 
 ANN = Token(token="ann-token-0123456789", owners=("ann",))
+BOB = Token(token="bob-token-0123456789", owners=("bob",))
+BOTH = Token(token="both-token-0123456789", owners=("bob", "ann"))
 SEND = {"content-type": "application/json"}
+ECHO = AgentConfig(name="ada", model=EchoModel())
 
 
 @asynccontextmanager
 async def serving(
     access: Access | None = None, **options: Any
 ) -> AsyncGenerator[httpx.AsyncClient, None]:
-    config = AgentConfig(name="ada", model=EchoModel())
-    quiet = Shutdown(signals=False)
-    server = AgentServer(config, "memory:", access=access, shutdown=quiet, **options)
+    async with serving_of(ECHO, access=access, **options) as (_, http):
+        yield http
+
+
+@asynccontextmanager
+async def serving_of(
+    source: Source, store: str = "memory:", **options: Any
+) -> AsyncGenerator[tuple[AgentServer, httpx.AsyncClient], None]:
+    server = AgentServer(source, store, shutdown=Shutdown(signals=False), **options)
     async with server.sessions.lifespan():
         transport = httpx.ASGITransport(server.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-            yield http
+            yield server, http
+
+
+def bearer(token: Token, key: str | None = None) -> dict[str, str]:
+    named = {} if key is None else {"idempotency-key": key}
+    return {"authorization": f"Bearer {token.token}", **named}
 
 
 async def test_without_tokens_no_page_of_another_site_runs_a_turn() -> None:
@@ -158,6 +176,142 @@ async def test_agents_that_nobody_uses_make_room() -> None:
             assert told.status_code == 200
         opened = [(await http.get(f"/agents/{agent}")).json()["open"] for agent in ("a", "b", "c")]
         assert opened == [False, True, True]
+
+
+class Gated:
+    """A model that answers when it may."""
+
+    def __init__(self) -> None:
+        self.asked, self.may_answer = anyio.Event(), anyio.Event()
+
+    async def stream(self, messages: Any, tools: Any) -> AsyncGenerator[Any, None]:
+        self.asked.set()
+        await self.may_answer.wait()
+        async for piece in EchoModel().stream(messages, tools):
+            yield piece
+
+
+async def test_an_owner_joins_a_turn_that_another_token_began() -> None:
+    model = Gated()
+    told: list[httpx.Response] = []
+    access = Access([ANN, BOB, BOTH])
+    async with serving_of(AgentConfig(name="ada", model=model), access=access) as (server, http):
+        async with server.sessions.manager.open("a", owner="ann") as session:
+            session.append(Message.user("Hello"))
+            await session.save()
+
+        async def post(token: Token) -> None:
+            body = {"text": "Hi"}
+            told.append(
+                await http.post("/agents/a/messages", json=body, headers=bearer(token, "1"))
+            )
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(post, BOTH)
+            with anyio.fail_after(10):
+                await model.asked.wait()
+            group.start_soon(post, ANN)
+            await post(BOB)  # behind hers, and refused in a place that she has come past
+            assert [one.status_code for one in told] == [404]
+            model.may_answer.set()
+    assert [one.status_code for one in told[1:]] == [200, 200]
+    assert told[1].json() == told[2].json()
+    assert not told[1].json()["replayed"]
+
+
+@pytest.mark.parametrize("keys", [("1", "1"), ("1", "2")])
+async def test_an_agent_that_two_make_at_once_is_one_s_alone(keys: tuple[str, str]) -> None:
+    arrived = [anyio.Event(), anyio.Event()]
+    waiting = iter(arrived)
+
+    async def both_at_once(id: str) -> AgentConfig:
+        arrival = next(waiting, None)
+        if arrival is not None:
+            arrival.set()
+            for event in arrived:
+                await event.wait()
+        return ECHO
+
+    told: list[tuple[int, str]] = []
+    async with serving_of(both_at_once, access=Access([ANN, BOB])) as (_, http):
+
+        async def post(token: Token, key: str) -> None:
+            body = {"text": "Hi"}
+            answer = await http.post("/agents/new/messages", json=body, headers=bearer(token, key))
+            told.append((answer.status_code, token.owners[0]))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(post, ANN, keys[0])
+            group.start_soon(post, BOB, keys[1])
+        _, owner = min(told)
+        assert [status for status, _ in sorted(told)] == [200, 404]
+        token = ANN if owner == "ann" else BOB
+        shown = await http.get("/agents/new/messages", headers=bearer(token))
+        assert [message["content"] for message in shown.json()["messages"]] == ["Hi", "You said: Hi"]
+        assert (await http.get("/agents/new", headers=bearer(token))).json()["owner"] == owner
+
+
+async def test_a_page_of_history_ends_at_a_number_of_bytes() -> None:
+    texts = [f"{number} " + "x" * 1_000_000 for number in range(12)]
+    texts[5] = "large " + "x" * MAX_PAGE_BYTES
+    async with serving_of(ECHO) as (server, http):
+        async with server.sessions.manager.open("a") as session:
+            session.append(*map(Message.user, texts))
+            await session.save()
+        pages: list[list[str]] = []
+        before: Any = ""
+        while before is not None:
+            query = {"limit": 200} | ({"before": before} if pages else {})
+            told = await http.get("/agents/a/messages", params=query)
+            before = told.json()["before"]
+            pages.append([message["content"] for message in told.json()["messages"]])
+            assert len(told.content) < MAX_PAGE_BYTES + 1000
+    assert [len(page) for page in pages] == [6, 1, 5]
+    assert [text for page in reversed(pages) for text in page] == texts
+
+
+async def test_a_request_costs_no_more_memory_than_its_page(tmp_path: Path) -> None:
+    async with serving_of(ECHO, f"file:{tmp_path / 'store'}") as (server, http):
+        async with server.sessions.manager.open("a") as session:
+            session.append(*(Message.user("x" * 1_000_000) for _ in range(24)))
+        await session.aclose()
+        del session
+        tracemalloc.start()
+        try:
+            for path, most in (("", 8), ("/messages?limit=1", 8), ("/messages?limit=200", 32)):
+                tracemalloc.reset_peak()
+                began, _ = tracemalloc.get_traced_memory()
+                told = await http.get(f"/agents/a{path}")
+                assert told.status_code == 200
+                _, peak = tracemalloc.get_traced_memory()
+                assert peak - began < most * 1_000_000, path
+        finally:
+            tracemalloc.stop()
+
+
+async def test_an_error_of_the_agent_s_source_is_a_problem_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def source(id: str) -> AgentConfig:
+        raise ValueError(INSIDE)
+
+    async with serving_of(source) as (_, http):
+        for method, path in (
+            ("GET", "/agents/a"),
+            ("GET", "/agents/a/messages"),
+            ("GET", "/agents/a/events"),
+            ("GET", "/agents?order=id&after=a"),
+            ("POST", "/agents/a/messages"),
+            ("DELETE", "/agents/a"),
+        ):
+            caplog.clear()
+            body = {"text": "Hi"} if method == "POST" else None
+            told = await http.request(method, path, json=body)  # it raises what a server would get
+            assert (told.status_code, told.json()["title"]) == (500, "Internal error"), path
+            assert told.headers["content-type"] == "application/problem+json"
+            (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+            assert record.exc_info is not None
+            assert INSIDE in str(record.exc_info[1])
 
 
 INSIDE = "session_x is held by host-seven pid=4711 chmod=0700 /srv/agents postgresql://ada@db:5432"

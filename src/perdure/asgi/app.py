@@ -309,7 +309,7 @@ class AppSessions:
         async def begin(cursor: Cursor | None) -> responses.Events:
             place = await self.feed.place(key, cursor)
             if owner is not None:  # looked at after the place: the stream reads no other session
-                view = await self.manager.load(id, session=session, tenant=tenant)
+                view = await self.manager.load(id, session=session, tenant=tenant, context=False)
                 if view is None or view.info.metadata.owner != owner:
                     raise OwnerMismatchError(f"session {key} is not {owner!r}'s", key=str(key))
             return self.feed.events(key, place)

@@ -20,7 +20,9 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -43,6 +45,8 @@ from perdure.records.keys import SessionKey, session_key
 from perdure.records.messages import Message
 from perdure.serve.access import Access, Token, not_found
 from perdure.session.directory import last_used
+from perdure.session.internals import history_page
+from perdure.session.manager import SessionManager
 from perdure.session.session import SessionView
 from perdure.store import SessionInfo
 
@@ -103,7 +107,7 @@ class AgentPool:
         if warm is not None:
             owner = warm.owner
         else:
-            view = await self._app.manager.load(key.agent, session=key.session, tenant=key.tenant)
+            view = await stored(self._app.manager, key)
             owner = token.owner if view is None else view.info.metadata.owner
         if not token.opens(owner):
             raise not_found(key.agent)
@@ -243,6 +247,8 @@ async def _answer(agent: Agent, run: Run, channel: Channel, message: Message) ->
 MAX_BODY: Final = 1024 * 1024
 """Bytes of a request's body."""
 MAX_PAGE: Final = 200
+MAX_PAGE_BYTES: Final = 8 * 1024 * 1024
+"""Bytes of messages on a page; a larger message is a page of its own."""
 MAX_TURN: Final = 255
 """Characters of an Idempotency-Key."""
 PROBES: Final = ("/healthz", "/readyz")
@@ -296,7 +302,7 @@ class AgentServer:
         self._max_requests = max_requests
         self._requests = 0
         self._metrics: Metrics | None = None
-        self._starters: WeakKeyDictionary[Run, Token] = WeakKeyDictionary()
+        self._owners: WeakKeyDictionary[Run, str | None] = WeakKeyDictionary()
         self.sessions.at_drain.append(self._pool.stop)
         routes = [
             Route("/agents", self._list),
@@ -313,7 +319,14 @@ class AgentServer:
             HTTPException: _answer_http,
             ClientDisconnect: _answer_nobody,
         }
-        inner = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=handlers)
+        # Around the others: Starlette itself answers such an error in text, and raises it again.
+        rest = Middleware(ExceptionMiddleware, handlers={Exception: _answer_problem})
+        inner = Starlette(
+            routes=routes,
+            lifespan=self._lifespan,
+            exception_handlers=handlers,
+            middleware=[rest],
+        )
         opened = self._opened(self.sessions.middleware(inner))
         if self._access.origins:
             opened = CORSMiddleware(opened, allow_origins=self._access.origins, **CORS)
@@ -387,14 +400,13 @@ class AgentServer:
         agent = request.path_params["id"]
         config = await self._pool.config(agent, token.tenant)
         key = session_key(agent, config.session, token.tenant)
-        await self._pool.owner_for(key, token)
+        owner = await self._pool.owner_for(key, token)
         turn = request.headers.get("idempotency-key") or f"http-{random_id()}"
         if len(turn) > MAX_TURN:
             raise Problem(400, "Invalid", f"Idempotency-Key has at most {MAX_TURN} characters")
         work = partial(self._pool.work, message=message, config=config, token=token)
         run = self.sessions.start(key, turn, work, request=message.text)
-        starter = self._starters.setdefault(run, token)
-        if starter is not token and not token.opens(starter.owner):
+        if not token.opens(self._owners.setdefault(run, owner)):  # one that another has just made
             raise not_found(agent)
         if "text/event-stream" in request.headers.get("accept", ""):
             return self.sessions.respond(run)
@@ -408,13 +420,13 @@ class AgentServer:
         view = await self._view(request)
         limit = _number(request, "limit", 50, most=MAX_PAGE)
         before = _number(request, "before", view.seq + 1)
-        items = await view.history(before=before, limit=limit)
+        page = await history_page(view, before=before, limit=limit, max_bytes=MAX_PAGE_BYTES)
         shown = [
             message_fields(item.seq, item.value)
-            for item in items
+            for item in reversed(page.items)
             if isinstance(item.value, Message)
         ]
-        older = items[0].seq if len(items) == limit else None
+        older = page.items[-1].seq if page.is_full else None
         return _json({"messages": shown, "before": older})
 
     async def _get(self, request: Request) -> Response:
@@ -497,8 +509,7 @@ class AgentServer:
 
         """
         key = await self._key(request)
-        manager = self.sessions.manager
-        view = await manager.load(key.agent, session=key.session, tenant=key.tenant)
+        view = await stored(self.sessions.manager, key)
         token: Token = request.scope["perdure.token"]
         if view is None or not token.opens(view.info.metadata.owner):
             raise not_found(key.agent)
@@ -514,6 +525,11 @@ class AgentServer:
             return msgspec.json.decode(bytes(body), type=Posted)
         except msgspec.DecodeError as error:
             raise Problem(400, "Invalid", f'send {{"text": "…"}}: {error}') from None
+
+
+async def stored(manager: SessionManager, key: SessionKey) -> SessionView | None:
+    """Return a session without its working context, which may be large and is not shown."""
+    return await manager.load(key.agent, session=key.session, tenant=key.tenant, context=False)
 
 
 def _path(scope: Scope) -> str:

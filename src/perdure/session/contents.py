@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, final
 
 import msgspec
 
@@ -87,6 +87,7 @@ from perdure.session.point_in_time import context_at
 from perdure.store import Store
 
 _NONE: frozenset[str] = frozenset()
+_UNSHOWN = RESERVED_KINDS - MESSAGE_KINDS
 _MARGIN = 16
 """Records that a page of history reads beyond those that it takes on average."""
 MOST_FOLDS = 100
@@ -100,6 +101,31 @@ class HistoryItem(msgspec.Struct, frozen=True):
     kind: str
     value: Any
     """A Message, an object of a registered type, or the record's JSON as plain values."""
+
+
+@final
+class HistoryPage:
+    """Items of a history, newest first, up to a number of them and of bytes."""
+
+    __slots__ = ("_bytes", "_is_cut", "_limit", "items")
+
+    def __init__(self, limit: int, max_bytes: int | None) -> None:
+        self.items: list[HistoryItem] = []
+        self._limit = limit
+        self._bytes = max_bytes
+        self._is_cut = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it takes no more, so that there may be older items."""
+        return self._is_cut or len(self.items) >= self._limit
+
+    def has_room(self, size: int) -> bool:
+        """Take so many bytes off what is left; False if the page ends before them."""
+        if self._bytes is not None:
+            self._is_cut = bool(self.items) and size > self._bytes
+            self._bytes -= size
+        return not self._is_cut
 
 
 class _RetractionFilter:
@@ -557,43 +583,61 @@ class Contents:
             durable: The seq after which that begins.
 
         """
-        items: list[HistoryItem] = []
+        page = await self.page(before=before, limit=limit, unsaved=unsaved, durable=durable)
+        return page.items[::-1]
+
+    async def page(
+        self,
+        *,
+        before: int | None,
+        limit: int,
+        max_bytes: int | None = None,
+        unsaved: Iterable[Record] = (),
+        durable: int | None = None,
+    ) -> HistoryPage:
+        """Return the newest items before a seq: as `history`, but no more than so many bytes.
+
+        One item at least, however large. Nothing is read beyond what the store reads at a time.
+        """
+        page = HistoryPage(limit, max_bytes)
         below = _RetractionFilter()
         newer = (record for record in unsaved if before is None or record.seq < before)
-        self._show_newest(filter(below.shows, newer), items, limit)
+        self._show_newest(filter(below.shows, newer), page)
         stop = before
         if durable is not None:
             stop = durable + 1 if before is None else min(before, durable + 1)
         more = True
-        while more and len(items) < limit:
+        while more and not page.is_full:
             # As many records as have so many items among them, on average.
-            size = (limit - len(items)) * self.context.seq // max(self.messages, 1) + _MARGIN
+            size = (limit - len(page.items)) * self.context.seq // max(self.messages, 1) + _MARGIN
             log = self._store.read_log(self.key, before=stop, limit=size, reverse=True)
             more = False
             async with contextlib.aclosing(log):
                 async for chunk in log:
                     if not chunk.records:
                         continue  # it only says that the log may have gone on
-                    self._show_newest(filter(below.shows, chunk.records), items, limit)
+                    self._show_newest(filter(below.shows, chunk.records), page)
                     size -= len(chunk.records)
                     stop, more = chunk.records[-1].seq, size <= 0
-                    if len(items) >= limit:
+                    if page.is_full:
                         break
-        return items[::-1]
+        return page
 
-    def _show_newest(self, records: Iterable[Record], items: list[HistoryItem], limit: int) -> None:
+    def _show_newest(self, records: Iterable[Record], page: HistoryPage) -> None:
         for record in records:
-            if len(items) >= limit:
+            if page.is_full:
+                return
+            if record.kind in _UNSHOWN and not _is_application_event(record):
+                continue
+            if not page.has_room(len(record.payload)):
                 return
             if record.kind in MESSAGE_KINDS:
                 value: Any = decode_read(record.payload, self._registry)
             elif record.kind.startswith("x:"):
                 value = self._registry.decode_record(record.kind, record.payload)
-            elif record.kind in RESERVED_KINDS and not _is_application_event(record):
-                continue
             else:
                 value = decode(record.payload)
-            items.append(HistoryItem(record.seq, record.kind, value))
+            page.items.append(HistoryItem(record.seq, record.kind, value))
 
     async def before_log(self, unsaved: Iterable[Record]) -> list[tuple[int, bytes]]:
         """Return the messages that a pruned log continues, without those retracted since.

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from perdure.records.messages import Message
     from perdure.records.types import Registry
     from perdure.session.base import Turn
+    from perdure.session.contents import HistoryPage
     from perdure.session.delete import ForgetReport, SessionFilter
     from perdure.session.inbox import PostReceipt
     from perdure.session.manager import SessionManager
@@ -234,6 +235,14 @@ async def is_branch(session: Session) -> bool:
 def stored_messages(session: Session | SessionView) -> list[Message]:
     """Return the working context's messages as they are stored: with references to media."""
     return session._contents.stored()
+
+
+async def history_page(
+    view: SessionView, *, before: int, limit: int, max_bytes: int
+) -> HistoryPage:
+    """Return the newest items before a record: up to so many, and so many bytes of them."""
+    before = min(before, view.seq + 1)
+    return await view._contents.page(before=before, limit=limit, max_bytes=max_bytes)
 
 
 async def filled(
