@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, Self
 
 import msgspec
 
@@ -25,8 +25,8 @@ from perdure.lineage.store import Filled, followed, media_of
 from perdure.memory.context import (
     CONTEXT_KINDS,
     RetractionPayload,
+    Retractions,
     WorkingContext,
-    takes_back,
 )
 from perdure.memory.documents import (
     DATED_KINDS,
@@ -64,6 +64,7 @@ from perdure.records.records import (
     MEMORY_SET,
     MESSAGE_KINDS,
     META,
+    OUTSIDE,
     RETRACT,
     TAKEN,
     TURN,
@@ -94,63 +95,70 @@ class HistoryItem(msgspec.Struct, frozen=True):
     """A Message, an object of a registered type, or the record's JSON as plain values."""
 
 
-class _RetractionFilter:
-    """Filter of a log, read backwards: records that were retracted do not pass."""
+class CutAttempt(msgspec.Struct):
+    """What a turn that was cut before its end has left, of the newest attempt at it."""
 
-    __slots__ = ("newest",)
+    number: int
+    begin: int
+    request: str | None = None
+    """The fingerprint of what was asked in it."""
+    messages: list[Record] = []
+    seqs: list[int] = []
+    """Its own records, its begin and its end among them."""
 
-    def __init__(self) -> None:
-        self.newest: float = float("inf")
-        """The newest record that counts, of those that were not read yet."""
+    @classmethod
+    def of(cls, records: Iterable[Record]) -> Self | None:
+        """Find it in a log from its begin on, in which no other turn begins; None if it is gone."""
+        attempt: Self | None = None
+        runs = False
+        for group in _groups(records):
+            outside = any(record.kind in _OUTSIDE_KINDS for record in group)
+            for record in group:
+                if record.kind == TURN:
+                    turned = decode(record.payload, TurnPayload)
+                    attempt = attempt or cls(turned.attempt, record.seq)
+                    runs = turned.phase == "begin"
+                    attempt.request = turned.request or attempt.request
+                elif record.kind in HOLDER_KINDS:
+                    runs = False
+                if attempt is None or not attempt._accept(record, own=runs and not outside):
+                    return None
+        return attempt
 
-    def shows(self, record: Record) -> bool:
-        """Whether a record counts; one that takes others back hides those."""
-        if record.seq > self.newest:
-            return False
+    def _accept(self, record: Record, *, own: bool) -> bool:
+        """Take the next record in; False if it takes the whole attempt back."""
+        if own or record.kind == TURN:
+            self.seqs.append(record.seq)
+        if own and record.kind in MESSAGE_KINDS:
+            self.messages.append(record)
         if record.kind == RETRACT:
-            self.newest = decode(record.payload, RetractionPayload).after
+            taken = decode(record.payload, RetractionPayload)
+            if (not own and taken.takes(self.begin)) or not self.number:
+                return False  # without a number, in the format of before: others appended amid it
+            self.messages = [one for one in self.messages if not taken.takes(one.seq)]
         return True
 
+    def retraction(self, turn_id: str) -> RetractionPayload:
+        """Return what takes it back."""
+        spans: list[tuple[int, int]] = []
+        for seq in self.seqs:
+            begins = not spans or seq > spans[-1][1] + 1
+            spans.append((seq, seq) if begins else (spans.pop()[0], seq))
+        return RetractionPayload(of=(turn_id, self.number), spans=tuple(spans))
 
-class _Attempt:
-    """Records that an interrupted turn left at the end of a log, read backwards."""
 
-    __slots__ = ("_id", "_older", "_resume", "begin", "messages", "request")
+_OUTSIDE_KINDS = frozenset({OUTSIDE, TAKEN})
+"""Kinds that say that their group is no part of a turn."""
 
-    def __init__(self, turn_id: str, *, resume: bool) -> None:
-        self._id = turn_id
-        self._resume = resume
-        self.begin: int | None = None
-        """The seq of its first record, once that was seen."""
-        self.request: str | None = None
-        """The fingerprint of what was asked in it."""
-        self.messages: list[Record] = []
-        self._older: list[Record] = []
-        """What is an earlier attempt's if one began before it, which this one continued."""
 
-    def accept(self, record: Record) -> bool:
-        """Take an older record in; False if none before it can belong to the turn."""
-        kind = record.kind
-        if kind in MESSAGE_KINDS:
-            (self.messages if self.begin is None else self._older).append(record)
-        elif kind in HOLDER_KINDS:  # what a holder appends belongs to no turn of an earlier one
-            return self.begin is not None or not self.messages
-        elif kind == RETRACT:  # an attempt before it was taken back, or others appended amid it
-            after = decode(record.payload, RetractionPayload).after
-            return self._resume and not takes_back(record.seq, after)
-        elif kind == TURN:
-            return self._is_its(decode(record.payload, TurnPayload), record.seq)
-        return True
-
-    def _is_its(self, turned: TurnPayload, seq: int) -> bool:
-        if turned.turn != self._id or not turned.given or turned.phase == "end":
-            return False
-        if turned.phase == "begin":
-            self.begin, self.request = seq, turned.request
-            self.messages += self._older
-            self._older.clear()
-            return True
-        return self.begin is not None or not self.messages  # else: appended after it
+def _groups(records: Iterable[Record]) -> Iterator[list[Record]]:
+    group: list[Record] = []
+    for record in records:
+        group.append(record)
+        if record.end:
+            yield group
+            group = []
+    yield group
 
 
 class _DatedRecords:
@@ -492,43 +500,47 @@ class Contents:
         )
 
     async def attempt(
-        self, turn_id: str, *, resume: bool, unsaved: Iterable[Record], durable: int
-    ) -> tuple[int, tuple[Any, ...], str | None] | None:
-        """Return what an interrupted turn has appended, if nothing follows it.
+        self, turn_id: str, *, unsaved: Iterable[Record], durable: int
+    ) -> CutAttempt | None:
+        """Return what a turn left that was cut, if no other turn has begun since.
 
-        The seq of the record before it, its messages, and the fingerprint of its request.
         ``unsaved`` is newest first.
         """
-        attempt = _Attempt(turn_id, resume=resume)
-        more = all(map(attempt.accept, unsaved))
-        if more:
-            log = self._store.read_log(self.key, before=durable + 1, reverse=True)
-            async with contextlib.aclosing(log):
-                async for chunk in log:
-                    if not all(map(attempt.accept, chunk.records)):
-                        break
-        if attempt.begin is None:
-            return None
-        texts = [
-            decode_read(record.payload, self._registry) for record in reversed(attempt.messages)
-        ]
-        return attempt.begin - 1, tuple(texts), attempt.request
+        newer: list[Record] = []
+        async with contextlib.aclosing(self._newest_first(unsaved, durable)) as records:
+            async for record in records:
+                newer.append(record)
+                if record.kind == TURN:
+                    turned = decode(record.payload, TurnPayload)
+                    if turned.turn != turn_id or not turned.given or turned.phase == "end":
+                        return None
+                    if turned.phase == "begin" and not turned.resumed:
+                        return CutAttempt.of(reversed(newer))
+        return None
+
+    async def _newest_first(
+        self, unsaved: Iterable[Record], durable: int
+    ) -> AsyncGenerator[Record, None]:
+        for record in unsaved:
+            yield record
+        log = self._store.read_log(self.key, before=durable + 1, reverse=True)
+        async with contextlib.aclosing(log):
+            async for chunk in log:
+                for record in chunk.records:
+                    yield record
+
+    def texts(self, records: Iterable[Record]) -> tuple[Any, ...]:
+        """Return the messages of records."""
+        return tuple([decode_read(record.payload, self._registry) for record in records])
 
     async def request_of(
         self, turn_id: str, *, unsaved: Iterable[Record], durable: int
     ) -> str | None:
         """Return the fingerprint of what was asked in a turn; None if it is not known."""
-
-        def begin(records: Iterable[Record]) -> Iterator[TurnPayload]:
-            turns = (decode(one.payload, TurnPayload) for one in records if one.kind == TURN)
-            return (one for one in turns if one.turn == turn_id and one.phase == "begin")
-
-        for turned in begin(unsaved):
-            return turned.request
-        log = self._store.read_log(self.key, before=durable + 1, reverse=True)
-        async with contextlib.aclosing(log):
-            async for chunk in log:
-                for turned in begin(chunk.records):
+        async with contextlib.aclosing(self._newest_first(unsaved, durable)) as records:
+            async for record in records:
+                turned = decode(record.payload, TurnPayload) if record.kind == TURN else None
+                if turned and turned.turn == turn_id and turned.phase == "begin":
                     return turned.request
         return None
 
@@ -550,9 +562,9 @@ class Contents:
 
         """
         items: list[HistoryItem] = []
-        below = _RetractionFilter()
+        retractions = Retractions()
         newer = (record for record in unsaved if before is None or record.seq < before)
-        self._show_newest(filter(below.shows, newer), items, limit)
+        self._show_newest(filter(retractions.shows, newer), items, limit)
         stop = before
         if durable is not None:
             stop = durable + 1 if before is None else min(before, durable + 1)
@@ -566,7 +578,7 @@ class Contents:
                 async for chunk in log:
                     if not chunk.records:
                         continue  # it only says that the log may have gone on
-                    self._show_newest(filter(below.shows, chunk.records), items, limit)
+                    self._show_newest(filter(retractions.shows, chunk.records), items, limit)
                     size -= len(chunk.records)
                     stop, more = chunk.records[-1].seq, size <= 0
                     if len(items) >= limit:
@@ -598,14 +610,16 @@ class Contents:
         if not cut:
             return []
         context = await context_at(self._store, self.key, cut, self.context.limit)
-        below = _RetractionFilter()
+        retractions = Retractions()
         for record in unsaved:
-            below.shows(record)
+            retractions.shows(record)
         async with contextlib.aclosing(self._store.read_log(self.key, reverse=True)) as log:
             async for chunk in log:
                 for record in chunk.records:
-                    below.shows(record)
-        messages = [(seq, payload) for seq, payload in context.by_seq() if seq <= below.newest]
+                    retractions.shows(record)
+        messages = [
+            (seq, payload) for seq, payload in context.by_seq() if not retractions.takes(seq)
+        ]
         return await self.filled(messages)
 
     async def filled(self, messages: Sequence[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
@@ -619,9 +633,9 @@ class Contents:
             whole.append((seq, filled(payload, {**held, **read}) if names else payload))
         return whole
 
-    async def as_of(self, seq: int) -> WorkingContext:
-        """Return the working context that the session had at a durable record."""
-        return await context_at(self._store, self.key, seq, self.context.limit)
+    async def as_of(self, seq: int, *, without: RetractionPayload | None = None) -> WorkingContext:
+        """Return the working context at a durable record, as if some had never been there."""
+        return await context_at(self._store, self.key, seq, self.context.limit, without=without)
 
     def decoded(self, provider: str | None = None) -> list[Message]:
         """Return the working context's messages, with the media that the budget has room for.
