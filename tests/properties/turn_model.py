@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
+_NEVER = 1 << 30
+
+
 class Line(NamedTuple):
     """Something that changes the conversation."""
 
@@ -37,11 +40,6 @@ def conversation(lines: Sequence[Line]) -> list[str]:
     return [*conversation(before), line.text]
 
 
-def history(lines: Sequence[Line]) -> list[str]:
-    """Return what was said and counts: as the conversation, of which nothing is ever compacted."""
-    return conversation(lines)
-
-
 class Turns:
     """Which attempt goes on, and which is taken back: the newest turn's, if it was cut."""
 
@@ -49,17 +47,18 @@ class Turns:
         self.lines: list[Line] = []
         self.ended: set[str] = set()
         self.running: str | None = None
+        self.begun = _NEVER
+        """How many lines there were before the newest attempt, while it may be taken back."""
         self._attempt = self._attempts = 0
         self._newest = ""
 
     def begin(self, turn: str, *, resume: bool) -> None:
-        if self._newest != turn or not self._attempt:
-            self._attempts += 1
-            self._attempt = self._attempts
-        elif not resume:
+        is_again = self._newest == turn and self._attempt
+        if is_again and not resume:
             self._note(Line(len(self.lines), takes=self._attempt))
+        if not is_again or not resume:
             self._attempts += 1
-            self._attempt = self._attempts
+            self._attempt, self.begun = self._attempts, len(self.lines)
         self.running = self._newest = turn
 
     def cut(self) -> None:
@@ -68,6 +67,7 @@ class Turns:
     def end(self) -> None:
         self.ended.add(self._newest)
         self.running, self._newest, self._attempt = None, "", 0
+        self.begun = _NEVER
 
     def say(self, text: str, *, outside: bool) -> int:
         return self._note(Line(len(self.lines), self._owner(outside), text))

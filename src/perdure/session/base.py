@@ -846,7 +846,7 @@ class SessionBase(_Hot):
 
     async def _cut_attempt(self, turn_id: str) -> CutAttempt | None:
         """Return what a turn of this id left that was cut, if no other turn has begun since."""
-        if not self._may_be_cut:
+        if not self._may_be_cut and self._turns.unended is None:
             return None
         tracked = self._tracked
         unsaved = tracked.pending_records()[::-1] if tracked.pending else ()

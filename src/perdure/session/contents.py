@@ -99,7 +99,6 @@ class CutAttempt(msgspec.Struct):
     """What a turn that was cut before its end has left, of the newest attempt at it."""
 
     number: int
-    begin: int
     request: str | None = None
     """The fingerprint of what was asked in it."""
     messages: list[Record] = []
@@ -107,36 +106,27 @@ class CutAttempt(msgspec.Struct):
     """Its own records, its begin and its end among them."""
 
     @classmethod
-    def of(cls, records: Iterable[Record]) -> Self | None:
+    def of(cls, newest_first: Sequence[Record]) -> Self | None:
         """Find it in a log from its begin on, in which no other turn begins; None if it is gone."""
+        retractions = Retractions()
+        shown = {record.seq for record in newest_first if retractions.shows(record)}
         attempt: Self | None = None
         runs = False
-        for group in _groups(records):
+        for group in _groups(reversed(newest_first)):
             outside = any(record.kind in _OUTSIDE_KINDS for record in group)
             for record in group:
                 if record.kind == TURN:
                     turned = decode(record.payload, TurnPayload)
-                    attempt = attempt or cls(turned.attempt, record.seq)
-                    runs = turned.phase == "begin"
+                    attempt = attempt or cls(turned.attempt)
                     attempt.request = turned.request or attempt.request
+                    runs = turned.phase == "begin"
                 elif record.kind in HOLDER_KINDS:
                     runs = False
-                if attempt is None or not attempt._accept(record, own=runs and not outside):
-                    return None
-        return attempt
-
-    def _accept(self, record: Record, *, own: bool) -> bool:
-        """Take the next record in; False if it takes the whole attempt back."""
-        if own or record.kind == TURN:
-            self.seqs.append(record.seq)
-        if own and record.kind in MESSAGE_KINDS:
-            self.messages.append(record)
-        if record.kind == RETRACT:
-            taken = decode(record.payload, RetractionPayload)
-            if (not own and taken.takes(self.begin)) or not self.number:
-                return False  # without a number, in the format of before: others appended amid it
-            self.messages = [one for one in self.messages if not taken.takes(one.seq)]
-        return True
+                if attempt is not None and (record.kind == TURN or (runs and not outside)):
+                    attempt.seqs.append(record.seq)
+                    if record.kind in MESSAGE_KINDS and record.seq in shown:
+                        attempt.messages.append(record)
+        return attempt if attempt and not shown.isdisjoint(attempt.seqs) else None
 
     def retraction(self, turn_id: str) -> RetractionPayload:
         """Return what takes it back."""
@@ -515,7 +505,7 @@ class Contents:
                     if turned.turn != turn_id or not turned.given or turned.phase == "end":
                         return None
                     if turned.phase == "begin" and not turned.resumed:
-                        return CutAttempt.of(reversed(newer))
+                        return CutAttempt.of(newer)
         return None
 
     async def _newest_first(
