@@ -151,7 +151,7 @@ def test_a_swallowing_handler_is_recognized(source: str, expected: bool) -> None
 def test_what_works_for_a_turn_gives_what_it_says_to_the_turn() -> None:
     """The running turn need not be this task's: `accept` and `turn.append` pass it, a session's own do not."""
     packages = ("adapters", "agent", "asgi", "serve", "sync")
-    sessions = {"session", "held", "inner"}
+    sessions = {"session", "held"}
     found = [
         f"{path.name}:{call.lineno}"
         for path in files("src")

@@ -74,8 +74,8 @@ _WARNINGS: Final = {
     "append": "another task appended while {turn} ran. It is no part of the turn, and stays when "
     "that is tried again: append what belongs to a turn by turn.append, and give what does not to "
     "sessions.post, which waits for the turn's end",
-    "exit": "{turn} was left in another task than it was entered in, so that session.append may not "
-    "know it: use turn.append, and sessions.post for what is no part of it",
+    "exit": "{turn} was left in another task than it was entered in, so that session.append may "
+    "not know it: use turn.append, and sessions.post for what is no part of it",
     "wait": ": if that one waits for it, neither ends. Begin it afterwards, or use turn.append",
 }
 MOST_EPOCHS: Final = 16
@@ -193,15 +193,11 @@ class Turn:
                 session._behind.turns = self.number
             self._scope = enter(self, turns)
             queue.begin(self, named=self._given)
+            if retraction:
+                await session._load_media()
         except BaseException:
             queue.leave()
             raise
-        if retraction:
-            try:
-                await session._load_media()
-            except BaseException as error:
-                await self.__aexit__(type(error), error, None)
-                raise
         return self
 
     async def __aexit__(

@@ -65,7 +65,6 @@ from perdure.records.records import (
     MESSAGE_KINDS,
     META,
     OUTSIDE,
-    RETRACT,
     TAKEN,
     TURN,
     Entry,
