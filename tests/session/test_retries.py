@@ -21,7 +21,10 @@ from perdure import (
     TurnReusedError,
     connect,
 )
+from perdure.records.json import encode
 from perdure.records.keys import SessionKey
+from perdure.records.records import TURN, Entry
+from perdure.session.internals import accept
 from perdure.store import LogChunk, Status
 from perdure.stores.memory import MemoryStore
 from perdure.sync import connect as connect_blocking
@@ -293,6 +296,27 @@ async def test_other_turns_and_turns_without_an_id_take_nothing_back() -> None:
             assert turn.messages == ()
         await ask(session, "request-18", "R")
         assert said(session) == ["Q", "R", "A"]
+
+
+@pytest.mark.parametrize("protected", [False, True])
+async def test_an_attempt_of_the_format_before_is_taken_back_unless_it_protects_another_s_input(
+    *, protected: bool
+) -> None:
+    def turned(phase: str) -> Entry:
+        payload = {"turn": "request-17", "number": 1, "phase": phase, "given": True, "at": 1.0}
+        return Entry(TURN, encode(payload))
+
+    async with connect("memory:") as sessions, sessions.open("ada") as session:
+        accept(session, (turned("begin"),))
+        session.append(Message.user("Q"))
+        if protected:
+            await session.retract(after=session.version)
+            session.append(Message.user("paid"))
+        accept(session, (turned("interrupted"),))
+        await session.aclose()
+        again = await sessions.open("ada")
+        await ask(again)
+        assert said(again) == (["Q", "paid", "Q", "A"] if protected else ["Q", "A"])
 
 
 def test_a_blocking_retry_does_the_same() -> None:

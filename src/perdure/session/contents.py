@@ -65,6 +65,7 @@ from perdure.records.records import (
     MESSAGE_KINDS,
     META,
     OUTSIDE,
+    RETRACT,
     TAKEN,
     TURN,
     Entry,
@@ -125,7 +126,11 @@ class CutAttempt(msgspec.Struct):
                     attempt.seqs.append(record.seq)
                     if record.kind in MESSAGE_KINDS and record.seq in shown:
                         attempt.messages.append(record)
-        return attempt if attempt and not shown.isdisjoint(attempt.seqs) else None
+        if attempt is None or shown.isdisjoint(attempt.seqs):
+            return None
+        # Without a number, in the format of before, a retraction protects what others have said.
+        retracts = any(record.kind == RETRACT for record in newest_first)
+        return None if retracts and not attempt.number else attempt
 
     def retraction(self, turn_id: str) -> RetractionPayload:
         """Return what takes it back."""
