@@ -161,3 +161,12 @@ def test_a_snapshot_brings_the_system_message_and_the_last_compaction_back() -> 
 def test_a_retraction_that_says_not_what_it_takes_back_is_damage(payload: bytes) -> None:
     with pytest.raises(CorruptRecordError, match="either `after` or `spans`"):
         fed([(MESSAGE, message(MESSAGE, 1)), (RETRACT, payload)], 100)
+
+
+def test_a_tool_s_result_whose_call_was_taken_back_begins_an_atom() -> None:
+    taken = encode(RetractionPayload(of=("a", 1), spans=((1, 1),)))
+    entries = [(TOOL_CALL, message(TOOL_CALL, 1)), (TOOL_RESULT, message(TOOL_RESULT, 1))]
+    live = fed([*entries, (MESSAGE, message(MESSAGE, 2)), (RETRACT, taken)], 1_000)
+    stored = msgspec.json.decode(live.snapshot("a", "s"), type=Snapshot)
+    assert stored.atoms == [1, 1]
+    assert list(WorkingContext.of_snapshot(stored, 1_000).messages()) == list(live.messages())
