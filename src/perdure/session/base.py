@@ -42,7 +42,7 @@ from perdure.records.records import CONTEXT, OUTSIDE, RETRACT, TURN, Entry
 from perdure.records.types import Registry
 from perdure.restore.ladder import RestoredSession
 from perdure.restore.report import RestoreReport, RestoreStep
-from perdure.session.contents import Contents, CutAttempt, check_sizes
+from perdure.session.contents import Contents, check_sizes
 from perdure.session.runtime import (
     MediaLeftOut,
     MemoryEvicted,
@@ -54,6 +54,7 @@ from perdure.session.runtime import (
 
 if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked
+    from perdure.memory.attempts import CutAttempt
     from perdure.memory.media import FittedMedia
     from perdure.memory.working_memory import WorkingMemory
     from perdure.providers import Issuer

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, Self
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
@@ -22,6 +22,7 @@ from perdure.errors import (
     TooLargeError,
 )
 from perdure.lineage.store import Filled, followed, media_of
+from perdure.memory.attempts import CutAttempt
 from perdure.memory.context import (
     CONTEXT_KINDS,
     RetractionPayload,
@@ -59,13 +60,10 @@ from perdure.records.messages import (
 )
 from perdure.records.records import (
     EVENT,
-    HOLDER_KINDS,
     MEMORY_DROP,
     MEMORY_SET,
     MESSAGE_KINDS,
     META,
-    OUTSIDE,
-    RETRACT,
     TAKEN,
     TURN,
     Entry,
@@ -93,66 +91,6 @@ class HistoryItem(msgspec.Struct, frozen=True):
     kind: str
     value: Any
     """A Message, an object of a registered type, or the record's JSON as plain values."""
-
-
-class CutAttempt(msgspec.Struct):
-    """What a turn that was cut before its end has left, of the newest attempt at it."""
-
-    number: int
-    request: str | None = None
-    """The fingerprint of what was asked in it."""
-    messages: list[Record] = []
-    seqs: list[int] = []
-    """Its own records, its begin and its end among them."""
-
-    @classmethod
-    def of(cls, newest_first: Sequence[Record]) -> Self | None:
-        """Find it in a log from its begin on, in which no other turn begins; None if it is gone."""
-        retractions = Retractions()
-        shown = {record.seq for record in newest_first if retractions.shows(record)}
-        attempt: Self | None = None
-        runs = False
-        for group in _groups(reversed(newest_first)):
-            outside = any(record.kind in _OUTSIDE_KINDS for record in group)
-            for record in group:
-                if record.kind == TURN:
-                    turned = decode(record.payload, TurnPayload)
-                    attempt = attempt or cls(turned.attempt)
-                    attempt.request = turned.request or attempt.request
-                    runs = turned.phase == "begin"
-                elif record.kind in HOLDER_KINDS:
-                    runs = False
-                if attempt is not None and (record.kind == TURN or (runs and not outside)):
-                    attempt.seqs.append(record.seq)
-                    if record.kind in MESSAGE_KINDS and record.seq in shown:
-                        attempt.messages.append(record)
-        if attempt is None or shown.isdisjoint(attempt.seqs):
-            return None
-        # Without a number, in the format of before, a retraction protects what others have said.
-        retracts = any(record.kind == RETRACT for record in newest_first)
-        return None if retracts and not attempt.number else attempt
-
-    def retraction(self, turn_id: str) -> RetractionPayload:
-        """Return what takes it back."""
-        spans: list[tuple[int, int]] = []
-        for seq in self.seqs:
-            begins = not spans or seq > spans[-1][1] + 1
-            spans.append((seq, seq) if begins else (spans.pop()[0], seq))
-        return RetractionPayload(of=(turn_id, self.number), spans=tuple(spans))
-
-
-_OUTSIDE_KINDS = frozenset({OUTSIDE, TAKEN})
-"""Kinds that say that their group is no part of a turn."""
-
-
-def _groups(records: Iterable[Record]) -> Iterator[list[Record]]:
-    group: list[Record] = []
-    for record in records:
-        group.append(record)
-        if record.end:
-            yield group
-            group = []
-    yield group
 
 
 class _DatedRecords:
