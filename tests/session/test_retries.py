@@ -195,7 +195,9 @@ async def test_a_users_message_from_outside_stays_also_as_a_dict() -> None:
         assert "paid" in said(session)
 
 
-async def test_what_a_hook_of_a_save_appends_stays_whoever_saved() -> None:
+async def test_what_a_hook_of_a_save_appends_stays_whoever_saved(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with connect("memory:") as sessions, sessions.open("ada") as session:
         notes = [Message.user("note")]
 
@@ -208,6 +210,7 @@ async def test_what_a_hook_of_a_save_appends_stays_whoever_saved() -> None:
         assert said(session) == ["Q", "note"]
         await ask(session)
         assert said(session) == ["note", "Q", "A"]
+    assert caplog.records == []  # it cannot do otherwise
 
 
 async def test_a_retry_that_goes_on_has_what_was_its_own() -> None:

@@ -591,7 +591,7 @@ class SessionBase(_Hot):
         if unended is None or unended is turn or not entries:
             return self._accept(entries)
         version = self._accept(self._apart(entries))
-        if unended is self._turns.running:
+        if unended is self._turns.running and not is_within(self._tracked):  # a hook of its save
             self._warn_of_turn(unended, "append")
         return version
 
