@@ -250,7 +250,8 @@ async def test_what_other_tasks_append_meanwhile_stays_whoever_says_it() -> None
 
         async def other() -> None:
             await begun.wait()
-            session.append(Message.user("paid"), Message.tool("call", "found"))
+            seq = session.append(Message.user("paid"), Message.tool("call", "found"))
+            assert (await session.history())[-1].seq == seq == session.version
             session.append({"role": "assistant", "content": "thanks"})
             await session.extend([{"role": "user", "content": "more"}], "openai")
             done.set()

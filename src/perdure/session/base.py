@@ -590,15 +590,15 @@ class SessionBase(_Hot):
         unended = self._turns.unended
         if unended is None or unended is turn or not entries:
             return self._accept(entries)
-        version = self._accept(self._apart(entries))
+        version = self._accept((*self._mark(), *entries))
         if unended is self._turns.running and not is_within(self._tracked):  # a hook of its save
             self._warn_of_turn(unended, "append")
         return version
 
-    def _apart(self, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
-        """Return a group that is no part of a named turn, marked as such if one has not ended."""
+    def _mark(self) -> tuple[Entry, ...]:
+        """Return what marks a group as no part of a named turn, anywhere in it; maybe nothing."""
         turn = self._turns.unended
-        return entries if turn is None else (*entries, Entry(OUTSIDE, encode({"turn": turn.id})))
+        return () if turn is None else (Entry(OUTSIDE, encode({"turn": turn.id})),)
 
     def _warn_of_turn(self, turn: Turn, why: Literal["append", "exit"]) -> None:
         """Say, once for each turn, that it may not own what it should."""

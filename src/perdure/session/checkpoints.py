@@ -158,7 +158,7 @@ class _SessionJournal(_Reading):
 
     def accept(self, entries: tuple[Entry, ...], *, captured: int | None = None) -> int:
         if any(entry.kind == RETRACT for entry in entries):  # with memory and states: it stays
-            entries = self._session._apart(entries)
+            entries = (*entries, *self._session._mark())
         version = self._session._accept(entries)
         if captured is not None:  # what comes after is the next checkpoint's
             lifts = self._session._behind.context.lifts

@@ -94,7 +94,9 @@ def accept(session: Session, entries: tuple[Entry, ...]) -> int:
 
     Raises as `Session.append` does.
     """
-    return session._append(entries, session._turns.running)
+    if session._turns.running is None:
+        entries = (*entries, *session._mark())
+    return session._accept(entries)
 
 
 def refusal_of(session: Session) -> Exception | None:
