@@ -29,6 +29,11 @@ from perdure import (
     Turn,
     connect,
 )
+from perdure.memory.context import RetractionPayload
+from perdure.records.json import decode, encode
+from perdure.records.records import RETRACT, Entry
+from perdure.session.base import entry_of
+from perdure.session.internals import accept, registry_of, store_of
 from perdure.store import Status
 from perdure.sync import connect as connect_blocking
 from perdure.types import TurnWarned
@@ -314,6 +319,51 @@ async def test_a_turn_takes_nothing_before_it_begins_and_after_its_end() -> None
 
 
 @pytest.mark.anyio
+async def test_so_it_is_while_the_end_is_saved_and_behind_a_turn_that_had_ended_before() -> None:
+    store = Store()
+    async with connect(store) as sessions, sessions.open("ada") as session:
+        told: list[str] = []
+
+        async def append_now() -> None:
+            with pytest.raises(SessionError, match="has ended") as caught:
+                turn.append(Message.user("never"))
+            told.append(str(caught.value))
+
+        async with session.turn("request-17") as turn:
+            await session.save()
+            store.hooks["append_many"] = append_now
+        assert len(told) == 1
+        async with session.turn("request-17") as again:
+            again.append(Message.user("allowed"))
+        with pytest.raises(SessionError, match="has ended"):
+            again.append(Message.user("never"))
+        before = session.version
+        assert session.append(Message.user("R")) == before + 1  # nothing marks it
+        assert said(session) == ["allowed", "R"]
+
+
+@pytest.mark.anyio
+async def test_the_log_says_which_attempt_is_taken_back() -> None:
+    async with watched() as (session, _):
+        for resume in (False, False, True, False):
+            with contextlib.suppress(ConnectionError):
+                async with session.turn("request-17", resume=resume):
+                    session.append(Message.user("Q"))
+                    raise ConnectionError
+        await session.save()
+        begun, taken = [], []
+        async for chunk in store_of(session).read_log(session.key):
+            for record in chunk.records:
+                value = decode(record.payload)
+                if record.kind == "turn" and value["phase"] == "begin":
+                    begun.append((value["attempt"], value.get("resumed", False)))
+                elif record.kind == "retract":
+                    taken.append(value["of"])
+        assert begun == [(1, False), (2, False), (2, True), (3, False)]
+        assert taken == [["request-17", 1], ["request-17", 2]]
+
+
+@pytest.mark.anyio
 async def test_a_turn_without_an_id_marks_nothing() -> None:
     async with watched() as (session, events), anyio.create_task_group() as tasks:
         begun, done = anyio.Event(), anyio.Event()
@@ -362,13 +412,14 @@ async def test_what_comes_behind_a_turn_whose_end_was_refused_is_outside() -> No
         store.refuses = None
         await session.save()
         session.append(Message.user("paid"))
+        accept(session, (entry_of(Message.user("of an adapter"), registry_of(session)),))
         posted = anyio.Event()
         sessions.on("posted", lambda _: posted.set())
         await sessions.post("ada", Message.user("posted"))
         await posted.wait()
         left = await tried_again(session)
         assert "Q" not in left
-        assert left[-2:] == ["paid", "posted"]
+        assert left[-3:] == ["paid", "of an adapter", "posted"]
 
 
 # what the context was before the attempt
@@ -409,6 +460,28 @@ async def test_what_is_appended_while_the_context_is_read_anew_is_in_it() -> Non
         store.after["append_many"] = pay
         assert await tried_again(session) == ["old", "unsaved", "paid"]
         assert asked.is_set()
+
+
+@pytest.mark.anyio
+async def test_what_is_taken_back_while_the_context_is_read_anew_is_not_in_it() -> None:
+    store = Store()
+    limits = Limits(context_bytes=1_000)
+    async with connect(store, limits=limits) as sessions, sessions.open("ada") as session:
+        session.append(Message.user("old"))
+        with pytest.raises(ConnectionError):
+            async with session.turn("request-17"):
+                for _ in range(20):
+                    session.append(Message.user("m" * 100))
+                raise ConnectionError
+        before = session.version
+        session.append(Message.user("undone"))
+
+        async def undo() -> None:
+            accept(session, (Entry(RETRACT, encode(RetractionPayload(before))),))
+
+        store.after["append_many"] = undo
+        assert await tried_again(session) == ["old"]
+        assert "append_many" not in store.after
 
 
 # in blocking style
@@ -533,6 +606,27 @@ async def others_wait() -> list[str]:
 @pytest.mark.parametrize("backend", _virtual.BACKENDS)
 def test_turns_of_other_tasks_wait_without_a_word(backend: str) -> None:
     assert _virtual.run(backend, others_wait) == ["first", "second"]
+
+
+async def waits_for_another() -> None:
+    async with watched() as (session, events), anyio.create_task_group() as group:
+
+        async def lasts(name: str) -> None:
+            async with session.turn(name):
+                await anyio.sleep(60)
+
+        async with session.turn("first"):
+            group.start_soon(lasts, "second")
+            await anyio.sleep(1)
+            group.start_soon(lasts, "third")
+            await anyio.sleep(1)
+        await anyio.sleep(30)
+        assert events == []
+
+
+@pytest.mark.parametrize("backend", _virtual.BACKENDS)
+def test_once_that_turn_has_ended_it_waits_as_any_other(backend: str) -> None:
+    _virtual.run(backend, waits_for_another)
 
 
 async def closed_within() -> None:

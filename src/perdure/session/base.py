@@ -543,7 +543,9 @@ class SessionBase(_Hot):
     def append(self, *items: Message | EncodedRecord | Any) -> int:
         """Append items as one group, and return the new version.
 
-        Cheap and synchronous; autosave makes it durable within its window, ``save`` at once.
+        Cheap and synchronous; autosave makes it durable within its window, ``save`` at once. It
+        belongs to the running turn in the task that entered that, and in tasks started there since;
+        in generators, fixtures, exit stacks and ``wait_for`` use `Turn.append`.
 
         Args:
             items: Messages, also as ``{"role": …, "content": "text"}``, encoded records, or

@@ -181,8 +181,6 @@ async def context_at(
             for record in chunk.records:
                 if without is None or not without.takes(record.seq):
                     context.feed(record.seq, record.kind, record.payload)
-    if without is not None:  # a pruned log begins with documents
-        context.feed(seq, RETRACT, encode(without))
     return context
 
 
