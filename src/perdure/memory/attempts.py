@@ -1,8 +1,8 @@
-"""What a turn that was cut before its end has left in the log. Pure."""
+"""What a turn that was cut before its end has left in the log, and what was asked in it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, Iterable, Iterator, Sequence
 from typing import Final, Self
 
 import msgspec
@@ -68,6 +68,29 @@ class CutAttempt(msgspec.Struct):
             begins = not spans or seq > spans[-1][1] + 1
             spans.append((seq, seq) if begins else (spans.pop()[0], seq))
         return RetractionPayload(of=(turn_id, self.number), spans=tuple(spans))
+
+
+async def cut_attempt(newest_first: AsyncIterable[Record], turn_id: str) -> CutAttempt | None:
+    """Return what a turn of this id left that was cut, if no other turn has begun since."""
+    newer: list[Record] = []
+    async for record in newest_first:
+        newer.append(record)
+        if record.kind == TURN:
+            turned = decode(record.payload, TurnPayload)
+            if turned.turn != turn_id or not turned.given or turned.phase == "end":
+                return None
+            if turned.phase == "begin" and not turned.resumed:
+                return CutAttempt.of(newer)
+    return None
+
+
+async def request_of(newest_first: AsyncIterable[Record], turn_id: str) -> str | None:
+    """Return the fingerprint of what was asked in a turn; None if it is not known."""
+    async for record in newest_first:
+        turned = decode(record.payload, TurnPayload) if record.kind == TURN else None
+        if turned and turned.turn == turn_id and turned.phase == "begin":
+            return turned.request
+    return None
 
 
 def _groups(records: Iterable[Record]) -> Iterator[list[Record]]:

@@ -18,7 +18,8 @@ import inspect
 import logging
 import time
 import warnings
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, final
 
@@ -30,15 +31,16 @@ from perdure._lib.task_scope import TaskScope, enter, is_within, turns
 from perdure._lib.tasks import task_finder
 from perdure.autosave.tracked import require_outside
 from perdure.errors import InvalidArgumentError, SessionError, StoreError, TurnReusedError
+from perdure.memory.attempts import cut_attempt, request_of
 from perdure.memory.context import RetractionPayload, WorkingContext
 from perdure.memory.documents import SessionDocument, TurnPayload, note_turn
 from perdure.memory.working_memory import MemoryInfo, MemoryLimit, MemorySearch
 from perdure.records.json import encode
 from perdure.records.keys import SessionKey, require_name
 from perdure.records.manifest import FORMAT
-from perdure.records.media import LEAST, text_bytes
+from perdure.records.media import LEAST, decode_read, text_bytes
 from perdure.records.messages import EncodedRecord, Message, encode_message, message_of
-from perdure.records.records import CONTEXT, OUTSIDE, RETRACT, TURN, Entry
+from perdure.records.records import CONTEXT, OUTSIDE, RETRACT, TURN, Entry, Record
 from perdure.records.types import Registry
 from perdure.restore.ladder import RestoredSession
 from perdure.restore.report import RestoreReport, RestoreStep
@@ -54,7 +56,6 @@ from perdure.session.runtime import (
 
 if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked
-    from perdure.memory.attempts import CutAttempt
     from perdure.memory.media import FittedMedia
     from perdure.memory.working_memory import WorkingMemory
     from perdure.providers import Issuer
@@ -172,18 +173,17 @@ class Turn:
         require_outside(session._tracked, "to begin a turn")
         if not await queue.enter(session._tracked.key, self):
             earlier = "earlier ones" if queue.running is None else queue.running._named()
-            message = (
-                f"session {session._tracked.key}: {self._named()} has waited {self._timeout:g} s "
-                f"for {earlier}: begin it when that has ended, or give turn(timeout=…) more time"
-            )
-            raise SessionError(message, key=str(session._tracked.key), timeout=self._timeout)
+            key, waited = str(session._tracked.key), f"has waited {self._timeout:g} s for {earlier}"
+            message = f"session {key}: {self._named()} {waited}: give turn(timeout=…) more time"
+            raise SessionError(message, key=key, timeout=self._timeout)
         queue.use()
         retraction: tuple[Entry, ...] = ()
         try:
             done = await session._begin_turn(self.id)
             self.replayed = done is not None
             if self.replayed and self._request is not None:
-                self._require_same(await session._request_of(self.id))
+                async with session._newest_first() as records:
+                    self._require_same(await request_of(records, self.id))
             if self._given and not self.replayed:
                 retraction = await self._take_up()
             # No record that was appended, and is not in the contents yet, changes their turns.
@@ -242,23 +242,15 @@ class Turn:
     async def extend(
         self, history: Iterable[Any], format: Format, *, issuer: Issuer | str | None = None
     ) -> Receipt:
-        """Append another program's history to this turn, and return once it is durable.
-
-        As `Session.extend`, from any task while it runs.
-
-        Raises:
-            SessionError: The turn has not begun, or has ended: nothing was appended.
-
-        """
+        """Append another program's history to this turn, as `Session.extend`, from any task."""
         self._require_running()
         self._session._append(self._session._parsed(history, format, issuer), self)
         return await self._session.save()
 
     def _require_running(self) -> None:
         if self._scope is None or self._scope.of is None:
-            state = "has not begun" if self._scope is None else "has ended"
-            key = str(self._session.key)
-            message = f"{self._named()} of session {key} {state}: append within its block"
+            key, state = str(self._session.key), "not begun" if self._scope is None else "ended"
+            message = f"{self._named()} of session {key} has {state}: append within its block"
             raise SessionError(message, key=key, turn=self.id)
 
     def _named(self) -> str:
@@ -267,11 +259,15 @@ class Turn:
     async def _take_up(self) -> tuple[Entry, ...]:
         """Continue the interrupted attempt of this id, or return what takes it back."""
         session, self._attempt = self._session, 1
-        attempt = await session._cut_attempt(self.id)
+        if not session._may_be_cut and self._queue.unended is None:
+            return ()
+        async with session._newest_first() as records:
+            attempt = await cut_attempt(records, self.id)
         if attempt is None:
             return ()
         self._require_same(attempt.request)
-        self.messages = session._contents.texts(attempt.messages)
+        registry = session._runtime.registry
+        self.messages = tuple([decode_read(one.payload, registry) for one in attempt.messages])
         self.resumed = self._resume
         self._attempt = attempt.number + (not self._resume)
         return () if self._resume else await session._retraction(attempt.retraction(self.id))
@@ -388,9 +384,9 @@ class TurnQueue:
 
     async def _wait(self, turn: Turn | None) -> bool:
         free = self._free = self._free or anyio.Semaphore(0, fast_acquire=True)
-        around, forget = self.running, None
+        around, disarm = self.running, None
         if turn is not None and around is not None and is_within(around, turns.get()):
-            forget = turn._session._watch_wait(turn, around)
+            disarm = turn._session._watch_wait(turn, around)
         self._waiting += 1
         try:
             with anyio.move_on_after(None if turn is None else turn._timeout):
@@ -401,8 +397,9 @@ class TurnQueue:
             self._waiting -= 1
             if not self._waiting:
                 self._free = None
-            if forget is not None:
-                forget()
+            if disarm is not None and turn is not None:
+                disarm()
+                turn._session._runtime.turn_waits.pop(turn, None)
 
     def begin(self, turn: Turn, *, named: bool) -> None:
         """Note the turn that runs now."""
@@ -614,22 +611,15 @@ class SessionBase(_Hot):
         self._runtime.hooks.emit("turn_warned", TurnWarned(key, turn.id, why))
 
     def _watch_wait(self, turn: Turn, around: Turn) -> Callable[[], None]:
-        """Tell after a while that a turn waits for the one in which it was begun."""
-        waits = self._runtime.turn_waits
+        """Tell later that a turn waits for the one in which it began; return what stops that."""
 
         def tell() -> None:
             if self._turns.running is around:
                 what = f"{turn._named()} waits for {around._named()}, in which it was begun"
-                waits[turn] = f"session {self._tracked.key}: {what}"
+                self._runtime.turn_waits[turn] = f"session {self._tracked.key}: {what}"
                 self._tell_of_turn(around, "wait", what + _WARNINGS["wait"])
 
-        disarm = loop_timer()(TOLD_AFTER, tell)
-
-        def forget() -> None:
-            disarm()
-            waits.pop(turn, None)
-
-        return forget
+        return loop_timer()(TOLD_AFTER, tell)
 
     def turn(
         self,
@@ -777,12 +767,11 @@ class SessionBase(_Hot):
         if taken.after:  # what was before the first record is known, even of a pruned log
             await self.save()
             context = await self._contents.as_of(taken.after)
-        elif taken.after is None:
-            version, has_all = 0, False
-            while not has_all:
-                version = (await self.save()).version
-                context = await self._contents.as_of(version, without=taken)
-                has_all = context.follow(self._contents.context, version)
+        while taken.after is None:
+            version = (await self.save()).version
+            context = await self._contents.as_of(version, without=taken)
+            if context.follow(self._contents.context, version):
+                break
         return (entry, Entry(CONTEXT, context.as_record("retract")))
 
     def _memory_limit(self) -> MemoryLimit:
@@ -843,19 +832,11 @@ class SessionBase(_Hot):
         await self._runtime.saver.room(self._tracked)
         return self._behind.turn_ids.get(turn_id)
 
-    async def _cut_attempt(self, turn_id: str) -> CutAttempt | None:
-        """Return what a turn of this id left that was cut, if no other turn has begun since."""
-        if not self._may_be_cut and self._turns.unended is None:
-            return None
+    def _newest_first(self) -> AbstractAsyncContextManager[AsyncIterable[Record]]:
+        """Return the records of the log from its end, as of now."""
         tracked = self._tracked
         unsaved = tracked.pending_records()[::-1] if tracked.pending else ()
-        return await self._contents.attempt(turn_id, unsaved=unsaved, durable=tracked.durable)
-
-    async def _request_of(self, turn_id: str) -> str | None:
-        """Return the fingerprint of the request of a turn; None if it is not known."""
-        tracked = self._tracked
-        unsaved = list(reversed(tracked.pending_records())) if tracked.pending else ()
-        return await self._contents.request_of(turn_id, unsaved=unsaved, durable=tracked.durable)
+        return contextlib.aclosing(self._contents.newest_first(unsaved, tracked.durable))
 
     def _end_turn(
         self, turned: TurnPayload, closing: tuple[Entry, ...] = (), *, is_saved: bool = False

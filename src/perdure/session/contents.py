@@ -22,7 +22,6 @@ from perdure.errors import (
     TooLargeError,
 )
 from perdure.lineage.store import Filled, followed, media_of
-from perdure.memory.attempts import CutAttempt
 from perdure.memory.context import (
     CONTEXT_KINDS,
     RetractionPayload,
@@ -35,7 +34,6 @@ from perdure.memory.documents import (
     MetadataPayload,
     SessionCounts,
     SessionDocument,
-    TurnPayload,
     described,
     fold_session,
     fold_state,
@@ -431,28 +429,10 @@ class Contents:
             updated_at=about.updated_at if newest is None else newest,
         )
 
-    async def attempt(
-        self, turn_id: str, *, unsaved: Iterable[Record], durable: int
-    ) -> CutAttempt | None:
-        """Return what a turn left that was cut, if no other turn has begun since.
-
-        ``unsaved`` is newest first.
-        """
-        newer: list[Record] = []
-        async with contextlib.aclosing(self._newest_first(unsaved, durable)) as records:
-            async for record in records:
-                newer.append(record)
-                if record.kind == TURN:
-                    turned = decode(record.payload, TurnPayload)
-                    if turned.turn != turn_id or not turned.given or turned.phase == "end":
-                        return None
-                    if turned.phase == "begin" and not turned.resumed:
-                        return CutAttempt.of(newer)
-        return None
-
-    async def _newest_first(
+    async def newest_first(
         self, unsaved: Iterable[Record], durable: int
     ) -> AsyncGenerator[Record, None]:
+        """Yield the records of the log from its end: those that the store does not have first."""
         for record in unsaved:
             yield record
         log = self._store.read_log(self.key, before=durable + 1, reverse=True)
@@ -460,21 +440,6 @@ class Contents:
             async for chunk in log:
                 for record in chunk.records:
                     yield record
-
-    def texts(self, records: Iterable[Record]) -> tuple[Any, ...]:
-        """Return the messages of records."""
-        return tuple([decode_read(record.payload, self._registry) for record in records])
-
-    async def request_of(
-        self, turn_id: str, *, unsaved: Iterable[Record], durable: int
-    ) -> str | None:
-        """Return the fingerprint of what was asked in a turn; None if it is not known."""
-        async with contextlib.aclosing(self._newest_first(unsaved, durable)) as records:
-            async for record in records:
-                turned = decode(record.payload, TurnPayload) if record.kind == TURN else None
-                if turned and turned.turn == turn_id and turned.phase == "begin":
-                    return turned.request
-        return None
 
     async def history(
         self,

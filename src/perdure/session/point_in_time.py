@@ -154,14 +154,7 @@ async def context_at(
     *,
     without: RetractionPayload | None = None,
 ) -> WorkingContext:
-    """Return the working context that a session had at a durable record.
-
-    Args:
-        store: Its store.
-        key: Whose it is.
-        seq: The record.
-        limit: The bytes that it keeps.
-        without: What to leave out, as if it had never been there.
+    """Return the working context that a session had at a durable record, without some of it.
 
     Raises:
         HistoryPrunedError: The history before that record was pruned.
