@@ -9,7 +9,8 @@ goes on where that one stopped.
 The client gives each request an id, and sends it again if it heard nothing, or 503. The id is
 the turn's: a turn that has ended before is not run again, on whichever worker the retry lands.
 What a turn appends is appended at once, behind the model's answer, so a turn that was cut in
-its middle has left nothing that the retry would double.
+its middle has left nothing that the retry would take back. In generators, fixtures, exit stacks
+and `wait_for`, append with `turn.append`. Everything else may use `session.append`.
 """
 
 from __future__ import annotations

@@ -146,3 +146,20 @@ def test_a_swallowing_handler_is_recognized(source: str, expected: bool) -> None
     (statement,) = ast.parse(f"try: x()\n{source}").body
     assert isinstance(statement, ast.Try)
     assert swallows(statement.handlers[0]) is expected
+
+
+def test_what_works_for_a_turn_gives_what_it_says_to_the_turn() -> None:
+    """The running turn need not be this task's: `accept` and `turn.append` pass it, a session's own do not."""
+    packages = ("adapters", "agent", "asgi", "serve", "sync")
+    sessions = {"session", "held"}
+    found = [
+        f"{path.name}:{call.lineno}"
+        for path in files("src")
+        if module_name(path).split(".")[1:2] and module_name(path).split(".")[1] in packages
+        for call in ast.walk(parse(path))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr in {"append", "extend"}
+        and ast.unparse(call.func.value).split(".")[-1].lstrip("_") in sessions
+    ]
+    assert found == []

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
         PruneReport as PruneReport,
     )
     from perdure.session.rebuild import RebuildReport as RebuildReport
-    from perdure.session.runtime import MediaLeftOut as MediaLeftOut
+    from perdure.session.runtime import MediaLeftOut as MediaLeftOut, TurnWarned as TurnWarned
     from perdure.session.scope import Scope as Scope, ScopeChange as ScopeChange
 
 _HOMES = {
@@ -92,7 +92,7 @@ _HOMES = {
     "perdure.session.open": ("SessionOpening",),
     "perdure.session.prune": ("CheckpointHold", "PruneReport", "Pruned"),
     "perdure.session.rebuild": ("RebuildReport",),
-    "perdure.session.runtime": ("MediaLeftOut",),
+    "perdure.session.runtime": ("MediaLeftOut", "TurnWarned"),
     "perdure.session.scope": ("Scope", "ScopeChange"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

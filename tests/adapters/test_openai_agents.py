@@ -1522,3 +1522,27 @@ async def test_a_session_that_is_only_written_keeps_little_in_memory(
     assert len(vars(vars(session._texts)["_of_payload"])["_values"]) < 10
     assert await session.get_items() == items  # also of those that are not kept
     assert len(vars(vars(session._texts)["_of_payload"])["_values"]) < 10
+
+
+async def test_a_turn_owns_what_a_run_in_another_task_stores(sessions: SessionManager) -> None:
+    """The SDK calls from wherever its own tasks are."""
+    events: list[Any] = []
+    sessions.on("turn_warned", events.append)
+    begun, done = anyio.Event(), anyio.Event()
+
+    async def run() -> None:
+        await begun.wait()
+        await PerdureSession("ada", sessions).add_items([user("Q")])
+        done.set()
+
+    async with sessions.open("ada") as session, anyio.create_task_group() as group:
+        group.start_soon(run)
+        with pytest.raises(ConnectionError):
+            async with session.turn("request-17"):
+                begun.set()
+                await done.wait()
+                raise ConnectionError
+        async with session.turn("request-17") as turn:
+            assert [message.text for message in turn.messages] == ["Q"]
+            assert session.context() == []
+    assert events == []

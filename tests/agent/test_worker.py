@@ -14,6 +14,7 @@ import anyio.to_thread
 import pytest
 
 from perdure import (
+    EncodedRecord,
     LeaseLostError,
     Message,
     SessionClosedError,
@@ -38,6 +39,8 @@ from perdure.agent import (
     call,
 )
 from perdure.agent.events import AgentEvent, LLMUserMessageReadyEvent
+from perdure.records.records import OUTSIDE
+from perdure.session.internals import store_of
 from perdure.session.manager import SessionManager
 from tests.agent.conftest import Configure, World
 
@@ -732,6 +735,37 @@ async def test_reasoning_and_fields_of_the_provider_are_kept(
         reply.extra,
         reply.tool_calls,
     )
+
+
+async def test_a_turn_owns_what_its_worker_and_its_tools_append(
+    world: World, configured: Configure, caplog: pytest.LogCaptureFixture
+) -> None:
+    agents: list[Agent] = []
+
+    async def note() -> str:
+        agents[0].session.append(EncodedRecord("app:note", b'"1"'))
+        return "noted"
+
+    def note_in_a_thread() -> str:
+        append = agents[0].session.append
+        anyio.from_thread.run_sync(append, EncodedRecord("app:note", b'"2"'))
+        return "noted"
+
+    tools = [note, note_in_a_thread]
+    model = ScriptedModel(call("note"), call("note_in_a_thread"), "done")
+    async with world.agent(configured(model=model, tools=tools)) as agent:
+        agents.append(agent)
+        assert await agent.ask("go", turn_id="request-7") == "done"
+        outside = [
+            record.kind
+            async for chunk in store_of(agent.session).read_log(agent.session.key)
+            for record in chunk.records
+            if record.kind == OUTSIDE
+        ]
+        assert outside == []
+        notes = [item.value for item in await agent.session.history() if item.kind == "app:note"]
+        assert notes == ["1", "2"]
+    assert "another task appended" not in caplog.text
 
 
 async def test_a_turn_that_is_asked_for_again_is_answered_as_before(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import contextvars
 import datetime
 import hashlib
 import itertools
@@ -193,6 +194,22 @@ async def strange_names(root: Path) -> None:
         opened = await sessions.open("Größe & *?", session="Ünïcode", tenant="ACME / Inc.")
         opened.append(Message.user("Hello"))
         await opened.save()
+
+
+@session("tried again")
+async def tried_again(root: Path) -> None:
+    """A turn that was cut, amid which another task appended, and its next attempt."""
+    async with connected(root, "fifth") as sessions:
+        opened = await sessions.open("tried again")
+        elsewhere = contextvars.copy_context()
+        with contextlib.suppress(_OnPurposeError):
+            async with opened.turn("request-17", request="How deep?"):
+                opened.append(Message.user("How deep?"))
+                elsewhere.run(opened.append, Message.user("paid"))
+                opened.append(Message.assistant("It is"))
+                raise _OnPurposeError
+        async with opened.turn("request-17", request="How deep?"):
+            opened.append(Message.user("How deep?"), Message.assistant("It is 7 m deep"))
 
 
 @session("pictures")

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from perdure.errors import CorruptRecordError
-from perdure.memory.context import Snapshot, WorkingContext
-from perdure.records.records import CONTEXT, MESSAGE, TOOL_CALL, TOOL_RESULT, TURN
+from perdure.memory.context import RetractionPayload, Snapshot, WorkingContext
+from perdure.records.json import encode
+from perdure.records.records import CONTEXT, MESSAGE, RETRACT, TOOL_CALL, TOOL_RESULT, TURN
 
 ROLES = {MESSAGE: "user", TOOL_CALL: "assistant", TOOL_RESULT: "tool"}
 
@@ -34,6 +35,11 @@ records = st.lists(
             lambda contents, epoch: (CONTEXT, rebuilt(contents, epoch)),
             st.lists(st.text("ab", max_size=5), max_size=4),
             st.integers(1, 9),
+        ),
+        st.builds(lambda after: (RETRACT, encode(RetractionPayload(after))), st.integers(0, 40)),
+        st.builds(
+            lambda spans: (RETRACT, encode(RetractionPayload(of=("a", 1), spans=tuple(spans)))),
+            st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=4),
         ),
         st.just((TURN, b"{}")),
         st.just(("from_a_newer_release", b"{}")),
@@ -149,3 +155,18 @@ def test_a_snapshot_brings_the_system_message_and_the_last_compaction_back() -> 
     assert restored.last_compaction_ts == 7.5
     restored.feed(13, MESSAGE, message(MESSAGE, 60))
     assert next(restored.messages()) == system
+
+
+@pytest.mark.parametrize("payload", [b"{}", b'{"of":["a",1]}', b'{"after":1,"spans":[[1,2]]}'])
+def test_a_retraction_that_says_not_what_it_takes_back_is_damage(payload: bytes) -> None:
+    with pytest.raises(CorruptRecordError, match="either `after` or `spans`"):
+        fed([(MESSAGE, message(MESSAGE, 1)), (RETRACT, payload)], 100)
+
+
+def test_a_tool_s_result_whose_call_was_taken_back_begins_an_atom() -> None:
+    taken = encode(RetractionPayload(of=("a", 1), spans=((1, 1),)))
+    entries = [(TOOL_CALL, message(TOOL_CALL, 1)), (TOOL_RESULT, message(TOOL_RESULT, 1))]
+    live = fed([*entries, (MESSAGE, message(MESSAGE, 2)), (RETRACT, taken)], 1_000)
+    stored = msgspec.json.decode(live.snapshot("a", "s"), type=Snapshot)
+    assert stored.atoms == [1, 1]
+    assert list(WorkingContext.of_snapshot(stored, 1_000).messages()) == list(live.messages())

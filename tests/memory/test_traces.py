@@ -142,6 +142,16 @@ async def test_what_was_retracted_does_not_count() -> None:
     ]
 
 
+async def test_of_an_attempt_that_was_taken_back_only_what_was_outside_counts() -> None:
+    def taken(*spans: tuple[int, int]) -> Entry:
+        return Entry(RETRACT, encode(RetractionPayload(of=("turn_0001", 1), spans=spans)))
+
+    entries = [*whole(1), taken((2, 3), (5, 5)), *whole(2)]
+    assert await both_ways(entries) == ["a1", "q2", "a2"]
+    again = [*entries, retract(5), *whole(3)]  # to before that: it counts no more
+    assert await both_ways(again) == ["q1", "a1", "q3", "a3"]
+
+
 async def test_what_a_second_retraction_brings_back_counts_again() -> None:
     entries = [*whole(1), *whole(2), retract(5), *whole(3), retract(9), *whole(4)]
     assert await both_ways(entries) == ["q1", "a1", "q2", "a2", "q4", "a4"]

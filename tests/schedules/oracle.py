@@ -81,11 +81,7 @@ def fold(log: Sequence[Line]) -> Content:
         if line.kind in MESSAGES:
             context.append((line.seq, text_of(line.payload)))
         elif line.kind == "retract":
-            context = [
-                one
-                for one in context
-                if one[0] <= line.value["after"] or line.value["after"] >= line.seq - 1
-            ]
+            context = [one for one in context if not takes(line, one[0])]
         elif line.kind == "context":
             context = [(line.seq, one["content"]) for one in line.value["messages"]]
         elif line.kind == "memory_set":
@@ -103,15 +99,23 @@ def fold(log: Sequence[Line]) -> Content:
 
 def shown(log: Sequence[Line]) -> list[str]:
     """Return the messages of a log that were not taken back; a retraction that was taken back takes none back."""
-    newest, texts = float("inf"), []
+    retractions: list[Line] = []
+    texts: list[str] = []
     for line in reversed(log):
-        if line.seq > newest:
+        if any(takes(retraction, line.seq) for retraction in retractions):
             continue
         if line.kind == "retract":
-            newest = line.value["after"]
+            retractions.append(line)
         elif line.kind in MESSAGES:
             texts.append(text_of(line.payload))
     return texts[::-1]
+
+
+def takes(retraction: Line, seq: int) -> bool:
+    """Say whether a retraction takes an earlier record back."""
+    if "after" in retraction.value:
+        return bool(retraction.value["after"] < seq)
+    return any(first <= seq <= last for first, last in retraction.value["spans"])
 
 
 class Failure(NamedTuple):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import signal
 import sys
-import threading
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,10 @@ from perdure import (
     TurnReusedError,
     connect,
 )
+from perdure.records.json import encode
 from perdure.records.keys import SessionKey
+from perdure.records.records import TURN, Entry
+from perdure.session.internals import accept
 from perdure.store import LogChunk, Status
 from perdure.stores.memory import MemoryStore
 from perdure.sync import connect as connect_blocking
@@ -133,7 +134,7 @@ async def test_what_another_task_appended_amid_the_attempt_is_not_taken_back(
             await session.aclose()
         again = await sessions.open("ada")
         await ask(again)
-        assert said(again) == ["Q", "paid", "half an", "Q", "A"]
+        assert said(again) == ["paid", "Q", "A"]
         history = [item.value for item in await again.history()]
         assert [one.text for one in history if isinstance(one, Message)] == said(again)
 
@@ -194,37 +195,9 @@ async def test_a_users_message_from_outside_stays_also_as_a_dict() -> None:
         assert "paid" in said(session)
 
 
-async def test_what_a_task_from_before_the_turn_does_for_it_is_taken_back() -> None:
-    async with connect("memory:") as sessions, sessions.open("ada") as session:
-        await cut_amid(session, Message.tool("call", "found"))
-        await ask(session)
-        assert said(session) == ["Q", "A"]
-
-
-def test_a_turn_in_a_generator_each_of_whose_items_has_a_task_is_taken_back() -> None:
-    """As servers do that send something while the next item is not there yet."""
-
-    async def main() -> list[str]:
-        async with connect("memory:") as sessions, sessions.open("ada") as session:
-
-            async def answer() -> AsyncGenerator[str, None]:
-                async with session.turn("request-17"):
-                    session.append(Message.user("Q"))
-                    yield "half"
-                    session.append(Message.assistant("half"))
-                    raise ConnectionError
-
-            items = answer()
-            assert await asyncio.ensure_future(anext(items)) == "half"  # type: ignore[arg-type]
-            with pytest.raises(ConnectionError):
-                await asyncio.ensure_future(anext(items))  # type: ignore[arg-type]
-            await ask(session)
-            return said(session)
-
-    assert asyncio.run(main()) == ["Q", "A"]
-
-
-async def test_what_a_hook_of_a_save_appends_amid_the_attempt_is_taken_back() -> None:
+async def test_what_a_hook_of_a_save_appends_stays_whoever_saved(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with connect("memory:") as sessions, sessions.open("ada") as session:
         notes = [Message.user("note")]
 
@@ -236,15 +209,17 @@ async def test_what_a_hook_of_a_save_appends_amid_the_attempt_is_taken_back() ->
         await broken(session)
         assert said(session) == ["Q", "note"]
         await ask(session)
-        assert said(session) == ["Q", "A"]
+        assert said(session) == ["note", "Q", "A"]
+    assert caplog.records == []  # it cannot do otherwise
 
 
-async def test_a_retry_that_goes_on_has_what_others_appended_amid_the_attempt() -> None:
+async def test_a_retry_that_goes_on_has_what_was_its_own() -> None:
     async with connect("memory:") as sessions, sessions.open("ada") as session:
         await cut_amid(session, Message.user("paid"))
         async with session.turn("request-17", resume=True) as turn:
             assert turn.resumed
-            assert [message.text for message in turn.messages] == ["Q", "paid"]
+            assert [message.text for message in turn.messages] == ["Q"]
+            assert said(session) == ["Q", "paid"]
 
 
 async def test_what_is_saved_while_a_retry_looks_for_its_attempt_stays() -> None:
@@ -267,20 +242,7 @@ async def test_what_is_saved_while_a_retry_looks_for_its_attempt_stays() -> None
         store.hooks["read_log"] = pay
         await ask(session)
         assert not store.hooks
-        assert said(session) == ["Q", "paid", "Q", "A"]
-
-
-def test_in_blocking_style_all_that_is_appended_while_a_turn_runs_is_its_own() -> None:
-    with connect_blocking("memory:") as sessions, sessions.open("ada") as session:
-        with pytest.raises(ConnectionError), session.turn("request-17"):
-            session.extend([{"role": "user", "content": "Q"}], "openai")
-            thread = threading.Thread(target=session.append, args=[Message.user("more")])
-            thread.start()
-            thread.join(60)
-            raise ConnectionError
-        with session.turn("request-17"):
-            session.append(Message.user("Q"), Message.assistant("A"))
-        assert [message.text for message in session.context()] == ["Q", "A"]
+        assert said(session) == ["paid", "Q", "A"]
 
 
 async def test_a_retry_may_go_on_from_what_the_attempts_had() -> None:
@@ -298,16 +260,27 @@ async def test_a_retry_may_go_on_from_what_the_attempts_had() -> None:
         assert said(session) == ["of no turn", "Q", "half", "whole"]
 
 
-@pytest.mark.parametrize("behind", ["another turn", "a message"])
-async def test_what_has_an_answer_behind_it_stays(behind: str) -> None:
+async def test_what_another_turn_has_continued_from_stays() -> None:
     async with connect("memory:") as sessions, sessions.open("ada") as session:
         await broken(session)
-        if behind == "another turn":
-            await ask(session, "request-18", "R")
-        else:
-            session.append(Message.user("R"), Message.assistant("A"))
+        await ask(session, "request-18", "R")
         await ask(session)
         assert said(session) == ["Q", "R", "A", "Q", "A"]
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+async def test_what_was_appended_behind_a_cut_turn_stays_and_the_turn_s_own_does_not(
+    reopened: bool,
+) -> None:
+    async with connect("memory:") as sessions, sessions.open("ada") as session:
+        await broken(session)
+        session.append(Message.user("R"), Message.assistant("A"))
+        if reopened:
+            await session.aclose()
+        again = await sessions.open("ada")
+        again.append(Message.user("S"))
+        await ask(again)
+        assert said(again) == ["R", "A", "S", "Q", "A"]
 
 
 async def test_what_an_opener_appended_behind_a_cut_turn_stays(tmp_path: Path) -> None:
@@ -316,7 +289,7 @@ async def test_what_an_opener_appended_behind_a_cut_turn_stays(tmp_path: Path) -
     async with connect(tmp_path) as sessions, sessions.open("ada") as session:
         session.append(Message.user("R"))
         await ask(session)
-        assert said(session) == ["Q", "R", "Q", "A"]
+        assert said(session) == ["R", "Q", "A"]
 
 
 async def test_other_turns_and_turns_without_an_id_take_nothing_back() -> None:
@@ -326,6 +299,27 @@ async def test_other_turns_and_turns_without_an_id_take_nothing_back() -> None:
             assert turn.messages == ()
         await ask(session, "request-18", "R")
         assert said(session) == ["Q", "R", "A"]
+
+
+@pytest.mark.parametrize("protected", [False, True])
+async def test_an_attempt_of_the_format_before_is_taken_back_unless_it_protects_another_s_input(
+    *, protected: bool
+) -> None:
+    def turned(phase: str) -> Entry:
+        payload = {"turn": "request-17", "number": 1, "phase": phase, "given": True, "at": 1.0}
+        return Entry(TURN, encode(payload))
+
+    async with connect("memory:") as sessions, sessions.open("ada") as session:
+        accept(session, (turned("begin"),))
+        session.append(Message.user("Q"))
+        if protected:
+            await session.retract(after=session.version)
+            session.append(Message.user("paid"))
+        accept(session, (turned("interrupted"),))
+        await session.aclose()
+        again = await sessions.open("ada")
+        await ask(again)
+        assert said(again) == (["Q", "paid", "Q", "A"] if protected else ["Q", "A"])
 
 
 def test_a_blocking_retry_does_the_same() -> None:

@@ -1,8 +1,9 @@
 """The scopes that a task is inside of, inherited by the tasks that it starts there.
 
 `stays` detect deadlocks at once: a task inside a scope must not wait for something that waits for
-the scope's end. `Host.call` passes them on to the background task. `turns` tell whose turn it is
-that a task works for.
+the scope's end. `Host.call` passes them on to the background task. `turns` tell which turn it is
+that a task works for. A scope is emptied at its end and never reset by a token, so it may be left
+in another context than it was entered in.
 """
 
 from __future__ import annotations
@@ -41,9 +42,15 @@ def enter(of: object, kind: Scopes = stays) -> TaskScope:
     return scope
 
 
-def is_within(of: object, kind: Scopes = stays) -> bool:
-    """Return whether this task is inside the scope of an object, or was started there."""
-    for scope in kind.get():  # noqa: SIM110  # called by each append in a turn
+def is_within(of: object, scopes: tuple[TaskScope, ...] | None = None) -> bool:
+    """Return whether a task, by default this one, is in the scope of an object, or began there.
+
+    Args:
+        of: The object.
+        scopes: That the task is inside of; None for this task's `stays`.
+
+    """
+    for scope in stays.get() if scopes is None else scopes:  # noqa: SIM110  # for each append
         if scope.of is of:
             return True
     return False

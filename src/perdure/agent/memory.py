@@ -452,8 +452,6 @@ class MemoryManager:
         self._accept(entry)
 
     def _append(self, message: Message) -> int:
-        if self._history:
-            return self.session.append(message)
         self._accept(entry_of(message, internals.registry_of(self.session)))
         return self.session.version
 

@@ -235,7 +235,8 @@ class AgentWorker:
         if goes_on:  # first: how often it was begun says how far back it is looked for
             ledger.begin(posted.admitted, asked or "")
         request = self._request(posted)
-        async with context.session.turn(asked, resume=True, request=request) as turn:
+        beginning = context.session.turn(asked, resume=True, request=request, timeout=None)
+        async with beginning as turn:
             over.turn_id, over.replayed = turn.id, turn.replayed
             if turn.replayed:
                 over.answer = await context.memory.answer_of(turn.id)

@@ -15,7 +15,7 @@ from typing import Any, Final, Self, final
 import anyio
 import msgspec
 
-from perdure.memory.context import RetractionPayload, takes_back
+from perdure.memory.context import RetractionPayload
 from perdure.memory.documents import MetadataPayload, TurnPayload
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
@@ -312,9 +312,10 @@ def event_of(record: Record) -> FeedEvent | None:
         name = _PHASES.get(turn.phase)
         return None if name is None else FeedEvent(name, place, data)
     if record.kind == RETRACT:
-        after = decode(record.payload, RetractionPayload).after
-        shown = takes_back(record.seq, after)
-        return FeedEvent("retracted", place, {"after": after}) if shown else None
+        taken = decode(record.payload, RetractionPayload)
+        if taken.after is not None:
+            return FeedEvent("retracted", place, {"after": taken.after})
+        return FeedEvent("retracted", place, {"spans": taken.spans})
     return None
 
 

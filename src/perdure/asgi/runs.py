@@ -266,10 +266,10 @@ async def _pieces(session: Session, turn: Turn, channel: Channel, answer: Answer
     except BaseException:
         if pieces and session.is_writable:
             partial = {CUT_OFF: msgspec.Raw(b"true")}
-            session.append(Message(role="assistant", content="".join(pieces), extra=partial))
+            turn.append(Message(role="assistant", content="".join(pieces), extra=partial))
         raise
     text = "".join(pieces)
-    session.append(Message.assistant(text))
+    turn.append(Message.assistant(text))
     return text
 
 

@@ -9,7 +9,6 @@ import datetime
 import hashlib
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from math import inf
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -38,7 +37,7 @@ from perdure.formats.state import (
     write_state,
 )
 from perdure.memory.compaction import EpisodicItem, SemanticItem, item_entry
-from perdure.memory.context import RetractionPayload, WorkingContext
+from perdure.memory.context import Retractions, WorkingContext
 from perdure.memory.documents import (
     MetadataPayload,
     SessionDocument,
@@ -70,6 +69,7 @@ from perdure.records.records import (
     MESSAGE,
     MESSAGE_KINDS,
     META,
+    OUTSIDE,
     RETRACT,
     STATE,
     TOOL_CALL,
@@ -165,13 +165,7 @@ def _was_made_of(payload: bytes, item: bytes) -> bool:
 
 def _visible(records: Sequence[Record]) -> list[Record]:
     """Return the records that were not taken back, oldest first."""
-    newest, messages = inf, []
-    for record in reversed(records):
-        if record.seq <= newest:
-            messages.append(record)
-            if record.kind == RETRACT:
-                newest = decode(record.payload, RetractionPayload).after
-    return messages[::-1]
+    return list(filter(Retractions().shows, reversed(records)))[::-1]
 
 
 def _system_prompt(records: Iterable[Record]) -> str:
@@ -492,7 +486,8 @@ def _digest(state: FullAgentState) -> str:
 
 
 _FORMATS: Final = MESSAGE_KINDS | {
-    *(CONTEXT, *HOLDER_KINDS, FOREIGN, MEMORY_DROP, MEMORY_SET, META, RETRACT, TURN),
+    *(CONTEXT, *HOLDER_KINDS, FOREIGN, MEMORY_DROP, MEMORY_SET, META, OUTSIDE, RETRACT),
+    TURN,
 }
 """The kinds whose records the formats have a place for, or that only number others."""
 

@@ -23,7 +23,7 @@ from perdure.memory.media import HELD_BYTES, MediaBudget, estimated
 from perdure.records.json import decode, decoder_of
 from perdure.records.media import SEEN, lifted, media_of, referred, text_bytes
 from perdure.records.messages import Message
-from perdure.records.records import CONTEXT, MESSAGE_KINDS, RETRACT, TOOL_RESULT
+from perdure.records.records import CONTEXT, MESSAGE_KINDS, RETRACT, TOOL_RESULT, Record
 from perdure.records.references import SPELLED
 
 CONTEXT_KINDS = MESSAGE_KINDS | {CONTEXT, RETRACT}
@@ -90,15 +90,59 @@ class _Rebuilt(msgspec.Struct):
     reason: str = ""
 
 
-class RetractionPayload(msgspec.Struct):
-    """The payload of a record that retracts everything after another one."""
-
-    after: int
+Span = tuple[int, int]
+"""The first and the last of some records."""
 
 
-def takes_back(seq: int, after: int) -> bool:
-    """Whether a retraction takes anything back; if not, another task's input follows it."""
-    return after < seq - 1
+class RetractionPayload(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The payload of a record that takes others back: all after one, or an attempt at a turn."""
+
+    after: int | None = None
+    """The last record that stays."""
+    of: tuple[str, int] | None = None
+    """The turn's id, and the number of the attempt."""
+    spans: tuple[Span, ...] = ()
+    """That attempt's records: all between its begin and its end but for what is marked as outside.
+    They are given by their numbers, so that no reader needs to know where turns begin and end."""
+
+    def __post_init__(self) -> None:
+        if (self.after is None) != bool(self.spans):
+            raise ValueError("a retraction has either `after` or `spans`")
+
+    @property
+    def first(self) -> int:
+        """The first record that it may take back."""
+        return min(self.spans)[0] if self.after is None else self.after + 1
+
+    def takes(self, seq: int) -> bool:
+        """Whether it takes an earlier record back."""
+        if self.after is not None:
+            return seq > self.after
+        return any(first <= seq <= last for first, last in self.spans)
+
+
+class Retractions:
+    """Which records of a log count, read from its end: a retraction that is taken back does not."""
+
+    __slots__ = ("_after", "_spans")
+
+    def __init__(self) -> None:
+        self._after: float = float("inf")
+        self._spans: list[Span] = []
+
+    def takes(self, seq: int) -> bool:
+        """Whether a record before all that were shown was taken back."""
+        return seq > self._after or any(first <= seq <= last for first, last in self._spans)
+
+    def shows(self, record: Record) -> bool:
+        """Whether the next older record counts; if it takes others back, they will not."""
+        if self.takes(record.seq):
+            return False
+        if record.kind == RETRACT:
+            taken = decode(record.payload, RetractionPayload)
+            self._spans = [span for span in (*self._spans, *taken.spans) if span[0] < record.seq]
+            self._after = self._after if taken.after is None else taken.after
+        return True
 
 
 class WorkingContext:
@@ -181,7 +225,7 @@ class WorkingContext:
         elif kind == CONTEXT:
             self._replace(seq, payload)
         elif kind == RETRACT:
-            self._take_back(seq, decode(payload, RetractionPayload).after)
+            self._take_back(seq, decode(payload, RetractionPayload))
 
     def lifted(self, payload: bytes) -> bytes:
         """Return what is appended as it will be stored, and hold its media."""
@@ -258,30 +302,49 @@ class WorkingContext:
         """Return the messages that have a record of their own, with its seq."""
         return [(seq, payload) for seq, payload, _ in self._kept if seq != self.rebuilt_at]
 
-    def reaches(self, after: int) -> bool:
-        """Return whether the messages after a record can be retracted from this context.
+    def reaches(self, taken: RetractionPayload) -> bool:
+        """Return whether all that is needed to take something back is in this context.
 
         If not, older messages must be read from the log: the retraction then includes the
-        context. That is so within what was retracted before, since it would bring some back.
+        context. That is so if it takes back another retraction, which may bring some back.
         """
-        if self.cut or after < self._replaced_at:
+        first = taken.first
+        if self.cut or first <= self._replaced_at:
             return False
         for back, seq in reversed(self._retracted):
-            if after >= seq:
+            if seq < first:
                 break
-            if after > back:
+            if taken.takes(seq) and (taken.spans or first > back + 1):
                 return False
         return True
 
-    def _take_back(self, seq: int, after: int) -> None:
-        if not takes_back(seq, after):
-            return
-        while self._kept and self._kept[-1][0] > after:
-            self._count(self._kept.pop()[1], -1)
-        while self._retracted and self._retracted[-1][0] >= after:
+    def _take_back(self, seq: int, taken: RetractionPayload) -> None:
+        first = taken.first
+        stays: list[Kept] = []
+        while self._kept and self._kept[-1][0] >= first:
+            message = self._kept.pop()
+            if taken.takes(message[0]):
+                self._count(message[1], -1)
+            else:
+                stays.append(message)
+        if stays and not self._kept:
+            stays[-1] = (*stays[-1][:2], True)
+        self._kept.extend(reversed(stays))
+        while taken.after is not None and self._retracted and self._retracted[-1][0] >= taken.after:
             self._retracted.pop()  # this one includes it
-        self._retracted.append((after, seq))
+        self._retracted.append((first - 1, seq))
         self.rebuilt_at = seq
+
+    def follow(self, other: WorkingContext, after: int) -> bool:
+        """Take over what another context of this log has after a record; False if it cannot."""
+        if other.rebuilt_at > after:
+            return False
+        for message in other._kept:
+            if message[0] > after:
+                self._kept.append(message)
+                self._count(message[1])
+        self._trim()
+        return True
 
     def _count(self, payload: bytes, sign: int = 1) -> None:
         size = len(payload)

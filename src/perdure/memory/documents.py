@@ -79,6 +79,10 @@ class TurnPayload(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Whether the caller chose the id, so that it identifies a retry."""
     request: str | None = None
     """A fingerprint of what was asked, in the begin of a turn whose caller said it."""
+    attempt: int = 0
+    """Which attempt at a named turn begins, from 1."""
+    resumed: bool = False
+    """Whether it goes on with what that attempt had left."""
 
 
 class InboxTakenPayload(msgspec.Struct):

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from perdure.memory.context import RetractionPayload
+from perdure.memory.context import Retractions
 from perdure.memory.documents import TurnPayload
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
@@ -188,16 +188,13 @@ class _Live:
     """Decides, newest record first, which records still count."""
 
     def __init__(self) -> None:
-        self._upto: int | None = None
+        self._retractions = Retractions()
         # Whether a new conversation began, so that older records do not count.
         self.is_over = False
 
     def sees(self, record: Record) -> bool:
         """Return whether a record counts."""
-        if self._upto is not None and record.seq > self._upto:
-            return False
-        if record.kind == RETRACT:
-            self._upto = decode(record.payload, RetractionPayload).after
+        if not self._retractions.shows(record) or record.kind == RETRACT:
             return False
         if record.kind == CONTEXT and decode(record.payload, _Reason).reason == BEGIN:
             self.is_over = True

@@ -689,7 +689,17 @@ def _result_of(wire: _Result, registry: Types, extra: Extra = {}) -> ToolResult:
 RESERVED_KINDS = frozenset(
     {"base", "checkpoint", "checkpoints_pruned", "context", "effect", "ending", "epoch"}
     | {"event", "foreign", "fork", "gap", "item"}
-    | {"memory_drop", "memory_set", "meta", "retract", "segment", "state", "taken", "turn"}
+    | {
+        "memory_drop",
+        "memory_set",
+        "meta",
+        "outside",
+        "retract",
+        "segment",
+        "state",
+        "taken",
+        "turn",
+    }
     | {"admitted", "approval", "usage"}
 )
 """Kinds of records that perdure writes itself, now or in a later release."""

@@ -18,27 +18,29 @@ import inspect
 import logging
 import time
 import warnings
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, final
 
 import anyio
 import msgspec
 
 from perdure._lib.loop import loop_timer
 from perdure._lib.task_scope import TaskScope, enter, is_within, turns
-from perdure._lib.tasks import CurrentTask, task_finder
+from perdure._lib.tasks import task_finder
 from perdure.autosave.tracked import require_outside
 from perdure.errors import InvalidArgumentError, SessionError, StoreError, TurnReusedError
+from perdure.memory.attempts import cut_attempt, request_of
 from perdure.memory.context import RetractionPayload, WorkingContext
 from perdure.memory.documents import SessionDocument, TurnPayload, note_turn
 from perdure.memory.working_memory import MemoryInfo, MemoryLimit, MemorySearch
 from perdure.records.json import encode
 from perdure.records.keys import SessionKey, require_name
 from perdure.records.manifest import FORMAT
-from perdure.records.media import LEAST, text_bytes
+from perdure.records.media import LEAST, decode_read, text_bytes
 from perdure.records.messages import EncodedRecord, Message, encode_message, message_of
-from perdure.records.records import CONTEXT, RETRACT, TURN, Entry
+from perdure.records.records import CONTEXT, OUTSIDE, RETRACT, TURN, Entry, Record
 from perdure.records.types import Registry
 from perdure.restore.ladder import RestoredSession
 from perdure.restore.report import RestoreReport, RestoreStep
@@ -48,6 +50,7 @@ from perdure.session.runtime import (
     MemoryEvicted,
     MemorySearched,
     Runtime,
+    TurnWarned,
     wrong_loop,
 )
 
@@ -55,6 +58,8 @@ if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked
     from perdure.memory.media import FittedMedia
     from perdure.memory.working_memory import WorkingMemory
+    from perdure.providers import Issuer
+    from perdure.providers.context_fit import Format
     from perdure.records.manifest import Manifest
     from perdure.session.contributors import Contributors
     from perdure.session.fold import OpenTail
@@ -65,13 +70,19 @@ T = TypeVar("T")
 
 log: logging.Logger = logging.getLogger("perdure")
 
-CHECK_INTERVAL: Final = 0.5
-"""Seconds between two checks of a waiting turn for a wait for itself."""
+TOLD_AFTER: Final = 5.0
+"""Seconds for which a turn waits, before it is told, for the one in which it was begun."""
+_WARNINGS: Final = {
+    "append": "another task appended while {turn} ran. It is no part of the turn, and stays when "
+    "that is tried again: append what belongs to a turn by turn.append, and give what does not to "
+    "sessions.post, which waits for the turn's end",
+    "exit": "{turn} was left in another task than it was entered in, so that session.append may "
+    "not know it: use turn.append, and sessions.post for what is no part of it",
+    "wait": ": if that one waits for it, neither ends. Begin it afterwards, or use turn.append",
+}
 MOST_EPOCHS: Final = 16
 """How often a session is opened without a fold, at most: each open adds a record, to be read by
 the next ones, and on files a log file."""
-CHECKS_BEFORE_WARNING: Final = 10
-"""Checks after which a warning says that it seems so, though the wait may end."""
 
 
 @final
@@ -81,19 +92,27 @@ class Turn:
     Turns of a session run one at a time, in the order in which they were asked for. What was
     appended in a turn is durable when the block has been left without an error. A turn that an
     exception or a cancellation leaves is closed as interrupted, and saved too; a
-    cancellation does not wait for that. What such an attempt, or one that a kill has cut, left of
-    the conversation is taken back when its id is tried again, if nothing follows it, and if no
-    user's message was appended amid it by a task that neither is in the turn nor was started there.
+    cancellation does not wait for that.
+
+    A turn owns what goes through its `append` and `extend`, from any task while it runs, and what
+    ``session.append`` and ``session.extend`` get in the task that entered it and in tasks that were
+    started there since. What an attempt at a turn with an id left of that, cut by an error or a
+    kill, is taken back when the id is tried again, unless another turn has begun since. All else
+    stays.
     """
 
     __slots__ = (
+        "_attempt",
         "_closing",
         "_entered",
         "_given",
         "_queue",
         "_request",
         "_resume",
+        "_scope",
         "_session",
+        "_timeout",
+        "_told",
         "id",
         "messages",
         "number",
@@ -109,11 +128,19 @@ class Turn:
         *,
         resume: bool = False,
         request: str | bytes | None = None,
+        timeout: float | None = None,
     ) -> None:
         self._entered = True  # so that nothing is said of one that is refused
         if turn_id is not None:
             require_name("turn id", turn_id)
+        seconds: Any = timeout
+        if timeout is not None and not (isinstance(seconds, int | float) and seconds >= 0):
+            message = f"invalid timeout={timeout!r}: give seconds, or None to wait for ever"
+            raise InvalidArgumentError(message, option="timeout")
         self._entered = False
+        self._timeout = timeout
+        self._scope: TaskScope | None = None
+        self._told = False
         self._session = session
         self._queue = queue
         self._given = turn_id is not None
@@ -130,6 +157,7 @@ class Turn:
         self.id: str = turn_id or ""
         """The given id, or ``turn_0001`` and so on; numbers continue after a restore."""
         self.number: int = 0
+        self._attempt = 0
 
     def __del__(self) -> None:
         if not self._entered:
@@ -143,22 +171,31 @@ class Turn:
         self._entered = True
         session, queue = self._session, self._queue
         require_outside(session._tracked, "to begin a turn")
-        await queue.enter(session._tracked.key)
+        if not await queue.enter(session._tracked.key, self):
+            earlier = "earlier ones" if queue.running is None else queue.running._named()
+            key, waited = str(session._tracked.key), f"has waited {self._timeout:g} s for {earlier}"
+            message = f"session {key}: {self._named()} {waited}: give turn(timeout=…) more time"
+            raise SessionError(message, key=key, timeout=self._timeout)
         queue.use()
+        retraction: tuple[Entry, ...] = ()
         try:
             done = await session._begin_turn(self.id)
             self.replayed = done is not None
             if self.replayed and self._request is not None:
-                self._require_same(await session._request_of(self.id))
+                async with session._newest_first() as records:
+                    self._require_same(await request_of(records, self.id))
             if self._given and not self.replayed:
-                await self._find_interrupted()
+                retraction = await self._take_up()
             # No record that was appended, and is not in the contents yet, changes their turns.
             self.number = done or session._behind.turns + 1
             self.id = self.id or f"turn_{self.number:04d}"
             if not self.replayed:
-                session._accept((self._entry("begin"),))
+                session._accept((*retraction, Entry(TURN, encode(self._turned("begin")))))
                 session._behind.turns = self.number
-            queue.begin(self.number, may_be_retried=self._given and not self.replayed)
+            self._scope = enter(self, turns)
+            queue.begin(self, named=self._given)
+            if retraction:
+                await session._load_media()
         except BaseException:
             queue.leave()
             raise
@@ -170,39 +207,70 @@ class Turn:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        session, queue = self._session, self._queue
+        if self._given and not queue.is_own:
+            session._warn_of_turn(self, "exit")
         try:
             if self.replayed:
-                await self._session.save()
-            elif exc_type is None:
-                self._session._end_turn(self._turned("end"), self._closing, is_saved=True)
-                await self._session._save_ended()
-            elif self._session.is_writable:
-                turned = self._turned("interrupted", exc_type.__name__)
-                is_saved = issubclass(exc_type, Exception)
-                self._session._end_turn(turned, self._closing, is_saved=is_saved)
+                await session.save()
+            elif exc_type is None or session.is_writable:
+                is_saved = exc_type is None or issubclass(exc_type, Exception)
+                turned = self._turned("end")
+                if exc_type is not None:
+                    turned.phase, turned.error = "interrupted", exc_type.__name__
+                session._end_turn(turned, self._closing, is_saved=is_saved)
                 if is_saved:
-                    await self._session._save_ended()
+                    await session._save_ended()
         finally:
-            self._queue.leave()
+            queue.leave()
 
-    async def _find_interrupted(self) -> None:
-        """Take back what an interrupted attempt of this id left, or continue from it."""
-        session, version = self._session, -1
-        retraction: tuple[Entry, ...] = ()
-        while version != session.version:  # what is appended meanwhile may follow the attempt
-            version = session.version
-            attempt = await session._find_attempt(self.id, resume=self._resume)
-            if attempt is None:
-                self.messages = ()
-                return
-            before, self.messages, request = attempt
-            self._require_same(request)
-            if not self._resume:
-                retraction = await session._retraction(before)
+    def append(self, *items: Message | EncodedRecord | Any) -> int:
+        """Append items to this turn, from any task while it runs; return the new version.
+
+        As `Session.append`, and for what does not know that it works for the turn: a generator
+        whose items have a task each, a fixture, an exit stack, ``wait_for``, a worker that was
+        there before. In a thread, call it by `anyio.from_thread.run_sync` or the loop's
+        ``call_soon_threadsafe``.
+
+        Raises:
+            SessionError: The turn has not begun, or has ended: nothing was appended.
+
+        """
+        self._require_running()
+        return self._session._append(self._session._entries(items), self)
+
+    async def extend(
+        self, history: Iterable[Any], format: Format, *, issuer: Issuer | str | None = None
+    ) -> Receipt:
+        """Append another program's history to this turn, as `Session.extend`, from any task."""
+        self._require_running()
+        self._session._append(self._session._parsed(history, format, issuer), self)
+        return await self._session.save()
+
+    def _require_running(self) -> None:
+        if self._scope is None or self._scope.of is None:
+            key, state = str(self._session.key), "not begun" if self._scope is None else "ended"
+            message = f"{self._named()} of session {key} has {state}: append within its block"
+            raise SessionError(message, key=key, turn=self.id)
+
+    def _named(self) -> str:
+        return f"turn {self.id!r}" if self.id else "a turn without an id"
+
+    async def _take_up(self) -> tuple[Entry, ...]:
+        """Continue the interrupted attempt of this id, or return what takes it back."""
+        session, self._attempt = self._session, 1
+        if not session._may_be_cut and self._queue.unended is None:
+            return ()
+        async with session._newest_first() as records:
+            attempt = await cut_attempt(records, self.id)
+        if attempt is None:
+            return ()
+        self._require_same(attempt.request)
+        registry = session._runtime.registry
+        self.messages = tuple([decode_read(one.payload, registry) for one in attempt.messages])
         self.resumed = self._resume
-        if retraction:
-            session._accept(retraction)
-            await session._load_media()
+        self._attempt = attempt.number + (not self._resume)
+        return () if self._resume else await session._retraction(attempt.retraction(self.id))
 
     def _require_same(self, request: str | None) -> None:
         """Refuse another request than the one that the turn of this id was begun with."""
@@ -226,35 +294,34 @@ class Turn:
         if inspect.isawaitable(result):
             await result
 
-    def _entry(self, phase: str) -> Entry:
-        return Entry(TURN, encode(self._turned(phase)))
-
-    def _turned(self, phase: str, error: str | None = None) -> TurnPayload:
+    def _turned(self, phase: str) -> TurnPayload:
+        begins = self._given and phase == "begin"
         return TurnPayload(
             turn=self.id,
             number=self.number,
             phase=phase,
             at=time.time(),
-            error=error,
             given=self._given,
-            request=self._request if self._given and phase == "begin" else None,
+            request=self._request if begins else None,
+            attempt=self._attempt if begins else 0,
+            resumed=self.resumed if begins else False,
         )
 
 
 @final
 class TurnQueue:
-    """First come, first served; refuses a turn inside a turn instead of waiting for ever."""
+    """First come, first served; refuses a turn of the task that is in one."""
 
     __slots__ = (
         "_find_task",
         "_free",
         "_holder",
-        "_scope",
         "_since",
         "_used",
         "_waiting",
         "idle",
-        "number",
+        "running",
+        "unended",
     )
 
     def __init__(self) -> None:
@@ -263,14 +330,19 @@ class TurnQueue:
         self._find_task = task_finder()
         # The task of the running turn.
         self._holder: object | None = None
-        self._waiting: dict[CurrentTask, None] = {}
+        self._waiting = 0
         self._used: bool | anyio.Event = False
         self._since = anyio.current_time()
         self.idle: anyio.Event | None = None
         """Set when the running turn ends, if a task waits for that."""
-        self.number: int = 0
+        self.running: Turn | None = None
+        self.unended: Turn | None = None
+        """The newest turn, if it has an id, and its end is not in the log."""
+
+    @property
+    def number(self) -> int:
         """The running turn's number, 0 between turns."""
-        self._scope: TaskScope | None = None
+        return 0 if self.running is None else self.running.number
 
     @property
     def busy(self) -> bool:
@@ -297,100 +369,62 @@ class TurnQueue:
             with anyio.move_on_after(remaining):
                 await first.wait()
 
-    async def enter(self, key: SessionKey) -> None:
-        """Wait for the earlier turns, and begin one."""
+    async def enter(self, key: SessionKey, turn: Turn | None = None) -> bool:
+        """Wait for the earlier turns, and have the session's; False if the turn's time is over."""
         task, holder = self._find_task(), self._holder
         if holder is not None and holder is task:
             message = (
                 f"session {key}: this task already is in a turn; end it before beginning another"
             )
             raise SessionError(message, key=str(key))
-        if holder is not None or self._free is not None:
-            await self._wait(str(key), CurrentTask(task))
+        if (holder is not None or self._free is not None) and not await self._wait(turn):
+            return False
         self._holder = task
+        return True
 
-    async def _wait(self, session: str, me: CurrentTask) -> None:
-        """Wait for the earlier turns, unless the running one waits for this task."""
+    async def _wait(self, turn: Turn | None) -> bool:
         free = self._free = self._free or anyio.Semaphore(0, fast_acquire=True)
-        later = loop_timer()
-        disarm: Callable[[], None] | None = None
-        checks = 0
-
-        def check() -> None:
-            nonlocal disarm, checks
-            if self._waits_for(me):
-                scope.cancel()
-                return
-            checks += 1
-            if (
-                checks == CHECKS_BEFORE_WARNING
-                and self._holder
-                and CurrentTask(self._holder).seems_to_wait_for(me)
-            ):
-                log.warning(
-                    "session %s: a turn has been waiting for the running one, which seems to wait "
-                    "for it: begin it when that one has ended, or append without it",
-                    session,
-                    extra={"session": session},
-                )
-            disarm = later(CHECK_INTERVAL, check)
-
-        self._waiting[me] = None
+        around, disarm = self.running, None
+        if turn is not None and around is not None and is_within(around, turns.get()):
+            disarm = turn._session._watch_wait(turn, around)
+        self._waiting += 1
         try:
-            while True:
-                with anyio.CancelScope() as scope:
-                    check()
-                    await free.acquire()
-                    return
-                # If the running turn has stopped waiting for this task meanwhile, wait on.
-                self.require_no_wait(session, me)
+            with anyio.move_on_after(None if turn is None else turn._timeout):
+                await free.acquire()
+                return True
+            return False
         finally:
-            self._waiting.pop(me, None)
+            self._waiting -= 1
             if not self._waiting:
                 self._free = None
-            if disarm is not None:
+            if disarm is not None and turn is not None:
                 disarm()
+                turn._session._runtime.turn_waits.pop(turn, None)
 
-    def _waits_for(self, task: CurrentTask) -> bool:
-        holder = self._holder
-        return holder is not None and CurrentTask(holder).waits_for(task, self._waiting)
+    def begin(self, turn: Turn, *, named: bool) -> None:
+        """Note the turn that runs now."""
+        self.running = turn
+        if not turn.replayed:
+            self.unended = turn if named else None
 
-    def require_no_wait(self, session: str, task: CurrentTask) -> None:
-        """Refuse to wait for a turn that waits for this very task.
-
-        Raises:
-            SessionError: It does.
-
-        """
-        if self._waits_for(task):
-            message = (
-                f"session {session}: the running turn waits for this task, which would wait for "
-                "the turn: append without a turn of its own, or begin it when that one has ended"
-            )
-            raise SessionError(message, key=session)
-
-    def begin(self, number: int, *, may_be_retried: bool) -> None:
-        """Note the number of the turn that this task has entered."""
-        self.number = number
-        if may_be_retried:
-            self._scope = enter(self, turns)
-
-    def may_be_retried_elsewhere(self) -> bool:
-        """Whether a turn with an id runs that neither this task is in, nor who has started it."""
-        return self._scope is not None and not is_within(self, turns)
+    def ended(self) -> None:
+        """Note that the running turn's end is in the log, so that nothing more is its own."""
+        self.unended = None
+        self._end_scope()
 
     def leave(self) -> None:
-        """End the turn, and let the next one begin."""
-        self.number = 0
-        if self._scope is not None:
-            self._scope.leave()
-            self._scope = None
-        self._holder = None
+        """Let the next turn begin."""
+        self._end_scope()
+        self.running = self._holder = None
         if self._free is not None:
             self._free.release()
         if self.idle is not None:
             self.idle.set()
             self.idle = None
+
+    def _end_scope(self) -> None:
+        if self.running is not None and self.running._scope is not None:
+            self.running._scope.leave()
 
     async def wait_idle(self) -> None:
         """Wait until no turn is running."""
@@ -506,7 +540,9 @@ class SessionBase(_Hot):
     def append(self, *items: Message | EncodedRecord | Any) -> int:
         """Append items as one group, and return the new version.
 
-        Cheap and synchronous; autosave makes it durable within its window, ``save`` at once.
+        Cheap and synchronous; autosave makes it durable within its window, ``save`` at once. It
+        belongs to the running turn in the task that entered that, and in tasks started there since;
+        in generators, fixtures, exit stacks and ``wait_for`` use `Turn.append`.
 
         Args:
             items: Messages, also as ``{"role": …, "content": "text"}``, encoded records, or
@@ -523,33 +559,67 @@ class SessionBase(_Hot):
             WrongLoopError: The session belongs to another loop, thread or process.
 
         """
-        apart = self._turns.may_be_retried_elsewhere() and self._is_input(items)
-        return self._append(items, apart=apart)
+        entries = self._entries(items)
+        if self._turns.unended is None:
+            return self._accept(entries)
+        return self._append(entries, self._turn_of(turns.get()))
 
-    def _append(self, items: tuple[Any, ...], *, apart: bool = False) -> int:
-        """Append items; *apart* from the running turn, so that no retry takes them back."""
+    def _entries(self, items: tuple[Any, ...]) -> tuple[Entry, ...]:
         registry = self._runtime.registry
         if len(items) == 1:
             item = items[0]
-            entry = item.entry if type(item) is EncodedRecord else entry_of(item, registry)
-            entries: tuple[Entry, ...] = (entry,)
-        else:
-            entries = tuple([entry_of(item, registry) for item in items])
-            if not entries:
-                return self.version
-        if apart:  # takes nothing back; before them, since what is refused then is not there
-            self._accept((Entry(RETRACT, encode(RetractionPayload(self.version))),))
-        return self._accept(entries)
+            return (item.entry if type(item) is EncodedRecord else entry_of(item, registry),)
+        return tuple([entry_of(item, registry) for item in items])
 
-    def _is_input(self, items: tuple[Any, ...]) -> bool:
-        """Whether a user's message is among the items, and no hook of a save appends them."""
-        if self._tracked.contributing:
-            return False
-        roles = (
-            item.role if isinstance(item, Message) else type(item) is dict and item.get("role")
-            for item in items
-        )
-        return "user" in roles
+    def _parsed(
+        self, history: Iterable[Any], format: Format, issuer: Issuer | str | None
+    ) -> tuple[Entry, ...]:
+        from perdure.providers import parse_history  # imported when used: few sessions need it
+
+        self._check_open()
+        return self._entries(tuple(parse_history(history, format, issuer=issuer)))
+
+    def _turn_of(self, scopes: tuple[TaskScope, ...]) -> Turn | None:
+        """Return the running turn, if it is among the scopes of a task."""
+        turn = self._turns.running
+        return turn if turn is None or is_within(turn, scopes) else None
+
+    def _append(self, entries: tuple[Entry, ...], turn: Turn | None) -> int:
+        """Append entries to a turn, or outside of any; what is outside stays if it is retried."""
+        unended = self._turns.unended
+        if unended is None or unended is turn or not entries:
+            return self._accept(entries)
+        version = self._accept((*self._mark(), *entries))
+        if unended is self._turns.running and not is_within(self._tracked):  # a hook of its save
+            self._warn_of_turn(unended, "append")
+        return version
+
+    def _mark(self) -> tuple[Entry, ...]:
+        """Return what marks a group as no part of a named turn, anywhere in it; maybe nothing."""
+        turn = self._turns.unended
+        return () if turn is None else (Entry(OUTSIDE, encode({"turn": turn.id})),)
+
+    def _warn_of_turn(self, turn: Turn, why: Literal["append", "exit"]) -> None:
+        """Say, once for each turn, that it may not own what it should."""
+        if not turn._told:
+            turn._told = True
+            self._tell_of_turn(turn, why, _WARNINGS[why].format(turn=turn._named()))
+
+    def _tell_of_turn(self, turn: Turn, why: Literal["append", "exit", "wait"], what: str) -> None:
+        key = str(self._tracked.key)
+        log.warning("session %s: %s", key, what, extra={"session": key, "turn": turn.id})
+        self._runtime.hooks.emit("turn_warned", TurnWarned(key, turn.id, why))
+
+    def _watch_wait(self, turn: Turn, around: Turn) -> Callable[[], None]:
+        """Tell later that a turn waits for the one in which it began; return what stops that."""
+
+        def tell() -> None:
+            if self._turns.running is around:
+                what = f"{turn._named()} waits for {around._named()}, in which it was begun"
+                self._runtime.turn_waits[turn] = f"session {self._tracked.key}: {what}"
+                self._tell_of_turn(around, "wait", what + _WARNINGS["wait"])
+
+        return loop_timer()(TOLD_AFTER, tell)
 
     def turn(
         self,
@@ -557,12 +627,14 @@ class SessionBase(_Hot):
         *,
         resume: bool = False,
         request: str | bytes | None = None,
+        timeout: float | None = 600.0,
     ) -> Turn:
         """Return a turn to enter: ``async with session.turn() as turn``.
 
         Turns run one at a time, first come, first served. Leaving one waits until it is durable.
-        Entering one raises SessionError if the running turn waits for this very task: in
-        ``gather``, ``wait_for``, a task group. A task that outlives the running turn waits for it.
+        Entering one raises SessionError in the task that is in one. In a task that was started
+        there it waits for that turn; a wait of 5 seconds is told in the log and by `health`, since
+        it never ends if the turn waits for the task.
 
         Args:
             id: The caller's own name for it, such as a request's id. A retry with the same
@@ -571,9 +643,11 @@ class SessionBase(_Hot):
             resume: Keep that, to continue from it: ``turn.resumed``, ``turn.messages``.
             request: What is asked. A fingerprint of it is kept with a turn that has an ``id``, and
                 entering raises TurnReusedError if that id was used with another request.
+            timeout: Seconds after which entering it raises SessionError, because earlier turns
+                have not ended; None to wait for ever.
 
         """
-        return Turn(self, self._turns, id, resume=resume, request=request)
+        return Turn(self, self._turns, id, resume=resume, request=request, timeout=timeout)
 
     def _accept(self, entries: tuple[Entry, ...]) -> int:
         """Take entries in as one group; every change of the session comes through here."""
@@ -679,19 +753,25 @@ class SessionBase(_Hot):
         if type(after) is not int or not 0 <= after <= self.version:
             message = f"session {self.key} has records up to {self.version}, none at {after}"
             raise InvalidArgumentError(message, after=after, version=self.version)
-        version = self._accept(await self._retraction(after))
+        retraction = await self._retraction(RetractionPayload(after))
+        version = self._append(retraction, self._turn_of(turns.get()))
         await self._load_media()
         return version
 
-    async def _retraction(self, after: int) -> tuple[Entry, ...]:
-        """Return what takes the conversation back to a record, to be appended as one group."""
-        entry = Entry(RETRACT, encode(RetractionPayload(after)))
-        if self._contents.context.reaches(after):
+    async def _retraction(self, taken: RetractionPayload) -> tuple[Entry, ...]:
+        """Return what takes something back, to be appended as one group before anything else is."""
+        entry = Entry(RETRACT, encode(taken))
+        if self._contents.context.reaches(taken):
             return (entry,)
         context = WorkingContext(self._contents.context.limit)
-        if after:  # what was before the first record is known, even of a pruned log
+        if taken.after:  # what was before the first record is known, even of a pruned log
             await self.save()
-            context = await self._contents.as_of(after)
+            context = await self._contents.as_of(taken.after)
+        while taken.after is None:
+            version = (await self.save()).version
+            context = await self._contents.as_of(version, without=taken)
+            if context.follow(self._contents.context, version):
+                break
         return (entry, Entry(CONTEXT, context.as_record("retract")))
 
     def _memory_limit(self) -> MemoryLimit:
@@ -746,39 +826,17 @@ class SessionBase(_Hot):
         """Add a step to the restore report."""
         self._behind.report = self._behind.report.with_step(RestoreStep(what, detail))
 
-    @property
-    def _running_turn(self) -> int:
-        """The number of the turn that is running, 0 between turns."""
-        return self._turns.number
-
     async def _begin_turn(self, turn_id: str) -> int | None:
         """Wait for room, and return the number of a turn of this id that has ended before."""
         self._check_open()
         await self._runtime.saver.room(self._tracked)
         return self._behind.turn_ids.get(turn_id)
 
-    async def _find_attempt(
-        self, turn_id: str, *, resume: bool
-    ) -> tuple[int, tuple[Any, ...], str | None] | None:
-        """Return what an interrupted turn of this id has appended, if nothing follows it.
-
-        The seq of the record before it, its messages, and its request. With ``resume`` it does not
-        matter whether others have appended amid it.
-        """
-        if not self._may_be_cut:
-            return None
+    def _newest_first(self) -> AbstractAsyncContextManager[AsyncIterable[Record]]:
+        """Return the records of the log from its end, as of now."""
         tracked = self._tracked
-        pending, durable = tracked.pending, tracked.durable
-        unsaved = reversed(tracked.pending_records()) if pending else ()
-        return await self._contents.attempt(
-            turn_id, resume=resume, unsaved=unsaved, durable=durable
-        )
-
-    async def _request_of(self, turn_id: str) -> str | None:
-        """Return the fingerprint of the request of a turn; None if it is not known."""
-        tracked = self._tracked
-        unsaved = list(reversed(tracked.pending_records())) if tracked.pending else ()
-        return await self._contents.request_of(turn_id, unsaved=unsaved, durable=tracked.durable)
+        unsaved = tracked.pending_records()[::-1] if tracked.pending else ()
+        return contextlib.aclosing(self._contents.newest_first(unsaved, tracked.durable))
 
     def _end_turn(
         self, turned: TurnPayload, closing: tuple[Entry, ...] = (), *, is_saved: bool = False
@@ -788,6 +846,7 @@ class SessionBase(_Hot):
         With ``is_saved`` the caller saves at once, by `_save_ended`.
         """
         self._accept((*closing, Entry(TURN, encode(turned))))
+        self._turns.ended()
         if turned.given:
             note_turn(self._behind.turn_ids, turned)
         self._may_be_cut = turned.phase != "end"

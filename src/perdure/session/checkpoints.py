@@ -17,6 +17,7 @@ from perdure.checkpoints.journal import Journal, JournalReader, LogWalk, Rollbac
 from perdure.errors import CorruptRecordError
 from perdure.lineage.store import Filled, Lineage, followed
 from perdure.memory.working_memory import SessionValues
+from perdure.records.records import RETRACT
 from perdure.session.options import Limits
 from perdure.session.point_in_time import (
     HistoricalFold,
@@ -150,12 +151,14 @@ class _SessionJournal(_Reading):
 
     @property
     def token(self) -> int:
-        return self._session._running_turn
+        return self._session._turns.number
 
     async def save(self) -> object:
         return await self._session.save()
 
     def accept(self, entries: tuple[Entry, ...], *, captured: int | None = None) -> int:
+        if any(entry.kind == RETRACT for entry in entries):  # with memory and states: it stays
+            entries = (*entries, *self._session._mark())
         version = self._session._accept(entries)
         if captured is not None:  # what comes after is the next checkpoint's
             lifts = self._session._behind.context.lifts

@@ -159,7 +159,8 @@ class ManagerParts:
 
     def _with_inbox(self, health: Health) -> Health:
         undelivered, dead = self.inbox.undelivered(), self.inbox.set_aside()
-        if not undelivered:
+        waits = list(self.runtime.turn_waits.values())
+        if not undelivered and not waits:
             return msgspec.structs.replace(health, dead_letters=dead) if dead else health
         reasons = [f"session {key}: {reason}" for key, reason in list(undelivered.items())[:NAMED]]
         if len(undelivered) > NAMED:
@@ -169,7 +170,7 @@ class ManagerParts:
         return msgspec.structs.replace(
             health,
             status=status,
-            reasons=(*health.reasons, *reasons),
+            reasons=(*health.reasons, *reasons, *waits[:NAMED]),
             undelivered=undelivered,
             dead_letters=dead,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol, final
 
 import msgspec
@@ -25,8 +25,8 @@ from perdure.lineage.store import Filled, followed, media_of
 from perdure.memory.context import (
     CONTEXT_KINDS,
     RetractionPayload,
+    Retractions,
     WorkingContext,
-    takes_back,
 )
 from perdure.memory.documents import (
     DATED_KINDS,
@@ -34,7 +34,6 @@ from perdure.memory.documents import (
     MetadataPayload,
     SessionCounts,
     SessionDocument,
-    TurnPayload,
     described,
     fold_session,
     fold_state,
@@ -67,12 +66,10 @@ from perdure.records.messages import (
 )
 from perdure.records.records import (
     EVENT,
-    HOLDER_KINDS,
     MEMORY_DROP,
     MEMORY_SET,
     MESSAGE_KINDS,
     META,
-    RETRACT,
     TAKEN,
     TURN,
     Entry,
@@ -126,65 +123,6 @@ class HistoryPage:
             self._is_cut = bool(self.items) and size > self._bytes
             self._bytes -= size
         return not self._is_cut
-
-
-class _RetractionFilter:
-    """Filter of a log, read backwards: records that were retracted do not pass."""
-
-    __slots__ = ("newest",)
-
-    def __init__(self) -> None:
-        self.newest: float = float("inf")
-        """The newest record that counts, of those that were not read yet."""
-
-    def shows(self, record: Record) -> bool:
-        """Whether a record counts; one that takes others back hides those."""
-        if record.seq > self.newest:
-            return False
-        if record.kind == RETRACT:
-            self.newest = decode(record.payload, RetractionPayload).after
-        return True
-
-
-class _Attempt:
-    """Records that an interrupted turn left at the end of a log, read backwards."""
-
-    __slots__ = ("_id", "_older", "_resume", "begin", "messages", "request")
-
-    def __init__(self, turn_id: str, *, resume: bool) -> None:
-        self._id = turn_id
-        self._resume = resume
-        self.begin: int | None = None
-        """The seq of its first record, once that was seen."""
-        self.request: str | None = None
-        """The fingerprint of what was asked in it."""
-        self.messages: list[Record] = []
-        self._older: list[Record] = []
-        """What is an earlier attempt's if one began before it, which this one continued."""
-
-    def accept(self, record: Record) -> bool:
-        """Take an older record in; False if none before it can belong to the turn."""
-        kind = record.kind
-        if kind in MESSAGE_KINDS:
-            (self.messages if self.begin is None else self._older).append(record)
-        elif kind in HOLDER_KINDS:  # what a holder appends belongs to no turn of an earlier one
-            return self.begin is not None or not self.messages
-        elif kind == RETRACT:  # an attempt before it was taken back, or others appended amid it
-            after = decode(record.payload, RetractionPayload).after
-            return self._resume and not takes_back(record.seq, after)
-        elif kind == TURN:
-            return self._is_its(decode(record.payload, TurnPayload), record.seq)
-        return True
-
-    def _is_its(self, turned: TurnPayload, seq: int) -> bool:
-        if turned.turn != self._id or not turned.given or turned.phase == "end":
-            return False
-        if turned.phase == "begin":
-            self.begin, self.request = seq, turned.request
-            self.messages += self._older
-            self._older.clear()
-            return True
-        return self.begin is not None or not self.messages  # else: appended after it
 
 
 class _DatedRecords:
@@ -525,46 +463,17 @@ class Contents:
             updated_at=about.updated_at if newest is None else newest,
         )
 
-    async def attempt(
-        self, turn_id: str, *, resume: bool, unsaved: Iterable[Record], durable: int
-    ) -> tuple[int, tuple[Any, ...], str | None] | None:
-        """Return what an interrupted turn has appended, if nothing follows it.
-
-        The seq of the record before it, its messages, and the fingerprint of its request.
-        ``unsaved`` is newest first.
-        """
-        attempt = _Attempt(turn_id, resume=resume)
-        more = all(map(attempt.accept, unsaved))
-        if more:
-            log = self._store.read_log(self.key, before=durable + 1, reverse=True)
-            async with contextlib.aclosing(log):
-                async for chunk in log:
-                    if not all(map(attempt.accept, chunk.records)):
-                        break
-        if attempt.begin is None:
-            return None
-        texts = [
-            decode_read(record.payload, self._registry) for record in reversed(attempt.messages)
-        ]
-        return attempt.begin - 1, tuple(texts), attempt.request
-
-    async def request_of(
-        self, turn_id: str, *, unsaved: Iterable[Record], durable: int
-    ) -> str | None:
-        """Return the fingerprint of what was asked in a turn; None if it is not known."""
-
-        def begin(records: Iterable[Record]) -> Iterator[TurnPayload]:
-            turns = (decode(one.payload, TurnPayload) for one in records if one.kind == TURN)
-            return (one for one in turns if one.turn == turn_id and one.phase == "begin")
-
-        for turned in begin(unsaved):
-            return turned.request
+    async def newest_first(
+        self, unsaved: Iterable[Record], durable: int
+    ) -> AsyncGenerator[Record, None]:
+        """Yield the records of the log from its end: those that the store does not have first."""
+        for record in unsaved:
+            yield record
         log = self._store.read_log(self.key, before=durable + 1, reverse=True)
         async with contextlib.aclosing(log):
             async for chunk in log:
-                for turned in begin(chunk.records):
-                    return turned.request
-        return None
+                for record in chunk.records:
+                    yield record
 
     async def history(
         self,
@@ -600,9 +509,9 @@ class Contents:
         One item at least, however large. Nothing is read beyond what the store reads at a time.
         """
         page = HistoryPage(limit, max_bytes)
-        below = _RetractionFilter()
+        retractions = Retractions()
         newer = (record for record in unsaved if before is None or record.seq < before)
-        self._show_newest(filter(below.shows, newer), page)
+        self._show_newest(filter(retractions.shows, newer), page)
         stop = before
         if durable is not None:
             stop = durable + 1 if before is None else min(before, durable + 1)
@@ -616,7 +525,7 @@ class Contents:
                 async for chunk in log:
                     if not chunk.records:
                         continue  # it only says that the log may have gone on
-                    self._show_newest(filter(below.shows, chunk.records), page)
+                    self._show_newest(filter(retractions.shows, chunk.records), page)
                     size -= len(chunk.records)
                     stop, more = chunk.records[-1].seq, size <= 0
                     if page.is_full:
@@ -650,14 +559,16 @@ class Contents:
         if not cut:
             return []
         context = await context_at(self._store, self.key, cut, self.context.limit)
-        below = _RetractionFilter()
+        retractions = Retractions()
         for record in unsaved:
-            below.shows(record)
+            retractions.shows(record)
         async with contextlib.aclosing(self._store.read_log(self.key, reverse=True)) as log:
             async for chunk in log:
                 for record in chunk.records:
-                    below.shows(record)
-        messages = [(seq, payload) for seq, payload in context.by_seq() if seq <= below.newest]
+                    retractions.shows(record)
+        messages = [
+            (seq, payload) for seq, payload in context.by_seq() if not retractions.takes(seq)
+        ]
         return await self.filled(messages)
 
     async def filled(self, messages: Sequence[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
@@ -671,9 +582,9 @@ class Contents:
             whole.append((seq, filled(payload, {**held, **read}) if names else payload))
         return whole
 
-    async def as_of(self, seq: int) -> WorkingContext:
-        """Return the working context that the session had at a durable record."""
-        return await context_at(self._store, self.key, seq, self.context.limit)
+    async def as_of(self, seq: int, *, without: RetractionPayload | None = None) -> WorkingContext:
+        """Return the working context at a durable record, as if some had never been there."""
+        return await context_at(self._store, self.key, seq, self.context.limit, without=without)
 
     def decoded(self, provider: str | None = None) -> list[Message]:
         """Return the working context's messages, with the media that the budget has room for.

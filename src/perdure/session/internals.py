@@ -92,10 +92,12 @@ def has_content(session: Session) -> bool:
 
 
 def accept(session: Session, entries: tuple[Entry, ...]) -> int:
-    """Append entries of any kind as one group, and return the new version.
+    """Append entries of any kind as one group, to the turn that runs; return the new version.
 
     Raises as `Session.append` does.
     """
+    if session._turns.running is None:
+        entries = (*entries, *session._mark())
     return session._accept(entries)
 
 
@@ -121,7 +123,7 @@ def tracked_of(session: Session) -> Tracked:
 
 def running_turn(session: Session) -> int:
     """Return the number of the turn that is running, 0 between turns."""
-    return session._running_turn
+    return session._turns.number
 
 
 def next_turn(session: Session) -> int:
@@ -135,6 +137,7 @@ def begin_turn(session: Session, *entries: Entry, at: float) -> int:
     number = session._contents.turns + 1
     turned = TurnPayload(turn=f"turn_{number:04d}", number=number, phase="begin", at=at)
     version = session._accept((Entry(TURN, encode(turned)), *entries))
+    session._turns.unended = None
     session._contents.turns = number
     return version
 
@@ -362,7 +365,7 @@ async def replace_tail(
         Whether it was done: not if ``version`` is given, and something was appended since.
 
     """
-    retraction = await session._retraction(after)
+    retraction = await session._retraction(RetractionPayload(after))
     # Nothing is awaited from here on.
     if version not in (None, session.version):
         return False
@@ -402,10 +405,11 @@ async def fork_at(
         more = list(entries)
         if is_more:
             limit = acts.access.runtime.limits.context_bytes
-            if not (await context_at(store, parent, end, limit)).reaches(seq):
+            taken = RetractionPayload(seq)
+            if not (await context_at(store, parent, end, limit)).reaches(taken):
                 context = await context_at(store, parent, seq, limit)
                 more.insert(0, Entry(CONTEXT, context.as_record("retract")))
-            more.insert(0, Entry(RETRACT, encode(RetractionPayload(seq))))
+            more.insert(0, Entry(RETRACT, encode(taken)))
         group = [*(entry._replace(end=False) for entry in more[:-1]), more[-1]]
         await acts.forker.fork(parent, child, end, group)
 

@@ -23,7 +23,7 @@ import anyio
 import msgspec
 
 from perdure._lib.logs import log_failure
-from perdure._lib.tasks import CurrentTask, HostClosedError
+from perdure._lib.tasks import HostClosedError
 from perdure.autosave.tracked import ended, require_outside
 from perdure.errors import (
     InvalidArgumentError,
@@ -440,7 +440,7 @@ class SessionLifecycle:
         """Refuse to wait for this very task.
 
         Raises:
-            SessionError: It is in a turn of the session, or the running turn waits for it.
+            SessionError: It is in a turn of the session, or in a hook of its save.
 
         """
         if session._turns.is_own:
@@ -451,7 +451,6 @@ class SessionLifecycle:
             raise SessionError(message, key=str(session.key))
         if session._closed_by is None:
             require_outside(session._tracked, "to close")
-            session._turns.require_no_wait(str(session.key), CurrentTask())
 
     async def _close(self, session: SessionBase) -> None:
         deadline = self._runtime.shutdown.deadline

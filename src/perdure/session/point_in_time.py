@@ -146,8 +146,15 @@ async def base_documents(store: Store, key: SessionKey) -> Documents:
     return await history.folded(lineage.inner, key, base, None)
 
 
-async def context_at(store: Store, key: SessionKey, seq: int, limit: int) -> WorkingContext:
-    """Return the working context that a session had at a durable record.
+async def context_at(
+    store: Store,
+    key: SessionKey,
+    seq: int,
+    limit: int,
+    *,
+    without: RetractionPayload | None = None,
+) -> WorkingContext:
+    """Return the working context that a session had at a durable record, without some of it.
 
     Raises:
         HistoryPrunedError: The history before that record was pruned.
@@ -165,7 +172,8 @@ async def context_at(store: Store, key: SessionKey, seq: int, limit: int) -> Wor
     async with aclosing(lineage.read_log(key, after=since, before=seq + 1)) as log:
         async for chunk in log:
             for record in chunk.records:
-                context.feed(record.seq, record.kind, record.payload)
+                if without is None or not without.takes(record.seq):
+                    context.feed(record.seq, record.kind, record.payload)
     return context
 
 
@@ -225,8 +233,9 @@ def conversation_back(
     then: Mapping[str, bytes], context: WorkingContext, seq: int
 ) -> Iterator[Entry]:
     """Give what takes the conversation back to a record."""
-    yield Entry(RETRACT, encode(RetractionPayload(seq)))
-    if not context.reaches(seq):
+    taken = RetractionPayload(seq)
+    yield Entry(RETRACT, encode(taken))
+    if not context.reaches(taken):
         was = WorkingContext.of_snapshot(decode(then[SNAPSHOT], Snapshot), context.limit)
         yield Entry(CONTEXT, was.as_record("rollback"))
 

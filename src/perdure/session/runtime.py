@@ -112,6 +112,17 @@ class MediaLeftOut(msgspec.Struct, frozen=True):
     """How many others cannot be shown, because their blobs are missing or damaged."""
 
 
+class TurnWarned(msgspec.Struct, frozen=True):
+    """A turn may not own what it should, or may wait for itself; told once for each turn."""
+
+    session: str
+    turn: str
+    """The id of the turn that runs."""
+    why: Literal["append", "exit", "wait"]
+    """Another task appended while it ran; another task left it than entered it; a turn waits for it
+    that was begun in it."""
+
+
 class SessionPosted(msgspec.Struct, frozen=True):
     """What others posted has entered a session that is open here; autosave makes it durable."""
 
@@ -141,6 +152,7 @@ EventName = Literal[
     "memory_evicted",
     "memory_searched",
     "media_left_out",
+    "turn_warned",
     "posted",
     "drain",
 ]
@@ -419,6 +431,7 @@ class Runtime:
         "spill_folder",
         "store",
         "store_record_bytes",
+        "turn_waits",
         "watch",
     )
 
@@ -454,6 +467,8 @@ class Runtime:
         self.sessions: dict[SessionKey, SessionBase] = {}
         """The sessions in memory. One stays until it is durable and its lease is released."""
         self.pending_loads: PendingLoads = {}
+        self.turn_waits: dict[object, str] = {}
+        """Turns that wait for the one in which they were begun, with what is told of them."""
         self.draining: bool = False
         self.durability: str = store.capabilities.durability
         self.store_record_bytes: int = store.capabilities.max_record_bytes

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, Self, final, overload
 
 from perdure._lib.logs import card
+from perdure._lib.task_scope import turns
 from perdure.autosave.tracked import State
 from perdure.errors import InvalidArgumentError, SessionError
 from perdure.memory.working_memory import NO_LIMIT, MemoryLimit
@@ -259,10 +260,7 @@ class Session(SessionBase, Rendered):
             TooLargeError: A message is larger than ``Limits.record_bytes``; nothing was appended.
 
         """
-        from perdure.providers import parse_history  # imported when used: few sessions need it
-
-        self._check_open()
-        self._append(tuple(parse_history(history, format, issuer=issuer)))
+        self._append(self._parsed(history, format, issuer), self._turn_of(turns.get()))
         return await self.save()
 
     def describe(

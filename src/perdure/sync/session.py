@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, final, overload
 
 import anyio
 
+from perdure._lib.task_scope import enter, turns
 from perdure.errors import SessionError
 from perdure.sync import parts
 
@@ -98,6 +99,7 @@ class Turn:
             self._loop.post(self._life.give_up)
             raise
         self._in_turn.thread = threading.get_ident()
+        self._scope = enter(self._inner, turns)
         return self
 
     def __exit__(
@@ -107,6 +109,7 @@ class Turn:
         traceback: TracebackType | None,
     ) -> None:
         self._in_turn.thread = 0
+        self._scope.leave()
         if self._loop.forked:  # the parent's turn
             return
         try:
@@ -115,6 +118,22 @@ class Turn:
             if not isinstance(error, Exception):  # Ctrl-C, perhaps before the exit was sent
                 self._loop.post(lambda: self._life.request_exit((exc_type, exc, traceback)))
             raise
+
+    def append(self, *items: Message | EncodedRecord | Any) -> int:
+        """Append items to this turn, from any thread while it runs; return the new version.
+
+        As `perdure.Turn.append`.
+        """
+        return self._loop.do(lambda: self._inner.append(*items))
+
+    def extend(
+        self, history: Iterable[Any], format: Format, *, issuer: Issuer | str | None = None
+    ) -> Receipt:
+        """Append another program's history to this turn, and return once it is durable.
+
+        As `perdure.Turn.extend`.
+        """
+        return self._loop.call(lambda: self._inner.extend(history, format, issuer=issuer))
 
     def emit(self, item: T, send: Callable[[T], object]) -> None:
         """Send something once everything before it is durable: the output gate.
@@ -598,9 +617,11 @@ class Session(Rendered["session.Session"]):
         """Append items as one group, and return the new version.
 
         As `perdure.Session.append`. What was accepted is saved even if Ctrl-C comes before this
-        returns. While a turn runs, it counts as that turn's, whatever thread appends it.
+        returns. It belongs to the running turn in the thread that began it, and where its context
+        was copied to, as by `asyncio.to_thread`; in other threads use the turn's `append`.
         """
-        return self._loop.do(lambda: self._inner._append(items))
+        inner, scopes = self._inner, turns.get()
+        return self._loop.do(lambda: inner._append(inner._entries(items), inner._turn_of(scopes)))
 
     def extend(
         self, history: Iterable[Any], format: Format, *, issuer: Issuer | str | None = None
@@ -609,7 +630,11 @@ class Session(Rendered["session.Session"]):
 
         As `perdure.Session.extend`.
         """
-        return self._loop.call(lambda: self._inner.extend(history, format, issuer=issuer))
+        inner, scopes = self._inner, turns.get()
+        self._loop.do(
+            lambda: inner._append(inner._parsed(history, format, issuer), inner._turn_of(scopes))
+        )
+        return self.save()
 
     def describe(
         self,
@@ -644,12 +669,13 @@ class Session(Rendered["session.Session"]):
         *,
         resume: bool = False,
         request: str | bytes | None = None,
+        timeout: float | None = 600.0,
     ) -> Turn:
         """Return a turn to enter: ``with session.turn() as turn``.
 
         As `perdure.Session.turn`.
         """
-        inner = self._inner.turn(id, resume=resume, request=request)
+        inner = self._inner.turn(id, resume=resume, request=request, timeout=timeout)
         return Turn(self._loop, self, inner, self._in_turn)
 
     def save(self) -> Receipt:

@@ -1,0 +1,103 @@
+"""What a turn that was cut before its end has left in the log, and what was asked in it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Iterable, Iterator, Sequence
+from typing import Final, Self
+
+import msgspec
+
+from perdure.memory.context import RetractionPayload, Retractions
+from perdure.memory.documents import TurnPayload
+from perdure.records.json import decode
+from perdure.records.records import (
+    HOLDER_KINDS,
+    MESSAGE_KINDS,
+    OUTSIDE,
+    RETRACT,
+    TAKEN,
+    TURN,
+    Record,
+)
+
+_OUTSIDE_KINDS: Final = frozenset({OUTSIDE, TAKEN})
+"""Kinds that say that their group is no part of a turn."""
+
+
+class CutAttempt(msgspec.Struct):
+    """What a turn that was cut before its end has left, of the newest attempt at it."""
+
+    number: int
+    request: str | None = None
+    """The fingerprint of what was asked in it."""
+    messages: list[Record] = []
+    seqs: list[int] = []
+    """Its own records, its begin and its end among them."""
+
+    @classmethod
+    def of(cls, newest_first: Sequence[Record]) -> Self | None:
+        """Find it in a log from its begin on, in which no other turn begins; None if it is gone."""
+        retractions = Retractions()
+        shown = {record.seq for record in newest_first if retractions.shows(record)}
+        attempt: Self | None = None
+        runs = False
+        for group in _groups(reversed(newest_first)):
+            outside = any(record.kind in _OUTSIDE_KINDS for record in group)
+            for record in group:
+                if record.kind == TURN:
+                    turned = decode(record.payload, TurnPayload)
+                    attempt = attempt or cls(turned.attempt)
+                    attempt.request = turned.request or attempt.request
+                    runs = turned.phase == "begin"
+                elif record.kind in HOLDER_KINDS:
+                    runs = False
+                if attempt is not None and (record.kind == TURN or (runs and not outside)):
+                    attempt.seqs.append(record.seq)
+                    if record.kind in MESSAGE_KINDS and record.seq in shown:
+                        attempt.messages.append(record)
+        if attempt is None or shown.isdisjoint(attempt.seqs):
+            return None
+        # Without a number, in the format of before, a retraction protects what others have said.
+        retracts = any(record.kind == RETRACT for record in newest_first)
+        return None if retracts and not attempt.number else attempt
+
+    def retraction(self, turn_id: str) -> RetractionPayload:
+        """Return what takes it back."""
+        spans: list[tuple[int, int]] = []
+        for seq in self.seqs:
+            begins = not spans or seq > spans[-1][1] + 1
+            spans.append((seq, seq) if begins else (spans.pop()[0], seq))
+        return RetractionPayload(of=(turn_id, self.number), spans=tuple(spans))
+
+
+async def cut_attempt(newest_first: AsyncIterable[Record], turn_id: str) -> CutAttempt | None:
+    """Return what a turn of this id left that was cut, if no other turn has begun since."""
+    newer: list[Record] = []
+    async for record in newest_first:
+        newer.append(record)
+        if record.kind == TURN:
+            turned = decode(record.payload, TurnPayload)
+            if turned.turn != turn_id or not turned.given or turned.phase == "end":
+                return None
+            if turned.phase == "begin" and not turned.resumed:
+                return CutAttempt.of(newer)
+    return None
+
+
+async def request_of(newest_first: AsyncIterable[Record], turn_id: str) -> str | None:
+    """Return the fingerprint of what was asked in a turn; None if it is not known."""
+    async for record in newest_first:
+        turned = decode(record.payload, TurnPayload) if record.kind == TURN else None
+        if turned and turned.turn == turn_id and turned.phase == "begin":
+            return turned.request
+    return None
+
+
+def _groups(records: Iterable[Record]) -> Iterator[list[Record]]:
+    group: list[Record] = []
+    for record in records:
+        group.append(record)
+        if record.end:
+            yield group
+            group = []
+    yield group
