@@ -37,6 +37,7 @@ from perdure.records.types import Registry
 from perdure.restore.ladder import validated
 from perdure.session.internals import rebuild_stored
 from perdure.session.point_in_time import base_documents
+from perdure.session.reach import RESTORE, Reach, ReachedBlob
 from perdure.session.rebuild import WholeLog, differences
 from perdure.store import (
     BlobSweep,
@@ -65,7 +66,6 @@ from perdure.stores.wrapped.keys import is_key
 from perdure.transfer import receipts
 from perdure.transfer.backups import ANEW, JOURNAL, KEPT, POINT
 from perdure.transfer.migration import keys_of
-from perdure.transfer.reach import RESTORE, Reach, ReachedBlob
 from perdure.transfer.second_look import look_again
 
 

@@ -19,7 +19,7 @@ from perdure.errors import (
 )
 from perdure.records.json import MAX_RECORD_BYTES
 from perdure.records.keys import SessionKey
-from perdure.records.records import Entry, Record
+from perdure.records.records import BASE, EPOCH, Entry, Record
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -44,6 +44,21 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def begins_fork(self) -> bool:
         """Whether it is the origin of a fork; later origins have more fields."""
         return self.parent is not None and not (self.kept or self.folded or self.cut)
+
+
+class _EpochPayload(msgspec.Struct):
+    base: Origin | None = None
+
+
+_epoch = msgspec.json.Decoder(_EpochPayload)
+_origin = msgspec.json.Decoder(Origin)
+
+
+def origin_in(record: Record) -> Origin | None:
+    """Return the history before a log that a record of it names: a base, or the first epoch's."""
+    if record.kind == BASE:
+        return _origin.decode(record.payload)
+    return _epoch.decode(record.payload).base if record.kind == EPOCH else None
 
 
 class HistorySegment(msgspec.Struct, frozen=True):
@@ -335,6 +350,12 @@ def matched(
             damaged.append(name)
     remains = {name: stored[name] for name in damaged if name in stored}
     return Documents(manifest, documents, tuple(damaged), remains=remains)
+
+
+def epoch_payload(owner: str, at: float, base: Origin | None = None) -> bytes:
+    """Return the payload of an epoch record; *base* is the history before a log that it begins."""
+    facts: dict[str, object] = {"owner": owner, "at": at}
+    return msgspec.json.encode(facts if base is None else {**facts, "base": base})
 
 
 # What every store refuses, and in which words

@@ -59,7 +59,6 @@ from perdure.records.messages import (
 )
 from perdure.records.records import (
     EVENT,
-    HOLDER_KINDS,
     MEMORY_DROP,
     MEMORY_SET,
     MESSAGE_KINDS,
@@ -69,6 +68,7 @@ from perdure.records.records import (
     TURN,
     Entry,
     Record,
+    begins_epoch,
 )
 from perdure.records.types import KIND_PREFIX, Registry
 from perdure.records.values import encode_value, redact
@@ -133,7 +133,7 @@ class _Attempt:
         kind = record.kind
         if kind in MESSAGE_KINDS:
             (self.messages if self.begin is None else self._older).append(record)
-        elif kind in HOLDER_KINDS:  # what a holder appends belongs to no turn of an earlier one
+        elif begins_epoch(record):  # what a holder appends belongs to no turn of an earlier one
             return self.begin is not None or not self.messages
         elif kind == RETRACT:  # an attempt before it was taken back, or others appended amid it
             after = decode(record.payload, RetractionPayload).after

@@ -13,6 +13,7 @@ from perdure.errors import CorruptRecordError, PerdureError
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.records import Record
+from perdure.session.reach import Reach, ReachedBlob, lost_error
 from perdure.store import (
     Capabilities,
     DeadLetter,
@@ -28,7 +29,6 @@ from perdure.stores.delegate import DelegatingStore, ReadOnlyStore
 from perdure.transfer import backups, bundle_files, receipts
 from perdure.transfer.bundle import neutral_record
 from perdure.transfer.migration import Migration, MigrationProgress, keys_of, migrate
-from perdure.transfer.reach import Reach, ReachedBlob, lost_error
 from perdure.transfer.second_look import PAUSES
 
 CHUNK = 500

@@ -36,9 +36,9 @@ from perdure.records.posts import DeadLetter
 from perdure.records.records import BASE, GAP, TAKEN, Entry, Record
 from perdure.records.references import spelled
 from perdure.session.options import require_no_backup
+from perdure.session.reach import SALVAGE, Reach, ReachedBlob, lost_error, reach_of
 from perdure.store import Batch, Document, Documents, HeldLease, Status, Store, first_record
 from perdure.transfer import bundle
-from perdure.transfer.reach import SALVAGE, Reach, ReachedBlob, lost_error, reach_of
 
 # Export of a session as bundle items: read without a lease, even while a program writes
 

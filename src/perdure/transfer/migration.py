@@ -31,11 +31,11 @@ from perdure.records.keys import SessionKey, require_filters, stored_key
 from perdure.records.manifest import ForkNote
 from perdure.records.records import FORK, TAKEN
 from perdure.session.options import require_no_backup
+from perdure.session.reach import ReachedBlob, lost_error
 from perdure.store import DeadLetter, Document, HeldLease, PendingItem, Store
 from perdure.transfer import bundle_files, receipts
 from perdure.transfer.bundle import BundleBlob, Item, neutral
 from perdure.transfer.bundle_files import ChangedError, dead_letters_of
-from perdure.transfer.reach import ReachedBlob, lost_error
 from perdure.transfer.receipts import ReceiptState
 from perdure.transfer.second_look import look_again
 

@@ -24,7 +24,6 @@ import msgspec
 from msgspec import UNSET
 
 from perdure._lib.tasks import each
-from perdure.archive.limits import DOCUMENT as ARCHIVES, Archive, blobs_of, entry_of
 from perdure.checkpoints.chain import CHAIN_KINDS, CheckpointChain, node_of
 from perdure.errors import CorruptRecordError, FormatError
 from perdure.lineage.store import followed
@@ -33,6 +32,7 @@ from perdure.memory.documents import StateSet
 from perdure.memory.index import MEMORY, MemoryEntry, MemoryIndex
 from perdure.memory.ledger import LEDGER
 from perdure.memory.working_memory import SessionValues
+from perdure.records.archives import DOCUMENT as ARCHIVES, Archive, blobs_of, entry_of
 from perdure.records.checkpoints import CHECKPOINTS, Checkpoint, ExplicitState
 from perdure.records.chunks import fits, named_in, records_of
 from perdure.records.json import decode
