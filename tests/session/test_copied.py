@@ -187,22 +187,20 @@ def test_a_forks_endings_end_all_that_is_in_progress(
     source: list[Record], data: st.DataObject
 ) -> None:
     folded_at = data.draw(st.integers(0, len(source)))
-    progress = Progress(folded(OLD, source[:folded_at]).get(LEDGER) if folded_at else None)
-    for one in source:
-        entry = Entry(one.kind, one.payload)
-        if one.seq <= folded_at:
-            progress.feed_turn(entry.kind, entry.payload)
-        else:
-            progress.feed(entry)
+    turns = [one.payload for one in source[:folded_at] if one.kind == TURN]
+    ledger = folded(OLD, source[:folded_at]).get(LEDGER) if folded_at else None
+    progress = Progress(ledger, turns[-1] if turns else None)
+    for one in source[folded_at:]:
+        progress.feed(Entry(one.kind, one.payload))
     endings = progress.endings(5.0)
     assert [one.end for one in endings] == [False] * (len(endings) - 1) + [True] * bool(endings)
     copy = copy_of(source)
     copy += [Record(copy[-1].seq + at, 7, *entry) for at, entry in enumerate(endings, 1)]
     assert LEDGER not in folded(NEW, copy)
-    turns = [decode(one.payload, TurnPayload) for one in copy if one.kind == TURN]
-    assert not turns or turns[-1].phase != "begin"
+    phases = [decode(one.payload, TurnPayload) for one in copy if one.kind == TURN]
+    assert not phases or phases[-1].phase != "begin"
     if endings and endings[-1].kind == TURN:
-        assert (turns[-1].turn, turns[-1].number) == (turns[-2].turn, turns[-2].number)
+        assert (phases[-1].turn, phases[-1].number) == (phases[-2].turn, phases[-2].number)
 
 
 def test_nothing_in_progress_takes_no_record() -> None:

@@ -41,7 +41,7 @@ from perdure.memory.documents import SESSION
 from perdure.memory.media import MediaBudget
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Manifest, Origin
+from perdure.records.manifest import Manifest, Origin, origin_in
 from perdure.records.media import LIFTED_KINDS, Medium, filled, lifted_entries, may_lift, referred
 from perdure.records.records import BASE, CONTEXT, EPOCH, HOLDER_KINDS, Entry, Record
 from perdure.restore.ladder import validated
@@ -372,8 +372,16 @@ class Lineage(DelegatingStore):
     async def newest_base(self, key: SessionKey) -> Origin | None:
         """Return the newest origin in a session's own log."""
         log = self.inner.read_log(key, reverse=True)
-        record = await first_record(log, lambda record: record.kind == BASE)
-        return None if record is None else decode(record.payload, Origin)
+        record = await first_record(log, lambda record: origin_in(record) is not None)
+        return None if record is None else origin_in(record)
+
+    async def has_removed(self, key: SessionKey, base: Origin) -> bool:
+        """Return whether a session's own log has records that a pruning was to remove.
+
+        The first epoch of a copy of what was pruned names what comes before it, and stays.
+        """
+        first = await first_record(self.inner.read_log(key, limit=1))
+        return first is not None and first.seq <= base.cut - base.at and origin_in(first) != base
 
     def rebased(self, key: SessionKey, epoch: int, base: Origin) -> None:
         """Note that a session held here has a new origin in its log."""
@@ -732,7 +740,7 @@ class Lineage(DelegatingStore):
         session = _HeldSession(epoch, base)
         if have.manifest is None:
             session.inherited = await self._inherited(key, base, None)
-        if base.cut > base.at:  # a pruning may have been killed
+        if base.cut > base.at and await self.has_removed(key, base):  # a pruning was killed
             await self.inner.trim(key, epoch, base.cut - base.at + 1)
         return session
 

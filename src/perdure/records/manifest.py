@@ -58,7 +58,12 @@ def origin_in(record: Record) -> Origin | None:
     """Return the history before a log that a record of it names: a base, or the first epoch's."""
     if record.kind == BASE:
         return _origin.decode(record.payload)
-    return _epoch.decode(record.payload).base if record.kind == EPOCH else None
+    if record.kind != EPOCH:
+        return None
+    try:
+        return _epoch.decode(record.payload).base
+    except msgspec.DecodeError:  # only the store can read it
+        return None
 
 
 class HistorySegment(msgspec.Struct, frozen=True):

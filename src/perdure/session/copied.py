@@ -58,23 +58,19 @@ def as_copied(record: Record) -> Entry:
 
 
 class Progress:
-    """What is in progress: fed a log's records, in their order, or only the newest of them."""
+    """What is in progress at a record: by the ledger, and by the newest record of a turn."""
 
     __slots__ = ("_ledger", "_turn")
 
-    def __init__(self, ledger: bytes | None = None) -> None:
+    def __init__(self, ledger: bytes | None = None, turn: bytes | None = None) -> None:
         self._ledger = Ledger(ledger)
-        self._turn: TurnPayload | None = None
-
-    def feed_turn(self, kind: str, payload: bytes) -> None:
-        """Take in whether a turn begins or ends."""
-        if kind == TURN:
-            self._turn = decode(payload, TurnPayload)
+        self._turn = turn
 
     def feed(self, entry: Entry) -> None:
-        """Take in a record after those that the ledger was folded from."""
-        self.feed_turn(entry.kind, entry.payload)
-        if entry.kind in LEDGER_KINDS:
+        """Take in the next record."""
+        if entry.kind == TURN:
+            self._turn = entry.payload
+        elif entry.kind in LEDGER_KINDS:
             self._ledger.feed(entry.kind, entry.payload)
 
     def endings(self, at: float) -> tuple[Entry, ...]:
@@ -82,7 +78,7 @@ class Progress:
         entries = [
             change_entry(kind, id, state=OVER) for kind, id in self._ledger.open_entries()
         ]
-        turn = self._turn
+        turn = None if self._turn is None else decode(self._turn, TurnPayload)
         if turn is not None and turn.phase == "begin":
             ended = msgspec.structs.replace(turn, phase="interrupted", at=at, request=None)
             entries.append(Entry(TURN, encode(ended)))

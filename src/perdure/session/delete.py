@@ -36,7 +36,8 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import ForkNote, Origin
 from perdure.records.records import ENDING, FORK, META, Entry
 from perdure.session import spill as spilling
-from perdure.session.fork import _QUIET, Fork, ForkBuilder, exists
+from perdure.session.copying import exists
+from perdure.session.fork import _QUIET, Fork, ForkBuilder
 from perdure.session.lifecycle import (
     MAX_WAITING,
     ExclusiveAccess,

@@ -40,6 +40,7 @@ from perdure.records.records import (
     Entry,
     Record,
 )
+from perdure.session.copying import copy_session, exists, is_made
 from perdure.session.lifecycle import (
     ExclusiveAccess,
     HeldSession,
@@ -48,7 +49,7 @@ from perdure.session.lifecycle import (
     group_of,
     require_different,
 )
-from perdure.store import PendingItem, first_record
+from perdure.store import Draft, PendingItem, first_record
 
 if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked
@@ -58,6 +59,9 @@ if TYPE_CHECKING:
 
 _TRIES = 3
 """Attempts at a copy of a session that is pruned meanwhile."""
+
+COPIES: bool = False
+"""Whether a fork is a copy: what was its parent's is its own, and refers to no other session."""
 
 
 class Fork(msgspec.Struct, frozen=True):
@@ -104,6 +108,47 @@ class ForkBuilder:
         if point is None:
             return await self._begin_anew(parent, child, more)
         return await self._begin(parent, child, point, more)
+
+    async def _copy_to(
+        self,
+        parent: SessionKey,
+        child: SessionKey,
+        point: Record,
+        purpose: str,
+        more: Sequence[Entry] = (),
+    ) -> Fork:
+        """Make a session of another one's content up to a record."""
+        access, draft = self._access, Draft(
+            source=parent, generation=point.epoch, up_to=point.seq, purpose=purpose
+        )
+        async with access.exclusive(child):
+            if child in access.runtime.sessions:
+                raise exists(child)
+            if await self._was_never_written(child):
+                async with access.held(child, Terms("raise", 0), new=True) as hold:
+                    if await self._was_never_written(child):
+                        await hold.withdraw()
+            if not await is_made(self._store.inner, child, draft):
+                await copy_session(
+                    self._store,
+                    parent,
+                    self._store,
+                    child,
+                    draft=draft,
+                    watch=access.runtime.watch,
+                    limits=access.runtime.limits,
+                    more=more,
+                )
+                self._store.forget(child)
+            elif more:
+                raise exists(child)
+        return Fork(child, parent, point.seq)
+
+    async def _was_never_written(self, key: SessionKey) -> bool:
+        """Return whether a session was opened, and nothing else."""
+        holder = await self._store.holder(key)
+        is_there = holder is not None and not holder.deleted and holder.draft is None
+        return is_there and await self._access.begun(key) == LogOrigin()
 
     async def fork_unsaved(self, session: Tracked, child: SessionKey) -> Fork:
         """Begin a session with a session's durable records, followed by its unsaved ones.
@@ -204,6 +249,8 @@ class ForkBuilder:
     async def _begin(
         self, parent: SessionKey, child: SessionKey, point: Record, more: Sequence[Entry]
     ) -> Fork:
+        if COPIES:
+            return await self._copy_to(parent, child, point, "fork", more)
         origin = parent
         while True:  # a fork of what was shared already is a fork of the session that wrote it
             above = await self._store.base_of(origin)
@@ -304,6 +351,13 @@ class ForkBuilder:
 
         """
         require_different(key, new, "copy")
+        if COPIES:
+            head = await self._access.head(key)
+            newest = await self._access.record(key, head)
+            point = None if newest is None else await self._without_epochs(key, newest)
+            if point is None:
+                return await self._begin_anew(key, new, ())
+            return await self._copy_to(key, new, point, "copy")
         base = await self._whole_base(key, moved)
         async with self._access.exclusive(new):
             await self._require_free(new, base, ())
@@ -360,12 +414,6 @@ def _no_record(key: SessionKey, seq: int, head: int) -> SessionError | InvalidAr
         return HistoryPrunedError(message, **facts)
     message = f"session {key} has no record {seq} to fork at: its log ends at {head}"
     return InvalidArgumentError(message, **facts)
-
-
-def exists(key: SessionKey) -> SessionError:
-    """Return the error for an id that is taken."""
-    message = f"session {key} exists: choose another id, or delete it first"
-    return SessionError(message, key=str(key))
 
 
 _QUIET = HOLDER_KINDS | {BASE, ENDING, FORK}
