@@ -63,10 +63,15 @@ def may_take(holder: LeaseState | None, *, me: str, silent: bool) -> bool:
     >>> may_take(LeaseState(epoch=1, owner="other", alive=True), me="me", silent=False)
     False
     """
-    if holder is None or holder.released or holder.deleted or holder.alive is False:
+    if holder is None or _is_over(holder) or holder.alive is False:
         return True
     # Ours: an earlier open was abandoned half-way.
     return silent or holder.owner == me
+
+
+def _is_over(holder: LeaseState) -> bool:
+    """Return whether the holder gave the session up; a draft's holder still writes it."""
+    return holder.released or (holder.deleted and holder.draft is None)
 
 
 # One watch serves a connected manager. Each of its own heartbeats returns the counters of other
@@ -171,7 +176,7 @@ async def read_holder(
     """Return who holds a session, and whether that owner is silent."""
     began = watch.counted()
     holder = await store.holder(key)
-    if holder is None or holder.released or holder.deleted:  # nobody to wait for
+    if holder is None or _is_over(holder):  # nobody to wait for
         return holder, False
     return holder, watch.note_beat(holder.listed or holder.owner, holder.beat, began)
 

@@ -15,6 +15,8 @@ from tests.servers.s3 import shared, store_on
 class TestS3Store(StoreConformance):
     """Stores of one test share a prefix of this process's server."""
 
+    drafts = False
+
     on_trio = "never"
 
     def make_store(self, place: Path, owner: str) -> S3Store:

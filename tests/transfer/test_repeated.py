@@ -35,10 +35,10 @@ class Held(MemoryStore):
 
     held: SessionKey | None = None
 
-    async def acquire(self, key: SessionKey, *, after: int) -> Any:
+    async def acquire(self, key: SessionKey, *, after: int, **begun: Any) -> Any:
         if key == self.held:
             raise StoreError("held")
-        return await super().acquire(key, after=after)
+        return await super().acquire(key, after=after, **begun)
 
 
 async def opened(*stores: MemoryStore) -> None:

@@ -48,6 +48,7 @@ from perdure.restore.ladder import validated
 from perdure.store import (
     Batch,
     Documents,
+    Draft,
     HeldLease,
     InboxLimit,
     LogChunk,
@@ -707,13 +708,21 @@ class Lineage(DelegatingStore):
 
     # Leases.
 
-    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
-        grant = await self._acquire(key, after)
+    async def acquire(
+        self,
+        key: SessionKey,
+        *,
+        after: int,
+        first: int = 1,
+        base: Origin | None = None,
+        draft: Draft | None = None,
+    ) -> HeldLease:
+        grant = await self.inner.acquire(key, after=after, first=first, base=base, draft=draft)
+        grant = await self._entered(key, grant)
         self._begun[key] = grant.epoch, grant.head
         return grant
 
-    async def _acquire(self, key: SessionKey, after: int) -> HeldLease:
-        grant = await self.inner.acquire(key, after=after)
+    async def _entered(self, key: SessionKey, grant: HeldLease) -> HeldLease:
         self._held.pop(key, None)
         if grant.created:
             self._plain[key] = grant.epoch

@@ -231,6 +231,29 @@ class RestoreData(msgspec.Struct, frozen=True):
     """Whether something may be waiting in the inbox."""
 
 
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
+    """Which session another one is a copy of. Until it is published, readers see no session."""
+
+    source: SessionKey
+    """Possibly of another store."""
+    generation: int
+    """The epoch of the source's first record: another one means another life of that id."""
+    up_to: int
+    """The last record that is copied."""
+    purpose: str
+    """"fork", "copy", "rename", "migrate", "restore" or "import"."""
+
+
+class DraftInfo(msgspec.Struct, frozen=True):
+    """A draft that is not published."""
+
+    key: SessionKey
+    epoch: int
+    draft: Draft
+    owner: str
+    """Who writes it, or did: its holder."""
+
+
 class HeldLease(msgspec.Struct, frozen=True):
     """The right to write one session."""
 
@@ -239,7 +262,7 @@ class HeldLease(msgspec.Struct, frozen=True):
     head: int
     """The seq of the epoch record, which is the log's last."""
     created: bool
-    """Whether the log was empty before."""
+    """Whether a log begins with it."""
 
 
 class LeaseState(msgspec.Struct, frozen=True):
@@ -254,11 +277,13 @@ class LeaseState(msgspec.Struct, frozen=True):
     """The owner's heartbeat counter: changes with each heartbeat, and with a restart of the owner;
     unchanged for the lease's ttl means expired. 0 if the store has no heartbeat of it."""
     deleted: bool = False
-    """The session was deleted under this epoch."""
+    """There is no session: it was deleted under this epoch, or is a ``draft``."""
     host: str = ""
     pid: int = 0
     listed: str = ""
     """The owner's name in ``HeartbeatRequests.beats``, if that is not ``owner``."""
+    draft: Draft | None = None
+    """What the session is a copy of, until it is deleted; unpublished while ``deleted`` is True."""
 
 
 class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -406,6 +431,16 @@ def lease_held(key: SessionKey, after: int, newest: int) -> LeaseHeldError:
         key=str(key),
         epoch=newest,
         after=after,
+    )
+
+
+def published_already(key: SessionKey, epoch: int) -> LeaseHeldError:
+    """Return the error for a draft in the place of a session."""
+    return LeaseHeldError(
+        f"{key} exists: a copy takes the place of no session; choose another id, or delete it "
+        "first",
+        key=str(key),
+        epoch=epoch,
     )
 
 

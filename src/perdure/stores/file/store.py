@@ -28,17 +28,20 @@ from perdure._lib.tasks import all_of, closing_scope
 from perdure.errors import ConfigError, SessionError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, SessionQuery
+from perdure.records.undrafted import Undrafted, require_plain
 from perdure.store import (
     Batch,
     BlobSweep,
     Capabilities,
     DeadLetter,
     Documents,
+    Draft,
     HeartbeatRequests,
     HeldLease,
     InboxLimit,
     LeaseState,
     LogChunk,
+    Origin,
     Outcome,
     PendingItem,
     SessionInfo,
@@ -461,7 +464,7 @@ _AFTER_EVERY_RECORD = 2**62
 
 
 @final
-class FileStore:
+class FileStore(Undrafted):
     """Keep sessions in a folder: readable, private, durable to the disk.
 
     Args:
@@ -673,7 +676,16 @@ class FileStore:
     async def holder(self, key: SessionKey) -> LeaseState | None:
         return await self._run_in_thread("read", leases.lease_state, self._root, key, self._owners)
 
-    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
+    async def acquire(
+        self,
+        key: SessionKey,
+        *,
+        after: int,
+        first: int = 1,
+        base: Origin | None = None,
+        draft: Draft | None = None,
+    ) -> HeldLease:
+        require_plain(first, base, draft)
         claim = PendingAcquire()
         try:
             return await self._run_in_thread(

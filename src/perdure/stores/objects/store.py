@@ -29,17 +29,20 @@ from perdure._lib.tasks import all_of, closing_scope
 from perdure.errors import CorruptRecordError, LeaseLostError, PerdureError, StoreUnavailableError
 from perdure.records.keys import SessionKey, salvage_cure
 from perdure.records.manifest import Manifest, SessionQuery, lease_lost
+from perdure.records.undrafted import Undrafted, require_plain
 from perdure.store import (
     Batch,
     BlobSweep,
     Capabilities,
     DeadLetter,
     Documents,
+    Draft,
     HeartbeatRequests,
     HeldLease,
     InboxLimit,
     LeaseState,
     LogChunk,
+    Origin,
     Outcome,
     PendingItem,
     SessionInfo,
@@ -86,7 +89,7 @@ class _Claim:
     abandoned = False
 
 
-class ObjectStore:
+class ObjectStore(Undrafted):
     """Store of sessions as objects in a bucket.
 
     Args:
@@ -286,7 +289,16 @@ class ObjectStore:
         writer = self._writers.get(key)
         return None if writer is None else writer.opening
 
-    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
+    async def acquire(
+        self,
+        key: SessionKey,
+        *,
+        after: int,
+        first: int = 1,
+        base: Origin | None = None,
+        draft: Draft | None = None,
+    ) -> HeldLease:
+        require_plain(first, base, draft)
         claim, seen = _Claim(), self._seen.pop(key, None)
         try:
             return await self._run(self._acquire, key, after, claim, seen)

@@ -20,6 +20,7 @@ from perdure._lib.loop import unopened
 from perdure.errors import ConfigError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, SessionQuery
+from perdure.records.undrafted import Undrafted, require_plain
 from perdure.store import (
     Batch,
     BlobSweep,
@@ -28,11 +29,13 @@ from perdure.store import (
     ConnectionPool,
     DeadLetter,
     Documents,
+    Draft,
     HeartbeatRequests,
     HeldLease,
     InboxLimit,
     LeaseState,
     LogChunk,
+    Origin,
     Outcome,
     PendingItem,
     SessionInfo,
@@ -63,7 +66,7 @@ _CAPABILITIES = Capabilities(
 
 
 @final
-class PostgresStore:
+class PostgresStore(Undrafted):
     """Keep sessions in a PostgreSQL database, version 13 or newer.
 
     Args:
@@ -278,7 +281,16 @@ class PostgresStore:
         self._seen[key] = state
         return lease
 
-    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
+    async def acquire(
+        self,
+        key: SessionKey,
+        *,
+        after: int,
+        first: int = 1,
+        base: Origin | None = None,
+        draft: Draft | None = None,
+    ) -> HeldLease:
+        require_plain(first, base, draft)
         self._openings.pop(key, None)
         seen = self._seen.pop(key, None)
         wanted = leases.Acquire(key, after, self._owner, seen)

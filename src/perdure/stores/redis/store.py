@@ -21,6 +21,7 @@ from perdure._lib.ids import random_id
 from perdure.errors import ConfigError, StoreError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, SessionQuery
+from perdure.records.undrafted import Undrafted, require_plain
 from perdure.store import (
     Batch,
     BlobSweep,
@@ -29,11 +30,13 @@ from perdure.store import (
     ConnectionPool,
     DeadLetter,
     Documents,
+    Draft,
     HeartbeatRequests,
     HeldLease,
     InboxLimit,
     LeaseState,
     LogChunk,
+    Origin,
     Outcome,
     PendingItem,
     SessionInfo,
@@ -65,7 +68,7 @@ _CAPABILITIES = Capabilities(
 
 
 @final
-class RedisStore:
+class RedisStore(Undrafted):
     """Store on a Redis or Valkey server.
 
     Args:
@@ -248,7 +251,16 @@ class RedisStore:
     async def holder(self, key: SessionKey) -> LeaseState | None:
         return await self._leases.holder(key)
 
-    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
+    async def acquire(
+        self,
+        key: SessionKey,
+        *,
+        after: int,
+        first: int = 1,
+        base: Origin | None = None,
+        draft: Draft | None = None,
+    ) -> HeldLease:
+        require_plain(first, base, draft)
         return await self._leases.acquire(key, after)
 
     async def release(self, key: SessionKey, epoch: int) -> None:

@@ -20,17 +20,20 @@ from perdure._lib.loop import ThreadCall, unopened
 from perdure.errors import ConfigError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, SessionQuery
+from perdure.records.undrafted import Undrafted, require_plain
 from perdure.store import (
     Batch,
     BlobSweep,
     Capabilities,
     DeadLetter,
     Documents,
+    Draft,
     HeartbeatRequests,
     HeldLease,
     InboxLimit,
     LeaseState,
     LogChunk,
+    Origin,
     Outcome,
     PendingItem,
     RestoreData,
@@ -68,7 +71,7 @@ _CAPABILITIES = Capabilities(
 
 
 @final
-class SqliteStore:
+class SqliteStore(Undrafted):
     """Keep everything in one SQLite database.
 
     Args:
@@ -279,7 +282,16 @@ class SqliteStore:
     async def holder(self, key: SessionKey) -> LeaseState | None:
         return await self._database.read(leases.lease_state, key, self._database.presence)
 
-    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
+    async def acquire(
+        self,
+        key: SessionKey,
+        *,
+        after: int,
+        first: int = 1,
+        base: Origin | None = None,
+        draft: Draft | None = None,
+    ) -> HeldLease:
+        require_plain(first, base, draft)
         engine = self._database.engine
         owner = self._owner
         is_awaited = [True]

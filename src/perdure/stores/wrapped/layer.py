@@ -31,6 +31,7 @@ from perdure.records.json import MAX_RECORD_BYTES
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import FoldedDocument, Manifest, lease_lost, too_large
 from perdure.records.records import EPOCH, Entry, Record
+from perdure.records.undrafted import Undrafted, require_plain
 from perdure.store import (
     Batch,
     BlobSweep,
@@ -38,11 +39,13 @@ from perdure.store import (
     DeadLetter,
     Document,
     Documents,
+    Draft,
     HeartbeatRequests,
     HeldLease,
     InboxLimit,
     LeaseState,
     LogChunk,
+    Origin,
     Outcome,
     PendingItem,
     SessionInfo,
@@ -178,7 +181,7 @@ class _PendingTransform(NamedTuple):
     size: int
 
 
-class TransformingStore:
+class TransformingStore(Undrafted):
     """Base class of the wrapper stores.
 
     It does not derive from `DelegatingStore`, which forwards unknown attributes, and defines each
@@ -539,8 +542,17 @@ class TransformingStore:
         """Return the lease's state; None for the wrapper's own sessions."""
         return None if key.agent == self._wrapper.hidden_agent else await self._store.holder(key)
 
-    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
+    async def acquire(
+        self,
+        key: SessionKey,
+        *,
+        after: int,
+        first: int = 1,
+        base: Origin | None = None,
+        draft: Draft | None = None,
+    ) -> HeldLease:
         """Acquire the lease of a session that this wrapper can read and write."""
+        require_plain(first, base, draft)
         if key.agent == self._wrapper.hidden_agent:
             raise ConfigError(
                 f"the agent id {key.agent!r} is this store's own: choose another",
