@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from perdure import Shutdown, connect, store_for
+from perdure.session import fork
 from perdure.session.manager import SessionManager
 from perdure.session.runtime import Clock
 from perdure.store import Store
@@ -45,3 +46,18 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
         "file": lambda: store_for(tmp_path / "data"),
         "sqlite": lambda: store_for(url),
     }[request.param]
+
+
+UNDRAFTED = {"file", "sqlite"}
+"""Places whose stores keep no drafts yet."""
+
+
+@pytest.fixture(params=["references", "copies"])
+def forks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Have forks refer to their parents, or be copies."""
+    places = {value for name, value in request.node.callspec.params.items() if name != "forks"}
+    if request.param == "copies":
+        if places & UNDRAFTED:
+            pytest.skip("this store keeps no drafts yet")
+        monkeypatch.setattr(fork, "COPIES", True)
+    return str(request.param)

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from perdure.checkpoints.chain import LogDigest
 from perdure.memory.documents import TurnPayload

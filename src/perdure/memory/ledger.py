@@ -114,7 +114,9 @@ class Ledger:
     def feed(self, kind: str, payload: bytes) -> None:
         """Apply the next record of one of the ledger's kinds."""
         if kind in {BASE, GAP}:
-            is_fork = decode(payload, Origin).begins_fork if kind == BASE else gap_in(payload).is_fork
+            is_fork = (
+                decode(payload, Origin).begins_fork if kind == BASE else gap_in(payload).is_fork
+            )
             if is_fork:
                 self._document = _Document()
             return
@@ -132,7 +134,7 @@ class Ledger:
 
     def open_entries(self) -> list[tuple[str, str]]:
         """Return the kinds and ids of what is in progress."""
-        return [(kind, id) for kind in (ADMITTED, EFFECT, APPROVAL) for id in self._of(kind)]
+        return [(kind, name) for kind in (ADMITTED, EFFECT, APPROVAL) for name in self._of(kind)]
 
     def has_room(self, more: int) -> bool:
         """Whether so many messages more would not drop the oldest."""

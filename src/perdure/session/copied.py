@@ -76,7 +76,7 @@ class Progress:
     def endings(self, at: float) -> tuple[Entry, ...]:
         """Return the group of records that ends all of it."""
         entries = [
-            change_entry(kind, id, state=OVER) for kind, id in self._ledger.open_entries()
+            change_entry(kind, name, state=OVER) for kind, name in self._ledger.open_entries()
         ]
         turn = None if self._turn is None else decode(self._turn, TurnPayload)
         if turn is not None and turn.phase == "begin":

@@ -22,6 +22,7 @@ import msgspec
 from perdure.errors import (
     CorruptRecordError,
     FormatError,
+    LeaseHeldError,
     PerdureError,
     SessionClosedError,
     SessionError,
@@ -35,7 +36,7 @@ from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import ForkNote, Origin
 from perdure.records.records import ENDING, FORK, META, Entry
-from perdure.session import spill as spilling
+from perdure.session import fork, spill as spilling
 from perdure.session.copying import exists
 from perdure.session.fork import _QUIET, Fork, ForkBuilder
 from perdure.session.lifecycle import (
@@ -368,6 +369,8 @@ class Forgetter:
             sums = {key: await self._sum(key) for key in keys}
             for _, heir, base in heirs:
                 await self._settle(heir, base, terms)
+            if not dry_run:
+                await self._remove_drafts(tenant, keys)
             named = await self._reach(
                 tenant, set().union(*(total.names for total in sums.values()))
             )
@@ -386,6 +389,20 @@ class Forgetter:
             ]
             retained += [_blob(name, *by, sums) for name, by in shared.items()]
             return self._report(sums, removable, spilled, retained, dry_run=dry_run)
+
+    async def _remove_drafts(self, tenant: str, sources: list[SessionKey]) -> None:
+        """Take away the copies of sessions that are being made; one that was made is one more."""
+        if not fork.COPIES:
+            return
+        for found in await self._store.drafts(tenant):
+            if found.draft.source not in sources:
+                continue
+            with suppress(LeaseHeldError):  # its holder has begun anew, and finds the source ending
+                grant = await self._store.inner.acquire(found.key, after=found.epoch)
+                if grant.created:
+                    await self._store.inner.delete(found.key, grant.epoch)
+                else:  # published since
+                    await self._store.inner.release(found.key, grant.epoch)
 
     def _report(
         self,

@@ -118,8 +118,9 @@ class ForkBuilder:
         more: Sequence[Entry] = (),
     ) -> Fork:
         """Make a session of another one's content up to a record."""
-        access, draft = self._access, Draft(
-            source=parent, generation=point.epoch, up_to=point.seq, purpose=purpose
+        access, draft = (
+            self._access,
+            Draft(source=parent, generation=point.epoch, up_to=point.seq, purpose=purpose),
         )
         async with access.exclusive(child):
             if child in access.runtime.sessions:
@@ -232,7 +233,11 @@ class ForkBuilder:
         if point.kind not in HOLDER_KINDS:
             return point
         log = self._store.read_log(parent, before=point.seq, reverse=True)
-        return await first_record(log, lambda record: record.kind not in HOLDER_KINDS)
+        last = await first_record(log, lambda record: record.kind not in HOLDER_KINDS)
+        if last is None and await self._access.record(parent, point.seq) != point:
+            message = f"session {parent} was deleted while another one was made of it"
+            raise SessionNotFoundError(message, key=str(parent))
+        return last
 
     async def _end_of(self, parent: SessionKey, checkpoint: Checkpoint) -> int:
         """Return the record that ends a checkpoint's group."""
@@ -353,8 +358,7 @@ class ForkBuilder:
         require_different(key, new, "copy")
         if COPIES:
             head = await self._access.head(key)
-            newest = await self._access.record(key, head)
-            point = None if newest is None else await self._without_epochs(key, newest)
+            point = await self._without_epochs(key, await self._point(key, head, None))
             if point is None:
                 return await self._begin_anew(key, new, ())
             return await self._copy_to(key, new, point, "copy")

@@ -37,7 +37,7 @@ from perdure.records.types import Registry
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
 from perdure.restore.ladder import restore
 from perdure.restore.report import RestorePlan
-from perdure.session import directory
+from perdure.session import directory, fork
 from perdure.session.connected import ManagerCore, ManagerParts, connected, manager_facts
 from perdure.session.delete import (
     ForgetReport,
@@ -665,6 +665,10 @@ class SessionManager:
         """
         acts, key = self._acting(), session_key(id, session, tenant)
         child = session_key(new_id, new_session or session, tenant)
+        if fork.COPIES:
+            with within(wait, f"what is unsaved of session {key}"):
+                await acts.access.runtime.host.call(acts.access.save_here, key)
+            return await self._act(key, wait, partial(acts.forker.fork, key, child, at))
         with within(wait, f"the fork {child} of session {key}"):
             return await acts.access.runtime.host.call(acts.forker.fork, key, child, at)
 

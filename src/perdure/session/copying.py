@@ -1,0 +1,424 @@
+"""Copies of sessions: one program for all that writes a session's content under another key.
+
+A copy is written as a draft, which nobody sees before it is published: records in slices, then
+blobs are renewed, or put where the target lacks them, then documents. Before it is published, the
+source must be what it was when the copying began: else it is made anew, or refused.
+
+It refers to nothing of its source: whatever becomes of that changes no copy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import Final, TypeVar, final
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import msgspec
+
+from perdure.errors import (
+    CorruptRecordError,
+    HistoryPrunedError,
+    LeaseLostError,
+    SessionError,
+    SessionNotFoundError,
+    StoreError,
+    StoreUnavailableError,
+)
+from perdure.lease import OwnerWatch, acquire_lease
+from perdure.lineage.store import Lineage
+from perdure.memory.ledger import LEDGER
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import Origin
+from perdure.records.records import ENDING, HOLDER_KINDS, TURN, Entry, Record
+from perdure.restore.ladder import require_plain
+from perdure.session.copied import (
+    Progress,
+    as_copied,
+    begins_at,
+    copied_manifest,
+    renamed,
+)
+from perdure.session.fold import put_blobs
+from perdure.session.lifecycle import append_durably, groups_of
+from perdure.session.options import Limits
+from perdure.session.point_in_time import HistoricalFold, folded_at
+from perdure.session.reach import Reach, ReachedBlob
+from perdure.store import Batch, Documents, Draft, HeldLease, Store, first_record
+
+TRIES: Final = 3
+"""Attempts at a copy of a session that changes meanwhile."""
+PAUSE: Final = 0.05
+"""Seconds before the next one."""
+BATCH_BYTES: Final = 1024 * 1024
+"""Bytes of records, and of blobs, in one call of the store."""
+BATCH_RECORDS: Final = 1000
+SLICE_BYTES: Final = 128 * 1024
+"""Bytes of records that are looked at in the event loop at a time; more is, in a thread."""
+NAMES: Final = 500
+"""Blobs that are renewed in one call of the store."""
+
+LEAVING: Final = 5.0
+"""Seconds that a store has to release a draft, or to remove it."""
+
+T = TypeVar("T")
+
+
+class CopiedSession(msgspec.Struct, kw_only=True):
+    """What a copy took."""
+
+    epoch: int = 0
+    """The one that it was written under."""
+    head: int = 0
+    """Its last record."""
+    records: int = 0
+    bytes: int = 0
+    """Bytes of records, documents and blobs that were written."""
+    blobs: int = 0
+    """Blobs that the target did not have."""
+    lost: list[ReachedBlob] = []
+    """Blobs that the source itself has lost."""
+
+
+async def copy_session(
+    source: Store,
+    key: SessionKey,
+    target: Store,
+    new: SessionKey,
+    *,
+    draft: Draft,
+    watch: OwnerWatch,
+    limits: Limits,
+    more: Sequence[Entry] = (),
+) -> CopiedSession:
+    """Write a session's content up to a record into another log, and publish that.
+
+    Posts and dead letters stay with the source.
+
+    Args:
+        source: Where the session is; it needs no lease.
+        key: The session.
+        target: Where the copy goes; the caller renews this owner's heartbeat there.
+        new: The copy's key, of which there is no session.
+        draft: What is copied, and why; a fork ends what is in progress.
+        watch: Knows which owners of the target are silent.
+        limits: How much of the working context the documents hold.
+        more: Whole groups that follow the source's records.
+
+    Raises:
+        CorruptRecordError: The source is damaged.
+        HistoryPrunedError: The record was pruned, or the source was again and again.
+        LeaseHeldError: Another process is making a session of the new key.
+        SessionNotFoundError: The source was deleted meanwhile.
+        StoreError: A store cannot be reached, or the target refuses something.
+
+    """
+    for left in reversed(range(TRIES)):
+        copier = _Copier(source, key, target, new, draft, limits)
+        await copier.begin(watch)
+        try:
+            await copier.write(more)
+            await copier.prove()
+        except BaseException as error:
+            await copier.withdraw()
+            is_pruned = isinstance(error, HistoryPrunedError)
+            if not (left and (is_pruned or isinstance(error, CorruptRecordError))):
+                raise
+            if await copier.is_same() and not is_pruned:
+                raise
+            await anyio.sleep(PAUSE)
+        else:
+            return await copier.publish()
+    raise AssertionError("unreachable")
+
+
+async def is_made(target: Store, new: SessionKey, draft: Draft) -> bool:
+    """Return whether this very copy was made before, as its caller may not have heard.
+
+    Raises:
+        SessionError: Another session has the key, or the copy was written since.
+
+    """
+    holder = await target.holder(new)
+    if holder is None or holder.deleted:
+        return False
+    first = await first_record(target.read_log(new, limit=1))
+    log = target.read_log(new, reverse=True)
+    newest = await first_record(log, lambda record: record.kind not in HOLDER_KINDS)
+    has_own = newest is not None and first is not None and newest.epoch != first.epoch
+    if holder.draft != draft or has_own:
+        raise exists(new)
+    return True
+
+
+def exists(key: SessionKey) -> SessionError:
+    """Return the error for an id that is taken."""
+    message = f"session {key} exists: choose another id, or delete it first"
+    return SessionError(message, key=str(key))
+
+
+@final
+class _Writer:
+    """The end of a draft's log: what is added becomes durable in whole groups."""
+
+    def __init__(self, store: Store, grant: HeldLease) -> None:
+        self.grant = grant
+        self.head: int = grant.head
+        """The last durable record."""
+        self._store = store
+        self._entries: list[Entry] = []
+        self._size = 0
+
+    async def add(self, entries: Sequence[Entry], size: int) -> None:
+        """Add entries of so many bytes, and append once there is much."""
+        self._entries += entries
+        self._size += size
+        if self._size >= BATCH_BYTES or len(self._entries) >= BATCH_RECORDS:
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Append all groups that have ended."""
+        ends = (at for at in range(len(self._entries), 0, -1) if self._entries[at - 1].end)
+        whole = next(ends, 0)
+        if whole:
+            batch = Batch(
+                self.grant.key, self.grant.epoch, self.head + 1, tuple(self._entries[:whole])
+            )
+            await append_durably(self._store, batch)
+            del self._entries[:whole]
+            self._size = sum(len(entry.payload) for entry in self._entries)
+            self.head += whole
+
+    async def add_own(self, entries: Sequence[Entry]) -> None:
+        """Append groups that were never saved: their media go into blobs, as in each save."""
+        store, self._store = self._store, Lineage(self._store)
+        for group in groups_of(entries):
+            await self.add(group, sum(len(entry.payload) for entry in group))
+        await self.flush()
+        self._store = store
+
+
+@final
+class _Copier:
+    """One attempt at a copy."""
+
+    def __init__(
+        self,
+        source: Store,
+        key: SessionKey,
+        target: Store,
+        new: SessionKey,
+        draft: Draft,
+        limits: Limits,
+    ) -> None:
+        # One of its own remembers nothing of sessions that are, or were, held here.
+        self._source = Lineage(source.inner if isinstance(source, Lineage) else source)
+        self._target = target.inner if isinstance(target, Lineage) else target
+        self._key = key
+        self._new = new
+        self._draft = draft
+        self._limits = limits
+        self._base: Origin
+        self._writer: _Writer
+        self._next = 0
+        """The record that is copied next."""
+        self._turn: bytes | None = None
+        """The newest record of a turn."""
+        self._done = CopiedSession()
+
+    async def origin(self) -> Origin:
+        """Return where the source begins now, if it still has the record to copy up to."""
+        key, up_to = self._key, self._draft.up_to
+        base = await self._source.beginning_of(key)
+        log = self._source.read_log(key, after=up_to - 1, before=up_to + 1)
+        point = await first_record(log)
+        newest = await first_record(self._source.read_log(key, reverse=True, limit=1))
+        is_ending = newest is not None and newest.kind == ENDING
+        if point is not None and point.epoch == self._draft.generation and not is_ending:
+            return Origin(cut=base.cut, folded=base.folded)
+        holder = await self._source.holder(key)
+        if point is not None or holder is None or holder.deleted:
+            message = f"session {key} was deleted while {self._new} was made of it"
+            raise SessionNotFoundError(message, key=str(key))
+        if up_to <= base.cut:
+            message = f"session {key} was pruned up to record {base.cut}, and has no record {up_to}"
+            raise HistoryPrunedError(message, key=str(key), seq=up_to, cut=base.cut)
+        message = f"session {key} is just being taken over: try again in a moment"
+        raise StoreUnavailableError(message, key=str(key))
+
+    async def begin(self, watch: OwnerWatch) -> None:
+        """Begin the draft."""
+        base = self._base = await self.origin()
+        first = await first_record(self._source.read_log(self._key, limit=1))
+        grant = await acquire_lease(
+            self._target,
+            self._new,
+            me=self._target.owner,
+            watch=watch,
+            on_held="raise",
+            wait=0.0,
+            first=begins_at(base.cut, first),
+            base=base if base.cut else None,
+            draft=self._draft,
+        )
+        self._writer = _Writer(self._target, grant)
+
+    async def write(self, more: Sequence[Entry]) -> None:
+        """Write records, blobs and documents; nobody sees them."""
+        require_plain((await self._source.read_documents(self._key, ())).manifest, self._key)
+        was = await folded_at(self._source, self._key, self._draft.up_to, self._limits)
+        manifest = msgspec.structs.replace(was.manifest, base=self._base)
+        reach = Reach(self._source, self._key, Documents(manifest, was.found))
+        await self._write_records(reach)
+        if self._draft.purpose == "fork":
+            progress = Progress(was.data.get(LEDGER), self._turn)
+            for entry in more:
+                progress.feed(entry)
+            more = (*more, *progress.endings(time.time()))
+        await self._writer.add_own(more)
+        if self._target.capabilities.blobs:
+            await put_blobs(self._target, self._new.tenant, was.blobs)
+            await self._renew(reach)
+        await self._write_documents(was)
+
+    async def _write_records(self, reach: Reach) -> None:
+        """Copy the log, a few records at a time; the event loop is left to others in between."""
+        first, up_to = self._writer.head, self._draft.up_to
+        self._next = first + 1
+        log = self._source.read_log(self._key, after=first, before=up_to + 1)
+        async with aclosing(log) as chunks:
+            async for chunk in chunks:
+                for run, size in _runs(chunk.records):
+                    entries = await _beside(partial(self._copied, run, reach), size)
+                    await self._writer.add(entries, size)
+        await self._writer.flush()
+        if self._writer.head < up_to:
+            raise self._went(self._next)
+        self._done.records = up_to - first
+
+    def _copied(self, run: Sequence[Record], reach: Reach) -> list[Entry]:
+        """Return what stands for a run of records, and note what it names."""
+        entries: list[Entry] = []
+        for record in run:
+            if record.seq != self._next:
+                raise self._went(self._next)
+            self._next += 1
+            entry = as_copied(record)
+            if entry.kind == TURN:
+                self._turn = entry.payload
+            reach.feed(Record(record.seq, record.epoch, *entry))
+            self._done.bytes += len(entry.payload)
+            entries.append(entry)
+        return entries
+
+    def _went(self, seq: int) -> HistoryPrunedError:
+        message = (
+            f"session {self._key}: record {seq} went while {self._new} was made of it: do it again"
+        )
+        return HistoryPrunedError(message, key=str(self._key), seq=seq)
+
+    async def _renew(self, reach: Reach) -> None:
+        """Have the target keep all blobs that the copy reaches, and put those that it lacks."""
+        tenant, missing = self._new.tenant, list[ReachedBlob]()
+        async with aclosing(reach.blobs(leaves=False)) as blobs:
+            reached = {blob.name: blob async for blob in blobs}
+        names = list(reached)
+        for at in range(0, len(names), NAMES):
+            some = await self._target.renew(tenant, names[at : at + NAMES])
+            missing += (reached[name] for name in sorted(some))
+        found, size = dict[str, bytes](), 0
+        for blob in missing:
+            data = await self._blob(blob)
+            if data is None:
+                self._done.lost.append(blob)
+                continue
+            found[blob.name] = data
+            size += len(data)
+            if size >= BATCH_BYTES:
+                await self._target.put_blobs(tenant, found)
+                found, size = {}, 0
+        if found:
+            await self._target.put_blobs(tenant, found)
+
+    async def _blob(self, blob: ReachedBlob) -> bytes | None:
+        """Return a blob of the source; None if it is lost there."""
+        data = blob.data
+        if blob.is_leaf:
+            with suppress(CorruptRecordError):
+                data = await self._source.get_blob(self._key.tenant, blob.name)
+        if data is not None:
+            self._done.blobs += 1
+            self._done.bytes += len(data)
+        return data
+
+    async def _write_documents(self, was: HistoricalFold) -> None:
+        size = sum(map(len, was.data.values()))
+
+        def work() -> dict[str, bytes]:
+            return {name: renamed(name, data, self._new) for name, data in was.data.items()}
+
+        documents = await _beside(work, size)
+        epoch = self._writer.grant.epoch
+        manifest = copied_manifest(was.manifest, documents, self._new, epoch, self._base)
+        await self._target.write_documents(self._new, documents, manifest)
+        self._done.bytes += size
+
+    async def is_same(self) -> bool:
+        """Return whether the source still begins where it did."""
+        return await self.origin() == self._base
+
+    async def prove(self) -> None:
+        """Require that the source is what it was when the copying began."""
+        if not await self.is_same():
+            raise self._went(self._draft.up_to)
+
+    async def publish(self) -> CopiedSession:
+        """Make the draft a session, and release it."""
+        writer = self._writer
+        try:
+            for left in reversed(range(TRIES)):
+                try:
+                    await self._target.publish(self._new, writer.grant.epoch)
+                    break
+                except LeaseLostError:
+                    await self.origin()  # whoever forgets a session takes its drafts away
+                    raise
+                except StoreUnavailableError:  # it may have been done
+                    if not left:
+                        raise
+                    await anyio.sleep(PAUSE)
+        finally:
+            await self._leave(self._target.release)
+        self._done.epoch, self._done.head = writer.grant.epoch, writer.head
+        return self._done
+
+    async def withdraw(self) -> None:
+        """Remove the draft; where that fails, the next holder of the id does."""
+        await self._leave(self._target.delete)
+        await self._leave(self._target.release)
+
+    async def _leave(self, act: Callable[[SessionKey, int], Awaitable[None]]) -> None:
+        with anyio.CancelScope(shield=True), anyio.move_on_after(LEAVING), suppress(StoreError):
+            await act(self._new, self._writer.grant.epoch)
+
+
+def _runs(records: Sequence[Record]) -> Iterator[tuple[Sequence[Record], int]]:
+    """Cut records into runs that take little time each, with the bytes of each."""
+    begin = size = 0
+    for at, record in enumerate(records, 1):
+        size += len(record.payload)
+        if size >= SLICE_BYTES or at == len(records):
+            yield records[begin:at], size
+            begin, size = at, 0
+
+
+async def _beside(work: Callable[[], T], size: int) -> T:
+    """Run work on so many bytes: in a thread if they are many, and let others run in any case."""
+    if size > SLICE_BYTES:
+        return await anyio.to_thread.run_sync(work)
+    await anyio.lowlevel.checkpoint()
+    return work()
