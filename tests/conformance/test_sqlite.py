@@ -11,7 +11,5 @@ from perdure.testing.conformance import StoreConformance
 class TestSqliteStore(StoreConformance):
     """Stores of one test share a database; each has its own connections and owner's lock."""
 
-    drafts = False
-
     def make_store(self, place: Path, owner: str) -> SqliteStore:
         return SqliteStore(place / "kept" / "sessions.db", owner=owner)
