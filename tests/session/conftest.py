@@ -48,7 +48,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     }[request.param]
 
 
-UNDRAFTED = {"file", "sqlite"}
+UNDRAFTED = {"file"}
 """Places whose stores keep no drafts yet."""
 
 

@@ -35,7 +35,7 @@ from perdure.records.records import (
     Record,
     begins_epoch,
 )
-from perdure.session.copied import OWN_KINDS, Progress, as_copied, begins_at, renamed
+from perdure.session.copied import OWN_KINDS, Progress, as_copied, renamed
 from perdure.session.options import Limits
 from perdure.session.rebuild import fold_afresh
 
@@ -92,7 +92,7 @@ def log_of(entries: Sequence[Entry], *, after: int = 0) -> list[Record]:
 
 def copy_of(source: list[Record], *, cut: int = 0) -> list[Record]:
     """Return the log of a copy, under one epoch."""
-    first = begins_at(cut, source[0] if source else None)
+    first = cut or 1
     own = Record(first, 7, EPOCH, epoch_payload("me", 2.0, Origin(cut=cut)), end=True)
     rest = [Record(one.seq, 7, *as_copied(one)) for one in source if one.seq > first]
     return [own, *rest]

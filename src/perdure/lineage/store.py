@@ -342,6 +342,10 @@ class Lineage(DelegatingStore):
         have = await self.inner.read_documents(key, ())
         return await self._origin_of(key, have)
 
+    def assume_plain(self, key: SessionKey) -> None:
+        """Take it as known that nothing comes before a session's own log."""
+        self._plain[key] = 2**62
+
     async def _origin_of(self, key: SessionKey, have: Documents) -> Origin | None:
         if have.manifest is not None:
             return have.manifest.base

@@ -134,6 +134,11 @@ def named_in(values: Iterable[bytes]) -> set[str]:
     return {names.decode() for value in values for names in _NAME.findall(value)}
 
 
+def may_name(values: Sequence[bytes]) -> bool:
+    """Return whether any of many values, at one look, has such a string."""
+    return _NAME.search(b"\n".join(values)) is not None
+
+
 _BLOB_NAME = re.compile(r"(?:[0-9a-f]{64}|x[0-9a-f]{64,128})\Z")
 
 

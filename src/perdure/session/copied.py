@@ -2,7 +2,8 @@
 
 A copy's log has the source's records under their numbers, so that whatever refers to a record does
 so there, too. What belongs to the source's own store or log becomes a gap, which says nothing and
-counts for no digest. The copy's own epoch record comes first, where the source has none to copy.
+counts for no digest. The copy's own epoch record comes first: it has the number of the source's
+first one, or of the last record that was removed from the source.
 """
 
 from __future__ import annotations
@@ -28,25 +29,10 @@ from perdure.records.records import (
     Entry,
     GapPayload,
     Record,
-    begins_epoch,
 )
 
 OWN_KINDS = frozenset({BASE, ENDING, EPOCH, FORK})
 """Kinds of records that mean something in one log only."""
-
-
-def begins_at(cut: int, first: Record | None) -> int:
-    """Return the number of a copy's own epoch record.
-
-    Args:
-        cut: The last record that was removed from the source, 0 for none.
-        first: The source's first record after it, if there is one.
-
-    """
-    if cut:
-        return cut
-    is_own = first is None or begins_epoch(first)
-    return 1 if first is None else first.seq if is_own else first.seq - 1
 
 
 def as_copied(record: Record) -> Entry:

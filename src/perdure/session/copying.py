@@ -37,9 +37,9 @@ from perdure.records.manifest import Origin
 from perdure.records.records import ENDING, HOLDER_KINDS, TURN, Entry, Record
 from perdure.restore.ladder import require_plain
 from perdure.session.copied import (
+    OWN_KINDS,
     Progress,
     as_copied,
-    begins_at,
     copied_manifest,
     renamed,
 )
@@ -54,9 +54,9 @@ TRIES: Final = 3
 """Attempts at a copy of a session that changes meanwhile."""
 PAUSE: Final = 0.05
 """Seconds before the next one."""
-BATCH_BYTES: Final = 1024 * 1024
-"""Bytes of records, and of blobs, in one call of the store."""
-BATCH_RECORDS: Final = 1000
+BATCH_BYTES: Final = 512 * 1024
+"""Bytes of records, or of blobs, in one call of the store: SQLite reads as many at a time later."""
+BATCH_RECORDS: Final = 2000
 SLICE_BYTES: Final = 128 * 1024
 """Bytes of records that are looked at in the event loop at a time; more is, in a thread."""
 NAMES: Final = 500
@@ -136,8 +136,10 @@ async def copy_session(
     raise AssertionError("unreachable")
 
 
-async def is_made(target: Store, new: SessionKey, draft: Draft) -> bool:
+async def is_made(target: Store, new: SessionKey, draft: Draft) -> bool | None:
     """Return whether this very copy was made before, as its caller may not have heard.
+
+    None for a session that is no copy, and was only opened.
 
     Raises:
         SessionError: Another session has the key, or the copy was written since.
@@ -149,6 +151,8 @@ async def is_made(target: Store, new: SessionKey, draft: Draft) -> bool:
     first = await first_record(target.read_log(new, limit=1))
     log = target.read_log(new, reverse=True)
     newest = await first_record(log, lambda record: record.kind not in HOLDER_KINDS)
+    if holder.draft is None and newest is None:
+        return None
     has_own = newest is not None and first is not None and newest.epoch != first.epoch
     if holder.draft != draft or has_own:
         raise exists(new)
@@ -215,7 +219,6 @@ class _Copier:
         draft: Draft,
         limits: Limits,
     ) -> None:
-        # One of its own remembers nothing of sessions that are, or were, held here.
         self._source = Lineage(source.inner if isinstance(source, Lineage) else source)
         self._target = target.inner if isinstance(target, Lineage) else target
         self._key = key
@@ -233,13 +236,13 @@ class _Copier:
     async def origin(self) -> Origin:
         """Return where the source begins now, if it still has the record to copy up to."""
         key, up_to = self._key, self._draft.up_to
-        base = await self._source.beginning_of(key)
+        base = await self._found_base()
         log = self._source.read_log(key, after=up_to - 1, before=up_to + 1)
         point = await first_record(log)
         newest = await first_record(self._source.read_log(key, reverse=True, limit=1))
         is_ending = newest is not None and newest.kind == ENDING
         if point is not None and point.epoch == self._draft.generation and not is_ending:
-            return Origin(cut=base.cut, folded=base.folded)
+            return base
         holder = await self._source.holder(key)
         if point is not None or holder is None or holder.deleted:
             message = f"session {key} was deleted while {self._new} was made of it"
@@ -250,10 +253,21 @@ class _Copier:
         message = f"session {key} is just being taken over: try again in a moment"
         raise StoreUnavailableError(message, key=str(key))
 
+    async def _found_base(self) -> Origin:
+        """Look anew for what is before the source's log."""
+        key, inner = self._key, self._source.inner
+        self._source = Lineage(inner)  # it may remember what is not so any more
+        manifest = (await inner.read_documents(key, ())).manifest
+        require_plain(manifest, key)
+        if manifest is not None and manifest.base is None:
+            self._source.assume_plain(key)
+            return Origin()
+        base = await self._source.beginning_of(key)
+        return Origin(cut=base.cut, folded=base.folded)
+
     async def begin(self, watch: OwnerWatch) -> None:
         """Begin the draft."""
         base = self._base = await self.origin()
-        first = await first_record(self._source.read_log(self._key, limit=1))
         grant = await acquire_lease(
             self._target,
             self._new,
@@ -261,7 +275,7 @@ class _Copier:
             watch=watch,
             on_held="raise",
             wait=0.0,
-            first=begins_at(base.cut, first),
+            first=base.cut or 1,  # where the source has no record to copy, but its own first epoch
             base=base if base.cut else None,
             draft=self._draft,
         )
@@ -269,7 +283,6 @@ class _Copier:
 
     async def write(self, more: Sequence[Entry]) -> None:
         """Write records, blobs and documents; nobody sees them."""
-        require_plain((await self._source.read_documents(self._key, ())).manifest, self._key)
         was = await folded_at(self._source, self._key, self._draft.up_to, self._limits)
         manifest = msgspec.structs.replace(was.manifest, base=self._base)
         reach = Reach(self._source, self._key, Documents(manifest, was.found))
@@ -294,6 +307,7 @@ class _Copier:
             async for chunk in chunks:
                 for run, size in _runs(chunk.records):
                     entries = await _beside(partial(self._copied, run, reach), size)
+                    self._done.bytes += size
                     await self._writer.add(entries, size)
         await self._writer.flush()
         if self._writer.head < up_to:
@@ -302,18 +316,13 @@ class _Copier:
 
     def _copied(self, run: Sequence[Record], reach: Reach) -> list[Entry]:
         """Return what stands for a run of records, and note what it names."""
-        entries: list[Entry] = []
-        for record in run:
-            if record.seq != self._next:
-                raise self._went(self._next)
-            self._next += 1
-            entry = as_copied(record)
-            if entry.kind == TURN:
-                self._turn = entry.payload
-            reach.feed(Record(record.seq, record.epoch, *entry))
-            self._done.bytes += len(entry.payload)
-            entries.append(entry)
-        return entries
+        if run[0].seq != self._next or run[-1].seq - run[0].seq != len(run) - 1:
+            raise self._went(self._next)
+        self._next += len(run)
+        reach.feed_run([record for record in run if record.kind not in OWN_KINDS])
+        turns = [record.payload for record in run if record.kind == TURN]
+        self._turn = turns[-1] if turns else self._turn
+        return list(map(as_copied, run))
 
     def _went(self, seq: int) -> HistoryPrunedError:
         message = (

@@ -125,11 +125,12 @@ class ForkBuilder:
         async with access.exclusive(child):
             if child in access.runtime.sessions:
                 raise exists(child)
-            if await self._was_never_written(child):
+            is_there = await is_made(self._store.inner, child, draft)
+            if is_there is None:  # it was opened, and never written
                 async with access.held(child, Terms("raise", 0), new=True) as hold:
-                    if await self._was_never_written(child):
+                    if await is_made(self._store.inner, child, draft) is None:
                         await hold.withdraw()
-            if not await is_made(self._store.inner, child, draft):
+            if not is_there:
                 await copy_session(
                     self._store,
                     parent,
@@ -144,12 +145,6 @@ class ForkBuilder:
             elif more:
                 raise exists(child)
         return Fork(child, parent, point.seq)
-
-    async def _was_never_written(self, key: SessionKey) -> bool:
-        """Return whether a session was opened, and nothing else."""
-        holder = await self._store.holder(key)
-        is_there = holder is not None and not holder.deleted and holder.draft is None
-        return is_there and await self._access.begun(key) == LogOrigin()
 
     async def fork_unsaved(self, session: Tracked, child: SessionKey) -> Fork:
         """Begin a session with a session's durable records, followed by its unsaved ones.

@@ -34,7 +34,7 @@ from perdure.memory.ledger import LEDGER
 from perdure.memory.working_memory import SessionValues
 from perdure.records.archives import DOCUMENT as ARCHIVES, Archive, blobs_of, entry_of
 from perdure.records.checkpoints import CHECKPOINTS, Checkpoint, ExplicitState
-from perdure.records.chunks import fits, named_in, records_of
+from perdure.records.chunks import fits, may_name, named_in, records_of
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import FoldedDocuments, HistoryIndex, Origin, origin_in
@@ -125,6 +125,13 @@ class Reach:
         self._messages: dict[str, BlobReference] = {}
         self._further: dict[str, int] = {}
         """Other strings in the form of a name, and the first record that has each."""
+
+    def feed_run(self, records: Sequence[Record]) -> None:
+        """Take in the next records; where none can name a blob, they are not looked at singly."""
+        if not may_name([record.payload for record in records]):
+            records = [record for record in records if record.kind in CHAIN_KINDS]
+        for record in records:
+            self.feed(record)
 
     def feed(self, record: Record) -> None:
         """Take the next record in.
