@@ -11,7 +11,5 @@ from perdure.testing.conformance import StoreConformance
 class TestFileStore(StoreConformance):
     """Stores of one test share a root; each has an owner's lock of its own."""
 
-    drafts = False
-
     def make_store(self, place: Path, owner: str) -> FileStore:
         return FileStore(place / "root", owner=owner)

@@ -28,7 +28,6 @@ from perdure._lib.tasks import all_of, closing_scope
 from perdure.errors import ConfigError, SessionError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, SessionQuery
-from perdure.records.undrafted import Undrafted, require_plain
 from perdure.store import (
     Batch,
     BlobSweep,
@@ -36,6 +35,7 @@ from perdure.store import (
     DeadLetter,
     Documents,
     Draft,
+    DraftInfo,
     HeartbeatRequests,
     HeldLease,
     InboxLimit,
@@ -49,8 +49,8 @@ from perdure.store import (
     past_damage,
 )
 from perdure.stores.file import directory, documents, inbox, leases, log, reader
-from perdure.stores.file.documents import blob_names, get, put, remove_blobs, sweep
-from perdure.stores.file.layout import released_name, session_path
+from perdure.stores.file.documents import blob_names, get, put, remove_blobs, renew, sweep
+from perdure.stores.file.layout import dropped_name, published_name, released_name, session_path
 from perdure.stores.file.leases import FileOwner, Owners
 from perdure.stores.file.log import LogWriter, OpenFiles, lease_lost_error
 from perdure.stores.file.reader import LogStream, ReadPlan, contiguous_run, salvaged_log
@@ -276,10 +276,25 @@ def release(writer: LogWriter) -> None:
     """Mark the session as released, if this writer still holds it."""
     with writer.lock:
         if writer.is_held():
-            # Empty, so it needs no temporary file, which a successor could clean up.
-            name = released_name(writer.epoch)
-            os.close(writer.folder().open(name, os.O_WRONLY | os.O_CREAT))
+            leases.create_mark(writer.folder(), released_name(writer.epoch))
         writer.close_files()
+
+
+def publish(writer: LogWriter) -> None:
+    """Publish a draft, as its holder."""
+    with writer.lock:
+        try:
+            writer.require_held()
+            folder, epoch = writer.folder(), writer.epoch
+            lease = leases.read_lease(folder, epoch)
+            if lease is not None and lease.draft is not None and not lease.published:
+                leases.create_mark(folder, published_name(epoch))
+                folder.sync()
+                if folder.has(dropped_name(epoch)):  # somebody is about to take it over
+                    raise lease_lost_error(writer.key, epoch)
+                writer.require_held()
+        finally:
+            writer.mark_used()
 
 
 def delete(writer: LogWriter, me: FileOwner) -> None:
@@ -399,9 +414,16 @@ class HeldSessions:
         delete(writer, me)
         self.drop(writer)
 
-    def acquire(self, home: Home, key: SessionKey, after: int, claim: PendingAcquire) -> HeldLease:
+    def acquire(
+        self,
+        home: Home,
+        key: SessionKey,
+        after: int,
+        new: leases.Beginning,
+        claim: PendingAcquire,
+    ) -> HeldLease:
         """Acquire a session with epoch ``after + 1``; release it if the caller was cancelled."""
-        acquired = leases.acquire(home.root, key, after, home.owners.me)
+        acquired = leases.acquire(home.root, key, after, home.owners.me, new)
         writer = LogWriter(home.root, key, acquired, home.files)
         with self._lock:
             previous = self._writers.get(key)
@@ -464,7 +486,7 @@ _AFTER_EVERY_RECORD = 2**62
 
 
 @final
-class FileStore(Undrafted):
+class FileStore:
     """Keep sessions in a folder: readable, private, durable to the disk.
 
     Args:
@@ -663,6 +685,11 @@ class FileStore(Undrafted):
             "sweep", sweep, self._root, tenant, frozenset(reachable), older_than, time.time()
         )
 
+    async def renew(self, tenant: str, names: Collection[str]) -> set[str]:
+        return await self._run_in_thread(
+            "write", renew, self._root, tenant, frozenset(names), time.time()
+        )
+
     async def blob_names(self, tenant: str) -> list[str]:
         return await self._run_in_thread("read", blob_names, self._root, tenant)
 
@@ -685,15 +712,21 @@ class FileStore(Undrafted):
         base: Origin | None = None,
         draft: Draft | None = None,
     ) -> HeldLease:
-        require_plain(first, base, draft)
         claim = PendingAcquire()
+        new = leases.Beginning(first, base, draft)
         try:
             return await self._run_in_thread(
-                "write", self._held_sessions.acquire, self._home, key, after, claim
+                "write", self._held_sessions.acquire, self._home, key, after, new, claim
             )
         except BaseException:
             claim.abandoned = True
             raise
+
+    async def publish(self, key: SessionKey, epoch: int) -> None:
+        await self._run_in_thread("write", publish, await self._idle(key, epoch))
+
+    async def drafts(self, tenant: str) -> list[DraftInfo]:
+        return await self._run_in_thread("read", directory.list_drafts, self._root, tenant)
 
     async def release(self, key: SessionKey, epoch: int) -> None:
         self._home  # noqa: B018  # raises if it is closed
