@@ -48,7 +48,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     }[request.param]
 
 
-UNDRAFTED = {"file"}
+UNDRAFTED: set[str] = set()
 """Places whose stores keep no drafts yet."""
 
 
