@@ -148,15 +148,21 @@ async def is_made(target: Store, new: SessionKey, draft: Draft) -> bool | None:
     holder = await target.holder(new)
     if holder is None or holder.deleted:
         return False
-    first = await first_record(target.read_log(new, limit=1))
     log = target.read_log(new, reverse=True)
     newest = await first_record(log, lambda record: record.kind not in HOLDER_KINDS)
     if holder.draft is None and newest is None:
         return None
-    has_own = newest is not None and first is not None and newest.epoch != first.epoch
-    if holder.draft != draft or has_own:
+    if holder.draft != draft or await has_own(target, new):
         raise exists(new)
     return True
+
+
+async def has_own(store: Store, key: SessionKey) -> bool:
+    """Return whether a copy was written since it was made, which took but one epoch."""
+    first = await first_record(store.read_log(key, limit=1))
+    log = store.read_log(key, reverse=True)
+    newest = await first_record(log, lambda record: record.kind not in HOLDER_KINDS)
+    return newest is not None and first is not None and newest.epoch != first.epoch
 
 
 def exists(key: SessionKey) -> SessionError:

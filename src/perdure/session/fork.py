@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, final
 
 import msgspec
@@ -19,6 +20,7 @@ from perdure.autosave.tracked import State
 from perdure.errors import (
     HistoryPrunedError,
     InvalidArgumentError,
+    LeaseHeldError,
     SessionError,
     SessionNotFoundError,
     StoreError,
@@ -117,34 +119,43 @@ class ForkBuilder:
         purpose: str,
         more: Sequence[Entry] = (),
     ) -> Fork:
-        """Make a session of another one's content up to a record."""
-        access, draft = (
-            self._access,
-            Draft(source=parent, generation=point.epoch, up_to=point.seq, purpose=purpose),
-        )
-        async with access.exclusive(child):
-            if child in access.runtime.sessions:
-                raise exists(child)
-            is_there = await is_made(self._store.inner, child, draft)
-            if is_there is None:  # it was opened, and never written
-                async with access.held(child, Terms("raise", 0), new=True) as hold:
-                    if await is_made(self._store.inner, child, draft) is None:
-                        await hold.withdraw()
-            if not is_there:
-                await copy_session(
-                    self._store,
-                    parent,
-                    self._store,
-                    child,
-                    draft=draft,
-                    watch=access.runtime.watch,
-                    limits=access.runtime.limits,
-                    more=more,
-                )
-                self._store.forget(child)
-            elif more:
-                raise exists(child)
+        async with self._access.exclusive(child):
+            return await self.copied(parent, child, point, purpose, more)
+
+    async def copied(
+        self,
+        parent: SessionKey,
+        child: SessionKey,
+        point: Record,
+        purpose: str,
+        more: Sequence[Entry] = (),
+    ) -> Fork:
+        """Make a session of another one's content up to a record; the caller is alone with it."""
+        access, store = self._access, self._store.inner
+        draft = Draft(source=parent, generation=point.epoch, up_to=point.seq, purpose=purpose)
+        if child in access.runtime.sessions:
+            raise exists(child)
+        is_there = await is_made(store, child, draft)
+        if is_there is None:  # it was opened, and never written
+            async with access.held(child, Terms("raise", 0), new=True) as hold:
+                if await is_made(store, child, draft) is None:
+                    await hold.withdraw()
+        if is_there and more:
+            raise exists(child)
+        if not is_there:
+            watch, limits = access.runtime.watch, access.runtime.limits
+            copy = partial(copy_session, store, parent, store, child, draft=draft)
+            try:
+                await copy(watch=watch, limits=limits, more=more)
+            except LeaseHeldError:
+                if more or not await is_made(store, child, draft):  # by another process, just now
+                    raise
+            self._store.forget(child)
         return Fork(child, parent, point.seq)
+
+    async def newest(self, key: SessionKey, head: int) -> Record | None:
+        """Return the last record of a session that says something, None if there is none."""
+        return await self._without_epochs(key, await self._point(key, head, None))
 
     async def fork_unsaved(self, session: Tracked, child: SessionKey) -> Fork:
         """Begin a session with a session's durable records, followed by its unsaved ones.
@@ -352,8 +363,7 @@ class ForkBuilder:
         """
         require_different(key, new, "copy")
         if COPIES:
-            head = await self._access.head(key)
-            point = await self._without_epochs(key, await self._point(key, head, None))
+            point = await self.newest(key, await self._access.head(key))
             if point is None:
                 return await self._begin_anew(key, new, ())
             return await self._copy_to(key, new, point, "copy")
