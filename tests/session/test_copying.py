@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import anyio
@@ -406,3 +407,71 @@ async def test_a_source_that_is_pruned_meanwhile_is_copied_as_it_is_then(place: 
         await meanwhile(pause, lambda: one.fork("a", "fork"), prune)
         assert await look(two, "fork") == await look(two, "a")
         assert await told(await two.load("fork")) == await told(await two.load("a"))
+
+
+# forks that leave the history behind
+
+
+async def forked(sessions: SessionManager, id: str, new: str, at: int | None = None) -> int:
+    core = sessions._acting()
+    keys = SessionKey(id), SessionKey(new)
+    act = partial(core.forker.fork, *keys, at, history="context")
+    return (await core.access.runtime.host.call(act)).at
+
+
+async def test_a_fork_of_the_context_has_all_but_the_history(place: Place) -> None:
+    async with connect(place(), shutdown=QUIET) as sessions:
+        await converse(sessions, "a", "one", "two", "large " + "x" * 3000)
+        async with sessions.open("a") as session:
+            await session.checkpoints.create("own")
+            await session.checkpoints.create("given", state=["y" * 5000])
+            session.append(Message.user("last"))
+            await session.aclose()
+        was = await look(sessions, "a")
+        at = await forked(sessions, "a", "fork")
+        assert await forked(sessions, "a", "fork") == at
+        with pytest.raises(SessionError, match="fork exists"):
+            await sessions.fork("a", "fork")
+        await sessions.forget("a")
+    for _ in range(2):
+        async with connect(place(), shutdown=QUIET) as sessions:
+            assert await look(sessions, "fork") == {**was, "told": []}
+            assert await problems(sessions, "fork") == []
+            assert (await sessions.rebuild_working_context("fork", dry_run=True)).wrong == ()
+            assert "fork" in [info.key.agent for info in await sessions.list()]
+    async with connect(place(), shutdown=QUIET) as sessions, sessions.open("fork") as session:
+        assert [one.id for one in await session.checkpoints.states()] == [2]
+        restored = await session.checkpoints.restore(2)
+        assert restored is not None
+        assert restored.state == ["y" * 5000]
+        session.append(Message.user("on"))
+        made = await session.checkpoints.create("own again")
+        session.append(Message.user("and on"))
+        assert made.id == 3
+        found = await session.checkpoints.verify()
+        assert (found.problems, found.unchecked) == ((), ())
+        await session.checkpoints.rollback(3)
+        assert said(session) == [*was["said"], "on"]
+        async with session.turn(id="turn one") as turn:
+            assert turn.replayed
+    async with connect(place(), shutdown=QUIET) as sessions:
+        await sessions.fork("fork", "fork of it")
+        await forked(sessions, "fork", "context of it")
+        for id in ("fork of it", "context of it"):
+            assert (await look(sessions, id))["said"] == [*was["said"], "on"]
+            assert await problems(sessions, id) == []
+
+
+async def test_a_fork_of_an_earlier_context_is_as_the_session_was_then(place: Place) -> None:
+    async with connect(place(), shutdown=QUIET) as sessions:
+        await converse(sessions, "a", "one")
+        async with sessions.open("a") as session:
+            at, was = session.version, said(session)
+        await converse(sessions, "a", "two", "three")
+        assert await forked(sessions, "a", "fork", at) <= at
+        assert (await look(sessions, "fork"))["said"] == was
+        async with sessions.open("fork") as session:
+            assert session.info.turns == 1
+            session.append(Message.user("on"))
+            await session.retract(after=at)
+            assert said(session) == was

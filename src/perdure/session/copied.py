@@ -12,10 +12,12 @@ from collections.abc import Mapping
 
 import msgspec
 
+from perdure.checkpoints.chain import CheckpointChain
 from perdure.errors import FormatError
 from perdure.memory.context import SNAPSHOT, Snapshot
 from perdure.memory.documents import SESSION, TurnPayload, WholeSessionDocument
 from perdure.memory.ledger import LEDGER_KINDS, OVER, Ledger, change_entry
+from perdure.records.checkpoints import CHECKPOINTS
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import FoldedDocument, Manifest, Origin
@@ -89,6 +91,19 @@ def renamed(name: str, data: bytes, key: SessionKey) -> bytes:
     except FormatError:
         pass  # the reader finds out, and rebuilds it
     return data
+
+
+def without_history(documents: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return documents for a copy that leaves the history behind.
+
+    Its checkpoints of the session itself, which need that, become tombstones.
+    """
+    kept = dict(documents)
+    if CHECKPOINTS in kept:
+        chain = CheckpointChain.of(kept[CHECKPOINTS])
+        chain.bury_captured()
+        kept[CHECKPOINTS] = chain.document()
+    return kept
 
 
 def copied_manifest(

@@ -30,6 +30,7 @@ from perdure.errors import (
     StoreUnavailableError,
 )
 from perdure.lease import OwnerWatch, acquire_lease
+from perdure.lineage.history import keep_documents
 from perdure.lineage.store import Lineage
 from perdure.memory.ledger import LEDGER
 from perdure.records.keys import SessionKey
@@ -42,13 +43,14 @@ from perdure.session.copied import (
     as_copied,
     copied_manifest,
     renamed,
+    without_history,
 )
 from perdure.session.fold import put_blobs
 from perdure.session.lifecycle import append_durably, groups_of
 from perdure.session.options import Limits
 from perdure.session.point_in_time import HistoricalFold, folded_at
 from perdure.session.reach import Reach, ReachedBlob
-from perdure.store import Batch, Documents, Draft, HeldLease, Store, first_record
+from perdure.store import Batch, Document, Documents, Draft, HeldLease, Store, first_record
 
 TRIES: Final = 3
 """Attempts at a copy of a session that changes meanwhile."""
@@ -64,6 +66,11 @@ NAMES: Final = 500
 
 LEAVING: Final = 5.0
 """Seconds that a store has to release a draft, or to remove it."""
+
+FORK: Final = "fork"
+"""The purpose of what ends all that is in progress."""
+FORK_CONTEXT: Final = "fork context"
+"""The same, where records are left behind: the copy begins with what they fold to."""
 
 T = TypeVar("T")
 
@@ -231,7 +238,11 @@ class _Copier:
         self._new = new
         self._draft = draft
         self._limits = limits
+        self._was: HistoricalFold
         self._base: Origin
+        """Where the source begins."""
+        self._begun: Origin
+        """Where the copy does."""
         self._writer: _Writer
         self._next = 0
         """The record that is copied next."""
@@ -273,7 +284,20 @@ class _Copier:
 
     async def begin(self, watch: OwnerWatch) -> None:
         """Begin the draft."""
-        base = self._base = await self.origin()
+        self._base = begun = await self.origin()
+        up_to, tenant = self._draft.up_to, self._new.tenant
+        # Where the source has no record to copy: that of its first epoch, or what was pruned last.
+        first = begun.cut or 1
+        self._was = was = await folded_at(self._source, self._key, up_to, self._limits)
+        if self._draft.purpose == FORK_CONTEXT:
+            found = {
+                name: Document(data, was.found[name].as_of_seq)
+                for name, data in without_history(was.data).items()
+            }
+            self._was = msgspec.structs.replace(was, found=found)
+            await put_blobs(self._target, tenant, was.blobs)
+            folded = await keep_documents(self._target, tenant, Documents(was.manifest, found))
+            begun, first = Origin(cut=up_to, folded=folded), up_to + 1
         grant = await acquire_lease(
             self._target,
             self._new,
@@ -281,19 +305,20 @@ class _Copier:
             watch=watch,
             on_held="raise",
             wait=0.0,
-            first=base.cut or 1,  # where the source has no record to copy, but its own first epoch
-            base=base if base.cut else None,
+            first=first,
+            base=begun if begun.cut else None,
             draft=self._draft,
         )
+        self._begun = begun
         self._writer = _Writer(self._target, grant)
 
     async def write(self, more: Sequence[Entry]) -> None:
         """Write records, blobs and documents; nobody sees them."""
-        was = await folded_at(self._source, self._key, self._draft.up_to, self._limits)
-        manifest = msgspec.structs.replace(was.manifest, base=self._base)
+        was = self._was
+        manifest = msgspec.structs.replace(was.manifest, base=self._begun)
         reach = Reach(self._source, self._key, Documents(manifest, was.found))
         await self._write_records(reach)
-        if self._draft.purpose == "fork":
+        if self._draft.purpose.startswith(FORK):
             progress = Progress(was.data.get(LEDGER), self._turn)
             for entry in more:
                 progress.feed(entry)
@@ -318,7 +343,7 @@ class _Copier:
         await self._writer.flush()
         if self._writer.head < up_to:
             raise self._went(self._next)
-        self._done.records = up_to - first
+        self._done.records = max(up_to - first, 0)
 
     def _copied(self, run: Sequence[Record], reach: Reach) -> list[Entry]:
         """Return what stands for a run of records, and note what it names."""
@@ -378,7 +403,7 @@ class _Copier:
 
         documents = await _beside(work, size)
         epoch = self._writer.grant.epoch
-        manifest = copied_manifest(was.manifest, documents, self._new, epoch, self._base)
+        manifest = copied_manifest(was.manifest, documents, self._new, epoch, self._begun)
         await self._target.write_documents(self._new, documents, manifest)
         self._done.bytes += size
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Literal, final
 
 import msgspec
 
@@ -42,7 +42,13 @@ from perdure.records.records import (
     Entry,
     Record,
 )
-from perdure.session.copying import copy_session, exists, is_made
+from perdure.session.copying import (
+    FORK as AS_FORK,
+    FORK_CONTEXT,
+    copy_session,
+    exists,
+    is_made,
+)
 from perdure.session.lifecycle import (
     ExclusiveAccess,
     HeldSession,
@@ -64,6 +70,10 @@ _TRIES = 3
 
 COPIES: bool = False
 """Whether a fork is a copy: what was its parent's is its own, and refers to no other session."""
+
+
+History = Literal["full", "context"]
+FORKS: dict[History, str] = {"full": AS_FORK, "context": FORK_CONTEXT}
 
 
 class Fork(msgspec.Struct, frozen=True):
@@ -91,6 +101,8 @@ class ForkBuilder:
         child: SessionKey,
         at: int | str | Checkpoint | None,
         more: Sequence[Entry] = (),
+        *,
+        history: History = "full",
     ) -> Fork:
         """Begin a session with another one's history up to a record, and write one record.
 
@@ -109,7 +121,7 @@ class ForkBuilder:
         point = await self._without_epochs(parent, await self._point(parent, head, at))
         if point is None:
             return await self._begin_anew(parent, child, more)
-        return await self._begin(parent, child, point, more)
+        return await self._begin(parent, child, point, more, history)
 
     async def _copy_to(
         self,
@@ -157,7 +169,9 @@ class ForkBuilder:
         """Return the last record of a session that says something, None if there is none."""
         return await self._without_epochs(key, await self._point(key, head, None))
 
-    async def fork_unsaved(self, session: Tracked, child: SessionKey) -> Fork:
+    async def fork_unsaved(
+        self, session: Tracked, child: SessionKey, *, history: History = "full"
+    ) -> Fork:
         """Begin a session with a session's durable records, followed by its unsaved ones.
 
         If the store has lost a part of what was durable, what memory holds of that comes between.
@@ -178,7 +192,7 @@ class ForkBuilder:
         if point is not None:
             point = await self._without_epochs(session.key, point)
             if point is not None:
-                return await self._begin(session.key, child, point, more)
+                return await self._begin(session.key, child, point, more, history)
             return await self._begin_anew(session.key, child, more)
         if session.missing or session.end is State.LOST:  # gone, or deleted by its holder
             return await self._begin_anew(session.key, child, more)
@@ -258,10 +272,15 @@ class ForkBuilder:
         return checkpoint.event_seq + GROUP
 
     async def _begin(
-        self, parent: SessionKey, child: SessionKey, point: Record, more: Sequence[Entry]
+        self,
+        parent: SessionKey,
+        child: SessionKey,
+        point: Record,
+        more: Sequence[Entry],
+        history: History,
     ) -> Fork:
-        if COPIES:
-            return await self._copy_to(parent, child, point, "fork", more)
+        if COPIES or history == "context":
+            return await self._copy_to(parent, child, point, FORKS[history], more)
         origin = parent
         while True:  # a fork of what was shared already is a fork of the session that wrote it
             above = await self._store.base_of(origin)
