@@ -106,8 +106,7 @@ def acquire(
     fresh = [
         place
         for place, one in enumerate(wanted)
-        if one.after == (0 if one.seen is None else one.seen.epoch)
-        and not _needs_lock(one)
+        if one.after == (0 if one.seen is None else one.seen.epoch) and not _needs_lock(one)
     ]
     fresh.sort(key=lambda place: _lock_order(wanted[place]))
     takes = [_Take(sql, wanted[place], wanted[place].seen) for place in fresh]
