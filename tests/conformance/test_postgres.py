@@ -12,8 +12,6 @@ from tests.servers.postgres import schema_of, shared
 class TestPostgresStore(StoreConformance):
     """Stores of one test share a schema of this process's server."""
 
-    drafts = False
-
     on_trio = "deep"
 
     def make_store(self, place: Path, owner: str) -> PostgresStore:

@@ -30,8 +30,6 @@ def server() -> Iterator[Valkey]:
 class TestRedisStore(StoreConformance):
     """Stores of one test share a prefix; each is an owner of its own."""
 
-    drafts = False
-
     on_trio = "deep"
 
     @pytest.fixture(autouse=True)

@@ -382,10 +382,10 @@ def matched(
     return Documents(manifest, documents, tuple(damaged), remains=remains)
 
 
-def epoch_payload(owner: str, at: float, base: Origin | None = None) -> bytes:
+def epoch_payload(owner: str, base: Origin | None, **facts: object) -> bytes:
     """Return the payload of an epoch record; *base* is the history before a log that it begins."""
-    facts: dict[str, object] = {"owner": owner, "at": at}
-    return msgspec.json.encode(facts if base is None else {**facts, "base": base})
+    begun = {"owner": owner, **facts}
+    return msgspec.json.encode(begun if base is None else {**begun, "base": base})
 
 
 # What every store refuses, and in which words

@@ -139,7 +139,7 @@ class StoredSession:
             self.first, self.draft, self.published = first, draft, draft is None
         self.epoch, self.owner = epoch, owner
         self.released = self.deleted = False
-        payload = epoch_payload(owner, at, base if created else None)
+        payload = epoch_payload(owner, base if created else None, at=at)
         self.entries.append(Entry(EPOCH, payload))
         self.epochs.append(epoch)
         self.epoch_starts.append(self.head)

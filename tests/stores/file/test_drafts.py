@@ -115,7 +115,7 @@ async def test_a_copier_that_dies_before_its_log_leaves_a_draft(
 
 
 async def test_a_damaged_lease_shows_no_half_copy(store, open_store, root: Path) -> None:
-    grant = await drafted(store)
+    await drafted(store)
     path = root / "agents/agent/lease-1.json"
     lease = path.read_bytes()
     path.write_bytes(lease[:-9] + b"?" + lease[-8:])
@@ -128,9 +128,16 @@ async def test_a_damaged_lease_shows_no_half_copy(store, open_store, root: Path)
     with pytest.raises(CorruptRecordError):
         await read(other)
     past_damage.reset(token)
-    path.write_bytes(lease)
+
+
+async def test_a_damaged_lease_hides_no_session_that_is_published(
+    store, open_store, root: Path
+) -> None:
+    grant = await drafted(store)
     await store.publish(KEY, grant.epoch)
-    path.write_bytes(lease[:-9] + b"?" + lease[-8:])
+    path = root / "agents/agent/lease-1.json"
+    path.write_bytes(path.read_bytes()[:-9] + b"?" + path.read_bytes()[-8:])
+    other = await open_store("other")
     assert tuple(entries(await read(other))) == group("a", "b")
 
 

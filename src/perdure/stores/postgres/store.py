@@ -20,7 +20,6 @@ from perdure._lib.loop import unopened
 from perdure.errors import ConfigError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, SessionQuery
-from perdure.records.undrafted import Undrafted, require_plain
 from perdure.store import (
     Batch,
     BlobSweep,
@@ -30,6 +29,7 @@ from perdure.store import (
     DeadLetter,
     Documents,
     Draft,
+    DraftInfo,
     HeartbeatRequests,
     HeldLease,
     InboxLimit,
@@ -66,7 +66,7 @@ _CAPABILITIES = Capabilities(
 
 
 @final
-class PostgresStore(Undrafted):
+class PostgresStore:
     """Keep sessions in a PostgreSQL database, version 13 or newer.
 
     Args:
@@ -265,6 +265,9 @@ class PostgresStore(Undrafted):
             "sweep", content.sweep, tenant, frozenset(reachable), older_than
         )
 
+    async def renew(self, tenant: str, names: Collection[str]) -> set[str]:
+        return await self._calls.run_idempotent("write to", content.renew, tenant, list(names))
+
     async def blob_names(self, tenant: str) -> list[str]:
         return await self._calls.run_idempotent("read", content.names, tenant)
 
@@ -290,10 +293,9 @@ class PostgresStore(Undrafted):
         base: Origin | None = None,
         draft: Draft | None = None,
     ) -> HeldLease:
-        require_plain(first, base, draft)
         self._openings.pop(key, None)
         seen = self._seen.pop(key, None)
-        wanted = leases.Acquire(key, after, self._owner, seen)
+        wanted = leases.Acquire(key, after, self._owner, seen, first, base, draft)
         grant, state = await self._calls.run_together(
             "write to", leases.acquire, wanted, is_repeatable=False
         )
@@ -302,6 +304,12 @@ class PostgresStore(Undrafted):
         )
         self._granted[key] = state
         return grant
+
+    async def publish(self, key: SessionKey, epoch: int) -> None:
+        await self._calls.run_idempotent("write to", leases.publish, key, epoch)
+
+    async def drafts(self, tenant: str) -> list[DraftInfo]:
+        return await self._calls.run_idempotent("read", leases.drafts, tenant)
 
     def _opening_of(self, key: SessionKey) -> log.OpeningRead | None:
         """Return what was read with the documents, if nothing was appended since."""

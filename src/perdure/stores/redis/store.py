@@ -21,7 +21,6 @@ from perdure._lib.ids import random_id
 from perdure.errors import ConfigError, StoreError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, SessionQuery
-from perdure.records.undrafted import Undrafted, require_plain
 from perdure.store import (
     Batch,
     BlobSweep,
@@ -31,6 +30,7 @@ from perdure.store import (
     DeadLetter,
     Documents,
     Draft,
+    DraftInfo,
     HeartbeatRequests,
     HeldLease,
     InboxLimit,
@@ -68,7 +68,7 @@ _CAPABILITIES = Capabilities(
 
 
 @final
-class RedisStore(Undrafted):
+class RedisStore:
     """Store on a Redis or Valkey server.
 
     Args:
@@ -199,7 +199,8 @@ class RedisStore(Undrafted):
                 yield chunk
 
     async def head(self, key: SessionKey) -> int:
-        return (await self._log.state(key)).head
+        state = await self._log.state(key)
+        return 0 if state.is_hidden else state.head
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
         """Remove whole batches before a record."""
@@ -240,6 +241,9 @@ class RedisStore(Undrafted):
             swept.bytes + swept_history.bytes,
         )
 
+    async def renew(self, tenant: str, names: Collection[str]) -> set[str]:
+        return await self._blobs.renew(tenant, names)
+
     async def blob_names(self, tenant: str) -> list[str]:
         return await self._blobs.names(tenant)
 
@@ -260,8 +264,13 @@ class RedisStore(Undrafted):
         base: Origin | None = None,
         draft: Draft | None = None,
     ) -> HeldLease:
-        require_plain(first, base, draft)
-        return await self._leases.acquire(key, after)
+        return await self._leases.acquire(key, after, first, base, draft)
+
+    async def publish(self, key: SessionKey, epoch: int) -> None:
+        await self._leases.publish(key, epoch)
+
+    async def drafts(self, tenant: str) -> list[DraftInfo]:
+        return await self._directory.drafts(tenant)
 
     async def release(self, key: SessionKey, epoch: int) -> None:
         await self._leases.release(key, epoch)

@@ -143,7 +143,7 @@ def acquire(
         row = msgspec.structs.replace(row, state=DRAFT | COPY)
         con.execute(Q["put_draft"], {"id": row.id, "data": seal(msgspec.json.encode(draft))})
     row = msgspec.structs.replace(row, epoch=epoch, owner=owner, state=row.state & ~RELEASED)
-    payload = epoch_payload(owner, at, base if created else None)
+    payload = epoch_payload(owner, base if created else None, at=at)
     row = append_epoch_record(con, row, payload, at)
     return HeldLease(key, epoch, row.head, created), LogTail(row)
 
