@@ -48,16 +48,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     }[request.param]
 
 
-UNDRAFTED: set[str] = set()
-"""Places whose stores keep no drafts yet."""
-
-
 @pytest.fixture(params=["references", "copies"])
 def forks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Have forks refer to their parents, or be copies."""
-    places = {value for name, value in request.node.callspec.params.items() if name != "forks"}
-    if request.param == "copies":
-        if places & UNDRAFTED:
-            pytest.skip("this store keeps no drafts yet")
-        monkeypatch.setattr(fork, "COPIES", True)
+    monkeypatch.setattr(fork, "COPIES", request.param == "copies")
     return str(request.param)

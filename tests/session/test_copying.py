@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any
 
 import anyio
 import pytest
 
 from perdure import (
+    InvalidArgumentError,
+    LeaseLostError,
     Message,
     Retention,
     SessionError,
@@ -45,16 +46,14 @@ from perdure.session.options import Limits
 from perdure.store import Batch, Draft, Status, Store, first_record
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests.pausing import PausingStore, meanwhile
-from tests.session.conftest import UNDRAFTED, Connect, Place
+from tests.session.conftest import Connect, Place
 from tests.session.lives import converse, looks, said, told
 
 QUIET = Shutdown(signals=False)
 
 
 @pytest.fixture(autouse=True)
-def copies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if set(request.node.callspec.params.values()) & UNDRAFTED:
-        pytest.skip("this store keeps no drafts yet")
+def copies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork, "COPIES", True)
 
 
@@ -412,13 +411,6 @@ async def test_a_source_that_is_pruned_meanwhile_is_copied_as_it_is_then(place: 
 # forks that leave the history behind
 
 
-async def forked(sessions: SessionManager, id: str, new: str, at: int | None = None) -> int:
-    core = sessions._acting()
-    keys = SessionKey(id), SessionKey(new)
-    act = partial(core.forker.fork, *keys, at, history="context")
-    return (await core.access.runtime.host.call(act)).at
-
-
 async def test_a_fork_of_the_context_has_all_but_the_history(place: Place) -> None:
     async with connect(place(), shutdown=QUIET) as sessions:
         await converse(sessions, "a", "one", "two", "large " + "x" * 3000)
@@ -428,8 +420,8 @@ async def test_a_fork_of_the_context_has_all_but_the_history(place: Place) -> No
             session.append(Message.user("last"))
             await session.aclose()
         was = await look(sessions, "a")
-        at = await forked(sessions, "a", "fork")
-        assert await forked(sessions, "a", "fork") == at
+        made = await sessions.fork("a", "fork", history="context")
+        assert await sessions.fork("a", "fork", history="context") == made
         with pytest.raises(SessionError, match="fork exists"):
             await sessions.fork("a", "fork")
         await sessions.forget("a")
@@ -445,9 +437,9 @@ async def test_a_fork_of_the_context_has_all_but_the_history(place: Place) -> No
         assert restored is not None
         assert restored.state == ["y" * 5000]
         session.append(Message.user("on"))
-        made = await session.checkpoints.create("own again")
+        own = await session.checkpoints.create("own again")
         session.append(Message.user("and on"))
-        assert made.id == 3
+        assert own.id == 3
         found = await session.checkpoints.verify()
         assert (found.problems, found.unchecked) == ((), ())
         await session.checkpoints.rollback(3)
@@ -456,7 +448,7 @@ async def test_a_fork_of_the_context_has_all_but_the_history(place: Place) -> No
             assert turn.replayed
     async with connect(place(), shutdown=QUIET) as sessions:
         await sessions.fork("fork", "fork of it")
-        await forked(sessions, "fork", "context of it")
+        await sessions.fork("fork", "context of it", history="context")
         for id in ("fork of it", "context of it"):
             assert (await look(sessions, id))["said"] == [*was["said"], "on"]
             assert await problems(sessions, id) == []
@@ -468,10 +460,37 @@ async def test_a_fork_of_an_earlier_context_is_as_the_session_was_then(place: Pl
         async with sessions.open("a") as session:
             at, was = session.version, said(session)
         await converse(sessions, "a", "two", "three")
-        assert await forked(sessions, "a", "fork", at) <= at
+        assert (await sessions.fork("a", "fork", at=at, history="context")).at <= at
         assert (await look(sessions, "fork"))["said"] == was
         async with sessions.open("fork") as session:
             assert session.info.turns == 1
             session.append(Message.user("on"))
             await session.retract(after=at)
             assert said(session) == was
+
+
+async def test_a_part_that_no_fork_takes_is_refused(again: Connect) -> None:
+    async with again() as sessions:
+        await converse(sessions, "a", "one")
+        with pytest.raises(InvalidArgumentError, match="choose full or context"):
+            await sessions.fork("a", "fork", history="half")  # type: ignore[arg-type]
+
+
+async def test_what_is_unsaved_follows_a_context_without_its_history() -> None:
+    backing = MemoryBacking()
+    one = await connect(MemoryStore(backing=backing), autosave=None, shutdown=QUIET)
+    two = await connect(MemoryStore(backing=backing), shutdown=QUIET)
+    session = await one.open("a")
+    session.append(Message.user("saved"))
+    await session.save()
+    session.append(Message.user("unsaved"))
+    backing.sessions[session.key].released = True  # as one that was taken to be dead
+    async with two.open("a"):
+        with pytest.raises(LeaseLostError):
+            await session.save()
+        await session.fork_unsaved("mine", history="context")
+    view = await two.load("mine")
+    assert said(view) == ["saved", "unsaved"]
+    assert [text for _, text in await told(view)] == ["unsaved"]
+    await two.aclose()
+    await one.aclose()

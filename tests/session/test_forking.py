@@ -165,11 +165,7 @@ async def test_forks_of_forks(again: Connect) -> None:
         assert said(session) == texts
 
 
-async def test_a_fork_that_lost_its_documents_is_made_anew_from_the_log(
-    tmp_path: Path, forks: str
-) -> None:
-    if forks == "copies":
-        pytest.skip("this store keeps no drafts yet")
+async def test_a_fork_that_lost_its_documents_is_made_anew_from_the_log(tmp_path: Path) -> None:
     async with connect(tmp_path / "data", shutdown=QUIET) as sessions:
         await converse(sessions, "parent", "one", "two")
         await sessions.fork("parent", "child")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 import msgspec
 
@@ -73,6 +73,16 @@ COPIES: bool = False
 
 
 History = Literal["full", "context"]
+"""What a fork takes: all of its parent's records, or only what they fold to."""
+
+
+def require_history(history: Any) -> None:
+    """Raise InvalidArgumentError for a part of a session that no fork takes."""
+    if history not in FORKS:
+        message = f"fork: invalid history={history!r}: choose {' or '.join(FORKS)}"
+        raise InvalidArgumentError(message, option="history", value=history)
+
+
 FORKS: dict[History, str] = {"full": AS_FORK, "context": FORK_CONTEXT}
 
 
@@ -455,14 +465,16 @@ async def fork_unsaved(
     new_id: str,
     *,
     new_session: str | None,
+    history: History,
 ) -> Fork:
     """Begin a session with what is durable of another one, and what is not."""
+    require_history(history)
     key = tracked.key
     new = session_key(new_id, new_session or key.session, key.tenant)
     forker = ForkBuilder(ExclusiveAccess(runtime, lifecycle))
 
     async def fork() -> Fork:
-        forked = await forker.fork_unsaved(tracked, new)
+        forked = await forker.fork_unsaved(tracked, new, history=history)
         runtime.saver.settle_lost(tracked)  # here: a cancelled caller does not stop it
         return forked
 
@@ -521,13 +533,20 @@ class LostSession:
         """Return the records that are only in memory."""
         return self._tracked.pending_records()
 
-    async def fork_unsaved(self, new_id: str, *, new_session: str | None = None) -> Fork:
+    async def fork_unsaved(
+        self, new_id: str, *, new_session: str | None = None, history: History = "full"
+    ) -> Fork:
         """Begin a session with what is durable of this one, and what is not; it is durable then.
 
         As `Session.fork_unsaved`. What was lost is decided with that.
         """
         return await fork_unsaved(
-            self._runtime, self._lifecycle, self._tracked, new_id, new_session=new_session
+            self._runtime,
+            self._lifecycle,
+            self._tracked,
+            new_id,
+            new_session=new_session,
+            history=history,
         )
 
     async def discard_unsaved(self) -> int:
