@@ -50,6 +50,17 @@ async def test_a_renamed_session_is_the_same_under_its_new_name(again: Connect) 
             assert session.info.metadata.owner == "ada"
 
 
+async def test_a_session_that_was_never_written_is_renamed_with_its_posts(again: Connect) -> None:
+    async with again() as sessions:
+        await (await sessions.open("old")).aclose()
+        await sessions.post("old", Message.user("posted"))
+        await sessions.rename("old", "new")
+        assert not await sessions.exists("old")
+        assert await sessions.exists("new")
+        async with sessions.open("new") as session:
+            assert said(session) == ["posted"]
+
+
 async def test_what_is_taken_or_missing_is_said(again: Connect) -> None:
     async with again() as sessions:
         await converse(sessions, "old", "one")

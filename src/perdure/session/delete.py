@@ -585,13 +585,14 @@ class Renamer:
             async with self._access.held(new, Terms("raise", 0)) as copy:
                 await copy.withdraw()
             is_of_it = False
-        at = 0
         if made is not None and is_of_it:
-            at = made.up_to
+            done = Fork(new, old, made.up_to)
         elif point := await self._forker.newest(old, hold.head):
-            at = (await self._forker.copied(old, new, point, "rename")).at
+            done = await self._forker.copied(old, new, point, "rename")
+        else:
+            done = await self._forker.begun_anew(old, new)
         await self._forgetter.end(hold, terms, lambda: self._forward(hold, new))
-        return Fork(new, old, at)
+        return done
 
     async def _made(self, old: SessionKey, new: SessionKey) -> Draft | None:
         """Return what a rename, which may not have been finished, has made of a session."""

@@ -211,18 +211,26 @@ class ForkBuilder:
     async def _begin_anew(
         self, parent: SessionKey, child: SessionKey, records: Sequence[Entry]
     ) -> Fork:
-        """Make a session from memory alone: there is no stored history to continue."""
         async with self._access.exclusive(child):
-            await self._require_free(child, None, records)
-            async with self._access.held(child, Terms("raise", 0), new=True) as hold:
-                if await self._access.begun(child) != LogOrigin():
-                    raise exists(child)
-                if records:
-                    try:
-                        await hold.append(*records)
-                    except StoreError:
-                        await hold.withdraw()
-                        raise
+            return await self.begun_anew(parent, child, records)
+
+    async def begun_anew(
+        self, parent: SessionKey, child: SessionKey, records: Sequence[Entry] = ()
+    ) -> Fork:
+        """Make a session from memory alone: there is no stored history to continue.
+
+        The caller is alone with it.
+        """
+        await self._require_free(child, None, records)
+        async with self._access.held(child, Terms("raise", 0), new=True) as hold:
+            if await self._access.begun(child) != LogOrigin():
+                raise exists(child)
+            if records:
+                try:
+                    await hold.append(*records)
+                except StoreError:
+                    await hold.withdraw()
+                    raise
         return Fork(child, parent, 0)
 
     async def _point(
