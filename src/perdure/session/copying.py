@@ -350,9 +350,13 @@ class _Copier:
         if run[0].seq != self._next or run[-1].seq - run[0].seq != len(run) - 1:
             raise self._went(self._next)
         self._next += len(run)
+        kinds = {record.kind for record in run}
+        if TURN in kinds:
+            self._turn = [record.payload for record in run if record.kind == TURN][-1]
+        if kinds.isdisjoint(OWN_KINDS):  # as nearly always: the rest is slower
+            reach.feed_run(run)
+            return [Entry(record.kind, record.payload, record.end) for record in run]
         reach.feed_run([record for record in run if record.kind not in OWN_KINDS])
-        turns = [record.payload for record in run if record.kind == TURN]
-        self._turn = turns[-1] if turns else self._turn
         return list(map(as_copied, run))
 
     def _went(self, seq: int) -> HistoryPrunedError:
