@@ -494,3 +494,35 @@ async def test_what_is_unsaved_follows_a_context_without_its_history() -> None:
     assert [text for _, text in await told(view)] == ["unsaved"]
     await two.aclose()
     await one.aclose()
+
+
+async def test_blobs_of_a_fork_that_is_being_made_are_not_swept_with_its_source() -> None:
+    now, old = 0.0, 3600.0
+    backing = MemoryBacking(clock=lambda: now)
+    store = PausingStore(MemoryStore(backing=backing))
+    two = connect(MemoryStore(backing=backing), shutdown=QUIET)
+    async with connect(store, shutdown=QUIET) as one, two:
+        await converse(one, "a", "large " + "x" * 3000)
+        async with one.open("a") as session:
+            await session.checkpoints.create("given", state=["y" * 50_000])
+            session.append(Message.user("last"))
+            await session.aclose()
+        was = await look(one, "a")
+        now += old
+        pause = store.pause("publish")
+
+        async def delete_and_sweep() -> None:
+            nonlocal now
+            await two.delete("a")
+            await two._store.sweep("", set(), old)
+            now += old
+            await two._store.sweep("", set(), old)
+
+        await meanwhile(pause, lambda: one.fork("a", "fork"), delete_and_sweep)
+        await two._store.sweep("", await reached(two, "fork"), old)
+        assert await look(two, "fork") == was
+        assert await problems(two, "fork") == []
+        async with two.open("fork") as session:
+            restored = await session.checkpoints.restore(1)
+            assert restored is not None
+            assert restored.state == ["y" * 50_000]
