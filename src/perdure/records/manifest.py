@@ -243,6 +243,8 @@ class HeldLease(msgspec.Struct, frozen=True):
     """The seq of the epoch record, which is the log's last."""
     created: bool
     """Whether a log begins with it."""
+    record: bytes = b""
+    """The epoch record's payload, where a log begins with it: nobody can read a draft's."""
 
 
 class LeaseState(msgspec.Struct, frozen=True):

@@ -172,7 +172,9 @@ def acquire(
         end = appended
         if end.seq == 1:
             add_to_directory(bucket, key, end.generation)
-        return _granted_writer(bucket, key, current, end, new_holder)
+        writer = _granted_writer(bucket, key, current, end, new_holder)
+        writer.record = record.payload
+        return writer
     raise StoreUnavailableError(
         f"the lease of {key} was not acquired: its log kept growing; try again", key=key
     )
@@ -236,6 +238,7 @@ def _begin_hidden(
         entry = ListedObject(name, len(data), 0.0)
         plan = reader.ObjectReadPlan(head, tag, (entry,), 0, {name: data})
     writer = ObjectLogWriter(bucket, key, (head, tag), new.first, crc, plan)
+    writer.record = record.payload
     if current is not None and current[0].hidden:
         writer.replaced = current[0]
     return writer

@@ -71,6 +71,7 @@ class ObjectLogWriter:
         "loose",
         "opening",
         "owner",
+        "record",
         "replaced",
         "stored_head",
     )
@@ -109,6 +110,8 @@ class ObjectLogWriter:
         """Whether another process has the session."""
         self.stored_head: tuple[SessionHead, str] | None = stored_head
         """The head as it was last written, with its tag."""
+        self.record: bytes = b""
+        """The payload of the epoch record, if the log begins with it."""
         self.replaced: SessionHead | None = None
         """The draft that was taken over, until what it has is removed."""
         self.opening: reader.ObjectReadPlan | None = opening

@@ -327,7 +327,7 @@ class ObjectStore:
                 self._writers[key] = writer
         if claim.abandoned:
             self._release(bucket, writer)  # the caller was cancelled
-        return HeldLease(key, writer.epoch, writer.epoch_seq, writer.created)
+        return HeldLease(key, writer.epoch, writer.epoch_seq, writer.created, writer.record)
 
     async def publish(self, key: SessionKey, epoch: int) -> None:
         await self._run(leases.publish, self._writer(key, epoch))
