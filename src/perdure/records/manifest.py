@@ -217,7 +217,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     source: SessionKey
     """Possibly of another store."""
     generation: int
-    """The epoch of the source's first record: another one means another life of that id."""
+    """The epoch of the source's record ``up_to``: another one means another life of that id."""
     up_to: int
     """The last record that is copied."""
     purpose: str

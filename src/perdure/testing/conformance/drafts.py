@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import anyio
 import msgspec
 import pytest
 
@@ -13,7 +14,18 @@ from perdure.lease import may_take
 from perdure.records.keys import SessionKey
 from perdure.records.posts import DeadLetter, PendingItem
 from perdure.records.records import BASE, EPOCH, MESSAGE, Entry
-from perdure.store import Batch, Documents, Draft, DraftInfo, HeldLease, Origin, Status, Store
+from perdure.store import (
+    Batch,
+    Documents,
+    Draft,
+    DraftInfo,
+    HeldLease,
+    Origin,
+    Status,
+    Store,
+    SupportsRestore,
+    capability,
+)
 from perdure.testing.conformance._kit import (
     KEY,
     OpenStore,
@@ -254,6 +266,41 @@ class DraftConformance(Suite):
         assert tuple(entries(await read(other))) == group("kept")
         assert await store.drafts("") == []
 
+    @pytest.mark.parametrize("rounds", [6])
+    async def test_either_it_is_published_or_taken_over(
+        self, store: Store, other: Store, rounds: int
+    ) -> None:
+        for round_ in range(rounds):
+            key = SessionKey("agent", str(round_))
+            grant = await begin(store, key)
+            await append_ok(store, grant, 502, *group("copied"))
+            told: list[bool] = []
+            taken: list[HeldLease] = []
+
+            async def publish(grant: HeldLease, told: list[bool]) -> None:
+                try:
+                    await store.publish(grant.key, grant.epoch)
+                except LeaseLostError:
+                    told.append(False)
+                else:
+                    told.append(True)
+
+            async def take_over(key: SessionKey, taken: list[HeldLease]) -> None:
+                taken.append(await other.acquire(key, after=1))
+
+            async with anyio.create_task_group() as tasks:
+                if round_ % 2:
+                    tasks.start_soon(publish, grant, told)
+                tasks.start_soon(take_over, key, taken)
+                if not round_ % 2:
+                    tasks.start_soon(publish, grant, told)
+            (new,) = taken
+            if told == [True]:  # else it may be published all the same, and whole
+                assert not new.created
+            seqs = [record.seq for record in await read(store, key)]
+            assert seqs == ([1] if new.created else [501, 502, 503])
+            assert new.head == seqs[-1]
+
     async def test_a_lost_acquire_is_begun_again(self, store: Store) -> None:
         """Its answer did not come: the epoch that it was given belongs to nobody."""
         await begin(store)
@@ -411,6 +458,9 @@ async def _is_hidden(witness: Store, grant: HeldLease) -> None:
     assert await read(witness) == []
     assert await read(witness, reverse=True, limit=1) == []
     assert await witness.read_documents(KEY) == Documents()
+    if (restoring := capability(witness, SupportsRestore)) is not None:
+        data = await restoring.read_for_restore(KEY)
+        assert (data.documents, data.records or ()) == (Documents(), ())
     assert await witness.sessions() == []
     assert await witness.tenants() == []
     assert [(info.key, info.epoch) for info in await witness.drafts("")] == [(KEY, grant.epoch)]
