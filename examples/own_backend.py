@@ -398,7 +398,7 @@ class OneFileStore:
                 begun["base"] = base
             payload = msgspec.json.encode(begun)
             session.log.append(Record(session.head, session.epoch, EPOCH, payload, end=True))
-            return store.HeldLease(key, session.epoch, session.head, created)
+            return store.HeldLease(key, session.epoch, session.head, created, payload)
 
         return await self._change(step)
 

@@ -15,9 +15,8 @@ from tests.servers.s3 import shared, store_on
 class TestS3Store(StoreConformance):
     """Stores of one test share a prefix of this process's server."""
 
-    drafts = False
-
     on_trio = "never"
+    clock_step = 4.0
 
     def make_store(self, place: Path, owner: str) -> S3Store:
         return store_on(shared(), place, owner=owner)

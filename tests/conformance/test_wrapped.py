@@ -20,8 +20,6 @@ KEY = "ab" * 32
 class Wrapped(StoreConformance):
     """Names of a wrapper's own are between it and the inner store."""
 
-    drafts = False
-
     async def test_names_of_a_wrapper_s_own_are_kept(self, store: Store) -> None:
         with pytest.raises(NotStorableError):
             await store.put_blobs("", {"x" + "0" * 64: b"sealed"})

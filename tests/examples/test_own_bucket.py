@@ -20,8 +20,6 @@ ROOT = Path(__file__).parents[2]
 class TestTableStore(StoreConformance):
     """All of the suite."""
 
-    drafts = False
-
     on_trio = "never"
 
     def make_store(self, place: Path, owner: str) -> ObjectStore:

@@ -129,6 +129,7 @@ UNFIT = {
     "test_what_the_dead_leave_is_removed": "a draft is in the memory of one object",
     "test_drafts_are_listed_by_tenant": "a draft is in the memory of one object",
     "test_a_deleted_draft_is_gone": "a draft is in the memory of one object",
+    "test_either_it_is_published_or_taken_over": "a draft is in the memory of one object",
 }
 """The tests that do not apply, and why."""
 

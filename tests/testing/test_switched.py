@@ -17,8 +17,6 @@ KEY = SessionKey("agent")
 class TestSwitchedOn(StoreConformance):
     """Without faults it is as good a store as the one inside."""
 
-    drafts = False
-
     on_trio = "never"
 
     def make_store(self, place, owner):

@@ -237,7 +237,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     source: SessionKey
     """Possibly of another store."""
     generation: int
-    """The epoch of the source's first record: another one means another life of that id."""
+    """The epoch of the source's record ``up_to``: another one means another life of that id."""
     up_to: int
     """The last record that is copied."""
     purpose: str
@@ -263,6 +263,8 @@ class HeldLease(msgspec.Struct, frozen=True):
     """The seq of the epoch record, which is the log's last."""
     created: bool
     """Whether a log begins with it."""
+    record: bytes = b""
+    """The epoch record's payload, where a log begins with it: nobody can read a draft's."""
 
 
 class LeaseState(msgspec.Struct, frozen=True):

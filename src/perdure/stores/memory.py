@@ -504,7 +504,8 @@ class MemoryStore:
         session.updated_at = now
         if created:
             session.created_at = now
-        return HeldLease(key, session.epoch, session.head, created)
+        record = session.entries[-1].payload
+        return HeldLease(key, session.epoch, session.head, created, record)
 
     async def publish(self, key: SessionKey, epoch: int) -> None:
         await anyio.lowlevel.checkpoint()

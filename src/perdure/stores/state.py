@@ -479,7 +479,8 @@ class StateStore:
                 after + 1, self._owner, time.time(), first=first, base=base, draft=draft
             )
             await slot.keep(acquired)
-            return HeldLease(key, acquired.epoch, acquired.head, created)
+            record = acquired.entries[-1].payload
+            return HeldLease(key, acquired.epoch, acquired.head, created, record)
 
     async def publish(self, key: SessionKey, epoch: int) -> None:
         """Save the whole state of a draft."""

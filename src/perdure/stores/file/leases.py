@@ -407,6 +407,8 @@ class AcquiredSession(msgspec.Struct, frozen=True):
     end: Position
     """The position after the epoch record."""
     created: bool
+    record: bytes = b""
+    """The epoch record's payload."""
 
 
 def newest_epoch(folder: Folder) -> int:
@@ -569,7 +571,7 @@ def _after_publishing(
                 evidence=since == fence.epoch,
                 inbox=lease.inbox_generation,
             )
-        end, created = _begin_epoch(root, folder, lease, new)
+        end, created, record = _begin_epoch(root, folder, lease, new)
         newest = newest_epoch(folder)
         if newest != fence.epoch:
             raise lease_held(key, fence.epoch - 1, newest)  # noqa: TRY301  # released below, as after any error
@@ -579,7 +581,7 @@ def _after_publishing(
     except BaseException:
         _release_unused(folder, fence.epoch)
         raise
-    return AcquiredSession(fence, end, created)
+    return AcquiredSession(fence, end, created, record)
 
 
 def _remove_leftovers(folder: Folder, key: SessionKey, before: int) -> None:
@@ -618,8 +620,9 @@ def publish(folder: Folder, lease: LeaseFile) -> Fence | None:
 
 def _begin_epoch(
     root: Folder, folder: Folder, lease: LeaseFile, new: Beginning
-) -> tuple[Position, bool]:
-    """Append the epoch record, which seals all that was written before; return its end."""
+) -> tuple[Position, bool, bytes]:
+    """Append the epoch record, which seals all that was written before; return its end, whether
+    a log begins with it, and its payload."""
     key, epoch, since = lease.key, lease.epoch, lease.since
     with folder.make(LOG) as log:
         prev = None
@@ -645,7 +648,7 @@ def _begin_epoch(
         entry = Entry(EPOCH, msgspec.json.encode(header))
         line, crc = records.encode((entry,), first=seq + 1, epoch=epoch, crc=crc)
         create_segment(log, segment_name(epoch, 0), line)
-    return Position(len(line), seq + 1, crc), prev is None
+    return Position(len(line), seq + 1, crc), prev is None, entry.payload
 
 
 def create_segment(log: Folder, name: str, data: bytes) -> None:

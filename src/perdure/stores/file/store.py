@@ -433,7 +433,8 @@ class HeldSessions:
             home.files.close(previous)
         if claim.abandoned:
             self.release(writer)  # so that the next caller can have it at once
-        return HeldLease(key, writer.epoch, acquired.end.seq, acquired.created)
+        end = acquired.end
+        return HeldLease(key, writer.epoch, end.seq, acquired.created, acquired.record)
 
     # appending
 

@@ -167,7 +167,7 @@ class _Take:
         record = Entry(EPOCH, epoch_payload(owner, wanted.base if created else None))
         lines, crc = encode([record], first=head, epoch=epoch, crc=seed)
         is_draft = created and draft is not None
-        self._key = key
+        self._key, self._record = key, record.payload
         self._state = SessionState(0, epoch, head, crc, head, 0, 0, is_draft, owner, draft=draft)
         values = {"owner": owner, "crc": bigint(crc), "lines": lines, "head": bigint(head)}
         values["draft"] = draft if created else None
@@ -187,7 +187,8 @@ class _Take:
             return None
         number, generation, since = rows[0]
         state = self._state._replace(id=number, generation=generation, since=since)
-        return HeldLease(self._key, state.epoch, state.head, self._created), state
+        grant = HeldLease(self._key, state.epoch, state.head, self._created, self._record)
+        return grant, state
 
 
 Holder: TypeAlias = tuple[LeaseState | None, SessionState | None]

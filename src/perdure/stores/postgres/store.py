@@ -302,7 +302,8 @@ class PostgresStore:
         self._held_sessions[key] = OwnedSession(
             state.id, state.epoch, state.head, state.crc, state.owner
         )
-        self._granted[key] = state
+        if not state.deleted:  # nobody reads a draft
+            self._granted[key] = state
         return grant
 
     async def publish(self, key: SessionKey, epoch: int) -> None:

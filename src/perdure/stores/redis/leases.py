@@ -155,7 +155,7 @@ class Leases:
             reason = f"entry {details[1].decode()} is not the last of {details[0]} records"
             raise damage_error(key, "the log", reason)
         epoch, head, created = details
-        return HeldLease(key, epoch, head, created=bool(created))
+        return HeldLease(key, epoch, head, bool(created), begun if created else plain)
 
     async def publish(self, key: SessionKey, epoch: int) -> None:
         """Make a draft a session, as its holder."""

@@ -145,7 +145,7 @@ def acquire(
     row = msgspec.structs.replace(row, epoch=epoch, owner=owner, state=row.state & ~RELEASED)
     payload = epoch_payload(owner, base if created else None, at=at)
     row = append_epoch_record(con, row, payload, at)
-    return HeldLease(key, epoch, row.head, created), LogTail(row)
+    return HeldLease(key, epoch, row.head, created, payload), LogTail(row)
 
 
 def publish(con: sqlite3.Connection, key: SessionKey, epoch: int, at: float) -> LogTail:

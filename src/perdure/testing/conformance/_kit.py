@@ -27,7 +27,6 @@ class Suite(ABC):
 
     clock_step: float = 0.25
     """Seconds that the store can tell apart as ages of blobs, and more than a sweep takes."""
-    drafts: bool = True
 
     @abstractmethod
     def make_store(self, place: Path, owner: str) -> Store:

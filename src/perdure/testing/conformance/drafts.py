@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import anyio
 import msgspec
 import pytest
 
@@ -13,7 +14,18 @@ from perdure.lease import may_take
 from perdure.records.keys import SessionKey
 from perdure.records.posts import DeadLetter, PendingItem
 from perdure.records.records import BASE, EPOCH, MESSAGE, Entry
-from perdure.store import Batch, Documents, Draft, DraftInfo, HeldLease, Origin, Status, Store
+from perdure.store import (
+    Batch,
+    Documents,
+    Draft,
+    DraftInfo,
+    HeldLease,
+    Origin,
+    Status,
+    Store,
+    SupportsRestore,
+    capability,
+)
 from perdure.testing.conformance._kit import (
     KEY,
     OpenStore,
@@ -46,20 +58,13 @@ async def begin(
     return await store.acquire(key, after=after, first=first, base=base, draft=draft)
 
 
-class _Drafts(Suite):
-    @pytest.fixture(autouse=True)
-    def _keeps_drafts(self, request: pytest.FixtureRequest) -> None:
-        part = request.function.__qualname__.partition(".")[0]
-        if not self.drafts and ("Draft" in part or part == "BeginningConformance"):
-            pytest.skip("it keeps no drafts yet")
-
-
-class BeginningConformance(_Drafts):
+class BeginningConformance(Suite):
     """A new log begins where it is told to, and is a log like any other from there on."""
 
     async def test_a_log_begins_anywhere(self, store: Store, other: Store) -> None:
         grant = await begin(store, draft=None)
         assert (grant.epoch, grant.head, grant.created) == (1, FIRST, True)
+        assert grant.record == (await read(other))[0].payload
         head = await append_ok(store, grant, FIRST + 1, *group("a", "b"))
         await append_ok(store, grant, head + 1, *group("c"))
         for witness in (store, other):
@@ -167,7 +172,7 @@ class BeginningConformance(_Drafts):
         assert (await take(store)).head == head + 1
 
 
-class DraftConformance(_Drafts):
+class DraftConformance(Suite):
     """A draft is to every reader what a deleted session is, until it is published at once."""
 
     async def test_nobody_reads_a_draft(
@@ -261,6 +266,41 @@ class DraftConformance(_Drafts):
         assert tuple(entries(await read(other))) == group("kept")
         assert await store.drafts("") == []
 
+    @pytest.mark.parametrize("rounds", [6])
+    async def test_either_it_is_published_or_taken_over(
+        self, store: Store, other: Store, rounds: int
+    ) -> None:
+        for round_ in range(rounds):
+            key = SessionKey("agent", str(round_))
+            grant = await begin(store, key)
+            await append_ok(store, grant, 502, *group("copied"))
+            told: list[bool] = []
+            taken: list[HeldLease] = []
+
+            async def publish(grant: HeldLease, told: list[bool]) -> None:
+                try:
+                    await store.publish(grant.key, grant.epoch)
+                except LeaseLostError:
+                    told.append(False)
+                else:
+                    told.append(True)
+
+            async def take_over(key: SessionKey, taken: list[HeldLease]) -> None:
+                taken.append(await other.acquire(key, after=1))
+
+            async with anyio.create_task_group() as tasks:
+                if round_ % 2:
+                    tasks.start_soon(publish, grant, told)
+                tasks.start_soon(take_over, key, taken)
+                if not round_ % 2:
+                    tasks.start_soon(publish, grant, told)
+            (new,) = taken
+            if told == [True]:  # else it may be published all the same, and whole
+                assert not new.created
+            seqs = [record.seq for record in await read(store, key)]
+            assert seqs == ([1] if new.created else [501, 502, 503])
+            assert new.head == seqs[-1]
+
     async def test_a_lost_acquire_is_begun_again(self, store: Store) -> None:
         """Its answer did not come: the epoch that it was given belongs to nobody."""
         await begin(store)
@@ -341,12 +381,12 @@ class DraftConformance(_Drafts):
         await store.delete(KEY, grant.epoch)
         new = await begin(store, first=3)
         assert (new.head, new.created) == (3, True)
-        await _is_hidden(store, new)
+        assert await store.head(KEY) == 0
         await store.publish(KEY, new.epoch)
         assert [record.seq for record in await read(store)] == [3]
 
 
-class DraftInboxConformance(_Drafts):
+class DraftInboxConformance(Suite):
     """Posts are to an id, whatever is there; dead letters are a session's own."""
 
     async def test_posts_wait_while_there_is_a_draft(self, store: Store, other: Store) -> None:
@@ -418,6 +458,9 @@ async def _is_hidden(witness: Store, grant: HeldLease) -> None:
     assert await read(witness) == []
     assert await read(witness, reverse=True, limit=1) == []
     assert await witness.read_documents(KEY) == Documents()
+    if (restoring := capability(witness, SupportsRestore)) is not None:
+        data = await restoring.read_for_restore(KEY)
+        assert (data.documents, data.records or ()) == (Documents(), ())
     assert await witness.sessions() == []
     assert await witness.tenants() == []
     assert [(info.key, info.epoch) for info in await witness.drafts("")] == [(KEY, grant.epoch)]
