@@ -28,19 +28,6 @@ ROUNDS = 20
 """Sessions that are forked; the deep run takes as many more as make a thousand forks."""
 FORKS = 5
 
-Act = Callable[[SessionManager, str], Awaitable[object]]
-OTHERS: dict[str, Act] = {
-    "delete": lambda sessions, id: sessions.delete(id),
-    "prune": lambda sessions, id: sessions.prune(Retention(keep_turns=3), id=id),
-    "rename": lambda sessions, id: sessions.rename(id, f"{id} renamed"),
-    "forget": lambda sessions, id: sessions.forget(id),
-    "go on": lambda sessions, id: filled(sessions, id, 3, "later"),
-    "fork": lambda sessions, id: sessions.fork(id, f"{id} fork of its own"),
-    "delete and sweep": lambda sessions, id: deleted_and_swept(sessions, id),
-    "nothing": lambda sessions, id: sessions.exists(id),
-}
-
-
 OLD = 60.0
 """Seconds after which a sweep takes a blob that nothing names."""
 
@@ -53,6 +40,19 @@ async def deleted_and_swept(sessions: SessionManager, id: str) -> None:
             reached |= (await audit(sessions._store, info.key)).reached
         await sessions._store.sweep("", reached, OLD)
         await anyio.sleep(OLD)
+
+
+Act = Callable[[SessionManager, str], Awaitable[object]]
+OTHERS: dict[str, Act] = {
+    "delete": lambda sessions, id: sessions.delete(id),
+    "prune": lambda sessions, id: sessions.prune(Retention(keep_turns=3), id=id),
+    "rename": lambda sessions, id: sessions.rename(id, f"{id} renamed"),
+    "forget": lambda sessions, id: sessions.forget(id),
+    "go on": lambda sessions, id: filled(sessions, id, 3, "later"),
+    "fork": lambda sessions, id: sessions.fork(id, f"{id} fork of its own"),
+    "delete and sweep": deleted_and_swept,
+    "nothing": lambda sessions, id: sessions.exists(id),
+}
 
 
 @pytest.fixture(autouse=True)
