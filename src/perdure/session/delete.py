@@ -37,7 +37,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import ForkNote, Origin
 from perdure.records.records import ENDING, FORK, META, Entry
 from perdure.session import fork, spill as spilling
-from perdure.session.copying import exists, has_own
+from perdure.session.copier import exists, has_own
 from perdure.session.fork import _QUIET, Fork, ForkBuilder
 from perdure.session.lifecycle import (
     MAX_WAITING,

@@ -42,7 +42,7 @@ from perdure.records.records import (
     Entry,
     Record,
 )
-from perdure.session.copying import (
+from perdure.session.copier import (
     FORK as AS_FORK,
     FORK_CONTEXT,
     copy_session,

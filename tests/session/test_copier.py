@@ -40,7 +40,7 @@ from perdure.records.records import (
     Record,
 )
 from perdure.session import fork
-from perdure.session.copying import copy_session
+from perdure.session.copier import copy_session
 from perdure.session.internals import accept, ledger_of
 from perdure.session.options import Limits
 from perdure.store import Batch, Draft, Status, Store, first_record
