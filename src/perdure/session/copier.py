@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import Final, TypeVar, final
+from typing import Final, TypeAlias, TypeVar, final
 
 import anyio
 import anyio.lowlevel
@@ -32,10 +32,12 @@ from perdure.errors import (
 from perdure.lease import OwnerWatch, acquire_lease
 from perdure.lineage.history import keep_documents
 from perdure.lineage.store import Lineage
+from perdure.memory.documents import InboxTakenPayload
 from perdure.memory.ledger import LEDGER
+from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Origin
-from perdure.records.records import ENDING, HOLDER_KINDS, TURN, Entry, Record
+from perdure.records.records import ENDING, GAP, HOLDER_KINDS, TAKEN, TURN, Entry, Record
 from perdure.restore.ladder import require_plain
 from perdure.session.copied import (
     OWN_KINDS,
@@ -46,7 +48,7 @@ from perdure.session.copied import (
     without_history,
 )
 from perdure.session.fold import put_blobs
-from perdure.session.lifecycle import append_durably, groups_of
+from perdure.session.lifecycle import MAX_WAITING, append_durably, groups_of
 from perdure.session.options import Limits
 from perdure.session.point_in_time import HistoricalFold, folded_at
 from perdure.session.reach import Reach, ReachedBlob
@@ -71,6 +73,11 @@ FORK: Final = "fork"
 """The purpose of what ends all that is in progress."""
 FORK_CONTEXT: Final = "fork context"
 """The same, where records are left behind: the copy begins with what they fold to."""
+
+MOVES: Final = frozenset({"migrate", "restore"})
+"""Purposes of what is the session itself, in another place: with its documents, and its posts."""
+
+OnEpoch: TypeAlias = Callable[[int], Awaitable[None]]
 
 T = TypeVar("T")
 
@@ -101,6 +108,7 @@ async def copy_session(
     watch: OwnerWatch,
     limits: Limits,
     more: Sequence[Entry] = (),
+    on_epoch: OnEpoch | None = None,
 ) -> CopiedSession:
     """Write a session's content up to a record into another log, and publish that.
 
@@ -115,6 +123,7 @@ async def copy_session(
         watch: Knows which owners of the target are silent.
         limits: How much of the working context the documents hold.
         more: Whole groups that follow the source's records.
+        on_epoch: Called with the epoch that was acquired, before any write under it.
 
     Raises:
         CorruptRecordError: The source is damaged.
@@ -126,8 +135,10 @@ async def copy_session(
     """
     for left in reversed(range(TRIES)):
         copier = _Copier(source, key, target, new, draft, limits)
-        await copier.begin(watch)
+        epoch = await copier.begin(watch)
         try:
+            if on_epoch is not None:
+                await on_epoch(epoch)
             await copier.write(more)
             await copier.prove()
         except BaseException as error:
@@ -141,6 +152,21 @@ async def copy_session(
         else:
             return await copier.publish()
     raise AssertionError("unreachable")
+
+
+async def continue_copy(
+    source: Store, key: SessionKey, target: Store, grant: HeldLease, *, draft: Draft, limits: Limits
+) -> CopiedSession:
+    """Append what a copy lacks of its source, after the epoch record of a lease, which goes on.
+
+    Errors as of `copy_session`, and StoreUnavailableError where that record has the number of one
+    that is to be copied.
+    """
+    copier = _Copier(source, key, target, grant.key, draft, limits)
+    await copier.go_on(grant)
+    await copier.write(())
+    await copier.prove()
+    return copier.done
 
 
 async def is_made(target: Store, new: SessionKey, draft: Draft) -> bool | None:
@@ -238,7 +264,7 @@ class _Copier:
         self._new = new
         self._draft = draft
         self._limits = limits
-        self._was: HistoricalFold
+        self._was: HistoricalFold | None = None
         self._base: Origin
         """Where the source begins."""
         self._begun: Origin
@@ -248,6 +274,8 @@ class _Copier:
         """The record that is copied next."""
         self._turn: bytes | None = None
         """The newest record of a turn."""
+        self._taken: set[str] = set()
+        """Op ids of posts that moved into the log."""
         self._done = CopiedSession()
 
     async def origin(self) -> Origin:
@@ -282,14 +310,41 @@ class _Copier:
         base = await self._source.beginning_of(key)
         return Origin(cut=base.cut, folded=base.folded)
 
-    async def begin(self, watch: OwnerWatch) -> None:
-        """Begin the draft."""
+    async def go_on(self, grant: HeldLease) -> None:
+        """Continue a copy that is published.
+
+        Raises:
+            StoreUnavailableError: The source has a record to copy at the lease's number.
+
+        """
+        self._base = self._begun = await self.origin()
+        at = grant.head
+        there = await first_record(self._source.read_log(self._key, after=at - 1, before=at + 1))
+        if there is not None and as_copied(there).kind != GAP:
+            message = f"session {self._key} went on meanwhile: try again"
+            raise StoreUnavailableError(message, key=str(self._key), seq=at)
+        self._was = await self._as_of_then()
+        self._writer = _Writer(self._target, grant)
+
+    async def _as_of_then(self) -> HistoricalFold | None:
+        """Return the documents of the copy; where it moves, those that the source has, if any."""
+        key, up_to = self._key, self._draft.up_to
+        if self._draft.purpose in MOVES:
+            have = await self._source.documents_upto(key, up_to)
+            if have.manifest is not None and not have.damaged:
+                return HistoricalFold(dict(have.found), have.manifest, {})
+            if (await self._source.read_documents(key, ())).manifest is None:
+                return None
+        return await folded_at(self._source, key, up_to, self._limits)
+
+    async def begin(self, watch: OwnerWatch) -> int:
+        """Begin the draft; return the epoch."""
         self._base = begun = await self.origin()
         up_to, tenant = self._draft.up_to, self._new.tenant
         # Where the source has no record to copy: that of its first epoch, or what was pruned last.
         first = begun.cut or 1
-        self._was = was = await folded_at(self._source, self._key, up_to, self._limits)
-        if self._draft.purpose == FORK_CONTEXT:
+        self._was = was = await self._as_of_then()
+        if was is not None and self._draft.purpose == FORK_CONTEXT:
             found = {
                 name: Document(data, was.found[name].as_of_seq)
                 for name, data in without_history(was.data).items()
@@ -311,23 +366,39 @@ class _Copier:
         )
         self._begun = begun
         self._writer = _Writer(self._target, grant)
+        return grant.epoch
 
     async def write(self, more: Sequence[Entry]) -> None:
         """Write records, blobs and documents; nobody sees them."""
-        was = self._was
-        manifest = msgspec.structs.replace(was.manifest, base=self._begun)
-        reach = Reach(self._source, self._key, Documents(manifest, was.found))
+        was, found = self._was, Documents()
+        if was is not None:
+            manifest = msgspec.structs.replace(was.manifest, base=self._begun)
+            found = Documents(manifest, was.found)
+        reach = Reach(self._source, self._key, found)
         await self._write_records(reach)
-        if self._draft.purpose.startswith(FORK):
+        if was is not None and self._draft.purpose.startswith(FORK):
             progress = Progress(was.data.get(LEDGER), self._turn)
             for entry in more:
                 progress.feed(entry)
             more = (*more, *progress.endings(time.time()))
         await self._writer.add_own(more)
         if self._target.capabilities.blobs:
-            await put_blobs(self._target, self._new.tenant, was.blobs)
+            if was is not None:
+                await put_blobs(self._target, self._new.tenant, was.blobs)
             await self._renew(reach)
-        await self._write_documents(was)
+        if was is not None:
+            await self._write_documents(was)
+        await self._settle()
+
+    async def _settle(self) -> None:
+        """Remove posts that wait at the new place, and that the source has taken into its log."""
+        if not self._taken:
+            return
+        key, epoch = self._new, self._writer.grant.epoch
+        waiting = await self._target.receive(key, epoch, limit=MAX_WAITING)
+        settled = [item.op_id for item in waiting if item.op_id in self._taken]
+        if settled:
+            await self._target.ack(key, epoch, settled)
 
     async def _write_records(self, reach: Reach) -> None:
         """Copy the log, a few records at a time; the event loop is left to others in between."""
@@ -351,6 +422,10 @@ class _Copier:
             raise self._went(self._next)
         self._next += len(run)
         kinds = {record.kind for record in run}
+        if TAKEN in kinds and self._draft.purpose in MOVES:
+            for record in run:
+                if record.kind == TAKEN:
+                    self._taken.update(decode(record.payload, InboxTakenPayload).ops)
         if TURN in kinds:
             self._turn = [record.payload for record in run if record.kind == TURN][-1]
         if kinds.isdisjoint(OWN_KINDS):  # as nearly always: the rest is slower
@@ -437,7 +512,12 @@ class _Copier:
                     await anyio.sleep(PAUSE)
         finally:
             await self._leave(self._target.release)
-        self._done.epoch, self._done.head = writer.grant.epoch, writer.head
+        return self.done
+
+    @property
+    def done(self) -> CopiedSession:
+        """What was written."""
+        self._done.epoch, self._done.head = self._writer.grant.epoch, self._writer.head
         return self._done
 
     async def withdraw(self) -> None:
