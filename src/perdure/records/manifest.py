@@ -254,6 +254,14 @@ class DraftInfo(msgspec.Struct, frozen=True):
     """Who writes it, or did: its holder."""
 
 
+class Beginning(msgspec.Struct, frozen=True):
+    """What a new log begins with: the arguments of ``acquire``."""
+
+    first: int = 1
+    base: Origin | None = None
+    draft: Draft | None = None
+
+
 class HeldLease(msgspec.Struct, frozen=True):
     """The right to write one session."""
 

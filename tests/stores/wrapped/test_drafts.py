@@ -8,11 +8,12 @@ import pytest
 from perdure.errors import CorruptRecordError
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, Entry
-from perdure.store import Draft, HeldLease, Status, Store
+from perdure.store import Batch, Draft, HeldLease, Status, Store
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.stores.wrapped import EncryptedStore
 from perdure.testing.conformance._kit import (
     KEY,
+    append,
     append_ok,
     entries,
     group,
@@ -100,8 +101,6 @@ async def test_a_base_that_was_changed_is_noticed(backing: MemoryBacking) -> Non
 
 
 async def test_a_lost_answer_of_an_append_to_a_draft_is_sent_again(backing: MemoryBacking) -> None:
-    from perdure.store import Batch
-
     store = await opened(backing, "one")
     grant = await store.acquire(KEY, after=0, first=501, draft=DRAFT)
     for _ in range(2):
@@ -111,3 +110,12 @@ async def test_a_lost_answer_of_an_append_to_a_draft_is_sent_again(backing: Memo
             assert outcome.status is Status.OK
     await store.publish(KEY, grant.epoch)
     assert [record.seq for record in await read(await opened(backing, "other"))] == [501, 502, 503]
+
+
+async def test_a_batch_that_is_refused_leaves_no_link(backing: MemoryBacking) -> None:
+    store = await opened(backing, "one")
+    grant = await take(store)
+    await append_ok(store, grant, 2, *group("kept"))
+    assert (await append(store, grant, 2, *group("other"))).status is Status.PERMANENT
+    await append_ok(store, grant, 3, *group("further"))
+    assert tuple(entries(await read(store))) == group("kept") + group("further")

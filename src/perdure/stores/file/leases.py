@@ -44,9 +44,9 @@ from perdure._lib.platform import boot_id, drop_cache, host_name, sync_data, syn
 from perdure.errors import ConfigError, CorruptRecordError
 from perdure.records import records
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import lease_held, newer_format, published_already
+from perdure.records.manifest import Beginning, lease_held, newer_format, published_already
 from perdure.records.records import EPOCH, Entry, Position
-from perdure.store import Draft, HeartbeatRequests, LeaseState, Origin
+from perdure.store import Draft, HeartbeatRequests, LeaseState
 from perdure.stores.file import segments
 from perdure.stores.file.documents import (
     read_manifests,
@@ -480,14 +480,6 @@ def require_key(folder: Folder, key: SessionKey, lease: LeaseFile) -> None:
     if lease.format > FORMAT:
         raise newer_format(folder.path, lease.format, FORMAT, path=folder.path)
     segments.require_key(folder.path, lease.key, key)
-
-
-class Beginning(msgspec.Struct, frozen=True):
-    """What a new log begins with."""
-
-    first: int = 1
-    base: Origin | None = None
-    draft: Draft | None = None
 
 
 def acquire(

@@ -27,7 +27,7 @@ from perdure._lib.platform import network_file_system, open_files_limit, synced_
 from perdure._lib.tasks import all_of, closing_scope
 from perdure.errors import ConfigError, SessionError, StoreUnavailableError
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Manifest, SessionQuery
+from perdure.records.manifest import Beginning, Manifest, SessionQuery
 from perdure.store import (
     Batch,
     BlobSweep,
@@ -419,7 +419,7 @@ class HeldSessions:
         home: Home,
         key: SessionKey,
         after: int,
-        new: leases.Beginning,
+        new: Beginning,
         claim: PendingAcquire,
     ) -> HeldLease:
         """Acquire a session with epoch ``after + 1``; release it if the caller was cancelled."""
@@ -714,7 +714,7 @@ class FileStore:
         draft: Draft | None = None,
     ) -> HeldLease:
         claim = PendingAcquire()
-        new = leases.Beginning(first, base, draft)
+        new = Beginning(first, base, draft)
         try:
             return await self._run_in_thread(
                 "write", self._held_sessions.acquire, self._home, key, after, new, claim

@@ -27,9 +27,15 @@ import msgspec
 from perdure._lib.ids import random_id
 from perdure.errors import StoreUnavailableError
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import epoch_payload, lease_held, lease_lost, published_already
+from perdure.records.manifest import (
+    Beginning,
+    epoch_payload,
+    lease_held,
+    lease_lost,
+    published_already,
+)
 from perdure.records.records import EPOCH, Entry
-from perdure.store import Draft, LeaseState, Origin
+from perdure.store import LeaseState, Origin
 from perdure.stores.objects import layout, reader
 from perdure.stores.objects.bucket import Bucket, ListedObject
 from perdure.stores.objects.layout import Header, SessionHead
@@ -107,14 +113,6 @@ def beats(bucket: Bucket, owner: str) -> dict[str, int] | None:
 def _number(tag: str) -> int:
     """Return an object's tag as a number, which changes with each write."""
     return int.from_bytes(hashlib.sha256(tag.encode()).digest()[:6], "big")
-
-
-class Beginning(msgspec.Struct, frozen=True):
-    """What a new log begins with."""
-
-    first: int = 1
-    base: Origin | None = None
-    draft: Draft | None = None
 
 
 def acquire(

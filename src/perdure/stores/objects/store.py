@@ -28,7 +28,7 @@ from perdure._lib.loop import Threads, unopened
 from perdure._lib.tasks import all_of, closing_scope
 from perdure.errors import CorruptRecordError, LeaseLostError, PerdureError, StoreUnavailableError
 from perdure.records.keys import SessionKey, salvage_cure
-from perdure.records.manifest import Manifest, SessionQuery, lease_lost
+from perdure.records.manifest import Beginning, Manifest, SessionQuery, lease_lost
 from perdure.store import (
     Batch,
     BlobSweep,
@@ -303,7 +303,7 @@ class ObjectStore:
     ) -> HeldLease:
         claim, seen = _Claim(), self._seen.pop(key, None)
         try:
-            new = leases.Beginning(first, base, draft)
+            new = Beginning(first, base, draft)
             return await self._run(self._acquire, key, after, claim, seen, new)
         except BaseException:
             claim.abandoned = True
@@ -316,7 +316,7 @@ class ObjectStore:
         after: int,
         claim: _Claim,
         seen: tuple[SessionHead, str] | None,
-        new: leases.Beginning,
+        new: Beginning,
     ) -> HeldLease:
         writer = leases.acquire(bucket, key, after, self._owner, seen, new)
         if writer.replaced is not None:
