@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import anyio
 import pytest
 
 from perdure import Message, Retention, SessionManager, Shutdown, connect
@@ -14,7 +15,8 @@ from perdure.records.records import BASE, EFFECT, ENDING, FORK
 from perdure.session import fork as forks
 from perdure.session.internals import accept, ledger_of
 from perdure.stores.memory import MemoryBacking, MemoryStore
-from perdure.transfer import migrate
+from perdure.transfer import backup, migrate, restore_backup
+from tests.pausing import PausingStore
 from tests.session.lives import converse, looks
 
 QUIET = Shutdown(signals=False)
@@ -92,8 +94,9 @@ async def test_what_referred_to_others_is_plain_behind_a_migration(
             session.append(Message.user("on"))
 
 
+@pytest.mark.parametrize("keep", [0, 1])
 async def test_history_that_the_source_has_pruned_goes_from_the_target(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, keep: int
 ) -> None:
     monkeypatch.setattr(forks, "COPIES", True)
     backings = MemoryBacking(), MemoryBacking()
@@ -102,10 +105,58 @@ async def test_history_that_the_source_has_pruned_goes_from_the_target(
         await sessions.fork("a", "fork")
     assert (await moved(backings)).copied == 2
     async with connect(MemoryStore(backing=backings[0]), shutdown=QUIET) as sessions:
-        await sessions.prune(Retention(keep_turns=1), id="a")
+        await sessions.prune(Retention(keep_turns=keep), id="a")
         before = {id: await look(sessions, id) for id in ("a", "fork")}
     done = await moved(backings)
     assert (done.copied, done.there, done.failed) == (1, 1, {})
     async with connect(MemoryStore(backing=backings[1]), shutdown=QUIET) as sessions:
         assert {id: await look(sessions, id) for id in before} == before
     assert (await moved(backings)).there == 2
+
+
+async def test_a_session_of_which_the_source_has_pruned_all_is_written_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(forks, "COPIES", True)
+    backings = MemoryBacking(), MemoryBacking()
+    async with connect(MemoryStore(backing=backings[0]), shutdown=QUIET) as sessions:
+        async with sessions.open("a") as session, session.turn():
+            session.append(Message.user("one"))
+    assert (await moved(backings)).copied == 1
+    async with connect(MemoryStore(backing=backings[0]), shutdown=QUIET) as sessions:
+        await sessions.prune(Retention(keep_turns=0), id="a")
+        before = await look(sessions, "a")
+    done = await moved(backings)
+    assert (done.copied, done.failed) == (1, {})
+    async with connect(MemoryStore(backing=backings[1]), shutdown=QUIET) as sessions:
+        assert await look(sessions, "a") == before
+    assert (await moved(backings)).there == 1
+
+
+async def test_a_restore_that_was_killed_in_the_middle_of_a_session_is_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(forks, "COPIES", True)
+    source, target, new = MemoryStore(), MemoryStore(), MemoryBacking()
+    async with connect(source, shutdown=QUIET) as sessions:
+        await converse(sessions, "a", "one", "large " + "x" * 3000)
+        before = await look(sessions, "a")
+    await source.open()
+    await target.open()
+    assert (await backup(source, target)).failed == {}
+    killed = PausingStore(MemoryStore(backing=new))
+    await killed.open()
+    pause = killed.pause("publish")
+    async with anyio.create_task_group() as group:
+        group.start_soon(restore_backup, target, killed)
+        await pause.reached.wait()
+        killed.left = 0
+        group.cancel_scope.cancel()
+    await killed._store.aclose()
+    again = MemoryStore(backing=new)
+    await again.open()
+    assert [found.draft.purpose for found in await again.drafts("")] == ["migrate"]
+    done = await restore_backup(target, again)
+    assert (done.written, done.forgotten, done.failed) == (1, [], {})
+    async with connect(again, shutdown=QUIET) as sessions:
+        assert await look(sessions, "a") == before

@@ -366,6 +366,8 @@ async def _leave_alone(view: BackupView, target: Store, summary: RestoreSummary)
         holder = await target.holder(key)
         if holder is None:
             continue
+        if holder.draft is not None and holder.deleted:
+            continue  # a run was killed in the middle of it
         if holder.deleted:
             if not await receipts.was_removed(view, target, key, holder.epoch):
                 summary.forgotten.append(str(key))

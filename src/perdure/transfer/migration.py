@@ -526,6 +526,7 @@ class _Mover:
         if holder is None or not head:
             return _Compared()
         op_ids: set[str] = set()
+        cut = (await followed(self._source).beginning_of(key)).cut if forks.COPIES else 0
         shared, pruned, has_any, differs = 0, False, False, 0
         theirs = self._content(self.target, key, head)
         ours = self._content(self._source, key, await self._head(self._source, key))
@@ -533,7 +534,8 @@ class _Mover:
             our = await anext(ours, None)
             async for record in theirs:
                 has_any = True
-                if our is not None and record.seq < our.seq and not shared:
+                is_before = record.seq <= cut or (our is not None and record.seq < our.seq)
+                if is_before and not shared:
                     pruned = True
                     continue
                 if record != our:
