@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -18,6 +19,7 @@ from perdure import (
     SessionNotFoundError,
     Shutdown,
     connect,
+    store_for,
 )
 from perdure.cli.check import audit
 from perdure.lease import LeaseOptions, OwnerWatch
@@ -44,6 +46,7 @@ from perdure.session.copier import copy_session
 from perdure.session.internals import accept, ledger_of
 from perdure.session.options import Limits
 from perdure.store import Batch, Draft, Status, Store, first_record
+from perdure.stores import CompressedStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests.pausing import PausingStore, meanwhile
 from tests.session.conftest import Connect, Place
@@ -526,3 +529,42 @@ async def test_blobs_of_a_fork_that_is_being_made_are_not_swept_with_its_source(
             restored = await session.checkpoints.restore(1)
             assert restored is not None
             assert restored.state == ["y" * 50_000]
+
+
+@pytest.mark.parametrize("is_compressed", [False, True])
+@pytest.mark.parametrize("scheme", ["", "encrypted+"])
+async def test_copies_in_stores_that_transform_what_they_keep(
+    scheme: str, is_compressed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PERDURE_KEY", "ab" * 32)
+
+    def place() -> Store:
+        store = store_for(f"{scheme}{(tmp_path / 'data').as_uri()}")
+        return CompressedStore(store) if is_compressed else store
+
+    async with connect(place(), shutdown=QUIET) as sessions:
+        await converse(sessions, "a", "one", "two", "large " + "x" * 3000)
+        session = await sessions.open("a")
+        turn = session.turn(id="running")
+        await turn.__aenter__()
+        session.append(Message.user("question"))
+        await sessions.fork("a", "fork")
+        await sessions.fork("a", "context", history="context")
+        await sessions.copy("a", "copy")
+        await turn.__aexit__(None, None, None)
+        await session.aclose()
+        await sessions.prune(Retention(keep_turns=1), id="a")
+        await sessions.fork("a", "of the rest")
+        await sessions.rename("copy", "renamed")
+        before = {id: await look(sessions, id) for id in ("fork", "context", "renamed")}
+        await sessions.delete("a")
+    async with connect(place(), shutdown=QUIET) as sessions:
+        for id, was in before.items():
+            assert await look(sessions, id) == was
+        for id in (*before, "of the rest"):
+            async with sessions.open(id) as session:
+                assert said(session)[-1] == "question"
+                session.append(Message.user("on"))
+            assert await problems(sessions, id) == []
+            await sessions.rebuild_working_context(id)
+            assert said(await sessions.load(id))[-2:] == ["question", "on"]

@@ -17,7 +17,7 @@ from perdure.errors import (
     TooLargeError,
     UnsupportedVersionError,
 )
-from perdure.records.json import MAX_RECORD_BYTES
+from perdure.records.json import MAX_RECORD_BYTES, decode
 from perdure.records.keys import SessionKey
 from perdure.records.records import BASE, EPOCH, Entry, Record
 
@@ -51,13 +51,12 @@ class _EpochPayload(msgspec.Struct):
 
 
 _epoch = msgspec.json.Decoder(_EpochPayload)
-_origin = msgspec.json.Decoder(Origin)
 
 
 def origin_in(record: Record) -> Origin | None:
     """Return the history before a log that a record of it names: a base, or the first epoch's."""
     if record.kind == BASE:
-        return _origin.decode(record.payload)
+        return decode(record.payload, Origin)
     if record.kind != EPOCH:
         return None
     try:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from perdure.errors import NotStorableError
+from perdure.records.json import decode_with, decoder_of
 
 MESSAGE = "message"
 TOOL_CALL = "tool_call"
@@ -98,12 +99,12 @@ class GapPayload(msgspec.Struct, omit_defaults=True):
     """Whether that was the origin of a fork, which began with no work in progress."""
 
 
-_gap = msgspec.json.Decoder(GapPayload | None)
+_GAP = decoder_of(GapPayload | None)
 
 
 def gap_in(payload: bytes) -> GapPayload:
     """Return what had the number of a gap."""
-    return _gap.decode(payload) or GapPayload()
+    return decode_with(_GAP, payload) or GapPayload()
 
 
 def begins_epoch(record: Record) -> bool:

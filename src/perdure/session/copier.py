@@ -404,14 +404,18 @@ class _Copier:
         """Copy the log, a few records at a time; the event loop is left to others in between."""
         first, up_to = self._writer.head, self._draft.up_to
         self._next = first + 1
-        log = self._source.read_log(self._key, after=first, before=up_to + 1)
-        async with aclosing(log) as chunks:
-            async for chunk in chunks:
-                for run, size in _runs(chunk.records):
-                    entries = await _beside(partial(self._copied, run, reach), size)
-                    self._done.bytes += size
-                    await self._writer.add(entries, size)
-        await self._writer.flush()
+        folded = up_to if self._was is None else self._was.manifest.as_of_seq
+        for end in sorted(
+            {folded, up_to}
+        ):  # an encrypted store proves documents by the end of a batch
+            log = self._source.read_log(self._key, after=self._next - 1, before=end + 1)
+            async with aclosing(log) as chunks:
+                async for chunk in chunks:
+                    for run, size in _runs(chunk.records):
+                        entries = await _beside(partial(self._copied, run, reach), size)
+                        self._done.bytes += size
+                        await self._writer.add(entries, size)
+            await self._writer.flush()
         if self._writer.head < up_to:
             raise self._went(self._next)
         self._done.records = max(up_to - first, 0)
