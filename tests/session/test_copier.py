@@ -531,16 +531,16 @@ async def test_blobs_of_a_fork_that_is_being_made_are_not_swept_with_its_source(
             assert restored.state == ["y" * 50_000]
 
 
-@pytest.mark.parametrize("is_compressed", [False, True])
-@pytest.mark.parametrize("scheme", ["", "encrypted+"])
+@pytest.mark.parametrize("is_compressed", [False, True], ids=["encrypted", "compressed"])
 async def test_copies_in_stores_that_transform_what_they_keep(
-    scheme: str, is_compressed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_compressed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PERDURE_KEY", "ab" * 32)
 
     def place() -> Store:
-        store = store_for(f"{scheme}{(tmp_path / 'data').as_uri()}")
-        return CompressedStore(store) if is_compressed else store
+        if is_compressed:
+            return CompressedStore(store_for(tmp_path / "data"))
+        return store_for(f"encrypted+{(tmp_path / 'data').as_uri()}")
 
     async with connect(place(), shutdown=QUIET) as sessions:
         await converse(sessions, "a", "one", "two", "large " + "x" * 3000)
