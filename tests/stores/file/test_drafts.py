@@ -9,6 +9,7 @@ import pytest
 
 from perdure.errors import (
     CorruptRecordError,
+    LeaseHeldError,
     LeaseLostError,
     StoreUnavailableError,
     UnsupportedVersionError,
@@ -17,7 +18,14 @@ from perdure.records.keys import SessionKey
 from perdure.records.records import open_sealed
 from perdure.store import Draft, HeldLease, past_damage
 from perdure.stores.file import FileStore, leases
-from perdure.testing.conformance._kit import append_ok, entries, group, read, take
+from perdure.testing.conformance._kit import (
+    append_ok,
+    entries,
+    group,
+    manifest_of,
+    read,
+    take,
+)
 from tests.stores.file.kit import KEY, contents, rewrite_lease
 
 DRAFT = Draft(source=SessionKey("source"), generation=1, up_to=640, purpose="fork")
@@ -170,3 +178,47 @@ async def test_past_damage_a_log_that_begins_elsewhere_is_read(store, root: Path
     assert [record.seq for record in await read(store)] == [501, 502, 503]
     assert await store.head(KEY) == 503
     past_damage.reset(token)
+
+
+async def test_what_an_overtaken_copier_folds_late_is_nobody_s(
+    store, open_store, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had proven its lease, and its manifest comes after the next holder has cleaned up."""
+    grant = await drafted(store)
+    documents = {"session.json": b"{}"}
+    await store.write_documents(KEY, documents, manifest_of(grant, 503, documents))
+    late = root / "agents/agent/manifest-1.json"
+    data, remove_owned = late.read_bytes(), leases.remove_owned
+
+    def then_late(*args, **options):
+        remove_owned(*args, **options)
+        late.write_bytes(data)
+
+    other = await open_store("other")
+    with monkeypatch.context() as patch:
+        patch.setattr(leases, "remove_owned", then_late)
+        new = await other.acquire(KEY, after=1, first=7)
+    assert (new.head, new.created) == (7, True)
+    assert (await other.read_documents(KEY)).manifest is None
+    await other.write_documents(KEY, documents, manifest_of(new, 7, documents))
+    assert not late.exists()
+
+
+async def test_an_acquire_whose_log_was_removed_beneath_it_was_overtaken(
+    store, open_store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not damaged: a faster process took the session, and deleted it."""
+    await append_ok(store, await take(store), 2, *group("a"))
+    other = await open_store("other")
+    seal = leases._seal_predecessor
+
+    def overtaken(folder, *args):
+        monkeypatch.setattr(leases, "_seal_predecessor", seal)
+        rival = leases.acquire(store._root, KEY, 2, store._owners.me)
+        leases.mark_deleted(folder, KEY, rival.fence.epoch, store._owners.me)
+        return seal(folder, *args)
+
+    monkeypatch.setattr(leases, "_seal_predecessor", overtaken)
+    with pytest.raises(LeaseHeldError):
+        await other.acquire(KEY, after=1)
+    assert await read(other) == []

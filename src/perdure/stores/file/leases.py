@@ -563,7 +563,14 @@ def _after_publishing(
                 evidence=since == fence.epoch,
                 inbox=lease.inbox_generation,
             )
-        end, created, record = _begin_epoch(root, folder, lease, new)
+        try:
+            end, created, record = _begin_epoch(root, folder, lease, new)
+        except CorruptRecordError as error:
+            newest = newest_epoch(folder)
+            if newest == fence.epoch:
+                raise
+            # A faster process has removed the files.
+            raise lease_held(key, fence.epoch - 1, newest) from error
         newest = newest_epoch(folder)
         if newest != fence.epoch:
             raise lease_held(key, fence.epoch - 1, newest)  # noqa: TRY301  # released below, as after any error
@@ -630,7 +637,8 @@ def _begin_epoch(
             root.sync_path(*session_path(key), LOG)
         seq, crc = (prev.seq, prev.crc) if prev else (new.first - 1, 0)
         # Not what a higher epoch folded: it has overtaken us, and its log continues after ours.
-        manifests = [file for file in read_manifests(folder, key) if file.manifest.epoch < epoch]
+        known = read_manifests(folder, key, since=since)
+        manifests = [file for file in known if file.manifest.epoch < epoch]
         require_folded(folder, key, manifests, seq)
         header = SegmentHeader(
             key, prev, owner=lease.owner, host=lease.host, pid=lease.pid, at=time.time()
