@@ -85,7 +85,7 @@ def log_of(entries: Sequence[Entry], *, after: int = 0) -> list[Record]:
     epoch = 0
     for seq, entry in enumerate([Entry(EPOCH, b""), *entries], after + 1):
         epoch += entry.kind == EPOCH
-        payload = epoch_payload(f"owner {epoch}", 1.0) if entry.kind == EPOCH else entry.payload
+        payload = epoch_payload(f"owner {epoch}", None) if entry.kind == EPOCH else entry.payload
         records.append(Record(seq, epoch, entry.kind, payload, end=True))
     return records
 
@@ -93,7 +93,7 @@ def log_of(entries: Sequence[Entry], *, after: int = 0) -> list[Record]:
 def copy_of(source: list[Record], *, cut: int = 0) -> list[Record]:
     """Return the log of a copy, under one epoch."""
     first = cut or 1
-    own = Record(first, 7, EPOCH, epoch_payload("me", 2.0, Origin(cut=cut)), end=True)
+    own = Record(first, 7, EPOCH, epoch_payload("me", Origin(cut=cut)), end=True)
     rest = [Record(one.seq, 7, *as_copied(one)) for one in source if one.seq > first]
     return [own, *rest]
 

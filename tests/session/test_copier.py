@@ -313,6 +313,9 @@ async def test_an_answer_that_was_lost_is_given_again(place: Place) -> None:
         await converse(two, "fork", "own")
         with pytest.raises(SessionError, match="fork exists"):
             await two.fork("a", "fork", at=forked.at)
+        await two.prune(Retention(keep_turns=0), id="fork")  # with all that was copied
+        with pytest.raises(SessionError, match="fork exists"):
+            await two.fork("a", "fork", at=forked.at)
 
 
 async def test_a_fork_that_was_killed_leaves_the_id_to_the_next_open(place: Place) -> None:

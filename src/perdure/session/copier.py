@@ -36,8 +36,8 @@ from perdure.memory.documents import InboxTakenPayload
 from perdure.memory.ledger import LEDGER
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Origin
-from perdure.records.records import ENDING, GAP, HOLDER_KINDS, TAKEN, TURN, Entry, Record
+from perdure.records.manifest import Origin, origin_in
+from perdure.records.records import ENDING, EPOCH, GAP, HOLDER_KINDS, TAKEN, TURN, Entry, Record
 from perdure.restore.ladder import require_plain
 from perdure.session.copied import (
     OWN_KINDS,
@@ -135,18 +135,19 @@ async def copy_session(
     """
     for left in reversed(range(TRIES)):
         copier = _Copier(source, key, target, new, draft, limits)
-        epoch = await copier.begin(watch)
         try:
+            epoch = await copier.begin(watch)
             if on_epoch is not None:
                 await on_epoch(epoch)
             await copier.write(more)
             await copier.prove()
         except BaseException as error:
             await copier.withdraw()
-            is_pruned = isinstance(error, HistoryPrunedError)
-            if not (left and (is_pruned or isinstance(error, CorruptRecordError))):
+            if not isinstance(error, CorruptRecordError | HistoryPrunedError | LeaseLostError):
                 raise
-            if await copier.is_same() and not is_pruned:
+            is_same = await copier.is_same()  # raises where the source is gone, which explains all
+            is_damaged = is_same and isinstance(error, CorruptRecordError)
+            if not left or is_damaged or isinstance(error, LeaseLostError):
                 raise
             await anyio.sleep(PAUSE)
         else:
@@ -185,17 +186,21 @@ async def is_made(target: Store, new: SessionKey, draft: Draft) -> bool | None:
     newest = await first_record(log, lambda record: record.kind not in HOLDER_KINDS)
     if holder.draft is None and newest is None:
         return None
-    if holder.draft != draft or await has_own(target, new):
+    if holder.draft != draft or await has_own(target, new, draft):
         raise exists(new)
     return True
 
 
-async def has_own(store: Store, key: SessionKey) -> bool:
+async def has_own(store: Store, key: SessionKey, draft: Draft) -> bool:
     """Return whether a copy was written since it was made, which took but one epoch."""
     first = await first_record(store.read_log(key, limit=1))
     log = store.read_log(key, reverse=True)
     newest = await first_record(log, lambda record: record.kind not in HOLDER_KINDS)
-    return newest is not None and first is not None and newest.epoch != first.epoch
+    if first is None or newest is None:
+        return False
+    # What a copy began with may have been pruned since. Only its first epoch names an origin.
+    is_its = first.seq <= draft.up_to or (first.kind == EPOCH and origin_in(first) is not None)
+    return not is_its or newest.epoch != first.epoch
 
 
 def exists(key: SessionKey) -> SessionError:
@@ -325,6 +330,7 @@ class _Copier:
             raise StoreUnavailableError(message, key=str(self._key), seq=at)
         self._was = await self._as_of_then()
         self._writer = _Writer(self._target, grant)
+        self._done.epoch = grant.epoch
 
     async def _as_of_then(self) -> HistoricalFold | None:
         """Return the documents of the copy; where it moves, those that the source has, if any."""
@@ -366,6 +372,7 @@ class _Copier:
         )
         self._begun = begun
         self._writer = _Writer(self._target, grant)
+        self._done.epoch = grant.epoch
         return grant.epoch
 
     async def write(self, more: Sequence[Entry]) -> None:
@@ -405,9 +412,8 @@ class _Copier:
         first, up_to = self._writer.head, self._draft.up_to
         self._next = first + 1
         folded = up_to if self._was is None else self._was.manifest.as_of_seq
-        for end in sorted(
-            {folded, up_to}
-        ):  # an encrypted store proves documents by the end of a batch
+        # An encrypted store proves documents by the end of a batch.
+        for end in sorted({folded, up_to}):
             log = self._source.read_log(self._key, after=self._next - 1, before=end + 1)
             async with aclosing(log) as chunks:
                 async for chunk in chunks:
@@ -448,17 +454,21 @@ class _Copier:
         """Have the target keep all blobs that the copy reaches, and put those that it lacks."""
         tenant, missing = self._new.tenant, list[ReachedBlob]()
         async with aclosing(reach.blobs(leaves=False)) as blobs:
-            reached = {blob.name: blob async for blob in blobs}
+            reached = {blob.name: msgspec.structs.replace(blob, data=None) async for blob in blobs}
         names = list(reached)
         for at in range(0, len(names), NAMES):
             some = await self._target.renew(tenant, names[at : at + NAMES])
             missing += (reached[name] for name in sorted(some))
         found, size = dict[str, bytes](), 0
         for blob in missing:
-            data = await self._blob(blob)
+            data = None
+            with suppress(CorruptRecordError):
+                data = await self._source.get_blob(self._key.tenant, blob.name)
             if data is None:
                 self._done.lost.append(blob)
                 continue
+            self._done.blobs += 1
+            self._done.bytes += len(data)
             found[blob.name] = data
             size += len(data)
             if size >= BATCH_BYTES:
@@ -466,17 +476,6 @@ class _Copier:
                 found, size = {}, 0
         if found:
             await self._target.put_blobs(tenant, found)
-
-    async def _blob(self, blob: ReachedBlob) -> bytes | None:
-        """Return a blob of the source; None if it is lost there."""
-        data = blob.data
-        if blob.is_leaf:
-            with suppress(CorruptRecordError):
-                data = await self._source.get_blob(self._key.tenant, blob.name)
-        if data is not None:
-            self._done.blobs += 1
-            self._done.bytes += len(data)
-        return data
 
     async def _write_documents(self, was: HistoricalFold) -> None:
         size = sum(map(len, was.data.values()))
@@ -521,17 +520,18 @@ class _Copier:
     @property
     def done(self) -> CopiedSession:
         """What was written."""
-        self._done.epoch, self._done.head = self._writer.grant.epoch, self._writer.head
+        self._done.head = self._writer.head
         return self._done
 
     async def withdraw(self) -> None:
-        """Remove the draft; where that fails, the next holder of the id does."""
-        await self._leave(self._target.delete)
-        await self._leave(self._target.release)
+        """Remove the draft, if it was begun; where that fails, the next holder of the id does."""
+        if self._done.epoch:
+            await self._leave(self._target.delete)
+            await self._leave(self._target.release)
 
     async def _leave(self, act: Callable[[SessionKey, int], Awaitable[None]]) -> None:
         with anyio.CancelScope(shield=True), anyio.move_on_after(LEAVING), suppress(StoreError):
-            await act(self._new, self._writer.grant.epoch)
+            await act(self._new, self._done.epoch)
 
 
 def _runs(records: Sequence[Record]) -> Iterator[tuple[Sequence[Record], int]]:

@@ -580,7 +580,7 @@ class Renamer:
             raise exists(new)
         hold = await self._hold(stack, old, new, terms)
         if made is not None and is_of_it and await self._has_new_records(old, made.up_to):
-            if await has_own(self._store.inner, new):
+            if await has_own(self._store.inner, new, made):
                 raise _under_both(old, new)
             async with self._access.held(new, Terms("raise", 0)) as copy:
                 await copy.withdraw()
