@@ -43,6 +43,8 @@ class Session(msgspec.Struct):
     owner: str = ""
     released: bool = False
     deleted: bool = False
+    draft: store.Draft | None = None
+    unpublished: bool = False
     head: int = 0
     log: list[Record] = []
     manifest: Manifest | None = None
@@ -84,6 +86,10 @@ class Kept(msgspec.Struct):
             self.sessions.append(session)
         return session
 
+    def shown(self, key: SessionKey) -> Session | None:
+        session = self.find(key)
+        return session if session is not None and is_there(session) else None
+
     def held(self, key: SessionKey, epoch: int) -> Session:
         session = self.find(key)
         if session is None or session.epoch != epoch or session.deleted or not epoch:
@@ -119,7 +125,7 @@ def fresh(session: Session, batch: store.Batch, most: int) -> list[Record]:
 
 
 def is_there(session: Session) -> bool:
-    return session.epoch > 0 and not session.deleted
+    return session.epoch > 0 and not session.deleted and not session.unpublished
 
 
 def info_of(session: Session) -> store.SessionInfo:
@@ -234,7 +240,7 @@ class OneFileStore:
         limit: int | None = None,
         reverse: bool = False,
     ) -> AsyncGenerator[store.LogChunk, None]:
-        session = await self._look(lambda kept: kept.find(key))
+        session = await self._look(lambda kept: kept.shown(key))
         log = session.log if session is not None else []
         found = [one for one in log if one.seq > after and (before is None or one.seq < before)]
         found = (found[::-1] if reverse else found)[:limit]
@@ -242,7 +248,7 @@ class OneFileStore:
             yield store.LogChunk(tuple(found[start : start + 100]))
 
     async def head(self, key: SessionKey) -> int:
-        session = await self._look(lambda kept: kept.find(key))
+        session = await self._look(lambda kept: kept.shown(key))
         return session.head if session is not None else 0
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
@@ -259,7 +265,7 @@ class OneFileStore:
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> store.Documents:
-        session = await self._look(lambda kept: kept.find(key))
+        session = await self._look(lambda kept: kept.shown(key))
         manifest = session.manifest if session is not None else None
         if session is None or manifest is None:
             return store.Documents()
@@ -325,6 +331,15 @@ class OneFileStore:
 
         return await self._change(step)
 
+    async def renew(self, tenant: str, names: Collection[str]) -> set[str]:
+        def step(kept: Kept) -> set[str]:
+            blobs = kept.blobs.get(tenant, {})
+            for name in set(names) & set(blobs):
+                blobs[name].renewed, blobs[name].moved = time.time(), None
+            return set(names) - set(blobs)
+
+        return await self._change(step)
+
     async def blob_names(self, tenant: str) -> list[str]:
         return await self._look(lambda kept: sorted(kept.blobs.get(tenant, ())))
 
@@ -344,26 +359,63 @@ class OneFileStore:
                 return None
             beat = kept.owners.get(session.owner, Owner()).beat
             return store.LeaseState(
-                session.epoch, session.owner, session.released, None, beat, session.deleted
+                session.epoch,
+                session.owner,
+                session.released,
+                beat=beat,
+                deleted=not is_there(session),
+                draft=session.draft,
             )
 
         return await self._look(step)
 
-    async def acquire(self, key: SessionKey, *, after: int) -> store.HeldLease:
+    async def acquire(
+        self,
+        key: SessionKey,
+        *,
+        after: int,
+        first: int = 1,
+        base: store.Origin | None = None,
+        draft: store.Draft | None = None,
+    ) -> store.HeldLease:
         def step(kept: Kept) -> store.HeldLease:
             session = kept.made(key)
-            if session.epoch != after:
+            if session.epoch != after or (draft is not None and is_there(session)):
                 message = f"{key} is at epoch {session.epoch}, not {after}: look again who has it"
                 raise errors.LeaseHeldError(message, key=str(key), epoch=session.epoch)
+            created = not is_there(session)
+            if created:  # an unpublished draft goes; what was posted stays
+                inbox = session.inbox
+                kept.sessions.remove(session)
+                session = kept.made(key)
+                session.inbox, session.head = inbox, first - 1
+                session.draft, session.unpublished = draft, draft is not None
             session.epoch, session.owner = after + 1, self.owner
             session.released = session.deleted = False
-            created = not session.head
             session.head += 1
-            payload = msgspec.json.encode({"owner": self.owner})
+            begun: dict[str, object] = {"owner": self.owner}
+            if created and base is not None:
+                begun["base"] = base
+            payload = msgspec.json.encode(begun)
             session.log.append(Record(session.head, session.epoch, EPOCH, payload, end=True))
-            return store.HeldLease(key, session.epoch, session.head, created)
+            return store.HeldLease(key, session.epoch, session.head, created, payload)
 
         return await self._change(step)
+
+    async def publish(self, key: SessionKey, epoch: int) -> None:
+        def step(kept: Kept) -> None:
+            kept.held(key, epoch).unpublished = False
+
+        await self._change(step)
+
+    async def drafts(self, tenant: str) -> list[store.DraftInfo]:
+        kept = await self._look(lambda kept: kept)
+        found = [
+            store.DraftInfo(one.key, one.epoch, one.draft, one.owner)
+            for one in kept.sessions
+            if one.key.tenant == tenant and one.unpublished and one.draft is not None
+        ]
+        return sorted(found, key=lambda one: one.key)
 
     async def release(self, key: SessionKey, epoch: int) -> None:
         def step(kept: Kept) -> None:
@@ -501,7 +553,9 @@ class OneFileStore:
         def step(kept: Kept) -> None:
             gone = kept.held(key, epoch)
             kept.sessions.remove(gone)
-            kept.sessions.append(Session(key, epoch, owner=gone.owner, released=True, deleted=True))
+            left = Session(key, epoch, owner=gone.owner, released=True, deleted=True)
+            left.inbox = gone.inbox if gone.unpublished else {}
+            kept.sessions.append(left)
 
         await self._change(step)
 

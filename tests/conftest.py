@@ -17,6 +17,7 @@ import pytest
 import trio._core._run
 
 import perdure
+from tests import forks
 
 ROOT = Path(__file__).parents[1]
 
@@ -49,6 +50,8 @@ hypothesis.settings.register_profile(
     "many", hypothesis.settings.get_profile("same"), max_examples=400
 )
 hypothesis.settings.load_profile("same")
+
+forks.switch()
 
 
 ABOVE_THE_LOOP = {

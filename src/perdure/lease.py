@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Literal, TypeVar, final
 
 import anyio
@@ -22,7 +23,7 @@ from perdure.errors import (
     StoreUnavailableError,
 )
 from perdure.records.keys import SessionKey
-from perdure.store import HeartbeatRequests, HeldLease, LeaseState, Store
+from perdure.store import Draft, HeartbeatRequests, HeldLease, LeaseState, Origin, Store
 
 T = TypeVar("T")
 
@@ -62,10 +63,15 @@ def may_take(holder: LeaseState | None, *, me: str, silent: bool) -> bool:
     >>> may_take(LeaseState(epoch=1, owner="other", alive=True), me="me", silent=False)
     False
     """
-    if holder is None or holder.released or holder.deleted or holder.alive is False:
+    if holder is None or _is_over(holder) or holder.alive is False:
         return True
     # Ours: an earlier open was abandoned half-way.
     return silent or holder.owner == me
+
+
+def _is_over(holder: LeaseState) -> bool:
+    """Return whether the holder gave the session up; a draft's holder still writes it."""
+    return holder.released or (holder.deleted and holder.draft is None)
 
 
 # One watch serves a connected manager. Each of its own heartbeats returns the counters of other
@@ -170,7 +176,7 @@ async def read_holder(
     """Return who holds a session, and whether that owner is silent."""
     began = watch.counted()
     holder = await store.holder(key)
-    if holder is None or holder.released or holder.deleted:  # nobody to wait for
+    if holder is None or _is_over(holder):  # nobody to wait for
         return holder, False
     return holder, watch.note_beat(holder.listed or holder.owner, holder.beat, began)
 
@@ -199,6 +205,9 @@ async def acquire_lease(
     check: Callable[[LeaseState | None], Awaitable[None]] | None = None,
     on_wait: Callable[[LeaseState], object] = bool,
     new: bool = True,
+    first: int = 1,
+    base: Origin | None = None,
+    draft: Draft | None = None,
 ) -> HeldLease:
     """Acquire the lease of a session, by handover if another process holds it.
 
@@ -217,6 +226,9 @@ async def acquire_lease(
         check: Called with the holder that is read first; it may refuse by raising.
         on_wait: Called with a holder that is waited for, each time that it was read.
         new: Whether the session may begin anew where it was deleted.
+        first: As of ``store.acquire``; so are *base* and *draft*.
+        base: The history before a log that begins.
+        draft: What the session will be a copy of.
 
     Raises:
         LeaseHeldError: The holder is alive and did not hand over in time.
@@ -224,7 +236,8 @@ async def acquire_lease(
 
     """
     start = watch.clock()
-    asking = _Asking(store, key, check)
+    acquire = partial(store.acquire, key, first=first, base=base, draft=draft)
+    asking = _Asking(store, key, check, acquire)
     while True:
         holder, silent = await read_holder(store, key, watch)
         await asking.check(holder)
@@ -259,7 +272,9 @@ class _Asking:
         store: Store,
         key: SessionKey,
         check: Callable[[LeaseState | None], Awaitable[None]] | None,
+        acquire: Callable[..., Awaitable[HeldLease]],
     ) -> None:
+        self._acquire = acquire
         self._store = store
         self._key = key
         self._check = check
@@ -278,7 +293,7 @@ class _Asking:
         """Acquire the lease; None if another process was faster, or the answer was lost."""
         after = 0 if holder is None else holder.epoch
         try:
-            return await self._store.acquire(self._key, after=after)
+            return await self._acquire(after=after)
         except LeaseHeldError:
             if not in_time:
                 raise

@@ -34,6 +34,8 @@ from perdure.records.manifest import (
     Capabilities,
     Document,
     Documents,
+    Draft,
+    DraftInfo,
     FoldedDocument,
     HeldLease,
     LeaseState,
@@ -61,6 +63,8 @@ __all__ = [
     "Document",
     "DocumentStore",
     "Documents",
+    "Draft",
+    "DraftInfo",
     "Entry",
     "FoldedDocument",
     "HeartbeatRequests",
@@ -183,7 +187,18 @@ class BlobStore(Protocol):
 
     async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
         """Move unreachable blobs of at least ``older_than`` seconds of age out of the way, and
-        remove those that were moved at least as long ago and still are not reachable."""
+        remove those that were moved at least as long ago and still are not reachable.
+
+        One that is put or renewed meanwhile stays, whatever ``reachable`` says.
+        """
+        ...
+
+    async def renew(self, tenant: str, names: Collection[str]) -> set[str]:
+        """Set the age of blobs to zero, taking them back from where a sweep moved them.
+
+        Returns those that do not exist. Whoever refers to a blob that it did not just put renews
+        it before.
+        """
         ...
 
     async def blob_names(self, tenant: str) -> list[str]:
@@ -205,13 +220,41 @@ class LeaseStore(Protocol):
         """Return the state of the session's lease; None if it was never acquired."""
         ...
 
-    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
+    async def acquire(
+        self,
+        key: SessionKey,
+        *,
+        after: int,
+        first: int = 1,
+        base: Origin | None = None,
+        draft: Draft | None = None,
+    ) -> HeldLease:
         """Take the session with epoch ``after + 1``, if the newest epoch is ``after``.
 
         ``after`` is ``holder(key).epoch``, or 0 where that is None. The caller decides
         whether it may; the store decides the race. Appends the epoch record.
-        Raises LeaseHeldError when another owner acquired it first.
+
+        Where there is no session, a log begins: its epoch record has the seq ``first``, and in
+        its payload ``base``, the history before it. With ``draft``, the session is a draft until
+        `publish`: its holder writes it as any session, but nobody reads it. ``holder`` calls it
+        deleted, no listing has it, its log and documents are empty. What was posted to the id
+        waits. A draft that is acquired loses its content, dead letters included, and a log
+        begins: only its own holder continues one.
+
+        Raises LeaseHeldError when another owner acquired it first, or when there is a session
+        where a draft is to begin.
         """
+        ...
+
+    async def publish(self, key: SessionKey, epoch: int) -> None:
+        """Make a draft a session, in one step, durably; one that is published stays so.
+
+        Raises LeaseLostError when the epoch is not the newest, or the draft was deleted.
+        """
+        ...
+
+    async def drafts(self, tenant: str) -> list[DraftInfo]:
+        """List a tenant's drafts that are not published, by key."""
         ...
 
     async def release(self, key: SessionKey, epoch: int) -> None:
@@ -327,7 +370,7 @@ class DirectoryStore(Protocol):
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
         """Remove what the session owns, as its holder, its inbox and its dead letters included;
-        its epochs never start again.
+        its epochs never start again. What was posted to the id of a draft stays.
 
         Raises LeaseLostError when the epoch is not the newest.
         """

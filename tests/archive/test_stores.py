@@ -149,7 +149,8 @@ async def test_an_archive_that_names_what_it_must_not_is_refused(tmp_path: Path)
     import msgspec
 
     from perdure.archive.archives import entry_of
-    from perdure.archive.limits import Archive, FileEntry, line_of
+    from perdure.archive.limits import line_of
+    from perdure.records.archives import Archive, FileEntry
     from perdure.records.chunks import name_of
 
     data = b"x"

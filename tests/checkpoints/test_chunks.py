@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from perdure.checkpoints.chain import MerkleTree, _groups, node_of, tree_of
 from perdure.checkpoints.states import INLINE, CheckpointStates
-from perdure.records.chunks import LARGEST, SMALLEST, ContentChunk, chunks_of
+from perdure.records.chunks import LARGEST, SMALLEST, ContentChunk, chunks_of, may_name
 from perdure.stores.memory import MemoryStore
 
 
@@ -99,3 +99,12 @@ async def test_a_state_of_the_size_that_is_inline_is_not_stored_apart() -> None:
         state = await states.keep(b'"' + b"x" * (size - 2) + b'"', None, None)
         assert (state.root == "") == is_inline
     await store.aclose()
+
+
+@given(st.integers(0, 300_000), st.booleans(), st.lists(st.binary(max_size=20), max_size=3))
+def test_a_name_is_seen_wherever_it_stands(at: int, is_medium: bool, others: list[bytes]) -> None:
+    before = b'"\\u0070erdure:media:data:image/png:12:1x1:' if is_medium else b'"'
+    value = b"x" * at + before + b"a" * 64 + b'"' + b"x" * (300_000 - at)
+    assert may_name([*others, value])
+    assert may_name([value, *others])
+    assert not may_name([*others, value.replace(b'a"', b"a")])

@@ -11,7 +11,10 @@ import perdure
 from perdure import Limits, Message, Shutdown
 from perdure.cli.check import log_problems
 from perdure.errors import CorruptRecordError
+from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, MESSAGE, Record
+from perdure.store import Draft
+from perdure.stores.file import FileStore
 from tests.cli.conftest import Command
 
 SNAPSHOT = "working_context_snapshot.json"
@@ -337,3 +340,30 @@ def test_a_log_out_of_order_is_a_problem(records: list[Record], said: str) -> No
     (finding,) = log_problems(records)
     assert finding.detail.startswith(said)
     assert (finding.problem, finding.repairable) == (True, False)
+
+
+def test_gc_removes_a_copy_that_a_process_was_killed_in(command: Command, store: Path) -> None:
+    async def killed() -> None:
+        dying = FileStore(store)
+        await dying.open()
+        draft = Draft(source=SessionKey("ada"), generation=1, up_to=5, purpose="fork")
+        await dying.acquire(SessionKey("ada-2"), after=0, draft=draft)
+        await dying.aclose()
+
+    def listed() -> list[str]:
+        async def read() -> list[str]:
+            reading = FileStore(store)
+            await reading.open()
+            found = [one.key.agent for one in await reading.drafts("")]
+            await reading.aclose()
+            return found
+
+        return anyio.run(read)
+
+    anyio.run(killed)
+    assert "ada-2" not in command("check", "--store", str(store)).out
+    assert listed() == ["ada-2"]
+    ran = command("check", "--gc", "--store", str(store))
+    assert (ran.status, ran.err) == (0, "")
+    assert "ada-2: an unfinished copy of ada was removed" in ran.out
+    assert listed() == []

@@ -7,6 +7,7 @@ import pytest
 
 import perdure
 from perdure import Message, Shutdown
+from perdure.session import fork as forks
 from tests.cli.conftest import Command
 
 
@@ -44,6 +45,9 @@ def test_fork_copy_and_rename(command: Command, store: Path) -> None:
     assert said(store, "ada") == []
     assert command("fork", "lovelace", "x", "--at", "more", *at).status == 0
     assert command("fork", "lovelace", "y", "--at", "5", *at).status in (0, 2)
+    assert command("fork", "lovelace", "light", "--history", "context", *at).status == 0
+    assert said(store, "light") == said(store, "lovelace")
+    assert "What is 2 + 3?" not in command("show", "light", "--log", *at).out
     for id in ("fork", "copy", "lovelace", "x"):
         shown = command("show", id, *at)
         assert shown.status == 0, shown.err
@@ -77,7 +81,8 @@ def test_forget_says_what_goes_and_what_stays(command: Command, store: Path) -> 
     before = said(store, "fork")
     out = command("forget", "ada", *at).out
     assert "ada: forgotten\n" in out
-    assert "ada: kept: history: fork is a fork, and continues it\n" in out
+    is_kept = "ada: kept: history: fork is a fork, and continues it\n" in out
+    assert is_kept != forks.COPIES
     assert said(store, "ada") == []
     assert said(store, "fork") == before
     answer = command("forget", "bob", "--json", *at).json

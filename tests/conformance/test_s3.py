@@ -16,6 +16,7 @@ class TestS3Store(StoreConformance):
     """Stores of one test share a prefix of this process's server."""
 
     on_trio = "never"
+    clock_step = 4.0
 
     def make_store(self, place: Path, owner: str) -> S3Store:
         return store_on(shared(), place, owner=owner)

@@ -37,6 +37,10 @@ class Ledger:
         """The last epoch of a life that was ended."""
         self.deleting: dict[str, int] = {}
         """Epochs whose life may have been ended; nobody knows of that until it is judged."""
+        self.copies: dict[str, list[str]] = {}
+        """What a whole copy has, of agents that are copies."""
+        self.published: set[str] = set()
+        """Copies whose publish was reported."""
         self.problems: list[str] = []
 
     @property
@@ -64,6 +68,10 @@ class Ledger:
                 self.acknowledged[agent, epoch] = count
             case "folded", [agent, as_of]:
                 self.folded[agent] = max(self.folded[agent], as_of)
+            case "copying", [agent, texts]:
+                self.copies[agent] = texts
+            case "published", [agent]:
+                self.published.add(agent)
             case "deleting", [agent, epoch]:
                 self.deleting[agent] = epoch
             case "deleted", [agent, epoch]:
@@ -80,13 +88,14 @@ class Ledger:
 
     def agents(self) -> set[str]:
         """Return every agent that anybody took."""
-        return set(self.granted) | {agent for agent, _ in self.sent}
+        return {*self.granted, *self.copies} | {agent for agent, _ in self.sent}
 
 
 def judge_log(ledger: Ledger, agent: str, records: list[Record]) -> list[str]:
     """Compare one session's log with what was said about it."""
     problems: list[str] = []
-    if [record.seq for record in records] != list(range(1, len(records) + 1)):
+    first = 501 if agent in ledger.copies and records else 1
+    if [record.seq for record in records] != list(range(first, first + len(records))):
         problems.append(f"{agent}: seqs have a gap: {[record.seq for record in records]}")
     epochs = [record.epoch for record in records]
     if epochs != sorted(epochs):
@@ -94,6 +103,12 @@ def judge_log(ledger: Ledger, agent: str, records: list[Record]) -> list[str]:
     if records and not records[-1].end:
         problems.append(f"{agent}: the log ends within a group")
     found = {epoch: texts_of(list(run_)) for epoch, run_ in groupby(records, lambda r: r.epoch)}
+    if agent in ledger.copies:
+        whole = ledger.copies[agent]
+        if records and found.pop(records[0].epoch) != whole:
+            problems.append(f"{agent}: half a copy is there: {texts_of(records)} of {whole}")
+        if agent in ledger.published and not records:
+            problems.append(f"{agent}: a copy that was published is gone")
     for epoch in sorted({*found, *(of for name, of in ledger.acknowledged if name == agent)}):
         problems += _judge_epoch(ledger, (agent, epoch), found.get(epoch, []))
     starts = {record.epoch for record in records if record.kind == EPOCH}
@@ -135,7 +150,7 @@ def judge_documents(
     if as_of < ledger.folded[agent]:
         problems.append(f"{agent}: the fold of {ledger.folded[agent]} is lost, there is {as_of}")
     for name, document in documents.found.items():
-        texts = texts_of(records[: document.as_of_seq])
+        texts = texts_of([record for record in records if record.seq <= document.as_of_seq])
         value = json.loads(document.data)
         if value not in (texts, len(texts)):
             problems.append(f"{agent}: {name} as of {document.as_of_seq} is not the log: {value}")
@@ -156,7 +171,9 @@ async def judge(store: Store, ledger: Ledger, report: Report, *, damage: bool = 
         if agent in ledger.deleting and not records:
             ledger.forget(agent)  # A deletion that nobody was told of: it is over, or not begun.
         problems = judge_log(ledger, agent, records)
-        if await store.head(key) != len(records):
+        if agent in ledger.copies and bool(await store.sessions()) != bool(records):
+            problems.append(f"{agent}: it is listed, and not there, or the other way around")
+        if await store.head(key) != (records[-1].seq if records else 0):
             problems.append(f"{agent}: the head is not the log's end")
         found = await store.read_documents(key)
         judged = judge_documents(ledger, agent, records, found)

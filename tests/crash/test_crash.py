@@ -37,7 +37,7 @@ def crash(*arguments: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("scenario", "least"),
-    [("acquire", 40), ("fold", 60), ("release", 60), ("roll", 80), ("delete", 80)],
+    [("acquire", 40), ("fold", 60), ("release", 60), ("roll", 80), ("delete", 80), ("draft", 100)],
 )
 def test_a_kill_at_any_call_loses_nothing(scenario: str, least: int) -> None:
     summary = crash("steps", "--scenario", scenario)

@@ -22,3 +22,9 @@ def test_a_cut_of_power_leaves_what_was_acknowledged() -> None:
     summary = crash("cuts", "--limit", "60")
     assert summary["problems"] == []
     assert summary["with_promises"] >= 20
+
+
+def test_a_cut_of_power_leaves_a_copy_whole_or_none() -> None:
+    summary = crash("cuts", "--scenario", "draft", "--limit", "60")
+    assert summary["problems"] == []
+    assert summary["opened"] == 60

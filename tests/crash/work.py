@@ -19,7 +19,7 @@ from perdure.errors import LeaseLostError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import FoldedDocument, Manifest
 from perdure.records.records import EPOCH, MESSAGE, Entry, Record
-from perdure.store import Batch, HeldLease, Status, Store
+from perdure.store import Batch, Draft, HeldLease, Status, Store
 from perdure.stores.file import log
 from tests import runners
 from tests.crash import places
@@ -206,6 +206,36 @@ async def delete(store: Store, report: Report) -> None:
     await again.fold()
 
 
+async def draft(store: Store, report: Report) -> None:
+    """Write a copy and leave it, write it again, publish it, and take it over."""
+    whole = [f"copied {n}" for n in range(5)]
+    report("copying", AGENT.agent, whole)
+    source = Draft(source=SessionKey("source"), generation=1, up_to=506, purpose="fork")
+    records = [
+        Entry(MESSAGE, json.dumps(text).encode(), end=n != 2) for n, text in enumerate(whole)
+    ]
+    data = json.dumps(whole).encode()
+    epoch = 0
+    for _ in range(2):
+        grant = await store.acquire(AGENT, after=epoch, first=501, draft=source)
+        epoch = grant.epoch
+        batches = [Batch(AGENT, epoch, 502, tuple(records[:2]))]
+        batches.append(Batch(AGENT, epoch, 504, tuple(records[2:])))
+        for batch in batches:
+            (outcome,) = await store.append_many([batch])
+            if outcome.status is not Status.OK:
+                raise outcome.error or Lost
+        folded = {"session.json": FoldedDocument.of(506, data)}
+        manifest = Manifest(key=AGENT, epoch=epoch, as_of_seq=506, documents=folded)
+        await store.write_documents(AGENT, {"session.json": data}, manifest)
+    await store.publish(AGENT, epoch)
+    report("published", AGENT.agent)
+    await store.release(AGENT, epoch)
+    writer = await Writer.take(store, AGENT, report)
+    await writer.append(1)
+    await writer.fold()
+
+
 SCENARIOS: dict[str, Scenario] = {
     "append": append,
     "acquire": acquire,
@@ -213,6 +243,7 @@ SCENARIOS: dict[str, Scenario] = {
     "release": release,
     "roll": roll,
     "delete": delete,
+    "draft": draft,
     "everything": everything,
 }
 

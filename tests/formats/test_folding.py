@@ -115,7 +115,7 @@ def test_a_log_of_a_newer_release_is_refused() -> None:
     records = log_of(unfold(read(SESSION), now=0.0).entries)
     state = with_log(state_of(KEY, records), KEY, records)
     told = json.loads(write_state(state))
-    told["perdure"]["format"] = 2
+    told["perdure"]["format"] = 3
     with pytest.raises(UnsupportedVersionError, match="newer release"):
         log_in(read(told))
 

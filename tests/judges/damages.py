@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import perdure
 from perdure.archive import Archives
-from perdure.archive.limits import blobs_of, entry_of
 from perdure.checkpoints.chain import node_of
 from perdure.lineage.store import followed
 from perdure.memory.index import MEMORY, MemoryIndex
+from perdure.records.archives import blobs_of, entry_of
 from perdure.records.checkpoints import ExplicitState
 from perdure.records.json import decode
 from perdure.records.manifest import FoldedDocuments, HistoryIndex

@@ -247,7 +247,10 @@ async def test_an_agent_that_two_make_at_once_is_one_s_alone(keys: tuple[str, st
         assert [status for status, _ in sorted(told)] == [200, 404]
         token = ANN if owner == "ann" else BOB
         shown = await http.get("/agents/new/messages", headers=bearer(token))
-        assert [message["content"] for message in shown.json()["messages"]] == ["Hi", "You said: Hi"]
+        assert [message["content"] for message in shown.json()["messages"]] == [
+            "Hi",
+            "You said: Hi",
+        ]
         assert (await http.get("/agents/new", headers=bearer(token))).json()["owner"] == owner
 
 

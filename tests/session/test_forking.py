@@ -24,7 +24,14 @@ from perdure.testing.faulty import FaultyStore
 from tests.session.conftest import Connect
 from tests.session.lives import converse, looks, said, told
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 QUIET = Shutdown(signals=False)
+
+
+def only_of_references(forks: str) -> None:
+    if forks == "copies":
+        pytest.skip("a copy costs what its history does")
 
 
 async def view(sessions: SessionManager, id: str, **where: str) -> object:
@@ -158,7 +165,7 @@ async def test_forks_of_forks(again: Connect) -> None:
         assert said(session) == texts
 
 
-async def test_a_fork_that_lost_its_documents_is_made_anew_from_both_logs(tmp_path: Path) -> None:
+async def test_a_fork_that_lost_its_documents_is_made_anew_from_the_log(tmp_path: Path) -> None:
     async with connect(tmp_path / "data", shutdown=QUIET) as sessions:
         await converse(sessions, "parent", "one", "two")
         await sessions.fork("parent", "child")
@@ -215,7 +222,10 @@ def bytes_of(place: Path) -> int:
     return sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
 
 
-async def test_a_fork_writes_the_same_however_long_its_parent_is(tmp_path: Path) -> None:
+async def test_a_fork_writes_the_same_however_long_its_parent_is(
+    tmp_path: Path, forks: str
+) -> None:
+    only_of_references(forks)
     place = tmp_path / "data"
     async with connect(place, shutdown=QUIET) as sessions:
         wrote = []
@@ -232,7 +242,10 @@ async def test_a_fork_writes_the_same_however_long_its_parent_is(tmp_path: Path)
         assert max(wrote) <= 1.5 * 7 * 1024
 
 
-async def test_a_fork_asks_the_store_the_same_however_long_its_parent_is(tmp_path: Path) -> None:
+async def test_a_fork_asks_the_store_the_same_however_long_its_parent_is(
+    tmp_path: Path, forks: str
+) -> None:
+    only_of_references(forks)
     store = FaultyStore(FileStore(tmp_path / "data"), nth=10**9)  # which counts
     async with connect(store, shutdown=QUIET, autosave=None) as sessions:
         asked = []
@@ -288,7 +301,7 @@ async def test_a_copy_of_much_history_is_cut_into_pieces(again: Connect) -> None
         assert [item.seq for item in some] == [7, 8, 9]
 
 
-async def test_a_store_without_blobs_forks_and_does_not_copy() -> None:
+async def test_a_store_without_blobs_forks_and_copies(forks: str) -> None:
     from perdure.stores.state import StateStore
     from tests.stores.test_state import KeptStates, OwnStorage
 
@@ -296,8 +309,16 @@ async def test_a_store_without_blobs_forks_and_does_not_copy() -> None:
     store = StateStore(lambda key: OwnStorage(kept, key))
     async with connect(store, shutdown=QUIET) as sessions:
         await converse(sessions, "parent", "one")
-        with pytest.raises(NotStorableError, match="no blobs"):
-            await sessions.copy("parent", "copy")
+        if forks == "references":
+            with pytest.raises(NotStorableError, match="no blobs"):
+                await sessions.copy("parent", "copy")
+            return
+        await sessions.fork("parent", "fork")
+        await sessions.copy("parent", "copy")
+        await sessions.delete("parent")
+        for id in ("fork", "copy"):
+            async with sessions.open(id) as session:
+                assert said(session) == ["one", "re one"]
 
 
 # what is not saved

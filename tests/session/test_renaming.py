@@ -15,6 +15,7 @@ from perdure import (
     connect,
 )
 from perdure.records.keys import SessionKey
+from perdure.session import fork
 from perdure.session.fork import ForkBuilder
 from perdure.session.lifecycle import ExclusiveAccess
 from perdure.session.manager import SessionManager
@@ -22,6 +23,8 @@ from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests.pausing import PausingStore, meanwhile
 from tests.session.conftest import Connect, Place
 from tests.session.lives import converse, looks, said
+
+pytestmark = pytest.mark.usefixtures("forks")
 
 QUIET = Shutdown(signals=False)
 
@@ -45,6 +48,17 @@ async def test_a_renamed_session_is_the_same_under_its_new_name(again: Connect) 
         async with sessions.open("new") as session:
             assert await looks(session) == before
             assert session.info.metadata.owner == "ada"
+
+
+async def test_a_session_that_was_never_written_is_renamed_with_its_posts(again: Connect) -> None:
+    async with again() as sessions:
+        await (await sessions.open("old")).aclose()
+        await sessions.post("old", Message.user("posted"))
+        await sessions.rename("old", "new")
+        assert not await sessions.exists("old")
+        assert await sessions.exists("new")
+        async with sessions.open("new") as session:
+            assert said(session) == ["posted"]
 
 
 async def test_what_is_taken_or_missing_is_said(again: Connect) -> None:
@@ -83,6 +97,12 @@ async def half_way(sessions: SessionManager, old: str, new: str) -> None:
     """Do what a rename has done when it is killed behind its copy."""
     access = ExclusiveAccess(sessions._check().runtime, sessions._check().lifecycle)
     forker = ForkBuilder(access)
+    if fork.COPIES:
+        head = await sessions._store.head(SessionKey(old))
+        newest = await forker.newest(SessionKey(old), head)
+        assert newest is not None
+        await forker.copied(SessionKey(old), SessionKey(new), newest, "rename")
+        return
     head = await sessions._store.head(SessionKey(old))
     await forker.copy(SessionKey(old), SessionKey(new), moved=SessionKey(old))
     assert await sessions._store.head(SessionKey(new)) > head

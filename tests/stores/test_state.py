@@ -27,12 +27,14 @@ from perdure.agent import Agent, EchoModel, PersistentSession
 from perdure.formats import FolderStorage, FullAgentState, read_state, write_state
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry
-from perdure.store import Batch, BlobSweep, Status, Store
+from perdure.store import Batch, BlobSweep, Draft, Status, Store
 from perdure.stores import StateStorage, StateStore
 from perdure.testing.conformance import (
+    BeginningConformance,
     CancellationConformance,
     DirectoryConformance,
     DocumentConformance,
+    DraftConformance,
     LeaseConformance,
     LogConformance,
     ReaderConformance,
@@ -116,6 +118,18 @@ UNFIT = {
     "test_epochs_never_start_again": "what is deleted is gone, its epoch too, for others",
     "test_what_is_deleted_is_gone": "the directory knows what this object has seen",
     "test_a_cancelled_put_is_whole_or_nothing": "there are no blobs",
+    "test_it_is_folded_reopened_and_taken_over": "the state is what they would be folded to",
+    "test_it_is_deleted_and_begins_anew": "what is deleted is gone, its epoch too, for others",
+    "test_nobody_reads_a_draft": "a draft is in the memory of one object",
+    "test_the_holder_goes_on_after_publishing": "a draft is in the memory of one object",
+    "test_publishing_again_changes_nothing": "a draft is in the memory of one object",
+    "test_an_overtaken_holder_publishes_nothing": "a draft is in the memory of one object",
+    "test_an_overtaken_holder_writes_nothing": "a draft is in the memory of one object",
+    "test_the_holder_of_a_draft_is_waited_for": "a draft is in the memory of one object",
+    "test_what_the_dead_leave_is_removed": "a draft is in the memory of one object",
+    "test_drafts_are_listed_by_tenant": "a draft is in the memory of one object",
+    "test_a_deleted_draft_is_gone": "a draft is in the memory of one object",
+    "test_either_it_is_published_or_taken_over": "a draft is in the memory of one object",
 }
 """The tests that do not apply, and why."""
 
@@ -146,6 +160,14 @@ class TestDirectory(fits(DirectoryConformance)):  # type: ignore[misc]
     pass
 
 
+class TestBeginnings(fits(BeginningConformance)):  # type: ignore[misc]
+    pass
+
+
+class TestDrafts(fits(DraftConformance)):  # type: ignore[misc]
+    pass
+
+
 class TestCancellation(fits(CancellationConformance)):  # type: ignore[misc]
     pass
 
@@ -157,6 +179,8 @@ def test_every_exception_is_of_a_test_that_is_there() -> None:
         DocumentConformance,
         LeaseConformance,
         DirectoryConformance,
+        BeginningConformance,
+        DraftConformance,
         CancellationConformance,
     ]
     assert [name for name in UNFIT if not any(hasattr(suite, name) for suite in suites)] == []
@@ -382,3 +406,36 @@ async def test_asking_for_what_is_not_there_fills_no_memory() -> None:
     grant = await store.acquire(SessionKey("ada"), after=0)
     assert await store.head(SessionKey("ada")) == grant.head
     assert [info.key.agent for info in await store.sessions()] == ["ada"]
+
+
+DRAFT = Draft(source=SessionKey("source"), generation=1, up_to=640, purpose="fork")
+
+
+async def test_a_draft_is_saved_when_it_is_published() -> None:
+    kept, key = KeptStates(), SessionKey("copy")
+    store, other = (StateStore(lambda key: OwnStorage(kept, key)) for _ in range(2))
+    grant = await store.acquire(key, after=0, first=501, draft=DRAFT)
+    message = Entry("message", b'{"role":"user","content":[{"type":"text","text":"Hello"}]}')
+    (outcome,) = await store.append_many([Batch(key, grant.epoch, 502, (message,))])
+    assert outcome.status is Status.OK
+    assert kept.saves == 0
+    assert await store.head(key) == 0
+    assert [info.key for info in await store.drafts("")] == [key]
+    await store.publish(key, grant.epoch)
+    await store.publish(key, grant.epoch)
+    assert kept.saves == 1
+    assert await store.drafts("") == []
+    records = [record async for chunk in other.read_log(key) for record in chunk.records]
+    assert [record.seq for record in records] == [501, 502]
+    new = await other.acquire(key, after=grant.epoch)
+    assert (new.head, new.created) == (503, False)
+
+
+async def test_a_draft_is_not_published_over_another_program_s_session() -> None:
+    kept, key = KeptStates(), SessionKey("copy")
+    store, other = (StateStore(lambda key: OwnStorage(kept, key)) for _ in range(2))
+    grant = await store.acquire(key, after=0, draft=DRAFT)
+    await other.acquire(key, after=0)
+    with pytest.raises(LeaseLostError):
+        await store.publish(key, grant.epoch)
+    assert (kept.saves, await other.head(key)) == (1, 1)

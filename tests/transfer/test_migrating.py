@@ -203,13 +203,13 @@ async def test_what_a_killed_run_had_on_its_way_is_cleared_when_it_arrives() -> 
     class Overtaken(MemoryStore):
         """Its first acquire finds that a dead run's came in after all."""
 
-        async def acquire(self, key: SessionKey, *, after: int) -> Any:
+        async def acquire(self, key: SessionKey, *, after: int, **begun: Any) -> Any:
             if not arrived:
                 dead = MemoryStore(backing=backing)
                 await dead.open()
                 arrived.append((await dead.acquire(key, after=0)).epoch)
                 await dead.aclose()
-            return await super().acquire(key, after=after)
+            return await super().acquire(key, after=after, **begun)
 
     await source.open()
     target = Overtaken(backing=backing)

@@ -12,17 +12,18 @@ from perdure._lib.lazy import lazy
 
 if TYPE_CHECKING:
     from perdure.archive.archives import Archives as Archives
-    from perdure.archive.limits import Archive as Archive, ArchiveLimits as ArchiveLimits
+    from perdure.archive.limits import ArchiveLimits as ArchiveLimits
     from perdure.archive.restore import ArchiveRestored as ArchiveRestored
     from perdure.archive.save import (
         ArchiveProgress as ArchiveProgress,
         ArchiveSaved as ArchiveSaved,
         ArchiveSkipped as ArchiveSkipped,
     )
+    from perdure.records.archives import Archive as Archive
 
 
 _HOME_OF = {
-    "Archive": "perdure.archive.limits",
+    "Archive": "perdure.records.archives",
     "ArchiveLimits": "perdure.archive.limits",
     "ArchiveProgress": "perdure.archive.save",
     "ArchiveRestored": "perdure.archive.restore",

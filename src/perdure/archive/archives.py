@@ -22,14 +22,7 @@ from perdure._lib.files import Folder
 from perdure._lib.ids import random_id
 from perdure.archive import atomic_swap
 from perdure.archive.blobs import entries_of, hop
-from perdure.archive.limits import (
-    CONTROL,
-    DOCUMENT,
-    Archive,
-    ArchiveLimits,
-    Selection,
-    selection_of,
-)
+from perdure.archive.limits import CONTROL, ArchiveLimits, Selection, selection_of
 from perdure.archive.restore import (
     ArchiveRestored,
     ExtractPlan,
@@ -42,6 +35,7 @@ from perdure.archive.save import ArchiveSaved, Progress, SaveResult, take
 from perdure.archive.tar import export
 from perdure.errors import ConfigError, InvalidArgumentError, SessionError
 from perdure.memory.documents import StateSet
+from perdure.records.archives import DOCUMENT, Archive
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey, require_text
 from perdure.records.records import STATE, Entry

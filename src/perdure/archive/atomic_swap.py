@@ -31,7 +31,7 @@ import msgspec
 from perdure._lib.files import Folder, write_all
 from perdure._lib.ids import random_id
 from perdure._lib.platform import sync_file, try_lock
-from perdure.archive.limits import CONTROL, FileEntry, FolderEntry, Selection
+from perdure.archive.limits import CONTROL, Selection
 from perdure.errors import (
     ConfigError,
     CorruptRecordError,
@@ -39,6 +39,7 @@ from perdure.errors import (
     StoreError,
     StoreUnavailableError,
 )
+from perdure.records.archives import FileEntry, FolderEntry
 from perdure.records.json import decoder_of, encode
 from perdure.records.keys import SessionKey
 

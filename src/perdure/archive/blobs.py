@@ -16,7 +16,7 @@ import anyio.to_thread
 
 from perdure._lib.files import LinkFoundError
 from perdure._lib.tasks import each
-from perdure.archive.limits import Archive, ArchiveLimits, Checker, Entry, entry_of
+from perdure.archive.limits import ArchiveLimits, Checker
 from perdure.errors import (
     ConfigError,
     CorruptRecordError,
@@ -24,6 +24,7 @@ from perdure.errors import (
     StoreError,
     StoreUnavailableError,
 )
+from perdure.records.archives import Archive, Entry, entry_of
 from perdure.records.keys import SessionKey
 from perdure.store import Store
 

@@ -20,19 +20,11 @@ from perdure._lib.files import Folder
 from perdure._lib.tasks import each
 from perdure.archive.atomic_swap import StagingTree, commit, recover, require_room
 from perdure.archive.blobs import BATCH_BYTES, batches, fetched, hop
-from perdure.archive.limits import (
-    CHUNK_BYTES,
-    Archive,
-    ArchiveLimits,
-    Entry,
-    FileEntry,
-    FolderEntry,
-    Selection,
-    blobs_of,
-)
+from perdure.archive.limits import CHUNK_BYTES, ArchiveLimits, Selection
 from perdure.archive.save import ArchiveProgress, Progress, ScannedEntry, scan, weight
 from perdure.archive.tar import Content
 from perdure.errors import NotStorableError
+from perdure.records.archives import Archive, Entry, FileEntry, FolderEntry, blobs_of
 from perdure.records.keys import SessionKey
 from perdure.store import Store
 

@@ -18,18 +18,14 @@ from perdure.archive.blobs import BATCH_BYTES, batches, entries_of, hop, put, re
 from perdure.archive.limits import (
     CHUNK_BYTES,
     CONTROL,
-    Archive,
     ArchiveLimits,
     Checker,
-    Entry,
-    FileEntry,
-    FolderEntry,
     Selection,
-    blobs_of,
     mode_of,
     pages_of,
     too_large,
 )
+from perdure.records.archives import Archive, Entry, FileEntry, FolderEntry, blobs_of
 from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
 from perdure.store import Store

@@ -23,15 +23,9 @@ from perdure.archive.blobs import fetched, hop
 from perdure.archive.limits import (
     CHUNK_BYTES,
     CONTROL,
-    Archive,
     ArchiveLimits,
     Checker,
-    Entry,
-    FileEntry,
-    FolderEntry,
     Selection,
-    blobs_of,
-    entry_of,
     line_of,
     selection_of,
     too_large,
@@ -43,6 +37,7 @@ from perdure.errors import (
     MissingExtraError,
     UnsupportedVersionError,
 )
+from perdure.records.archives import Archive, Entry, FileEntry, FolderEntry, blobs_of, entry_of
 from perdure.records.json import decoder_of, encode
 from perdure.records.keys import SessionKey
 from perdure.store import Store

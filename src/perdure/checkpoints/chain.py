@@ -144,6 +144,11 @@ class CheckpointChain:
                 hash=removed.hash,
             )
 
+    def bury_captured(self) -> None:
+        """Leave a tombstone of each checkpoint of the session itself: its history is not there."""
+        for checkpoint in [one for one in self.by_id.values() if _is_captured(one)]:
+            self._bury(checkpoint.id)
+
     def had(self, id: int) -> bool:
         """Say whether an id was ever assigned, even to a checkpoint that was pruned."""
         return id in self._places

@@ -25,6 +25,7 @@ from perdure.errors import (
     ConfigError,
     CorruptRecordError,
     FormatError,
+    LeaseHeldError,
     PerdureError,
     UnsupportedVersionError,
 )
@@ -37,11 +38,13 @@ from perdure.records.types import Registry
 from perdure.restore.ladder import validated
 from perdure.session.internals import rebuild_stored
 from perdure.session.point_in_time import base_documents
+from perdure.session.reach import RESTORE, Reach, ReachedBlob
 from perdure.session.rebuild import WholeLog, differences
 from perdure.store import (
     BlobSweep,
     Document,
     Documents,
+    DraftInfo,
     LeaseState,
     SessionInfo,
     Store,
@@ -65,7 +68,6 @@ from perdure.stores.wrapped.keys import is_key
 from perdure.transfer import receipts
 from perdure.transfer.backups import ANEW, JOURNAL, KEPT, POINT
 from perdure.transfer.migration import keys_of
-from perdure.transfer.reach import RESTORE, Reach, ReachedBlob
 from perdure.transfer.second_look import look_again
 
 
@@ -597,7 +599,7 @@ async def check(
             lost memory values, the index of `ls`, a SQLite database's indexes. Accept a log that
             may be incomplete. Remove what makes a plain store look encrypted, or like a backup.
         gc: Set aside the blobs that no session references, and remove those that were set aside
-            a grace period ago.
+            a grace period ago. Remove copies that a process was killed in the middle of.
         grace: The grace period: the minimum age of such a blob, in hours.
 
     """
@@ -644,6 +646,10 @@ async def _seen(
             raise no_session(key, store)
         return await _audit_all(store, [key]), []
     tenants, keys = await listed_sessions(store, where.tenant)
+    for tenant in tenants if grace is not None else ():
+        for found in await remove_drafts(store, tenant):
+            if not where.json:
+                say(f"{found.key}: an unfinished copy of {found.draft.source} was removed")
     there = {tenant: await _blob_names(store, tenant) for tenant in tenants}
     audits = await _audit_all(store, keys)
     blobs: list[Garbage] = []
@@ -654,6 +660,22 @@ async def _seen(
             await collect(store, garbage_found, reached, grace * 3600)
         blobs.append(garbage_found)
     return audits, blobs
+
+
+async def remove_drafts(store: Store, tenant: str) -> list[DraftInfo]:
+    """Remove copies that a process was killed in the middle of; the next open of the id would."""
+    removed: list[DraftInfo] = []
+    for found in await store.drafts(tenant):
+        holder = await store.holder(found.key)
+        is_left = holder is not None and (holder.released or holder.alive is False)
+        if holder is None or holder.epoch != found.epoch or not is_left:
+            continue
+        with contextlib.suppress(LeaseHeldError):  # somebody has begun anew
+            grant = await store.acquire(found.key, after=found.epoch)
+            end = store.delete if grant.created else store.release
+            await end(found.key, grant.epoch)
+            removed += [found] if grant.created else []
+    return removed
 
 
 async def _blob_names(store: Store, tenant: str) -> set[str] | str:

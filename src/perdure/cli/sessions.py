@@ -9,7 +9,7 @@ import contextlib
 import re
 import time
 from contextlib import AsyncExitStack
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from cyclopts import Parameter, validators
@@ -445,6 +445,7 @@ async def fork(
     *,
     at: str | None = None,
     at_checkpoint: int | None = None,
+    history: Annotated[Literal["full", "context"], Parameter(show_choices=False)] = "full",
     new_session: str | None = None,
     where: SessionOption = SessionOption(),  # noqa: B008  # frozen
 ) -> int:
@@ -458,6 +459,7 @@ async def fork(
         at: Where it continues: the number of the last record that both have, or the id of a turn.
             Default: the end.
         at_checkpoint: Where it continues: the number of a checkpoint.
+        history: "context" leaves the records behind: the fork begins with what they fold to.
         new_session: The fork's session; default: as --session.
 
     """
@@ -473,6 +475,7 @@ async def fork(
             id,
             new_id,
             at=point,
+            history=history,
             session=where.session,
             new_session=new_session,
             tenant=where.tenant,

@@ -311,7 +311,7 @@ def _iso(iso: str) -> str:
 
 
 FIELD: Final = "perdure"
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 
 _AS_SPOKEN: Final = msgspec.Raw(b"")
@@ -331,11 +331,13 @@ class _Line(msgspec.Struct, omit_defaults=True):
 
 
 class _Own(msgspec.Struct, kw_only=True):
-    format: int = FORMAT
+    format: int = 1
     sha256: str
     """Of the rest of the state."""
     session: str
     tenant: str
+    first: int | msgspec.UnsetType = msgspec.UNSET
+    """The number of the log's first record, if that is not 1: then ``format`` is 2."""
     log: list[_Line]
 
 
@@ -373,6 +375,8 @@ def with_log(state: FullAgentState, key: SessionKey, records: Sequence[Record]) 
             expected = next(spoken, None)
         lines.append(line)
     own = _Own(sha256=_digest(state), session=key.session, tenant=key.tenant, log=lines)
+    if records and records[0].seq != 1:
+        own.format, own.first = FORMAT, records[0].seq
     extra = {**state.extra, FIELD: msgspec.Raw(encode(own))}
     return msgspec.structs.replace(state, extra=extra)
 
@@ -412,7 +416,7 @@ def log_in(state: FullAgentState) -> NativeLog | None:
 def _records(state: FullAgentState, own: _Own, *, agrees: bool) -> tuple[Record, ...]:
     spoken = iter(state.context.core.history)
     records, epoch = [], 0
-    for seq, line in enumerate(own.log, 1):
+    for seq, line in enumerate(own.log, own.first or 1):
         epoch = line.epoch or epoch
         payload = line.text.encode() or bytes(line.payload)
         if not payload:

@@ -41,13 +41,14 @@ from perdure.memory.documents import SESSION
 from perdure.memory.media import MediaBudget
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Manifest, Origin
+from perdure.records.manifest import Manifest, Origin, origin_in
 from perdure.records.media import LIFTED_KINDS, Medium, filled, lifted_entries, may_lift, referred
 from perdure.records.records import BASE, CONTEXT, EPOCH, HOLDER_KINDS, Entry, Record
 from perdure.restore.ladder import validated
 from perdure.store import (
     Batch,
     Documents,
+    Draft,
     HeldLease,
     InboxLimit,
     LogChunk,
@@ -341,6 +342,10 @@ class Lineage(DelegatingStore):
         have = await self.inner.read_documents(key, ())
         return await self._origin_of(key, have)
 
+    def assume_plain(self, key: SessionKey) -> None:
+        """Take it as known that nothing comes before a session's own log."""
+        self._plain[key] = 2**62
+
     async def _origin_of(self, key: SessionKey, have: Documents) -> Origin | None:
         if have.manifest is not None:
             return have.manifest.base
@@ -372,8 +377,16 @@ class Lineage(DelegatingStore):
     async def newest_base(self, key: SessionKey) -> Origin | None:
         """Return the newest origin in a session's own log."""
         log = self.inner.read_log(key, reverse=True)
-        record = await first_record(log, lambda record: record.kind == BASE)
-        return None if record is None else decode(record.payload, Origin)
+        record = await first_record(log, lambda record: origin_in(record) is not None)
+        return None if record is None else origin_in(record)
+
+    async def has_removed(self, key: SessionKey, base: Origin) -> bool:
+        """Return whether a session's own log has records that a pruning was to remove.
+
+        The first epoch of a copy of what was pruned names what comes before it, and stays.
+        """
+        first = await first_record(self.inner.read_log(key, limit=1))
+        return first is not None and first.seq <= base.cut - base.at and origin_in(first) != base
 
     def rebased(self, key: SessionKey, epoch: int, base: Origin) -> None:
         """Note that a session held here has a new origin in its log."""
@@ -699,13 +712,21 @@ class Lineage(DelegatingStore):
 
     # Leases.
 
-    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
-        grant = await self._acquire(key, after)
+    async def acquire(
+        self,
+        key: SessionKey,
+        *,
+        after: int,
+        first: int = 1,
+        base: Origin | None = None,
+        draft: Draft | None = None,
+    ) -> HeldLease:
+        grant = await self.inner.acquire(key, after=after, first=first, base=base, draft=draft)
+        grant = await self._entered(key, grant)
         self._begun[key] = grant.epoch, grant.head
         return grant
 
-    async def _acquire(self, key: SessionKey, after: int) -> HeldLease:
-        grant = await self.inner.acquire(key, after=after)
+    async def _entered(self, key: SessionKey, grant: HeldLease) -> HeldLease:
         self._held.pop(key, None)
         if grant.created:
             self._plain[key] = grant.epoch
@@ -732,7 +753,7 @@ class Lineage(DelegatingStore):
         session = _HeldSession(epoch, base)
         if have.manifest is None:
             session.inherited = await self._inherited(key, base, None)
-        if base.cut > base.at:  # a pruning may have been killed
+        if base.cut > base.at and await self.has_removed(key, base):  # a pruning was killed
             await self.inner.trim(key, epoch, base.cut - base.at + 1)
         return session
 

@@ -11,13 +11,13 @@ from perdure.memory.context import RetractionPayload, Retractions
 from perdure.memory.documents import TurnPayload
 from perdure.records.json import decode
 from perdure.records.records import (
-    HOLDER_KINDS,
     MESSAGE_KINDS,
     OUTSIDE,
     RETRACT,
     TAKEN,
     TURN,
     Record,
+    begins_epoch,
 )
 
 _OUTSIDE_KINDS: Final = frozenset({OUTSIDE, TAKEN})
@@ -49,7 +49,7 @@ class CutAttempt(msgspec.Struct):
                     attempt = attempt or cls(turned.attempt)
                     attempt.request = turned.request or attempt.request
                     runs = turned.phase == "begin"
-                elif record.kind in HOLDER_KINDS:
+                elif begins_epoch(record):
                     runs = False
                 if attempt is not None and (record.kind == TURN or (runs and not outside)):
                     attempt.seqs.append(record.seq)

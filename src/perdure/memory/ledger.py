@@ -3,7 +3,7 @@
 Folded from the log, and pure: a record opens an entry, changes it, or ends it, and ended entries
 are dropped. So the ledger is as small as the work in progress, however long the history is. Fields
 of a newer release are preserved. A fork begins with an empty ledger: work in progress belongs to
-its origin.
+its origin, and a record of the fork ends it there.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import msgspec
 
 from perdure.records.json import decode, decode_with, decoder_of, encode
 from perdure.records.manifest import Origin
-from perdure.records.records import ADMITTED, APPROVAL, BASE, EFFECT, Entry, Record
+from perdure.records.records import ADMITTED, APPROVAL, BASE, EFFECT, GAP, Entry, Record, gap_in
 
 LEDGER: Final = "ledger.json"
 """The document that the records fold to."""
-LEDGER_KINDS: Final = frozenset({ADMITTED, APPROVAL, EFFECT, BASE})
+LEDGER_KINDS: Final = frozenset({ADMITTED, APPROVAL, EFFECT, BASE, GAP})
 OVER: Final = "over"
 """The state of an entry that has ended."""
 MOST: Final = 1000
@@ -113,8 +113,11 @@ class Ledger:
 
     def feed(self, kind: str, payload: bytes) -> None:
         """Apply the next record of one of the ledger's kinds."""
-        if kind == BASE:
-            if decode(payload, Origin).begins_fork:
+        if kind in {BASE, GAP}:
+            is_fork = (
+                decode(payload, Origin).begins_fork if kind == BASE else gap_in(payload).is_fork
+            )
+            if is_fork:
                 self._document = _Document()
             return
         change = decode_with(_FIELDS, payload)
@@ -128,6 +131,10 @@ class Ledger:
             entries[name] = change
             if len(entries) > MOST:
                 del entries[next(iter(entries))]
+
+    def open_entries(self) -> list[tuple[str, str]]:
+        """Return the kinds and ids of what is in progress."""
+        return [(kind, name) for kind in (ADMITTED, EFFECT, APPROVAL) for name in self._of(kind)]
 
     def has_room(self, more: int) -> bool:
         """Whether so many messages more would not drop the oldest."""

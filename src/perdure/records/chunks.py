@@ -134,6 +134,24 @@ def named_in(values: Iterable[bytes]) -> set[str]:
     return {names.decode() for value in values for names in _NAME.findall(value)}
 
 
+_AT_A_TIME = 128 * 1024
+_LONGEST_NAME = 300
+
+
+def may_name(values: Sequence[bytes]) -> bool:
+    """Return whether any of many values, at one look, has such a string.
+
+    A search keeps other threads waiting, so a long value is searched part by part.
+    """
+    long = [value for value in values if len(value) > _AT_A_TIME]
+    short = [value for value in values if len(value) <= _AT_A_TIME] if long else values
+    return _NAME.search(b"\n".join(short)) is not None or any(
+        _NAME.search(value, at, at + _AT_A_TIME + _LONGEST_NAME) is not None
+        for value in long
+        for at in range(0, len(value), _AT_A_TIME)
+    )
+
+
 _BLOB_NAME = re.compile(r"(?:[0-9a-f]{64}|x[0-9a-f]{64,128})\Z")
 
 

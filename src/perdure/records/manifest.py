@@ -17,9 +17,9 @@ from perdure.errors import (
     TooLargeError,
     UnsupportedVersionError,
 )
-from perdure.records.json import MAX_RECORD_BYTES
+from perdure.records.json import MAX_RECORD_BYTES, decode
 from perdure.records.keys import SessionKey
-from perdure.records.records import Entry, Record
+from perdure.records.records import BASE, EPOCH, Entry, Record
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -44,6 +44,25 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def begins_fork(self) -> bool:
         """Whether it is the origin of a fork; later origins have more fields."""
         return self.parent is not None and not (self.kept or self.folded or self.cut)
+
+
+class _EpochPayload(msgspec.Struct):
+    base: Origin | None = None
+
+
+_epoch = msgspec.json.Decoder(_EpochPayload)
+
+
+def origin_in(record: Record) -> Origin | None:
+    """Return the history before a log that a record of it names: a base, or the first epoch's."""
+    if record.kind == BASE:
+        return decode(record.payload, Origin)
+    if record.kind != EPOCH:
+        return None
+    try:
+        return _epoch.decode(record.payload).base
+    except msgspec.DecodeError:  # only the store can read it
+        return None
 
 
 class HistorySegment(msgspec.Struct, frozen=True):
@@ -211,6 +230,37 @@ class RestoreData(msgspec.Struct, frozen=True):
     """Whether something may be waiting in the inbox."""
 
 
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
+    """Which session another one is a copy of. Until it is published, readers see no session."""
+
+    source: SessionKey
+    """Possibly of another store."""
+    generation: int
+    """The epoch of the source's record ``up_to``: another one means another life of that id."""
+    up_to: int
+    """The last record that is copied."""
+    purpose: str
+    """"fork", "copy", "rename", "migrate", "restore" or "import"."""
+
+
+class DraftInfo(msgspec.Struct, frozen=True):
+    """A draft that is not published."""
+
+    key: SessionKey
+    epoch: int
+    draft: Draft
+    owner: str
+    """Who writes it, or did: its holder."""
+
+
+class Beginning(msgspec.Struct, frozen=True):
+    """What a new log begins with: the arguments of ``acquire``."""
+
+    first: int = 1
+    base: Origin | None = None
+    draft: Draft | None = None
+
+
 class HeldLease(msgspec.Struct, frozen=True):
     """The right to write one session."""
 
@@ -219,7 +269,9 @@ class HeldLease(msgspec.Struct, frozen=True):
     head: int
     """The seq of the epoch record, which is the log's last."""
     created: bool
-    """Whether the log was empty before."""
+    """Whether a log begins with it."""
+    record: bytes = b""
+    """The epoch record's payload, where a log begins with it: nobody can read a draft's."""
 
 
 class LeaseState(msgspec.Struct, frozen=True):
@@ -234,11 +286,13 @@ class LeaseState(msgspec.Struct, frozen=True):
     """The owner's heartbeat counter: changes with each heartbeat, and with a restart of the owner;
     unchanged for the lease's ttl means expired. 0 if the store has no heartbeat of it."""
     deleted: bool = False
-    """The session was deleted under this epoch."""
+    """There is no session: it was deleted under this epoch, or is a ``draft``."""
     host: str = ""
     pid: int = 0
     listed: str = ""
     """The owner's name in ``HeartbeatRequests.beats``, if that is not ``owner``."""
+    draft: Draft | None = None
+    """What the session is a copy of, until it is deleted; unpublished while ``deleted`` is True."""
 
 
 class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -337,6 +391,12 @@ def matched(
     return Documents(manifest, documents, tuple(damaged), remains=remains)
 
 
+def epoch_payload(owner: str, base: Origin | None, **facts: object) -> bytes:
+    """Return the payload of an epoch record; *base* is the history before a log that it begins."""
+    begun = {"owner": owner, **facts}
+    return msgspec.json.encode(begun if base is None else {**begun, "base": base})
+
+
 # What every store refuses, and in which words
 
 
@@ -380,6 +440,16 @@ def lease_held(key: SessionKey, after: int, newest: int) -> LeaseHeldError:
         key=str(key),
         epoch=newest,
         after=after,
+    )
+
+
+def published_already(key: SessionKey, epoch: int) -> LeaseHeldError:
+    """Return the error for a draft in the place of a session."""
+    return LeaseHeldError(
+        f"{key} exists: a copy takes the place of no session; choose another id, or delete it "
+        "first",
+        key=str(key),
+        epoch=epoch,
     )
 
 

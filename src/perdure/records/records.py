@@ -16,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from perdure.errors import NotStorableError
+from perdure.records.json import decode_with, decoder_of
 
 MESSAGE = "message"
 TOOL_CALL = "tool_call"
@@ -63,10 +64,10 @@ FOREIGN = "foreign"
 EPOCH = "epoch"
 """A new holder of the session; written by the store when a lease is taken."""
 GAP = "gap"
-"""What keeps the number of an epoch record in a log that was copied from another store."""
+"""What keeps the number of a record that belonged to another log, in a copy of that log."""
 
 HOLDER_KINDS = frozenset({EPOCH, GAP})
-"""Where a new holder began, here or in the store that the log was copied from."""
+"""Kinds that say nothing of what a session holds."""
 
 MESSAGE_KINDS = frozenset({MESSAGE, TOOL_CALL, TOOL_RESULT})
 
@@ -89,6 +90,28 @@ class Record(msgspec.Struct, frozen=True):
     kind: str
     payload: bytes
     end: bool
+
+
+class GapPayload(msgspec.Struct, omit_defaults=True):
+    """The payload of a gap; none, in a log that an earlier release copied, is an epoch record's."""
+
+    was: str = EPOCH
+    """The kind of the record that had this number."""
+    is_fork: bool = False
+    """Whether that was the origin of a fork, which began with no work in progress."""
+
+
+_GAP = decoder_of(GapPayload | None)
+
+
+def gap_in(payload: bytes) -> GapPayload:
+    """Return what had the number of a gap."""
+    return decode_with(_GAP, payload) or GapPayload()
+
+
+def begins_epoch(record: Record) -> bool:
+    """Return whether a new holder began here, or in the log that this one is a copy of."""
+    return record.kind == EPOCH or (record.kind == GAP and gap_in(record.payload).was == EPOCH)
 
 
 MAX_LINE_BYTES = 64 * 1024 * 1024

@@ -9,6 +9,7 @@
     folding              fold, rebuild
     as it was            point_in_time
     from outside         fork, delete, prune, retention
+    copies               copier, copied, reach
     restores             plan
     listings             directory
     other formats        export

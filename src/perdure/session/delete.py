@@ -22,6 +22,7 @@ import msgspec
 from perdure.errors import (
     CorruptRecordError,
     FormatError,
+    LeaseHeldError,
     PerdureError,
     SessionClosedError,
     SessionError,
@@ -35,8 +36,9 @@ from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import ForkNote, Origin
 from perdure.records.records import ENDING, FORK, HOLDER_KINDS, META, Entry, Record
-from perdure.session import spill as spilling
-from perdure.session.fork import _QUIET, Fork, ForkBuilder, exists
+from perdure.session import fork, spill as spilling
+from perdure.session.copier import exists, has_own
+from perdure.session.fork import _QUIET, Fork, ForkBuilder
 from perdure.session.lifecycle import (
     MAX_WAITING,
     ExclusiveAccess,
@@ -45,7 +47,7 @@ from perdure.session.lifecycle import (
     Terms,
     require_different,
 )
-from perdure.store import DeadLetter, SessionInfo, Store, first_record
+from perdure.store import DeadLetter, Draft, SessionInfo, Store, first_record
 
 if TYPE_CHECKING:
     from perdure.session.base import SessionBase
@@ -367,6 +369,8 @@ class Forgetter:
             sums = {key: await self._sum(key) for key in keys}
             for _, heir, base in heirs:
                 await self._settle(heir, base, terms)
+            if not dry_run:
+                await self._remove_drafts(tenant, keys)
             named = await self._reach(
                 tenant, set().union(*(total.names for total in sums.values()))
             )
@@ -385,6 +389,20 @@ class Forgetter:
             ]
             retained += [_blob(name, *by, sums) for name, by in shared.items()]
             return self._report(sums, removable, spilled, retained, dry_run=dry_run)
+
+    async def _remove_drafts(self, tenant: str, sources: list[SessionKey]) -> None:
+        """Take away the copies of sessions that are being made; one that was made is one more."""
+        if not fork.COPIES:
+            return
+        for found in await self._store.drafts(tenant):
+            if found.draft.source not in sources:
+                continue
+            with suppress(LeaseHeldError):  # its holder has begun anew, and finds the source ending
+                grant = await self._store.inner.acquire(found.key, after=found.epoch)
+                if grant.created:
+                    await self._store.inner.delete(found.key, grant.epoch)
+                else:  # published since
+                    await self._store.inner.release(found.key, grant.epoch)
 
     def _report(
         self,
@@ -498,6 +516,14 @@ def _blob(name: str, by: SessionKey, how: str, sums: dict[SessionKey, _Sum]) -> 
     return RetainedItem("blob", f"{by} {how}: {name}", of, by)
 
 
+def _under_both(old: SessionKey, new: SessionKey) -> SessionError:
+    message = (
+        f"{old} was renamed to {new}, and records came under both names: "
+        "delete the one that you do not need"
+    )
+    return SessionError(message, key=str(old), new=str(new))
+
+
 @final
 class Renamer:
     """Give sessions other names."""
@@ -526,6 +552,8 @@ class Renamer:
                 await stack.enter_async_context(self._access.exclusive(key))
             if new in self._access.runtime.sessions:
                 raise exists(new)
+            if fork.COPIES:
+                return await self._rename(stack, old, new, terms)
             begun = await self._access.begun(new)
             created = begun.base
             if await self._store.inner.head(old) == 0:
@@ -538,6 +566,40 @@ class Renamer:
             base = await self._copied(hold, new)
             await self._forgetter.end(hold, terms, lambda: self._forward(hold, new))
             return Fork(new, old, base.at)
+
+    async def _rename(
+        self, stack: AsyncExitStack, old: SessionKey, new: SessionKey, terms: Terms
+    ) -> Fork:
+        made = await self._made(old, new)
+        if await self._store.inner.head(old) == 0:
+            if made is None:
+                raise SessionNotFoundError(f"there is no session {old}", key=str(old))
+            return Fork(new, old, made.up_to)
+        is_of_it = made is not None and await self._store.has(old, made.up_to, made.generation)
+        if not is_of_it and await self._access.begun(new) != LogOrigin():
+            raise exists(new)
+        hold = await self._hold(stack, old, new, terms)
+        if made is not None and is_of_it and await self._has_new_records(old, made.up_to):
+            if await has_own(self._store.inner, new, made):
+                raise _under_both(old, new)
+            async with self._access.held(new, Terms("raise", 0)) as copy:
+                await copy.withdraw()
+            is_of_it = False
+        if made is not None and is_of_it:
+            done = Fork(new, old, made.up_to)
+        elif point := await self._forker.newest(old, hold.head):
+            done = await self._forker.copied(old, new, point, "rename")
+        else:
+            done = await self._forker.begun_anew(old, new)
+        await self._forgetter.end(hold, terms, lambda: self._forward(hold, new))
+        return done
+
+    async def _made(self, old: SessionKey, new: SessionKey) -> Draft | None:
+        """Return what a rename, which may not have been finished, has made of a session."""
+        holder = await self._store.holder(new)
+        made = None if holder is None or holder.deleted else holder.draft
+        is_rename = made is not None and (made.source, made.purpose) == (old, "rename")
+        return made if is_rename else None
 
     async def _hold(
         self, stack: AsyncExitStack, old: SessionKey, new: SessionKey, terms: Terms
@@ -580,11 +642,7 @@ class Renamer:
             if not await self._has_new_records(old.key, created.at):
                 return created
             if begun.has_records:
-                message = (
-                    f"{old.key} was renamed to {new}, and records came under both names: "
-                    "delete the one that you do not need"
-                )
-                raise SessionError(message, key=str(old.key), new=str(new))
+                raise _under_both(old.key, new)
             async with self._access.held(new, Terms("raise", 0), new=True) as hold:
                 await hold.withdraw()
         base = await self._forker.own_base(old.key, old.head, moved=old.key)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, final
 
 import msgspec
 
@@ -19,6 +20,7 @@ from perdure.autosave.tracked import State
 from perdure.errors import (
     HistoryPrunedError,
     InvalidArgumentError,
+    LeaseHeldError,
     SessionError,
     SessionNotFoundError,
     StoreError,
@@ -40,6 +42,13 @@ from perdure.records.records import (
     Entry,
     Record,
 )
+from perdure.session.copier import (
+    FORK as AS_FORK,
+    FORK_CONTEXT,
+    copy_session,
+    exists,
+    is_made,
+)
 from perdure.session.lifecycle import (
     ExclusiveAccess,
     HeldSession,
@@ -48,7 +57,7 @@ from perdure.session.lifecycle import (
     group_of,
     require_different,
 )
-from perdure.store import PendingItem, first_record
+from perdure.store import Draft, PendingItem, first_record
 
 if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked
@@ -58,6 +67,23 @@ if TYPE_CHECKING:
 
 _TRIES = 3
 """Attempts at a copy of a session that is pruned meanwhile."""
+
+COPIES: bool = False
+"""Whether a fork is a copy: what was its parent's is its own, and refers to no other session."""
+
+
+History = Literal["full", "context"]
+"""What a fork takes: all of its parent's records, or only what they fold to."""
+
+
+def require_history(history: Any) -> None:
+    """Raise InvalidArgumentError for a part of a session that no fork takes."""
+    if history not in FORKS:
+        message = f"fork: invalid history={history!r}: choose {' or '.join(FORKS)}"
+        raise InvalidArgumentError(message, option="history", value=history)
+
+
+FORKS: dict[History, str] = {"full": AS_FORK, "context": FORK_CONTEXT}
 
 
 class Fork(msgspec.Struct, frozen=True):
@@ -85,6 +111,8 @@ class ForkBuilder:
         child: SessionKey,
         at: int | str | Checkpoint | None,
         more: Sequence[Entry] = (),
+        *,
+        history: History = "full",
     ) -> Fork:
         """Begin a session with another one's history up to a record, and write one record.
 
@@ -103,9 +131,57 @@ class ForkBuilder:
         point = await self._without_epochs(parent, await self._point(parent, head, at))
         if point is None:
             return await self._begin_anew(parent, child, more)
-        return await self._begin(parent, child, point, more)
+        return await self._begin(parent, child, point, more, history)
 
-    async def fork_unsaved(self, session: Tracked, child: SessionKey) -> Fork:
+    async def _copy_to(
+        self,
+        parent: SessionKey,
+        child: SessionKey,
+        point: Record,
+        purpose: str,
+        more: Sequence[Entry] = (),
+    ) -> Fork:
+        async with self._access.exclusive(child):
+            return await self.copied(parent, child, point, purpose, more)
+
+    async def copied(
+        self,
+        parent: SessionKey,
+        child: SessionKey,
+        point: Record,
+        purpose: str,
+        more: Sequence[Entry] = (),
+    ) -> Fork:
+        """Make a session of another one's content up to a record; the caller is alone with it."""
+        access, store = self._access, self._store.inner
+        draft = Draft(source=parent, generation=point.epoch, up_to=point.seq, purpose=purpose)
+        if child in access.runtime.sessions:
+            raise exists(child)
+        is_there = await is_made(store, child, draft)
+        if is_there is None:  # it was opened, and never written
+            async with access.held(child, Terms("raise", 0), new=True) as hold:
+                if await is_made(store, child, draft) is None:
+                    await hold.withdraw()
+        if is_there and more:
+            raise exists(child)
+        if not is_there:
+            watch, limits = access.runtime.watch, access.runtime.limits
+            copy = partial(copy_session, store, parent, store, child, draft=draft)
+            try:
+                await copy(watch=watch, limits=limits, more=more)
+            except LeaseHeldError:
+                if more or not await is_made(store, child, draft):  # by another process, just now
+                    raise
+            self._store.forget(child)
+        return Fork(child, parent, point.seq)
+
+    async def newest(self, key: SessionKey, head: int) -> Record | None:
+        """Return the last record of a session that says something, None if there is none."""
+        return await self._without_epochs(key, await self._point(key, head, None))
+
+    async def fork_unsaved(
+        self, session: Tracked, child: SessionKey, *, history: History = "full"
+    ) -> Fork:
         """Begin a session with a session's durable records, followed by its unsaved ones.
 
         If the store has lost a part of what was durable, what memory holds of that comes between.
@@ -126,7 +202,7 @@ class ForkBuilder:
         if point is not None:
             point = await self._without_epochs(session.key, point)
             if point is not None:
-                return await self._begin(session.key, child, point, more)
+                return await self._begin(session.key, child, point, more, history)
             return await self._begin_anew(session.key, child, more)
         if session.missing or session.end is State.LOST:  # gone, or deleted by its holder
             return await self._begin_anew(session.key, child, more)
@@ -135,18 +211,26 @@ class ForkBuilder:
     async def _begin_anew(
         self, parent: SessionKey, child: SessionKey, records: Sequence[Entry]
     ) -> Fork:
-        """Make a session from memory alone: there is no stored history to continue."""
         async with self._access.exclusive(child):
-            await self._require_free(child, None, records)
-            async with self._access.held(child, Terms("raise", 0), new=True) as hold:
-                if await self._access.begun(child) != LogOrigin():
-                    raise exists(child)
-                if records:
-                    try:
-                        await hold.append(*records)
-                    except StoreError:
-                        await hold.withdraw()
-                        raise
+            return await self.begun_anew(parent, child, records)
+
+    async def begun_anew(
+        self, parent: SessionKey, child: SessionKey, records: Sequence[Entry] = ()
+    ) -> Fork:
+        """Make a session from memory alone: there is no stored history to continue.
+
+        The caller is alone with it.
+        """
+        await self._require_free(child, None, records)
+        async with self._access.held(child, Terms("raise", 0), new=True) as hold:
+            if await self._access.begun(child) != LogOrigin():
+                raise exists(child)
+            if records:
+                try:
+                    await hold.append(*records)
+                except StoreError:
+                    await hold.withdraw()
+                    raise
         return Fork(child, parent, 0)
 
     async def _point(
@@ -187,7 +271,11 @@ class ForkBuilder:
         if point.kind not in HOLDER_KINDS:
             return point
         log = self._store.read_log(parent, before=point.seq, reverse=True)
-        return await first_record(log, lambda record: record.kind not in HOLDER_KINDS)
+        last = await first_record(log, lambda record: record.kind not in HOLDER_KINDS)
+        if last is None and await self._access.record(parent, point.seq) != point:
+            message = f"session {parent} was deleted while another one was made of it"
+            raise SessionNotFoundError(message, key=str(parent))
+        return last
 
     async def _end_of(self, parent: SessionKey, checkpoint: Checkpoint) -> int:
         """Return the record that ends a checkpoint's group."""
@@ -202,8 +290,15 @@ class ForkBuilder:
         return checkpoint.event_seq + GROUP
 
     async def _begin(
-        self, parent: SessionKey, child: SessionKey, point: Record, more: Sequence[Entry]
+        self,
+        parent: SessionKey,
+        child: SessionKey,
+        point: Record,
+        more: Sequence[Entry],
+        history: History,
     ) -> Fork:
+        if COPIES or history == "context":
+            return await self._copy_to(parent, child, point, FORKS[history], more)
         origin = parent
         while True:  # a fork of what was shared already is a fork of the session that wrote it
             above = await self._store.base_of(origin)
@@ -304,6 +399,11 @@ class ForkBuilder:
 
         """
         require_different(key, new, "copy")
+        if COPIES:
+            point = await self.newest(key, await self._access.head(key))
+            if point is None:
+                return await self._begin_anew(key, new, ())
+            return await self._copy_to(key, new, point, "copy")
         base = await self._whole_base(key, moved)
         async with self._access.exclusive(new):
             await self._require_free(new, base, ())
@@ -362,12 +462,6 @@ def _no_record(key: SessionKey, seq: int, head: int) -> SessionError | InvalidAr
     return InvalidArgumentError(message, **facts)
 
 
-def exists(key: SessionKey) -> SessionError:
-    """Return the error for an id that is taken."""
-    message = f"session {key} exists: choose another id, or delete it first"
-    return SessionError(message, key=str(key))
-
-
 _QUIET = HOLDER_KINDS | {BASE, ENDING, FORK}
 """Kinds that say nothing of what the session holds."""
 
@@ -379,14 +473,16 @@ async def fork_unsaved(
     new_id: str,
     *,
     new_session: str | None,
+    history: History,
 ) -> Fork:
     """Begin a session with what is durable of another one, and what is not."""
+    require_history(history)
     key = tracked.key
     new = session_key(new_id, new_session or key.session, key.tenant)
     forker = ForkBuilder(ExclusiveAccess(runtime, lifecycle))
 
     async def fork() -> Fork:
-        forked = await forker.fork_unsaved(tracked, new)
+        forked = await forker.fork_unsaved(tracked, new, history=history)
         runtime.saver.settle_lost(tracked)  # here: a cancelled caller does not stop it
         return forked
 
@@ -445,13 +541,20 @@ class LostSession:
         """Return the records that are only in memory."""
         return self._tracked.pending_records()
 
-    async def fork_unsaved(self, new_id: str, *, new_session: str | None = None) -> Fork:
+    async def fork_unsaved(
+        self, new_id: str, *, new_session: str | None = None, history: History = "full"
+    ) -> Fork:
         """Begin a session with what is durable of this one, and what is not; it is durable then.
 
         As `Session.fork_unsaved`. What was lost is decided with that.
         """
         return await fork_unsaved(
-            self._runtime, self._lifecycle, self._tracked, new_id, new_session=new_session
+            self._runtime,
+            self._lifecycle,
+            self._tracked,
+            new_id,
+            new_session=new_session,
+            history=history,
         )
 
     async def discard_unsaved(self) -> int:

@@ -75,7 +75,7 @@ from perdure.session.runtime import (
     try_exclusive,
     wait_idle,
 )
-from perdure.store import Batch, Status, first_record
+from perdure.store import Batch, Status, Store, first_record
 
 if TYPE_CHECKING:
     from perdure.session.base import SessionBase
@@ -652,6 +652,25 @@ class LogOrigin(msgspec.Struct, frozen=True):
     """Whether it has records after its base."""
 
 
+async def append_durably(store: Store, batch: Batch) -> None:
+    """Make a batch durable.
+
+    Raises:
+        LeaseLostError: Another process took the session over.
+        StoreError: The store refuses it, or cannot be reached.
+
+    """
+    error: Exception | None = None
+    for _ in range(_TRIES):
+        (outcome,) = await store.append_many([batch])
+        if outcome.status is Status.OK:
+            return
+        error = outcome.error
+        if outcome.status in (Status.CONFLICT, Status.PERMANENT):
+            break
+    raise error or StoreError(f"session {batch.key}: the store would not take a record")
+
+
 @final
 class HeldSession:
     """A session that is held for a change, and is not open in this process."""
@@ -671,17 +690,8 @@ class HeldSession:
             StoreError: The store refuses them, or cannot be reached.
 
         """
-        batch = Batch(self.key, self.epoch, self.head + 1, entries)
-        error: Exception | None = None
-        for _ in range(_TRIES):
-            (outcome,) = await self._store.append_many([batch])
-            if outcome.status is Status.OK:
-                self.head += len(entries)
-                return
-            error = outcome.error
-            if outcome.status in (Status.CONFLICT, Status.PERMANENT):
-                break
-        raise error or StoreError(f"session {self.key}: the store would not take a record")
+        await append_durably(self._store, Batch(self.key, self.epoch, self.head + 1, entries))
+        self.head += len(entries)
 
     async def announce(self, base: Origin, *more: Entry) -> None:
         """Append a base, and entries that become durable with it; it is not valid yet."""

@@ -37,13 +37,13 @@ from perdure.records.types import Registry
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
 from perdure.restore.ladder import restore
 from perdure.restore.report import RestorePlan
-from perdure.session import directory
+from perdure.session import directory, fork
 from perdure.session.connected import ManagerCore, ManagerParts, connected, manager_facts
 from perdure.session.delete import (
     ForgetReport,
     SessionFilter,
 )
-from perdure.session.fork import Fork, LostSession
+from perdure.session.fork import Fork, History, LostSession, require_history
 from perdure.session.inbox import PostReceipt
 from perdure.session.lifecycle import Terms
 from perdure.session.open import OpenRequest, SessionOpening
@@ -634,6 +634,7 @@ class SessionManager:
         new_id: str,
         *,
         at: int | str | Checkpoint | None = None,
+        history: History = "full",
         session: str = DEFAULT_SESSION,
         new_session: str | None = None,
         tenant: str = "",
@@ -649,6 +650,9 @@ class SessionManager:
             new_id: The id of the fork.
             at: Where it branches: the seq of the last record that both have, the id of a turn
                 that has ended, or a checkpoint. None for the end.
+            history: ``context`` leaves the records behind: the fork begins with the working
+                context, memory, episodes and states of that point, at the cost of an open.
+                Checkpoints of the session itself go with the records; those of given states stay.
             session: Which of the agent's conversations.
             new_session: The fork's session id; None for the same.
             tenant: Whose both are.
@@ -665,6 +669,12 @@ class SessionManager:
         """
         acts, key = self._acting(), session_key(id, session, tenant)
         child = session_key(new_id, new_session or session, tenant)
+        require_history(history)
+        if fork.COPIES or history == "context":
+            with within(wait, f"what is unsaved of session {key}"):
+                await acts.access.runtime.host.call(acts.access.save_here, key)
+            act = partial(acts.forker.fork, key, child, at, history=history)
+            return await self._act(key, wait, act)
         with within(wait, f"the fork {child} of session {key}"):
             return await acts.access.runtime.host.call(acts.forker.fork, key, child, at)
 

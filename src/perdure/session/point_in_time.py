@@ -16,6 +16,7 @@ from perdure.memory.context import SNAPSHOT, RetractionPayload, Snapshot, Workin
 from perdure.memory.documents import (
     EPISODIC,
     SEMANTIC,
+    SESSION,
     ItemsRestoredPayload,
     StateSet,
     names_of,
@@ -44,7 +45,7 @@ from perdure.records.records import (
     Record,
 )
 from perdure.restore.ladder import snapshot_of
-from perdure.session.fold import FoldInput, manifest_of, refers_to_media
+from perdure.session.fold import OFFLOAD, FoldInput, manifest_of, refers_to_media
 from perdure.session.options import Limits
 from perdure.store import Document, Documents, Store
 
@@ -102,8 +103,16 @@ async def folded_at(
                 part = await anyio.to_thread.run_sync(_folded, work, have, blobs)
                 have, blobs = Documents(part.manifest, part.found), part.blobs
                 records, size = [], 0
+    if not records and have.manifest is not None and since == seq and _has_both(have):
+        return HistoricalFold(dict(have.found), have.manifest, blobs)  # it is what was folded last
     work = FoldInput(key, have.found, records, seq, limits)
+    if size + sum(len(document.data) for document in have.found.values()) <= OFFLOAD:
+        return _folded(work, have, blobs)
     return await anyio.to_thread.run_sync(_folded, work, have, blobs)
+
+
+def _has_both(have: Documents) -> bool:
+    return {SESSION, SNAPSHOT} <= have.found.keys()
 
 
 def _folded(work: FoldInput, have: Documents, blobs: Mapping[str, bytes]) -> HistoricalFold:

@@ -261,7 +261,7 @@ class Pruner:
     async def _finish(self, key: SessionKey, base: Origin) -> list[Pruned]:
         """Remove what a pruning that failed, or was killed, has left in the store below its cut."""
         before, freed = await self._first(key), 0
-        if not 0 < before <= base.cut - base.at:
+        if not await self._store.has_removed(key, base):
             return []
         with suppress(LeaseHeldError, LeaseLostError, SessionNotFoundError):
             async with self._access.exclusive(key):

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from perdure.records.types import Registry
     from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
     from perdure.restore.report import RestorePlan, RestoreReport
-    from perdure.session.fork import Fork
+    from perdure.session.fork import Fork, History
     from perdure.session.lifecycle import SessionLifecycle
     from perdure.store import Store
 
@@ -323,7 +323,9 @@ class Session(SessionBase, Rendered):
         self._check_open()
         return await self._runtime.host.call(self._lifecycle.discard, self)
 
-    async def fork_unsaved(self, new_id: str, *, new_session: str | None = None) -> Fork:
+    async def fork_unsaved(
+        self, new_id: str, *, new_session: str | None = None, history: History = "full"
+    ) -> Fork:
         """Begin a session with what is durable of this one, and what is not; it is durable then.
 
         A way out of quarantine and of a lost lease: nothing that was said here is lost. This
@@ -336,7 +338,12 @@ class Session(SessionBase, Rendered):
         """
         self._check_home()
         return await fork_unsaved(
-            self._runtime, self._lifecycle, self._tracked, new_id, new_session=new_session
+            self._runtime,
+            self._lifecycle,
+            self._tracked,
+            new_id,
+            new_session=new_session,
+            history=history,
         )
 
     async def wait_durable(self, version: int | None = None) -> Receipt:

@@ -16,11 +16,14 @@ from perdure.store import (
     Capabilities,
     DeadLetter,
     Documents,
+    Draft,
+    DraftInfo,
     HeartbeatRequests,
     HeldLease,
     InboxLimit,
     LeaseState,
     LogChunk,
+    Origin,
     Outcome,
     PendingItem,
     SessionInfo,
@@ -103,6 +106,9 @@ class DelegatingStore:
     async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
         return await self.inner.sweep(tenant, reachable, older_than)
 
+    async def renew(self, tenant: str, names: Collection[str]) -> set[str]:
+        return await self.inner.renew(tenant, names)
+
     async def blob_names(self, tenant: str) -> list[str]:
         return await self.inner.blob_names(tenant)
 
@@ -112,8 +118,22 @@ class DelegatingStore:
     async def holder(self, key: SessionKey) -> LeaseState | None:
         return await self.inner.holder(key)
 
-    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
-        return await self.inner.acquire(key, after=after)
+    async def acquire(
+        self,
+        key: SessionKey,
+        *,
+        after: int,
+        first: int = 1,
+        base: Origin | None = None,
+        draft: Draft | None = None,
+    ) -> HeldLease:
+        return await self.inner.acquire(key, after=after, first=first, base=base, draft=draft)
+
+    async def publish(self, key: SessionKey, epoch: int) -> None:
+        await self.inner.publish(key, epoch)
+
+    async def drafts(self, tenant: str) -> list[DraftInfo]:
+        return await self.inner.drafts(tenant)
 
     async def release(self, key: SessionKey, epoch: int) -> None:
         await self.inner.release(key, epoch)
@@ -238,11 +258,25 @@ class ReadOnlyStore(DelegatingStore):
     async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
         raise self._refused("remove anything")
 
+    async def renew(self, tenant: str, names: Collection[str]) -> set[str]:
+        raise self._refused("write")
+
     async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
         raise self._refused("remove anything")
 
-    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
+    async def acquire(
+        self,
+        key: SessionKey,
+        *,
+        after: int,
+        first: int = 1,
+        base: Origin | None = None,
+        draft: Draft | None = None,
+    ) -> HeldLease:
         raise self._refused(f"open {key}, which load() reads without a lease")
+
+    async def publish(self, key: SessionKey, epoch: int) -> None:
+        raise self._refused("publish")
 
     async def release(self, key: SessionKey, epoch: int) -> None:
         raise self._refused("release a session")

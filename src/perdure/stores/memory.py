@@ -20,7 +20,6 @@ from typing import final
 
 import anyio
 import anyio.lowlevel
-import msgspec
 
 from perdure.errors import LeaseLostError, NotStorableError
 from perdure.records.chunks import require_named, verified
@@ -29,11 +28,13 @@ from perdure.records.manifest import (
     FORMAT,
     Manifest,
     SessionQuery,
+    epoch_payload,
     lease_held,
     lease_lost,
     matched,
     new_entries,
     newer_format,
+    published_already,
     refusal_of,
     require_logged,
     session_info,
@@ -46,11 +47,14 @@ from perdure.store import (
     Capabilities,
     DeadLetter,
     Documents,
+    Draft,
+    DraftInfo,
     HeartbeatRequests,
     HeldLease,
     InboxLimit,
     LeaseState,
     LogChunk,
+    Origin,
     Outcome,
     PendingItem,
     SessionInfo,
@@ -62,9 +66,6 @@ from perdure.store import (
 # Nothing here waits. `MemoryStore` and `StateStore` add the epochs, the time and the checkpoints.
 
 
-_REMOVED = Entry("", b"")
-
-
 class StoredSession:
     """One session: its lease, its log and its documents."""
 
@@ -72,6 +73,7 @@ class StoredSession:
         "created_at",
         "deleted",
         "documents",
+        "draft",
         "entries",
         "epoch",
         "epoch_starts",
@@ -79,6 +81,7 @@ class StoredSession:
         "first",
         "manifest",
         "owner",
+        "published",
         "released",
         "updated_at",
     )
@@ -94,7 +97,9 @@ class StoredSession:
         """Drop the session's log and documents."""
         # New containers: a concurrent reader keeps the old ones, unchanged.
         self.entries: list[Entry] = []
-        self.first: int = 1  # the records before it were removed
+        self.first: int = 1  # the seq of entries[0]
+        self.draft: Draft | None = None
+        self.published: bool = True
         self.epoch_starts: list[int] = []
         self.epochs: list[int] = []
         self.documents: dict[str, bytes] = {}
@@ -102,43 +107,70 @@ class StoredSession:
         self.created_at: float | None = None
         self.updated_at: float | None = None
 
+    @property
+    def head(self) -> int:
+        """The seq of the last record, 0 before the first."""
+        return self.first - 1 + len(self.entries) if self.epochs else 0
+
     def seqs(self, after: int, before: int | None, *, reverse: bool) -> range:
         """Return the requested seqs, in reading order."""
-        end = len(self.entries) + 1
+        end = self.head + 1
         seqs = range(max(after + 1, self.first), end if before is None else min(before, end))
         return seqs[::-1] if reverse else seqs
 
-    def begin_epoch(self, epoch: int, owner: str, at: float) -> int:
-        """Begin an epoch by appending its record, and return the record's seq."""
+    def begin_epoch(
+        self,
+        epoch: int,
+        owner: str,
+        at: float,
+        *,
+        first: int = 1,
+        base: Origin | None = None,
+        draft: Draft | None = None,
+    ) -> bool:
+        """Begin an epoch by appending its record, and return whether a log begins with it.
+
+        *first*, *base* and *draft* are of a new log. What an unpublished draft has is removed.
+        """
+        if not self.published:
+            self.clear()
+        created = not self.epochs
+        if created:
+            self.first, self.draft, self.published = first, draft, draft is None
         self.epoch, self.owner = epoch, owner
         self.released = self.deleted = False
-        payload = msgspec.json.encode({"owner": owner, "at": at})
+        payload = epoch_payload(owner, base if created else None, at=at)
         self.entries.append(Entry(EPOCH, payload))
-        self.epoch_starts.append(len(self.entries))
         self.epochs.append(epoch)
-        return len(self.entries)
+        self.epoch_starts.append(self.head)
+        return created
+
+    @property
+    def is_public(self) -> bool:
+        """Whether there is a session for readers: not deleted, and no draft."""
+        return self.published and not self.deleted
 
     def fold(self, documents: Mapping[str, bytes], manifest: Manifest) -> None:
         """Replace the documents and the manifest."""
-        require_logged(manifest, len(self.entries))
+        require_logged(manifest, self.head)
         merged = {**self.documents, **documents}
         self.documents = {name: merged[name] for name in manifest.documents if name in merged}
         self.manifest = manifest
 
     def trim(self, below: int) -> int:
         """Remove the records below a seq, and return how many bytes they had."""
-        removed = range(self.first - 1, min(below - 1, len(self.entries)))
-        freed = sum(len(self.entries[index].payload) for index in removed)
+        count = min(max(below - self.first, 0), len(self.entries))
+        freed = sum(len(entry.payload) for entry in self.entries[:count])
         # A new list: a concurrent reader keeps the old one, unchanged.
-        self.entries = [_REMOVED] * removed.stop + self.entries[removed.stop :]
-        self.first = max(self.first, removed.stop + 1)
+        self.entries = self.entries[count:]
+        self.first += count
         return freed
 
     def records(self, seqs: range) -> Iterator[Record]:
         """Yield the records at these seqs; an epoch is found by the starts of the epochs."""
-        entries, starts, epochs = self.entries, self.epoch_starts, self.epochs
+        entries, first, starts, epochs = self.entries, self.first, self.epoch_starts, self.epochs
         for seq in seqs:
-            kind, payload, end = entries[seq - 1]
+            kind, payload, end = entries[seq - first]
             epoch = epochs[bisect_right(starts, seq) - 1]
             yield Record(seq, epoch, kind, payload, end)
 
@@ -223,8 +255,9 @@ def appended_entries(session: StoredSession, batch: Batch) -> tuple[Entry, ...] 
     refusal = refusal_of(batch)
     if refusal is not None:
         return refusal
-    logged = session.entries[batch.first - 1 :]
-    return new_entries(batch, len(session.entries), session.epoch_starts[-1], logged)
+    at = batch.first - session.first
+    logged = session.entries[at:] if at >= 0 else ()
+    return new_entries(batch, session.head, session.epoch_starts[-1], logged)
 
 
 def documents_of(
@@ -250,7 +283,7 @@ def list_sessions(backing: MemoryBacking, query: SessionQuery) -> Iterator[Sessi
     for key in sorted(key for key in backing.sessions if key.tenant == query.tenant):
         session = backing.sessions[key]
         is_next = key.agent.startswith(query.prefix) and (not after or key > after)
-        if is_next and not session.deleted and query.matches(info := info_of(key, session)):
+        if is_next and session.is_public and query.matches(info := info_of(key, session)):
             yield info
 
 
@@ -260,7 +293,7 @@ def info_of(key: SessionKey, session: StoredSession) -> SessionInfo:
         key,
         session.manifest,
         epoch=session.epoch,
-        head=len(session.entries),
+        head=session.head,
         created_at=session.created_at,
         updated_at=session.updated_at,
     )
@@ -342,7 +375,7 @@ class MemoryStore:
     ) -> AsyncGenerator[LogChunk, None]:
         """Read records as of now, without those that are appended meanwhile."""
         await anyio.lowlevel.checkpoint()
-        session = self._sessions.get(key)
+        session = self._visible(key)
         if session is None:
             return
         records = session.records(session.seqs(after, before, reverse=reverse)[:limit])
@@ -352,8 +385,8 @@ class MemoryStore:
 
     async def head(self, key: SessionKey) -> int:
         await anyio.lowlevel.checkpoint()
-        session = self._sessions.get(key)
-        return len(session.entries) if session else 0
+        session = self._visible(key)
+        return session.head if session else 0
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
         await anyio.lowlevel.checkpoint()
@@ -365,7 +398,7 @@ class MemoryStore:
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
         await anyio.lowlevel.checkpoint()
-        session = self._sessions.get(key)
+        session = self._visible(key)
         return Documents() if session is None else documents_of(key, session, names)
 
     async def write_documents(
@@ -411,6 +444,16 @@ class MemoryStore:
         await anyio.lowlevel.checkpoint()
         return sorted(name for blob_tenant, name in self._blobs if blob_tenant == tenant)
 
+    async def renew(self, tenant: str, names: Collection[str]) -> set[str]:
+        await anyio.lowlevel.checkpoint()
+        now, missing = self._backing.clock(), set[str]()
+        for name in names:
+            if (blob := self._blobs.get((tenant, name))) is None:
+                missing.add(name)
+            else:
+                blob.renewed_at, blob.quarantined_at = now, None
+        return missing
+
     async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
         await anyio.lowlevel.checkpoint()
         removed = [self._blobs.pop((tenant, name), None) for name in set(names)]
@@ -430,23 +473,51 @@ class MemoryStore:
             released=session.released,
             alive=owner.alive if owner else False,
             beat=owner.beat if owner else 0,
-            deleted=session.deleted,
+            deleted=not session.is_public,
+            draft=session.draft,
         )
 
-    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
+    async def acquire(
+        self,
+        key: SessionKey,
+        *,
+        after: int,
+        first: int = 1,
+        base: Origin | None = None,
+        draft: Draft | None = None,
+    ) -> HeldLease:
         await anyio.lowlevel.checkpoint()
         session = self._sessions.get(key)
         newest = session.epoch if session else 0
         if newest != after:
             raise lease_held(key, after, newest)
+        if draft is not None and session is not None and session.is_public:
+            raise published_already(key, newest)
         if session is None:
             session = self._sessions[key] = StoredSession()
-        created = not session.entries
-        session.updated_at = self._backing.clock()
-        if session.created_at is None:
-            session.created_at = session.updated_at
-        head = session.begin_epoch(after + 1, self._owner, session.updated_at)
-        return HeldLease(key, session.epoch, head, created)
+        if not session.published:
+            self._backing.dead_letters.pop(key, None)
+        now = self._backing.clock()
+        created = session.begin_epoch(
+            after + 1, self._owner, now, first=first, base=base, draft=draft
+        )
+        session.updated_at = now
+        if created:
+            session.created_at = now
+        record = session.entries[-1].payload
+        return HeldLease(key, session.epoch, session.head, created, record)
+
+    async def publish(self, key: SessionKey, epoch: int) -> None:
+        await anyio.lowlevel.checkpoint()
+        self._held_session(key, epoch).published = True
+
+    async def drafts(self, tenant: str) -> list[DraftInfo]:
+        await anyio.lowlevel.checkpoint()
+        return [
+            DraftInfo(key, session.epoch, session.draft, session.owner)
+            for key, session in sorted(self._sessions.items())
+            if key.tenant == tenant and session.draft is not None and not session.published
+        ]
 
     async def release(self, key: SessionKey, epoch: int) -> None:
         await anyio.lowlevel.checkpoint()
@@ -561,21 +632,27 @@ class MemoryStore:
 
     async def tenants(self) -> list[str]:
         await anyio.lowlevel.checkpoint()
-        owning = {key.tenant for key, session in self._sessions.items() if not session.deleted}
+        owning = {key.tenant for key, session in self._sessions.items() if session.is_public}
         return sorted(owning | {tenant for tenant, _ in self._blobs})
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
         """Remove all that the session owns; its epoch stays, marked as deleted."""
         await anyio.lowlevel.checkpoint()
         session = self._held_session(key, epoch)
+        if session.published:
+            self._backing.inboxes.pop(key, None)
         session.clear()
         session.deleted = session.released = True
-        self._backing.inboxes.pop(key, None)
         self._backing.dead_letters.pop(key, None)
 
     async def scrub(self) -> None:
         """Do nothing: removed data is not kept anywhere."""
         await anyio.lowlevel.checkpoint()
+
+    def _visible(self, key: SessionKey) -> StoredSession | None:
+        """Return a session that is one for readers."""
+        session = self._sessions.get(key)
+        return session if session is not None and session.is_public else None
 
     def _held_session(self, key: SessionKey, epoch: int) -> StoredSession:
         return held_session(key, epoch, self._sessions.get(key))

@@ -50,7 +50,7 @@ from perdure.formats.records import log_in, state_of, unfold, with_log
 from perdure.formats.state import FullAgentState, StateStorage
 from perdure.records.json import decoder_of
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Manifest, SessionQuery, lease_held
+from perdure.records.manifest import Manifest, SessionQuery, lease_held, published_already
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.store import (
     Batch,
@@ -58,11 +58,14 @@ from perdure.store import (
     Capabilities,
     DeadLetter,
     Documents,
+    Draft,
+    DraftInfo,
     HeartbeatRequests,
     HeldLease,
     InboxLimit,
     LeaseState,
     LogChunk,
+    Origin,
     Outcome,
     PendingItem,
     SessionInfo,
@@ -115,17 +118,25 @@ class StorageSlot:
 
     async def _load(self, modified: datetime.datetime | None) -> None:
         state = await self._storage.load()
-        deleted = self.session if self.session is not None and self.session.deleted else None
+        is_kept = self.session is not None and not self.session.is_public
+        kept_here = self.session if is_kept else None
         previous = self.session
         self._other_key = "" if state is None else _other_key(state, self.key)
         if state is None or self._other_key:
-            self.session = deleted
+            self.session = kept_here
         else:
             self.session = await _run_maybe_in_thread(
                 len(state.context.core.history), lambda: _read(state)
             )
             _keep_documents(self.session, previous)
         self._modified, self._is_current = modified, True
+
+    async def keep(self, session: StoredSession) -> None:
+        """Take a changed session; saves its state unless it is a draft."""
+        if session.published:
+            await self.save(session)
+        else:
+            self.session = session
 
     async def save(self, session: StoredSession) -> None:
         """Replace the stored state; *session* changes only after that has succeeded."""
@@ -198,6 +209,7 @@ def _read(state: FullAgentState) -> StoredSession:
                 for seq, entry in enumerate(entries, 2)
             ),
         ]
+    session.first = records[0].seq
     for record in records:
         session.entries.append(Entry(record.kind, record.payload, record.end))
         if record.epoch != session.epoch:
@@ -214,7 +226,7 @@ class _EpochPayload(msgspec.Struct):
 
 
 def _write(key: SessionKey, session: StoredSession) -> FullAgentState:
-    records = list(session.records(range(1, len(session.entries) + 1)))
+    records = list(session.records(session.seqs(0, None, reverse=False)))
     try:
         return with_log(state_of(key, records), key, records)
     except FormatError as error:
@@ -235,9 +247,9 @@ def copy_of(session: StoredSession) -> StoredSession:
 def _keep_documents(session: StoredSession, before: StoredSession | None) -> None:
     """Reuse documents that were folded from records that are unchanged."""
     manifest = None if before is None else before.manifest
-    if before is None or manifest is None or manifest.as_of_seq > len(session.entries):
+    if before is None or manifest is None or manifest.as_of_seq > session.head:
         return
-    folded = manifest.as_of_seq
+    folded = manifest.as_of_seq + 1 - session.first
     if before.entries[:folded] == session.entries[:folded]:
         session.documents, session.manifest = before.documents, manifest
 
@@ -333,7 +345,7 @@ class StateStore:
                 if isinstance(new, Exception):
                     return Outcome(Status.PERMANENT, new)
                 if new:
-                    await slot.save(_with_entries(session, new))
+                    await slot.keep(_with_entries(session, new))
                 return Outcome(Status.OK, written=sum([len(entry.payload) for entry in new]))
         except NotStorableError as error:
             return Outcome(Status.PERMANENT, error)
@@ -351,7 +363,7 @@ class StateStore:
     ) -> AsyncGenerator[LogChunk, None]:
         """Read records as of now, without those that are appended meanwhile."""
         session = await self._session(key)
-        if session is None:
+        if session is None or not session.is_public:
             return
         seqs = session.seqs(after, before, reverse=reverse)[:limit]
         for at in range(0, len(seqs), _CHUNK):
@@ -360,7 +372,7 @@ class StateStore:
 
     async def head(self, key: SessionKey) -> int:
         session = await self._session(key)
-        return len(session.entries) if session else 0
+        return session.head if session and session.is_public else 0
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
         """Remove nothing: a state has the whole log."""
@@ -382,7 +394,8 @@ class StateStore:
     ) -> Documents:
         """Return documents that were folded on this object."""
         session = await self._session(key)
-        return Documents() if session is None else documents_of(key, session, names)
+        is_there = session is not None and session.is_public
+        return documents_of(key, session, names) if session and is_there else Documents()
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
@@ -413,6 +426,11 @@ class StateStore:
         await anyio.lowlevel.checkpoint()
         return BlobSweep()
 
+    async def renew(self, tenant: str, names: Collection[str]) -> set[str]:
+        """Return all: there are none."""
+        await anyio.lowlevel.checkpoint()
+        return set(names)
+
     async def blob_names(self, tenant: str) -> list[str]:
         """Return nothing: there are none."""
         await anyio.lowlevel.checkpoint()
@@ -435,19 +453,55 @@ class StateStore:
             owner=session.owner,
             released=session.released,
             alive=session.owner == self._owner,
-            deleted=session.deleted,
+            deleted=not session.is_public,
+            draft=session.draft,
         )
 
-    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
+    async def acquire(
+        self,
+        key: SessionKey,
+        *,
+        after: int,
+        first: int = 1,
+        base: Origin | None = None,
+        draft: Draft | None = None,
+    ) -> HeldLease:
+        """Take a session; a draft is in memory only until it is published."""
         async with self._slot(key).exclusive() as slot:
             slot.require_same_session()
             session = slot.session or StoredSession()
             if session.epoch != after:
                 raise lease_held(key, after, session.epoch)
+            if draft is not None and session.epochs and session.published:
+                raise published_already(key, session.epoch)
             acquired = copy_of(session)
-            head = acquired.begin_epoch(after + 1, self._owner, time.time())
-            await slot.save(acquired)
-            return HeldLease(key, acquired.epoch, head, not session.entries)
+            created = acquired.begin_epoch(
+                after + 1, self._owner, time.time(), first=first, base=base, draft=draft
+            )
+            await slot.keep(acquired)
+            record = acquired.entries[-1].payload
+            return HeldLease(key, acquired.epoch, acquired.head, created, record)
+
+    async def publish(self, key: SessionKey, epoch: int) -> None:
+        """Save the whole state of a draft."""
+        async with self._slot(key).exclusive() as slot:
+            session = held_session(key, epoch, slot.session)
+            if session.owner != self._owner:  # another program's, saved meanwhile
+                raise lease_lost_error(key, epoch, session)
+            if not session.published:
+                published = copy_of(session)
+                published.published = True
+                await slot.keep(published)
+
+    async def drafts(self, tenant: str) -> list[DraftInfo]:
+        """List the drafts of this object: nobody else can see one."""
+        await anyio.lowlevel.checkpoint()
+        return [
+            DraftInfo(key, session.epoch, session.draft, session.owner)
+            for key, slot in sorted(self._slots.items())
+            if key.tenant == tenant and (session := slot.session) is not None
+            if session.draft is not None and not session.published
+        ]
 
     async def release(self, key: SessionKey, epoch: int) -> None:
         """Mark the session in memory only: no process waits for a release here."""
@@ -546,7 +600,7 @@ class StateStore:
             if len(infos) == limit:
                 break
             session = await self._session(key)
-            if session is not None and not session.deleted:
+            if session is not None and session.is_public:
                 info = info_of(key, session)
                 if query.matches(info):
                     infos.append(info)
@@ -557,7 +611,7 @@ class StateStore:
         names: set[str] = set()
         for key in list(self._slots):
             session = await self._session(key)
-            if session is not None and not session.deleted:
+            if session is not None and session.is_public:
                 names.add(key.tenant)
         return sorted(names)
 

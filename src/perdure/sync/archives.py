@@ -10,9 +10,9 @@ from perdure.archive import archives
 from perdure.archive.limits import ArchiveLimits
 
 if TYPE_CHECKING:
-    from perdure.archive.limits import Archive
     from perdure.archive.restore import ArchiveRestored
     from perdure.archive.save import ArchiveSaved, Progress
+    from perdure.records.archives import Archive
     from perdure.sync.session import Session, SessionView
 
 

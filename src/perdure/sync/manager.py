@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from perdure.records.keys import SessionKey
     from perdure.session import manager, session
     from perdure.session.delete import ForgetReport
-    from perdure.session.fork import Fork
+    from perdure.session.fork import Fork, History
     from perdure.session.inbox import PostReceipt
     from perdure.session.options import Limits
     from perdure.session.prune import PruneReport
@@ -652,6 +652,7 @@ class SessionManager:
         new_id: str,
         *,
         at: int | str | Checkpoint | None = None,
+        history: History = "full",
         session: str = DEFAULT_SESSION,
         new_session: str | None = None,
         tenant: str = "",
@@ -666,6 +667,7 @@ class SessionManager:
                 id,
                 new_id,
                 at=at,
+                history=history,
                 session=session,
                 new_session=new_session,
                 tenant=tenant,

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from perdure.session.base import Receipt
     from perdure.session.contents import HistoryItem
     from perdure.session.contributors import Contributor as AsyncContributor
-    from perdure.session.fork import Fork
+    from perdure.session.fork import Fork, History
     from perdure.session.scope import ScopeChange
     from perdure.session.session import ContextFormat, Listed, Separate
     from perdure.sync.loop import LoopThread
@@ -519,12 +519,16 @@ class LostSession:
         """Return the records that are only in memory."""
         return self._loop.read(self._inner.unsaved)
 
-    def fork_unsaved(self, new_id: str, *, new_session: str | None = None) -> Fork:
+    def fork_unsaved(
+        self, new_id: str, *, new_session: str | None = None, history: History = "full"
+    ) -> Fork:
         """Begin a session with what is durable of this one, and what is not; it is durable then.
 
         As `perdure.types.LostSession.fork_unsaved`.
         """
-        return self._loop.call(lambda: self._inner.fork_unsaved(new_id, new_session=new_session))
+        return self._loop.call(
+            lambda: self._inner.fork_unsaved(new_id, new_session=new_session, history=history)
+        )
 
     def discard_unsaved(self) -> int:
         """Drop the records that are only in memory, and return how many."""
@@ -707,12 +711,16 @@ class Session(Rendered["session.Session"]):
         """
         return self._loop.call(self._inner.discard_unsaved)
 
-    def fork_unsaved(self, new_id: str, *, new_session: str | None = None) -> Fork:
+    def fork_unsaved(
+        self, new_id: str, *, new_session: str | None = None, history: History = "full"
+    ) -> Fork:
         """Begin a session with what is durable of this one, and what is not; it is durable then.
 
         As `perdure.Session.fork_unsaved`.
         """
-        return self._loop.call(lambda: self._inner.fork_unsaved(new_id, new_session=new_session))
+        return self._loop.call(
+            lambda: self._inner.fork_unsaved(new_id, new_session=new_session, history=history)
+        )
 
     def wait_durable(self, version: int | None = None) -> Receipt:
         """Wait until a version (None: the newest) is durable, without hurrying the save."""

@@ -13,6 +13,7 @@ from perdure.errors import CorruptRecordError, PerdureError
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.records import Record
+from perdure.session.reach import Reach, ReachedBlob, lost_error
 from perdure.store import (
     Capabilities,
     DeadLetter,
@@ -28,7 +29,6 @@ from perdure.stores.delegate import DelegatingStore, ReadOnlyStore
 from perdure.transfer import backups, bundle_files, receipts
 from perdure.transfer.bundle import neutral_record
 from perdure.transfer.migration import Migration, MigrationProgress, keys_of, migrate
-from perdure.transfer.reach import Reach, ReachedBlob, lost_error
 from perdure.transfer.second_look import PAUSES
 
 CHUNK = 500
@@ -366,6 +366,8 @@ async def _leave_alone(view: BackupView, target: Store, summary: RestoreSummary)
         holder = await target.holder(key)
         if holder is None:
             continue
+        if holder.draft is not None and holder.deleted:
+            continue  # a run was killed in the middle of it
         if holder.deleted:
             if not await receipts.was_removed(view, target, key, holder.epoch):
                 summary.forgotten.append(str(key))

@@ -31,6 +31,7 @@ from perdure.records.keys import BACKUP_JOURNAL, SessionKey
 from perdure.records.manifest import Manifest
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.session.options import require_no_backup
+from perdure.session.reach import RESTORE, Reach, ReachedBlob, lost_error
 from perdure.store import (
     Batch,
     DeadLetter,
@@ -43,7 +44,6 @@ from perdure.store import (
 )
 from perdure.transfer import bundle_files, migration
 from perdure.transfer.bundle_files import ALL, dead_letters_of, leased
-from perdure.transfer.reach import RESTORE, Reach, ReachedBlob, lost_error
 from perdure.transfer.second_look import look_again
 
 FORMAT: Final = 1

@@ -36,9 +36,9 @@ from perdure.records.posts import DeadLetter
 from perdure.records.records import BASE, GAP, TAKEN, Entry, Record
 from perdure.records.references import spelled
 from perdure.session.options import require_no_backup
+from perdure.session.reach import SALVAGE, Reach, ReachedBlob, lost_error, reach_of
 from perdure.store import Batch, Document, Documents, HeldLease, Status, Store, first_record
 from perdure.transfer import bundle
-from perdure.transfer.reach import SALVAGE, Reach, ReachedBlob, lost_error, reach_of
 
 # Export of a session as bundle items: read without a lease, even while a program writes
 
@@ -72,7 +72,7 @@ async def items(
     documents = await store.read_documents(key)
     head = await store.head(key)  # second: a log may be ahead of its documents, never behind
     generation = await _generation(store, key)
-    _require_whole(key, documents)
+    require_whole(key, documents)
     letters = await dead_letters_of(store, key) if dead_letters else []
     _require_readable(key, letters)
     yield bundle.BundleHeader(key, 2 if letters else 1)
@@ -150,7 +150,8 @@ async def settled_records(store: Store, key: SessionKey, head: int) -> AsyncGene
         raise _changed(key)
 
 
-def _require_whole(key: SessionKey, documents: Documents) -> None:
+def require_whole(key: SessionKey, documents: Documents) -> None:
+    """Raise CorruptRecordError for documents that are damaged."""
     if documents.damaged:
         names = ", ".join(documents.damaged)
         raise CorruptRecordError(

@@ -18,10 +18,10 @@ from perdure.errors import CorruptRecordError, PerdureError, SessionNotFoundErro
 from perdure.records.json import encode
 from perdure.records.keys import SessionKey
 from perdure.records.records import MISSING, Record
+from perdure.session.reach import Reach
 from perdure.store import DeadLetter, Documents, Store, past_damage
 from perdure.transfer import bundle
 from perdure.transfer.bundle_files import dead_letters_of, write_items
-from perdure.transfer.reach import Reach
 
 ONE_BY_ONE: Final = 1000
 """Records that are tried one by one after damage, before the step size doubles."""

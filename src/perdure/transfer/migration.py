@@ -24,18 +24,21 @@ import msgspec
 from perdure import errors
 from perdure._lib.tasks import each
 from perdure.lease import LeaseOptions, OnHeld, OwnerWatch, while_beating
-from perdure.lineage.store import followed
+from perdure.lineage.store import Lineage, followed
 from perdure.memory.documents import InboxTakenPayload
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey, require_filters, stored_key
-from perdure.records.manifest import ForkNote
-from perdure.records.records import FORK, TAKEN
-from perdure.session.options import require_no_backup
-from perdure.store import DeadLetter, Document, HeldLease, PendingItem, Store
+from perdure.records.manifest import ForkNote, Origin
+from perdure.records.records import FORK, GAP, TAKEN, Record
+from perdure.session import fork as forks
+from perdure.session.copied import OWN_KINDS
+from perdure.session.copier import CopiedSession, continue_copy, copy_session
+from perdure.session.options import Limits, require_no_backup
+from perdure.session.reach import ReachedBlob, lost_error
+from perdure.store import DeadLetter, Document, Draft, HeldLease, PendingItem, Store, first_record
 from perdure.transfer import bundle_files, receipts
 from perdure.transfer.bundle import BundleBlob, Item, neutral
 from perdure.transfer.bundle_files import ChangedError, dead_letters_of
-from perdure.transfer.reach import ReachedBlob, lost_error
 from perdure.transfer.receipts import ReceiptState
 from perdure.transfer.second_look import look_again
 
@@ -154,7 +157,8 @@ async def _move_all(
         if progress is not None:
             progress(MigrationProgress(done, len(keys) + len(no_sessions), key))
 
-    mover.parents = await parents_of(source, keys)
+    if not forks.COPIES:  # a copy needs no parent
+        mover.parents = await parents_of(source, keys)
     for wave in waves(mover.parents, keys):
         await each(wave, move, at_once=AT_ONCE)
     await mover.follow_deletions(keys, tenants)
@@ -295,8 +299,8 @@ class _Mover:
         """Say whether a session has no record and no document; it may never have been opened."""
         if (await self._source.read_documents(key, ())).manifest is not None:
             return False
-        head = await self._source.head(key)
-        async with contextlib.aclosing(bundle_files.content(self._source, key, head)) as records:
+        head = await self._head(self._source, key)
+        async with contextlib.aclosing(self._content(self._source, key, head)) as records:
             return await anext(records, None) is None
 
     async def _empty_it(self, key: SessionKey) -> None:
@@ -340,10 +344,14 @@ class _Mover:
         )
         if starts_over:
             await self._remove(key, compared)
+        written: CopiedSession | bundle_files.WrittenSession
         if starts_over or not compared.head:
-            written = await self._written(
-                key, partial(bundle_files.land, self.target, key, on_epoch=note)
-            )
+            if forks.COPIES:
+                written = await self._copied(key, partial(self._fresh_copy, key, note))
+            else:
+                written = await self._written(
+                    key, partial(bundle_files.land, self.target, key, on_epoch=note)
+                )
             self.report.copied += 1
         elif not compared.next and (
             await _documents(self._source, key) == await _documents(self.target, key)
@@ -355,14 +363,70 @@ class _Mover:
         else:
             async with self._lease(key) as grant:
                 self._require_unchanged(compared, grant)
-                written = await self._written(
-                    key, partial(bundle_files.go_on, self.target, grant, on_epoch=note)
-                )
+                if forks.COPIES:
+                    await note(grant.epoch)
+                    written = await self._copied(key, partial(self._continued, grant))
+                else:
+                    written = await self._written(
+                        key, partial(bundle_files.go_on, self.target, grant, on_epoch=note)
+                    )
             self.report.continued += 1
         self.report.records += written.records
         self.report.blobs += written.blobs
         self.report.bytes += written.bytes
         await self._acknowledge(key, written.epoch, before, lives)
+
+    async def _copied(
+        self, key: SessionKey, copy: Callable[[Draft], Awaitable[CopiedSession]]
+    ) -> CopiedSession:
+        """Have the copier write a session to the target, and compare what is there then."""
+        lineage = followed(self._source)
+        bundle_files.require_whole(key, await lineage.read_documents(key))
+        newest = await first_record(lineage.read_log(key, reverse=True, limit=1))
+        if newest is None:
+            raise ChangedError(f"{key} was deleted while it was read: try again", key=str(key))
+        draft = Draft(source=key, generation=newest.epoch, up_to=newest.seq, purpose="migrate")
+        before = await receipts.state_of(self._source, key)
+        try:
+            written = await copy(draft)
+        except (errors.HistoryPrunedError, errors.SessionNotFoundError) as error:
+            raise ChangedError(str(error), key=str(key)) from error
+        is_lost = bool((await self.target.read_documents(key)).damaged)
+        try:
+            compared = await self._compare(key)
+            is_lost = is_lost or compared.differs > 0 or 0 < compared.next <= newest.seq
+        except ChangedError:
+            if before != await receipts.state_of(self._source, key):
+                raise
+            is_lost = True  # the target's log has not all that it was given
+        if is_lost:
+            raise errors.StoreError(
+                f"session {key} is not the same in {self.target.location} after it was "
+                "written: another program writes there, or the store is not sound",
+                key=str(key),
+            )
+        await self._read_blobs_back(key)
+        return written
+
+    async def _fresh_copy(
+        self, key: SessionKey, note: bundle_files.OnEpoch, draft: Draft
+    ) -> CopiedSession:
+        watch, limits = self.watches[self.target.owner], Limits()
+        move = partial(copy_session, self._source, key, self.target, key, draft=draft)
+        return await move(watch=watch, limits=limits, on_epoch=note)
+
+    async def _continued(self, grant: HeldLease, draft: Draft) -> CopiedSession:
+        move = partial(continue_copy, self._source, grant.key, self.target, grant)
+        return await move(draft=draft, limits=Limits())
+
+    def _content(self, store: Store, key: SessionKey, head: int) -> AsyncGenerator[Record, None]:
+        """Give what a session and its copy both have."""
+        if forks.COPIES:
+            return _content(followed(store), key, head)
+        return bundle_files.content(store, key, head)
+
+    async def _head(self, store: Store, key: SessionKey) -> int:
+        return await (followed(store) if forks.COPIES else store).head(key)
 
     async def _is_another_life(
         self, key: SessionKey, compared: _Compared, before: ReceiptState | None
@@ -459,18 +523,20 @@ class _Mover:
     async def _compare(self, key: SessionKey) -> _Compared:
         """Compare the target's records with the source's, one by one."""
         holder = await self.target.holder(key)
-        head = 0 if holder is None or holder.deleted else await self.target.head(key)
+        head = 0 if holder is None or holder.deleted else await self._head(self.target, key)
         if holder is None or not head:
             return _Compared()
         op_ids: set[str] = set()
+        cut = (await followed(self._source).beginning_of(key)).cut if forks.COPIES else 0
         shared, pruned, has_any, differs = 0, False, False, 0
-        theirs = bundle_files.content(self.target, key, head)
-        ours = bundle_files.content(self._source, key, await self._source.head(key))
+        theirs = self._content(self.target, key, head)
+        ours = self._content(self._source, key, await self._head(self._source, key))
         async with contextlib.aclosing(theirs), contextlib.aclosing(ours):
             our = await anext(ours, None)
             async for record in theirs:
                 has_any = True
-                if our is not None and record.seq < our.seq and not shared:
+                is_before = record.seq <= cut or (our is not None and record.seq < our.seq)
+                if is_before and not shared:
                     pruned = True
                     continue
                 if record != our:
@@ -833,8 +899,24 @@ def _way_out(key: SessionKey) -> str:
     )
 
 
+async def _content(store: Lineage, key: SessionKey, head: int) -> AsyncGenerator[Record, None]:
+    """Yield the records up to *head* that a copy has as they are."""
+    async with contextlib.aclosing(bundle_files.settled_records(store, key, head)) as log:
+        async for record in log:
+            if record.kind not in OWN_KINDS and record.kind != GAP:
+                yield Record(record.seq, 0, record.kind, record.payload, record.end)
+
+
 async def _documents(store: Store, key: SessionKey) -> tuple[object, dict[str, Document]]:
     """Return a session's documents, without store-specific fields of the manifest."""
+    if forks.COPIES:
+        lineage = followed(store)
+        documents, base = await lineage.read_documents(key), await lineage.beginning_of(key)
+        manifest = documents.manifest
+        if manifest is not None:
+            begun = Origin(cut=base.cut, folded=base.folded)
+            manifest = msgspec.structs.replace(manifest, base=begun)
+        return (None, {}) if manifest is None else (neutral(manifest), documents.found)
     documents = await store.read_documents(key)
     manifest = documents.manifest
     return (None, {}) if manifest is None else (neutral(manifest), documents.found)

@@ -13,6 +13,7 @@ import pytest
 from perdure.records.keys import SessionKey
 from perdure.records.records import open_sealed, seal
 from perdure.stores.file import FileStore
+from perdure.stores.file.leases import FileOwner, LeaseFile
 
 KEY = SessionKey("agent")
 
@@ -35,6 +36,11 @@ def contents(root: Path) -> dict[str, bytes]:
         for path in sorted(root.rglob("*"))
         if path.is_file() and "owners" not in path.parts
     }
+
+
+def lease_of(owner: FileOwner, epoch: int = 2) -> LeaseFile:
+    """Return the lease that a taker publishes."""
+    return LeaseFile(format=1, key=KEY, epoch=epoch, **msgspec.structs.asdict(owner))
 
 
 def rewrite_lease(path: Path, **changes: object) -> None:

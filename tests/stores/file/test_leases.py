@@ -476,9 +476,9 @@ async def acquire_abandoned(store, disk, monkeypatch: pytest.MonkeyPatch) -> Non
     """Cancel an acquire while its thread has the disk, which has to find that out itself."""
     acquire, claims = HeldSessions.acquire, []
 
-    def take_it(self, here, key, after, claim):
+    def take_it(self, here, key, after, new, claim):
         claims.append(claim)
-        return acquire(self, here, key, after, claim)
+        return acquire(self, here, key, after, new, claim)
 
     monkeypatch.setattr(HeldSessions, "acquire", take_it)
     loop = anyio.lowlevel.current_token()

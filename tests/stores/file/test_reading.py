@@ -42,7 +42,7 @@ from perdure.testing.conformance._kit import (
     read,
     take,
 )
-from tests.stores.file.kit import KEY, contents, log_folder, segments
+from tests.stores.file.kit import KEY, contents, lease_of, log_folder, segments
 
 
 async def write(store, grant, *texts: str) -> int:
@@ -426,7 +426,7 @@ async def test_a_reader_waits_for_a_takeover_and_then_says_so(
     await write(store, await take(store), "a")
     other = await open_store("other")
     with store._root.enter("agents", "agent") as folder:
-        assert leases.publish(folder, KEY, 2, other._owners.me, since=1)
+        assert leases.publish(folder, lease_of(other._owners.me))
     chunks = [chunk async for chunk in store.read_log(KEY)]
     assert not any(chunk.settled for chunk in chunks)
     assert tuple(entries([one for chunk in chunks for one in chunk.records])) == group("a", "a")
@@ -438,7 +438,7 @@ async def test_nobody_waits_for_a_taker_that_is_dead(store) -> None:
     await write(store, await take(store), "a")
     dead = FileOwner(owner="dead", host="", pid=0, boot=store._owners.me.boot)
     with store._root.enter("agents", "agent") as folder:
-        assert leases.publish(folder, KEY, 2, dead, since=1)
+        assert leases.publish(folder, lease_of(dead))
     assert tuple(entries(await read(store))) == group("a", "a")
 
 

@@ -19,7 +19,7 @@ from perdure.records.records import Entry
 from perdure.store import Batch, Status
 from perdure.stores.file import leases, log
 from perdure.testing.conformance._kit import append, append_ok, entries, group, read, take
-from tests.stores.file.kit import KEY, log_folder, segments
+from tests.stores.file.kit import KEY, lease_of, log_folder, segments
 
 
 def texts(count: int, size: int = 100) -> list[str]:
@@ -446,7 +446,7 @@ async def test_a_disk_that_fails_a_holder_who_was_overtaken_gets_no_new_segment(
     folder = store._root.enter("agents", "agent")
 
     def overtaken() -> None:
-        assert leases.publish(folder, KEY, 2, other._owners.me, since=1) is not None
+        assert leases.publish(folder, lease_of(other._owners.me)) is not None
         disk.bad_syncs = 1
 
     disk.before_sync = overtaken
@@ -483,7 +483,7 @@ async def test_a_batch_is_in_doubt_until_a_seal_decides(store, open_store, disk)
     other = await open_store("other")
     grant = await take(store)
     folder = store._root.enter("agents", "agent")
-    disk.before_sync = lambda: leases.publish(folder, KEY, 2, other._owners.me, since=1)
+    disk.before_sync = lambda: leases.publish(folder, lease_of(other._owners.me))
     batch = Batch(KEY, grant.epoch, 2, group("a", "b"))
     for _ in range(3):
         (outcome,) = await store.append_many([batch])
@@ -506,7 +506,7 @@ async def test_a_number_that_comes_again_is_not_mistaken_for_the_own_one(
         await other.acquire(KEY, after=after)
     folder = store._root.enter("agents", "agent")
     # A taker that overslept everything publishes epoch 1 once more: its link finds no file.
-    assert leases.publish(folder, KEY, 1, other._owners.me, since=1) is None
+    assert leases.publish(folder, lease_of(other._owners.me, 1)) is None
     assert (root / "agents/agent/lease-1.json").exists()
     (root / "agents/agent/lease-3.json").rename(root / "agents/agent/moved")
     folder.close()

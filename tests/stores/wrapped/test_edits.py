@@ -58,9 +58,9 @@ class Edited:
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)
 
-    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
+    async def acquire(self, key: SessionKey, *, after: int, **begun: object) -> HeldLease:
         """The epoch record comes behind what was left of the log."""
-        lease = await self._store.acquire(key, after=after)
+        lease = await self._store.acquire(key, after=after, **begun)
         if key not in self.log:
             return lease
         (record,) = (await log_of(self._store, key))[-1:]

@@ -18,7 +18,7 @@ from perdure.errors import ConfigError, CorruptRecordError, FormatError
 from perdure.records.json import decode
 from perdure.records.keys import DEFAULT_SESSION, SessionKey
 from perdure.records.manifest import About, Manifest, SessionQuery
-from perdure.store import SessionInfo
+from perdure.store import DraftInfo, SessionInfo
 from perdure.stores.file import documents, segments
 from perdure.stores.file.inbox import session_with_dead_letters, session_with_items
 from perdure.stores.file.layout import (
@@ -32,6 +32,7 @@ from perdure.stores.file.layout import (
     lease_epoch,
     segment_name,
     segment_of,
+    tenant_path,
 )
 from perdure.stores.file.leases import LeaseFile, newest_epoch, read_lease
 
@@ -68,10 +69,18 @@ def list_tenants(root: Folder) -> list[str]:
 
 
 def _has_anything(folder: Folder) -> bool:
-    for step in (AGENTS, BLOBS):
-        with skip_unreadable(), folder.enter(step) as inner:
-            if inner.names():
-                return True
+    with skip_unreadable(), folder.enter(BLOBS) as blobs:
+        if blobs.names():
+            return True
+    return any(map(_is_shown, _folders_in(folder)))
+
+
+def _is_shown(folder: Folder) -> bool:
+    """Return whether there is a session for readers."""
+    epoch = newest_epoch(folder)
+    with contextlib.suppress(CorruptRecordError):
+        lease = read_lease(folder, epoch)
+        return epoch > 0 and not (lease and lease.deleted)
     return False
 
 
@@ -117,8 +126,20 @@ def end_deletions(root: Folder) -> None:
     """Finish interrupted deletions, for all tenants."""
     for folder in _folders(root):
         lease = _newest_lease(folder)
-        if lease is not None and lease.deleted:
-            documents.remove_owned(folder, lease.key, below=lease.epoch, evidence=True)
+        if lease is not None and lease.deleted and not lease.is_draft:
+            key, below = lease.key, lease.epoch
+            documents.remove_owned(folder, key, below=below, evidence=True, inbox=lease.inbox)
+
+
+def list_drafts(root: Folder, tenant: str) -> list[DraftInfo]:
+    """List a tenant's drafts that are not published, by key."""
+    drafts: list[DraftInfo] = []
+    with contextlib.suppress(FileNotFoundError), root.enter(*tenant_path(tenant)) as folder:
+        for inner in _folders_in(folder):
+            lease = read_lease(inner, newest_epoch(inner))
+            if lease is not None and lease.is_draft and lease.draft is not None:
+                drafts.append(DraftInfo(lease.key, lease.epoch, lease.draft, lease.owner))
+    return sorted(drafts, key=lambda info: info.key)
 
 
 def _folders(root: Folder) -> Iterator[Folder]:
@@ -183,7 +204,9 @@ def _lease_inside(agent: Folder) -> LeaseFile | None:
 
 def _newest_lease(folder: Folder) -> LeaseFile | None:
     epoch = max(map(lease_epoch, folder.names()), default=0)
-    return read_lease(folder, epoch) if epoch else None
+    with contextlib.suppress(CorruptRecordError):  # of a draft: whoever opens it is told
+        return read_lease(folder, epoch) if epoch else None
+    return None
 
 
 def _sessions(folder: Folder, default: SessionKey) -> list[SessionInfo]:
@@ -201,10 +224,10 @@ def _sessions(folder: Folder, default: SessionKey) -> list[SessionInfo]:
 
 
 def _info(folder: Folder, key: SessionKey) -> SessionInfo | None:
-    epoch = newest_epoch(folder)
-    lease = read_lease(folder, epoch) if epoch else None
-    if not epoch or (lease is not None and lease.deleted):
+    if not _is_shown(folder):
         return None
+    epoch = newest_epoch(folder)
+    lease = read_lease(folder, epoch)
     since = 1 if lease is None else lease.since
     manifest = _manifest(folder, key, since)
     folded = manifest.about if manifest else About()

@@ -303,8 +303,11 @@ def remove_unfinished(folder: Folder, key: SessionKey) -> None:
             inner.remove_temporary()
 
 
-def remove_owned(folder: Folder, key: SessionKey, *, below: int, evidence: bool) -> None:
-    """Remove the files of epochs below *below*: documents, manifests, segments and posts.
+def remove_owned(
+    folder: Folder, key: SessionKey, *, below: int, evidence: bool, inbox: int = 0
+) -> None:
+    """Remove the files of epochs below *below*: documents, manifests, segments and dead letters;
+    and posts, those of the generation *inbox* and later excepted.
 
     An explicit list: other files in the folder are not perdure's. Bounded by epoch, so that a
     deleter that was suspended cannot touch the log of a later generation. With *evidence*,
@@ -326,7 +329,10 @@ def remove_owned(folder: Folder, key: SessionKey, *, below: int, evidence: bool)
         folder, LOG, lambda name: (segment_of(name) or start_of(name) or (below,))[0] < below
     )
     for name in folder.names():
-        if 0 < (inbox_generation(name) or dead_letters_generation(name)) < below:
+        if (
+            0 < inbox_generation(name) < (inbox or below)
+            or 0 < dead_letters_generation(name) < below
+        ):
             _remove_files(folder, name, lambda _: True)
     if evidence:
         _remove_files(folder, QUARANTINE, lambda _: True)
@@ -446,6 +452,36 @@ def blob_names(root: Folder, tenant: str) -> list[str]:
         )
 
 
+def renew(root: Folder, tenant: str, names: Collection[str], now: float) -> set[str]:
+    """Make blobs young, also those that a sweep has moved; return those that do not exist."""
+    try:
+        folder = root.enter(*blobs_of(tenant))
+    except FileNotFoundError:
+        return set(names)
+    with folder:
+        return {name for name in names if not (is_name(name) and _renew(folder, name, now))}
+
+
+def _renew(folder: Folder, name: str, now: float) -> bool:
+    while True:  # each turn meets another sweep
+        with contextlib.suppress(FileNotFoundError), folder.enter(name[:2]) as shard:
+            shard.touch(name, now)
+            return True
+        is_moved = False
+        for moved in _quarantined(folder, name):
+            with moved:
+                _bring_back(folder, moved, name)
+            is_moved = True
+        if not is_moved and not _is_in_shard(folder, name):
+            return False
+
+
+def _is_in_shard(folder: Folder, name: str) -> bool:
+    with contextlib.suppress(FileNotFoundError), folder.enter(name[:2]) as shard:
+        return shard.has(name)
+    return False
+
+
 def remove_blobs(root: Folder, tenant: str, names: Collection[str]) -> int:
     """Remove blobs, from quarantine too, and return how many bytes were freed."""
     try:
@@ -500,9 +536,9 @@ def _expire(
                 status = moved.stat(name)
                 if status is None:
                     continue
-                # Checked again: it may be reachable, or was put again, since it was moved.
+                # Checked again: it may be reachable, or was renewed since a sweep saw it old.
                 # The stamp is in whole milliseconds, and so is the comparison.
-                if name in keep or int(status.st_mtime * 1000) > stamp:
+                if name in keep or int((status.st_mtime + older_than) * 1000) > stamp:
                     _bring_back(folder, moved, name)
                 elif now - stamp / 1000 >= older_than and moved.remove(name):
                     yield status.st_size

@@ -75,7 +75,7 @@ def enqueue(
     first_of_id = {item.op_id: item for item in reversed(items)}
     path = session_path(key)
     with root.make(*path) as folder:
-        inbox = inbox_name(_generation(folder, key))
+        inbox = _inbox_name(folder, key)
         with folder.make(inbox) as box:
             new = _add(box, key, [item for item in items if first_of_id[item.op_id] is item], limit)
         if new:
@@ -143,7 +143,7 @@ def peek(root: Folder, key: SessionKey, epoch: int, limit: int) -> list[PendingI
             raise lease_lost_error(key, epoch)
         with (
             contextlib.suppress(FileNotFoundError),
-            folder.enter(inbox_name(_generation(folder, key))) as box,
+            folder.enter(_inbox_name(folder, key)) as box,
         ):
             return _oldest(box, limit)
     return []
@@ -169,7 +169,7 @@ def session_with_items(folder: Folder) -> SessionKey | None:
             with folder.enter(name) as box:
                 posts = (unsealed(box.read(post_name), _Post) for post_name in _names(box))
                 key = next((post.key for post in posts if post is not None), None)
-            if key is not None and inbox_name(_generation(folder, key)) == name:
+            if key is not None and _inbox_name(folder, key) == name:
                 return key
     return None
 
@@ -263,16 +263,25 @@ def _settle(writer: LogWriter, box: Folder, name: str, done: Collection[str]) ->
 
 def _box(writer: LogWriter) -> Folder:
     folder = writer.folder()
-    return folder.enter(inbox_name(_generation(folder, writer.key)))
+    return folder.enter(_inbox_name(folder, writer.key))
+
+
+def _inbox_name(folder: Folder, key: SessionKey) -> str:
+    lease = _lease(folder, key)
+    return inbox_name(1 if lease is None else lease.inbox_generation)
 
 
 def _generation(folder: Folder, key: SessionKey) -> int:
     """Return the epoch that a session's generation begins with: the current one, or the next."""
-    lease: LeaseFile | None = read_lease(folder, newest_epoch(folder))
-    if lease is None:
-        return 1
-    require_key(folder, key, lease)
-    return lease.since
+    lease = _lease(folder, key)
+    return 1 if lease is None else lease.since
+
+
+def _lease(folder: Folder, key: SessionKey) -> LeaseFile | None:
+    lease = read_lease(folder, newest_epoch(folder))
+    if lease is not None:
+        require_key(folder, key, lease)
+    return lease
 
 
 def _oldest(box: Folder, limit: int) -> list[PendingItem]:

@@ -127,6 +127,7 @@ def document_path(name: str) -> tuple[str, ...]:
 
 _INBOX = re.compile(r"inbox-([1-9][0-9]{0,17})\Z")
 _DEAD_LETTERS = re.compile(r"dead-letters-([1-9][0-9]{0,17})\Z")
+_MARK = re.compile(r"lease-([1-9][0-9]{0,17})\.(draft|dropped|published|released)\Z")
 _LEASE = re.compile(r"lease-([1-9][0-9]{0,17})\.json\Z")
 _MANIFEST = re.compile(r"manifest-([1-9][0-9]{0,17})\.(json|next)\Z")
 _START = re.compile(r"([1-9][0-9]{0,17})-(0|[1-9][0-9]{0,8})\.start\Z")
@@ -148,6 +149,26 @@ def lease_name(epoch: int) -> str:
 def released_name(epoch: int) -> str:
     """Return the name of the file that marks an epoch as released by its holder."""
     return f"lease-{epoch}.released"
+
+
+def draft_name(epoch: int) -> str:
+    """Return the name of the file that marks an epoch as a draft's, beside what its lease says."""
+    return f"lease-{epoch}.draft"
+
+
+def dropped_name(epoch: int) -> str:
+    """Return the name of the file that marks an epoch's draft as about to be removed."""
+    return f"lease-{epoch}.dropped"
+
+
+def published_name(epoch: int) -> str:
+    """Return the name of the file that marks an epoch's draft as published."""
+    return f"lease-{epoch}.published"
+
+
+def mark_epoch(name: str) -> int:
+    """Return the epoch that a file marks, 0 for any other file."""
+    return _number(_MARK, name)
 
 
 def lease_epoch(name: str) -> int:

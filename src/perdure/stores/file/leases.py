@@ -10,6 +10,10 @@ facts: `lease-<E+1>.json` is published before anything of E is sealed, and a hol
 lower leases in ascending order. So reading ``E+1 is absent``, then ``E is mine``, proves that no
 takeover had happened at the first of the two reads.
 
+A draft's lease says so. It is hidden until ``lease-<E>.published`` is there; whoever removes it
+first creates ``lease-<E>.dropped``, and only then looks for the other mark. Its holder looks the
+other way around. So not both go on, and neither needs to wait.
+
 ``owners/<id>.lock`` is locked as long as its process lives, which separates live owners from dead
 ones at once for every process on the machine. ``<id>.json`` has the heartbeat's counter, for
 observers that cannot test the lock. ``<id>.wanted/`` is the mailbox: at most one file for each
@@ -37,12 +41,12 @@ from perdure._lib.files import TEMPORARY, Folder, FolderWatch, watch_folder, wri
 from perdure._lib.ids import first_beat
 from perdure._lib.locks import LockedFile, is_held, unheld
 from perdure._lib.platform import boot_id, drop_cache, host_name, sync_data, sync_file
-from perdure.errors import ConfigError
+from perdure.errors import ConfigError, CorruptRecordError
 from perdure.records import records
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import lease_held, newer_format
+from perdure.records.manifest import Beginning, lease_held, newer_format, published_already
 from perdure.records.records import EPOCH, Entry, Position
-from perdure.store import HeartbeatRequests, LeaseState
+from perdure.store import Draft, HeartbeatRequests, LeaseState
 from perdure.stores.file import segments
 from perdure.stores.file.documents import (
     read_manifests,
@@ -55,10 +59,14 @@ from perdure.stores.file.layout import (
     OWNERS,
     QUARANTINE,
     decoded,
+    draft_name,
+    dropped_name,
     encode_name,
     lease_epoch,
     lease_name,
     manifest_epoch,
+    mark_epoch,
+    published_name,
     released_name,
     sealed,
     segment_name,
@@ -69,8 +77,8 @@ from perdure.stores.file.layout import (
 )
 from perdure.stores.file.segments import DurablePosition, LogSegment, SegmentEnd, SegmentHeader
 
-FORMAT = 1
-"""The format of a lease."""
+FORMAT = 2
+"""The newest format of a lease: for sessions that are or were drafts, or begin elsewhere."""
 
 RequestKind = Literal["handover", "mail"]
 
@@ -356,6 +364,22 @@ class LeaseFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     since: int = 1
     """The epoch that this generation of the session began with; older ones were deleted."""
     deleted: bool = False
+    """Read of a draft that is not published, it is True as well."""
+    draft: Draft | None = None
+    published: bool = False
+    """Whether the draft was published in an earlier epoch."""
+    inbox: int = 0
+    """The epoch that its inbox is named after, if that is not ``since``."""
+
+    @property
+    def inbox_generation(self) -> int:
+        """The epoch that its inbox is named after."""
+        return self.inbox or self.since
+
+    @property
+    def is_draft(self) -> bool:
+        """Whether it is a draft that is not published."""
+        return self.deleted and self.draft is not None
 
 
 class Fence(msgspec.Struct, frozen=True):
@@ -383,6 +407,8 @@ class AcquiredSession(msgspec.Struct, frozen=True):
     end: Position
     """The position after the epoch record."""
     created: bool
+    record: bytes = b""
+    """The epoch record's payload."""
 
 
 def newest_epoch(folder: Folder) -> int:
@@ -399,8 +425,26 @@ def newest_epoch(folder: Folder) -> int:
 
 
 def read_lease(folder: Folder, epoch: int) -> LeaseFile | None:
-    """Return a lease, None if it is missing or damaged."""
-    return unsealed(folder.read(lease_name(epoch)), LeaseFile)
+    """Return a lease, None if it is missing or damaged.
+
+    Raises:
+        CorruptRecordError: It is damaged, and is of a draft that is not published.
+
+    """
+    data = folder.read(lease_name(epoch))
+    lease = unsealed(data, LeaseFile)
+    if data is not None and lease is None and folder.has(draft_name(epoch)):
+        if not folder.has(published_name(epoch)):
+            path = f"{folder.path}/{lease_name(epoch)}"
+            raise CorruptRecordError(
+                f"{path} is damaged: it is of a copy that was not finished; remove its folder, "
+                "and copy again",
+                path=path,
+            )
+    elif lease is not None and lease.draft is not None and not lease.published:
+        is_draft = not folder.has(published_name(epoch))
+        return msgspec.structs.replace(lease, deleted=True) if is_draft else lease
+    return lease
 
 
 def lease_state(root: Folder, key: SessionKey, owners: Owners) -> LeaseState | None:
@@ -421,12 +465,13 @@ def lease_state(root: Folder, key: SessionKey, owners: Owners) -> LeaseState | N
     return LeaseState(
         epoch,
         lease.owner,
-        released=released or lease.deleted,
+        released=released or (lease.deleted and not lease.is_draft),
         alive=owners.is_alive(lease.owner, lease.boot),
         beat=owners.heartbeat_of(lease.owner),
         deleted=lease.deleted,
         host=lease.host,
         pid=lease.pid,
+        draft=lease.draft,
     )
 
 
@@ -437,15 +482,17 @@ def require_key(folder: Folder, key: SessionKey, lease: LeaseFile) -> None:
     segments.require_key(folder.path, lease.key, key)
 
 
-def acquire(root: Folder, key: SessionKey, after: int, me: FileOwner) -> AcquiredSession:
+def acquire(
+    root: Folder, key: SessionKey, after: int, me: FileOwner, new: Beginning | None = None
+) -> AcquiredSession:
     """Acquire a session with epoch ``after + 1``.
 
     Raises:
-        LeaseHeldError: Another process was faster.
+        LeaseHeldError: Another process was faster, or there is a session already.
         CorruptRecordError: The log is damaged before its tail.
 
     """
-    path = session_path(key)
+    path, new = session_path(key), new or Beginning()
     with contextlib.ExitStack() as stack:
         try:
             folder = stack.enter_context(root.enter(*path))
@@ -458,21 +505,72 @@ def acquire(root: Folder, key: SessionKey, after: int, me: FileOwner) -> Acquire
         previous = read_lease(folder, after)
         if previous is not None:
             require_key(folder, key, previous)
-        is_new_generation = previous is not None and previous.deleted
-        since = after + 1 if is_new_generation else previous.since if previous else 1
-        fence = publish(folder, key, after + 1, me, since=since)
+            if previous.is_draft:
+                create_mark(folder, dropped_name(after))
+                previous = read_lease(folder, after)  # again: it may be published
+        if new.draft is not None and after and not (previous and previous.deleted):
+            raise published_already(key, after)
+        lease = _next_lease(key, after + 1, previous, new, me)
+        fence = publish(folder, lease)
         if fence is None:
             raise lease_held(key, after, newest_epoch(folder))
-        return _after_publishing(root, folder, key, fence, since, me)
+        return _after_publishing(root, folder, lease, fence, new)
+
+
+def create_mark(folder: Folder, name: str) -> None:
+    """Create an empty file: without a temporary one, which a successor could clean up."""
+    os.close(folder.open(name, os.O_WRONLY | os.O_CREAT))
+
+
+def _next_lease(
+    key: SessionKey, epoch: int, previous: LeaseFile | None, new: Beginning, me: FileOwner
+) -> LeaseFile:
+    lease = LeaseFile(format=1, key=key, epoch=epoch, **msgspec.structs.asdict(me))
+    if previous is not None and not previous.deleted:
+        is_copy = previous.draft is not None
+        return msgspec.structs.replace(
+            lease,
+            format=previous.format,
+            since=previous.since,
+            draft=previous.draft,
+            published=is_copy,
+            inbox=previous.inbox,
+        )
+    since = epoch if previous else 1
+    inbox = previous.inbox_generation if previous else since
+    is_plain = new.draft is None and new.first == 1 and inbox == since
+    return msgspec.structs.replace(
+        lease,
+        format=1 if is_plain else FORMAT,
+        since=since,
+        draft=new.draft,
+        inbox=0 if inbox == since else inbox,
+    )
 
 
 def _after_publishing(
-    root: Folder, folder: Folder, key: SessionKey, fence: Fence, since: int, me: FileOwner
+    root: Folder, folder: Folder, lease: LeaseFile, fence: Fence, new: Beginning
 ) -> AcquiredSession:
+    key, since = lease.key, lease.since
     try:
+        if lease.draft is not None and not lease.published:
+            create_mark(folder, draft_name(fence.epoch))
         if since > 1:  # finish an interrupted deletion
-            remove_owned(folder, key, below=since, evidence=since == fence.epoch)
-        end, created = _begin_epoch(root, folder, key, fence.epoch, since, me)
+            remove_owned(
+                folder,
+                key,
+                below=since,
+                evidence=since == fence.epoch,
+                inbox=lease.inbox_generation,
+            )
+        try:
+            end, created, record = _begin_epoch(root, folder, lease, new)
+        except CorruptRecordError as error:
+            newest = newest_epoch(folder)
+            if newest == fence.epoch:
+                raise
+            # A faster process has removed the files.
+            raise lease_held(key, fence.epoch - 1, newest) from error
         newest = newest_epoch(folder)
         if newest != fence.epoch:
             raise lease_held(key, fence.epoch - 1, newest)  # noqa: TRY301  # released below, as after any error
@@ -482,7 +580,7 @@ def _after_publishing(
     except BaseException:
         _release_unused(folder, fence.epoch)
         raise
-    return AcquiredSession(fence, end, created)
+    return AcquiredSession(fence, end, created, record)
 
 
 def _remove_leftovers(folder: Folder, key: SessionKey, before: int) -> None:
@@ -498,19 +596,10 @@ def _release_unused(folder: Folder, epoch: int) -> None:
         folder.replace(released_name(epoch), b"", durable=False)
 
 
-def publish(
-    folder: Folder, key: SessionKey, epoch: int, me: FileOwner, *, since: int, deleted: bool = False
-) -> Fence | None:
+def publish(folder: Folder, lease: LeaseFile) -> Fence | None:
     """Publish an epoch; None if another process published it, or a higher one."""
-    lease = LeaseFile(
-        format=FORMAT,
-        key=key,
-        epoch=epoch,
-        at=time.time(),
-        since=since,
-        deleted=deleted,
-        **msgspec.structs.asdict(me),
-    )
+    epoch = lease.epoch
+    lease = msgspec.structs.replace(lease, at=time.time())
     name, data = lease_name(epoch), sealed(lease)
     try:
         while not folder.publish(name, data):
@@ -529,9 +618,11 @@ def publish(
 
 
 def _begin_epoch(
-    root: Folder, folder: Folder, key: SessionKey, epoch: int, since: int, me: FileOwner
-) -> tuple[Position, bool]:
-    """Append the epoch record, which seals all that was written before; return its end."""
+    root: Folder, folder: Folder, lease: LeaseFile, new: Beginning
+) -> tuple[Position, bool, bytes]:
+    """Append the epoch record, which seals all that was written before; return its end, whether
+    a log begins with it, and its payload."""
+    key, epoch, since = lease.key, lease.epoch, lease.since
     with folder.make(LOG) as log:
         prev = None
         names, tip = log.names(), None
@@ -544,15 +635,20 @@ def _begin_epoch(
         if prev is None:
             # The process that created these folders may have died before they were durable.
             root.sync_path(*session_path(key), LOG)
-        seq, crc = (prev.seq, prev.crc) if prev else (0, 0)
+        seq, crc = (prev.seq, prev.crc) if prev else (new.first - 1, 0)
         # Not what a higher epoch folded: it has overtaken us, and its log continues after ours.
-        manifests = [file for file in read_manifests(folder, key) if file.manifest.epoch < epoch]
+        known = read_manifests(folder, key, since=since)
+        manifests = [file for file in known if file.manifest.epoch < epoch]
         require_folded(folder, key, manifests, seq)
-        header = SegmentHeader(key, prev, owner=me.owner, host=me.host, pid=me.pid, at=time.time())
+        header = SegmentHeader(
+            key, prev, owner=lease.owner, host=lease.host, pid=lease.pid, at=time.time()
+        )
+        if prev is None:
+            header = msgspec.structs.replace(header, first=new.first, base=new.base)
         entry = Entry(EPOCH, msgspec.json.encode(header))
         line, crc = records.encode((entry,), first=seq + 1, epoch=epoch, crc=crc)
         create_segment(log, segment_name(epoch, 0), line)
-    return Position(len(line), seq + 1, crc), prev is None
+    return Position(len(line), seq + 1, crc), prev is None, entry.payload
 
 
 def create_segment(log: Folder, name: str, data: bytes) -> None:
@@ -621,10 +717,13 @@ def _quarantine_tail(folder: Folder, log: Folder, name: str, offset: int) -> Non
 
 def _remove_lower_leases(folder: Folder, epoch: int) -> None:
     """Remove the leases below this epoch, lowest first: fences rely on that order."""
-    for lower in sorted(filter(None, map(lease_epoch, folder.names()))):
+    names = folder.names()
+    for lower in sorted(filter(None, map(lease_epoch, names))):
         if lower < epoch:
             folder.remove(lease_name(lower))
-            folder.remove(released_name(lower))
+    for name in names:
+        if 0 < mark_epoch(name) < epoch:
+            folder.remove(name)
 
 
 def mark_deleted(folder: Folder, key: SessionKey, epoch: int, me: FileOwner) -> bool:
@@ -633,8 +732,15 @@ def mark_deleted(folder: Folder, key: SessionKey, epoch: int, me: FileOwner) -> 
     False if another epoch was published before: then nothing was removed.
     """
     end = epoch + 1
-    if publish(folder, key, end, me, since=end + 1, deleted=True) is None:
+    lease = LeaseFile(
+        format=1, key=key, epoch=end, since=end + 1, deleted=True, **msgspec.structs.asdict(me)
+    )
+    previous = read_lease(folder, epoch)
+    if previous is not None and previous.is_draft:  # posts are to an id, and outlive a draft
+        inbox = previous.inbox_generation
+        lease = msgspec.structs.replace(lease, format=FORMAT, inbox=inbox)
+    if publish(folder, lease) is None:
         return False
-    remove_owned(folder, key, below=end, evidence=True)
+    remove_owned(folder, key, below=end, evidence=True, inbox=lease.inbox)
     _remove_lower_leases(folder, end)
     return True

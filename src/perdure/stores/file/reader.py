@@ -500,15 +500,17 @@ def salvaged_log(root: Folder, key: SessionKey) -> SalvagedLog:
         return SalvagedLog()
     with folder:
         since = _since(folder)
+        if since is None:
+            return SalvagedLog()
         with contextlib.suppress(FileNotFoundError), folder.enter(LOG) as log:
             first_segment = max(starts(log), default=(0, 0))
             for epoch, number in sorted(filter(None, map(segment_of, log.names()))):
                 if epoch < since or (epoch, number) < first_segment:
                     continue
-                limit, records = _segment(log, epoch, number, key)
+                limit, records, begins = _segment(log, epoch, number, key)
                 if limit is None:
                     continue
-                low = low or (limit if first_segment > (0, 0) else 1)
+                low = low or (limit if begins or first_segment > (0, 0) else 1)
                 if limit == 1 and any(record.kind != EPOCH for record in by_seq.values()):
                     shift = max(by_seq)
                 # A later file begins where the one before it was sealed.
@@ -527,27 +529,28 @@ def salvaged_log(root: Folder, key: SessionKey) -> SalvagedLog:
     return SalvagedLog(max(low, 1), records, shift > 0)
 
 
-def _since(folder: Folder) -> int:
-    try:
-        lease = read_lease(folder, newest_epoch(folder))
-    except CorruptRecordError:
+def _since(folder: Folder) -> int | None:
+    """Return the epoch that the log began with, None if there is no session for readers."""
+    lease = read_lease(folder, newest_epoch(folder))
+    if lease is None:
         return 1
-    return 1 if lease is None else lease.since
+    return None if lease.deleted else lease.since
 
 
 def _segment(
     log: Folder, epoch: int, number: int, key: SessionKey
-) -> tuple[int | None, list[Record]]:
-    """Return the seq that a file begins with, None if unknown, and its records."""
+) -> tuple[int | None, list[Record], bool]:
+    """Return the seq that a file begins with, None if unknown; its records; and whether the log
+    is known to begin there."""
     data = frames.unconverted(log.read(segment_name(epoch, number)) or b"")
     segment = segments.segment_of_line(data.partition(b"\n")[0], epoch, number)
     if segment is None or segment.first.key != key:
         records = frames.salvaged(data, epoch=epoch, seq=0, crc=0)
-        return (records[0].seq if records else None), records
+        return (records[0].seq if records else None), records, False
     start = segment.start
     body = data[start.offset :]
     records = frames.salvaged(body, epoch=epoch, seq=start.seq, crc=start.crc)
-    return start.seq + 1, records
+    return start.seq + 1, records, segment.first.prev is None
 
 
 def contiguous_run(

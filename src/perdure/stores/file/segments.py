@@ -20,6 +20,7 @@ from perdure._lib.files import Folder
 from perdure.errors import CorruptRecordError
 from perdure.records import records as frames
 from perdure.records.keys import SessionKey
+from perdure.records.manifest import Origin
 from perdure.records.records import EPOCH, Position, Record, Scanner
 from perdure.stores.file.layout import decoded, segment_name, segment_of, start_of
 
@@ -51,6 +52,10 @@ class SegmentHeader(msgspec.Struct, frozen=True, omit_defaults=True):
     host: str = ""
     pid: int = 0
     at: float = 0.0
+    first: int = 1
+    """The number of the log's first record, if it begins here."""
+    base: Origin | None = None
+    """The history before the log, if it begins here."""
 
 
 class LogSegment(msgspec.Struct, frozen=True):
@@ -192,7 +197,7 @@ def segment_of_line(line: bytes, epoch: int, number: int) -> LogSegment | None:
     if first is None:
         return None
     prev = first.prev
-    seq, crc = (prev.seq, prev.crc) if prev else (0, 0)
+    seq, crc = (prev.seq, prev.crc) if prev else (first.first - 1, 0)
     verified = frames.verify(line, seq=seq if number else seq + 1, epoch=epoch, seed=crc)
     if (
         verified is None

@@ -27,18 +27,21 @@ from perdure._lib.platform import network_file_system, open_files_limit, synced_
 from perdure._lib.tasks import all_of, closing_scope
 from perdure.errors import ConfigError, SessionError, StoreUnavailableError
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Manifest, SessionQuery
+from perdure.records.manifest import Beginning, Manifest, SessionQuery
 from perdure.store import (
     Batch,
     BlobSweep,
     Capabilities,
     DeadLetter,
     Documents,
+    Draft,
+    DraftInfo,
     HeartbeatRequests,
     HeldLease,
     InboxLimit,
     LeaseState,
     LogChunk,
+    Origin,
     Outcome,
     PendingItem,
     SessionInfo,
@@ -46,8 +49,8 @@ from perdure.store import (
     past_damage,
 )
 from perdure.stores.file import directory, documents, inbox, leases, log, reader
-from perdure.stores.file.documents import blob_names, get, put, remove_blobs, sweep
-from perdure.stores.file.layout import released_name, session_path
+from perdure.stores.file.documents import blob_names, get, put, remove_blobs, renew, sweep
+from perdure.stores.file.layout import dropped_name, published_name, released_name, session_path
 from perdure.stores.file.leases import FileOwner, Owners
 from perdure.stores.file.log import LogWriter, OpenFiles, lease_lost_error
 from perdure.stores.file.reader import LogStream, ReadPlan, contiguous_run, salvaged_log
@@ -273,10 +276,25 @@ def release(writer: LogWriter) -> None:
     """Mark the session as released, if this writer still holds it."""
     with writer.lock:
         if writer.is_held():
-            # Empty, so it needs no temporary file, which a successor could clean up.
-            name = released_name(writer.epoch)
-            os.close(writer.folder().open(name, os.O_WRONLY | os.O_CREAT))
+            leases.create_mark(writer.folder(), released_name(writer.epoch))
         writer.close_files()
+
+
+def publish(writer: LogWriter) -> None:
+    """Publish a draft, as its holder."""
+    with writer.lock:
+        try:
+            writer.require_held()
+            folder, epoch = writer.folder(), writer.epoch
+            lease = leases.read_lease(folder, epoch)
+            if lease is not None and lease.draft is not None and not lease.published:
+                leases.create_mark(folder, published_name(epoch))
+                folder.sync()
+                if folder.has(dropped_name(epoch)):  # somebody is about to take it over
+                    raise lease_lost_error(writer.key, epoch)
+                writer.require_held()
+        finally:
+            writer.mark_used()
 
 
 def delete(writer: LogWriter, me: FileOwner) -> None:
@@ -396,9 +414,16 @@ class HeldSessions:
         delete(writer, me)
         self.drop(writer)
 
-    def acquire(self, home: Home, key: SessionKey, after: int, claim: PendingAcquire) -> HeldLease:
+    def acquire(
+        self,
+        home: Home,
+        key: SessionKey,
+        after: int,
+        new: Beginning,
+        claim: PendingAcquire,
+    ) -> HeldLease:
         """Acquire a session with epoch ``after + 1``; release it if the caller was cancelled."""
-        acquired = leases.acquire(home.root, key, after, home.owners.me)
+        acquired = leases.acquire(home.root, key, after, home.owners.me, new)
         writer = LogWriter(home.root, key, acquired, home.files)
         with self._lock:
             previous = self._writers.get(key)
@@ -408,7 +433,8 @@ class HeldSessions:
             home.files.close(previous)
         if claim.abandoned:
             self.release(writer)  # so that the next caller can have it at once
-        return HeldLease(key, writer.epoch, acquired.end.seq, acquired.created)
+        end = acquired.end
+        return HeldLease(key, writer.epoch, end.seq, acquired.created, acquired.record)
 
     # appending
 
@@ -660,6 +686,11 @@ class FileStore:
             "sweep", sweep, self._root, tenant, frozenset(reachable), older_than, time.time()
         )
 
+    async def renew(self, tenant: str, names: Collection[str]) -> set[str]:
+        return await self._run_in_thread(
+            "write", renew, self._root, tenant, frozenset(names), time.time()
+        )
+
     async def blob_names(self, tenant: str) -> list[str]:
         return await self._run_in_thread("read", blob_names, self._root, tenant)
 
@@ -673,15 +704,30 @@ class FileStore:
     async def holder(self, key: SessionKey) -> LeaseState | None:
         return await self._run_in_thread("read", leases.lease_state, self._root, key, self._owners)
 
-    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
+    async def acquire(
+        self,
+        key: SessionKey,
+        *,
+        after: int,
+        first: int = 1,
+        base: Origin | None = None,
+        draft: Draft | None = None,
+    ) -> HeldLease:
         claim = PendingAcquire()
+        new = Beginning(first, base, draft)
         try:
             return await self._run_in_thread(
-                "write", self._held_sessions.acquire, self._home, key, after, claim
+                "write", self._held_sessions.acquire, self._home, key, after, new, claim
             )
         except BaseException:
             claim.abandoned = True
             raise
+
+    async def publish(self, key: SessionKey, epoch: int) -> None:
+        await self._run_in_thread("write", publish, await self._idle(key, epoch))
+
+    async def drafts(self, tenant: str) -> list[DraftInfo]:
+        return await self._run_in_thread("read", directory.list_drafts, self._root, tenant)
 
     async def release(self, key: SessionKey, epoch: int) -> None:
         self._home  # noqa: B018  # raises if it is closed

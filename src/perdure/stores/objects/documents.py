@@ -27,7 +27,7 @@ from perdure.records.chunks import is_name, require_named, verified
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, SessionQuery, lease_lost, matched, session_info
 from perdure.records.records import Position
-from perdure.store import BlobSweep, Documents, SessionInfo
+from perdure.store import BlobSweep, Documents, DraftInfo, SessionInfo
 from perdure.stores.objects import inbox, layout, leases, log as merging, reader
 from perdure.stores.objects.bucket import Bucket, ListedObject
 from perdure.stores.objects.layout import (
@@ -252,7 +252,7 @@ def _replace_head(
     current = writer.stored_head or reader.read_head(bucket, writer.key)
     writer.stored_head = None  # until it is known which head is stored
     for _ in range(_ATTEMPTS):
-        if current is None or current[0].epoch != writer.epoch or current[0].deleted:
+        if current is None or current[0].epoch != writer.epoch or current[0].is_over:
             writer.has_lost_lease = True
             raise lease_lost(writer.key, writer.epoch, newest=current[0].epoch if current else None)
         before = current[0]
@@ -332,6 +332,25 @@ def _listed(bucket: Bucket, prefix: str) -> dict[str, ListedObject]:
     return {entry.name.removeprefix(prefix): entry for entry in bucket.listed(prefix)}
 
 
+def renew(bucket: Bucket, tenant: str, requested: Collection[str]) -> set[str]:
+    """Make blobs young, also those in quarantine; return those that do not exist."""
+    prefix, quarantine = _prefix(tenant), _quarantine(tenant)
+
+    def renewed(name: str) -> bool:
+        if not is_name(name):
+            return False
+        for _ in range(2):  # a sweep may move it in between
+            # To and fro, since services copy no object to itself. The next sweep removes the other.
+            bucket.copy(prefix + name, quarantine + name)
+            if bucket.copy(quarantine + name, prefix + name):
+                return True
+        return False
+
+    names = list(set(requested))
+    found = bucket.many(renewed, names)
+    return {name for name, is_there in zip(names, found, strict=True) if not is_there}
+
+
 def remove(bucket: Bucket, tenant: str, requested: Collection[str]) -> int:
     """Remove blobs without quarantine; return how many bytes were freed."""
     known = [name for name in requested if is_name(name)]
@@ -362,6 +381,9 @@ def sweep(bucket: Bucket, tenant: str, reachable: Collection[str], older_than: f
         if name not in reachable and now - entry.modified >= older_than
     ]
     bucket.many(lambda name: bucket.copy(prefix + name, quarantine + name), idle)
+    # Again: one that was renewed meanwhile stays; the next sweep removes its copy.
+    again = _listed(bucket, prefix) if idle else {}
+    idle = [name for name in idle if name in again and again[name] == current[name]]
     bucket.remove([prefix + name for name in idle])
     return BlobSweep(len(idle), len(old), sum(quarantined[name].size for name in old))
 
@@ -494,7 +516,7 @@ def delete(bucket: Bucket, writer: ObjectLogWriter) -> None:
     with writer.log_lock, writer.head_lock:
         current = writer.stored_head or reader.read_head(bucket, key)
         for _ in range(_ATTEMPTS):
-            if current is None or current[0].epoch != writer.epoch or current[0].deleted:
+            if current is None or current[0].epoch != writer.epoch or current[0].is_over:
                 raise lease_lost(key, writer.epoch, newest=current[0].epoch if current else None)
             if leases.replace_head(bucket, key, current, deleted_head(current[0])) is not None:
                 break
@@ -505,6 +527,39 @@ def delete(bucket: Bucket, writer: ObjectLogWriter) -> None:
             )
         writer.has_lost_lease = True
         _remove_content(bucket, current[0])
+
+
+def end_draft(bucket: Bucket, head: SessionHead) -> None:
+    """Let nothing follow in the log of a draft that was taken over, and remove what it has."""
+    folder = layout.folder_of(head.key)
+    for _ in range(_ATTEMPTS):
+        loose = reader.loose_commits(bucket, head.key, head)
+        if loose and loose[-1].size == len(GONE):
+            break
+        try:
+            last = reader.whole_commit(bucket, loose[-1].name)[0].header.last if loose else None
+        except reader.ObjectMergedAway:
+            continue
+        after = head.floor if last is None else last
+        if bucket.create(layout.log_name(folder, head.generation, after + 1), GONE) is not None:
+            break
+    else:
+        raise StoreUnavailableError(
+            f"the draft of {head.key} was not ended: its log kept growing; try again", key=head.key
+        )
+    _remove_content(bucket, head)
+
+
+def drafts(bucket: Bucket, tenant: str) -> list[DraftInfo]:
+    """List a tenant's drafts by key."""
+    names = [entry.name for entry in bucket.listed(layout.drafts_prefix(tenant))]
+    keys = {key for name in names if (key := _key(bucket, name, tenant)) is not None}
+    heads = bucket.many(lambda key: reader.read_head(bucket, key), sorted(keys))
+    return [
+        DraftInfo(head.key, head.epoch, head.draft, head.owner)
+        for head in (current[0] for current in heads if current is not None)
+        if head.hidden and head.draft is not None
+    ]
 
 
 def deleted_head(head: SessionHead) -> SessionHead:
@@ -529,17 +584,20 @@ def _remove_content(bucket: Bucket, head: SessionHead) -> None:
         lambda entry: bucket.put(entry.name, GONE),
         [entry for entry in places if entry.size != len(GONE)],
     )
-    inbox.clear(bucket, key)
+    if not head.hidden:  # posts are to an id, and outlive a draft
+        inbox.clear(bucket, key)
+    inbox.clear_dead_letters(bucket, key)
     owned = [*bucket.listed(f"{folder}/doc/"), *bucket.listed(f"{folder}/seg/")]
     bucket.remove([entry.name for entry in owned if layout.epoch_of(entry.name) <= head.epoch])
-    bucket.remove([layout.directory_name(key, head.generation)])
+    names = layout.directory_name(key, head.generation), layout.draft_name(key, head.generation)
+    bucket.remove(names)
 
 
 def scrub(bucket: Bucket) -> None:
     """Remove what killed deletions and folds have left."""
     for folder in bucket.folders("s/"):
         head = _head_in(bucket, f"s/{folder}")
-        if head is not None and head.deleted:
+        if head is not None and head.is_over:
             _remove_content(bucket, head)
         elif head is not None:
             _remove_unreferenced(bucket, f"s/{folder}", head)

@@ -251,11 +251,15 @@ def ack(bucket: Bucket, key: SessionKey, epoch: int, op_ids: Collection[str]) ->
 
 
 def clear(bucket: Bucket, key: SessionKey) -> None:
-    """Remove all items, and the dead letters."""
+    """Remove all items."""
     names = _names(bucket, key)
     bucket.remove(names[:-1])
     for entry in _posts(bucket, names[-1:]):
         _replace_items(bucket, key, entry, [])
+
+
+def clear_dead_letters(bucket: Bucket, key: SessionKey) -> None:
+    """Remove all dead letters."""
     dead = bucket.listed(layout.dead_letters_prefix(layout.folder_of(key)))
     bucket.remove([entry.name for entry in dead])
 
@@ -268,7 +272,7 @@ def _replace_items(
 
 def _require_lease(bucket: Bucket, key: SessionKey, epoch: int) -> None:
     current = reader.read_head(bucket, key)
-    if current is None or current[0].epoch != epoch or current[0].deleted:
+    if current is None or current[0].epoch != epoch or current[0].is_over:
         raise lease_lost(key, epoch, newest=current[0].epoch if current else None)
 
 

@@ -7,6 +7,7 @@
     inbox/<folder>/<number>                the items of one ``enqueue``
     dead-letters/<folder>/<hash>           a dead letter
     dir/<tenant>/<agent>/<session>-<gen.>  the directory: names in the order of their keys
+    drafts/<tenant>/<agent>/<session>-<gen.>  a draft, as the directory has sessions
     tenants/<tenant>                       a tenant whose name is too long for an object's name
     blobs/<tenant>/<name>                  a blob
     quarantine/<tenant>/<name>             an unreachable blob
@@ -36,7 +37,7 @@ import msgspec
 from perdure.errors import ConfigError, CorruptRecordError, FormatError
 from perdure.records import json, records as frames
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import FORMAT as MANIFEST_FORMAT, Manifest, newer_format
+from perdure.records.manifest import FORMAT as MANIFEST_FORMAT, Draft, Manifest, newer_format
 from perdure.records.records import Entry, Position, Record, open_sealed, seal
 
 _MAX_BYTES = 100
@@ -122,6 +123,16 @@ def directory_name(key: SessionKey, generation: int) -> str:
     """Return a session's name in the directory; each generation has its own."""
     names = f"{encode_id(key.agent)}/{encode_id(key.session)}"
     return f"{directory_prefix(key.tenant)}{names}-{generation:0{GENERATION_DIGITS}d}"
+
+
+def draft_name(key: SessionKey, generation: int) -> str:
+    """Return a draft's name among the drafts."""
+    return f"drafts/{directory_name(key, generation)[4:]}"
+
+
+def drafts_prefix(tenant: str) -> str:
+    """Return the prefix of a tenant's drafts."""
+    return f"drafts/{tenant_name(tenant)}/"
 
 
 def key_of(name: str, tenant: str) -> SessionKey | None:
@@ -362,6 +373,16 @@ class SessionHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """The first record of the newest commit, if the session was released; 0: not known."""
     nonce: str = ""
     """Identifies a replacement whose response was lost."""
+    hidden: bool = False
+    """Whether nobody reads it yet: a draft, or a log whose epoch record is about to be created. It
+    is ``deleted``, too."""
+    draft: Draft | None = None
+    """What the session is a copy of."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was deleted, and has no holder any more."""
+        return self.deleted and not self.hidden
 
 
 class _Folded(msgspec.Struct):

@@ -27,9 +27,15 @@ import msgspec
 from perdure._lib.ids import random_id
 from perdure.errors import StoreUnavailableError
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import lease_held
+from perdure.records.manifest import (
+    Beginning,
+    epoch_payload,
+    lease_held,
+    lease_lost,
+    published_already,
+)
 from perdure.records.records import EPOCH, Entry
-from perdure.store import LeaseState
+from perdure.store import LeaseState, Origin
 from perdure.stores.objects import layout, reader
 from perdure.stores.objects.bucket import Bucket, ListedObject
 from perdure.stores.objects.layout import Header, SessionHead
@@ -79,7 +85,7 @@ def lease_state(bucket: Bucket, current: tuple[SessionHead, str] | None) -> Leas
         return None
     head = current[0]
     name = layout.owner_name(head.owner)
-    is_free = head.released or head.deleted
+    is_free = head.released or head.is_over
     heartbeat = None if is_free else bucket.get(name)
     return LeaseState(
         epoch=head.epoch,
@@ -91,6 +97,7 @@ def lease_state(bucket: Bucket, current: tuple[SessionHead, str] | None) -> Leas
         host=head.host,
         pid=head.pid,
         listed=name,
+        draft=head.draft,
     )
 
 
@@ -114,6 +121,7 @@ def acquire(
     after: int,
     owner: str,
     seen: tuple[SessionHead, str] | None = None,
+    new: Beginning | None = None,
 ) -> ObjectLogWriter:
     """Acquire a session's lease with the epoch after *after*.
 
@@ -123,15 +131,15 @@ def acquire(
         after: The newest epoch, 0 for a session without a head.
         owner: The new holder.
         seen: The head as it was read just now, with its tag; None: not read, or there is none.
+        new: What a new log begins with.
 
     Raises:
-        LeaseHeldError: Another process was faster, or *after* is not the newest epoch.
+        LeaseHeldError: Another process was faster, or *after* is not the newest epoch; or there is
+            a session already.
 
     """
-    folder = layout.folder_of(key)
+    folder, new = layout.folder_of(key), new or Beginning()
     new_holder = _NewHolder(owner, after + 1, platform.node(), os.getpid())
-    fields = {"owner": owner, "host": new_holder.host, "pid": new_holder.pid, "at": time.time()}
-    record = Entry(EPOCH, msgspec.json.encode({**fields, "id": random_id(8)}))
     for attempt in range(_ATTEMPTS):
         is_seen = not attempt and (seen[0].epoch if seen else 0) == after
         current = seen if is_seen else reader.read_head(bucket, key)
@@ -139,6 +147,16 @@ def acquire(
         if newest != after:
             raise lease_held(key, after, newest)
         head = None if current is None else current[0]
+        created = head is None or head.deleted
+        if new.draft is not None and not created:
+            raise published_already(key, newest)
+        record = _epoch_record(new_holder, new.base if created else None)
+        is_hidden = head is not None and head.hidden
+        if is_hidden or (created and (new.first != 1 or new.draft is not None)):
+            writer = _begin_hidden(bucket, key, current, record, new, new_holder)
+            if writer is not None:
+                return writer
+            continue
         end = _guessed_end(bucket, folder, head) if not attempt else None
         end = end or _log_end(bucket, key, folder, head)
         if end is None:
@@ -152,10 +170,107 @@ def acquire(
         end = appended
         if end.seq == 1:
             add_to_directory(bucket, key, end.generation)
-        return _granted_writer(bucket, key, current, end, new_holder)
+        writer = _granted_writer(bucket, key, current, end, new_holder)
+        writer.record = record.payload
+        return writer
     raise StoreUnavailableError(
         f"the lease of {key} was not acquired: its log kept growing; try again", key=key
     )
+
+
+def _epoch_record(holder: _NewHolder, base: Origin | None) -> Entry:
+    facts = {"host": holder.host, "pid": holder.pid, "at": time.time(), "id": random_id(8)}
+    return Entry(EPOCH, epoch_payload(holder.owner, base, **facts))
+
+
+def _begin_hidden(
+    bucket: Bucket,
+    key: SessionKey,
+    current: tuple[SessionHead, str] | None,
+    record: Entry,
+    new: Beginning,
+    new_holder: _NewHolder,
+) -> ObjectLogWriter | None:
+    """Begin a log where no earlier one goes on; None: start again.
+
+    The head decides, not the log: where it begins differs. It stays hidden until there is an epoch
+    record, and a draft beyond that.
+    """
+    folder, generation = layout.folder_of(key), new_holder.epoch
+    seed = layout.generation_seed(folder, generation)
+    head = SessionHead(
+        key=key,
+        epoch=new_holder.epoch,
+        owner=new_holder.owner,
+        generation=generation,
+        deleted=True,
+        floor=new.first - 1,
+        crc=seed,
+        created_at=time.time(),
+        hidden=True,
+        draft=new.draft,
+    )
+    head = _with_holder(head, new_holder)
+    if new.draft is not None:
+        bucket.put(layout.draft_name(key, generation), layout.with_checksum(key))
+    tag = replace_head(bucket, key, current, head)
+    if tag is None:
+        return None
+    name = layout.log_name(folder, generation, new.first)
+    data, crc = layout.encode(
+        [record], first=new.first, epoch=generation, owner=new_holder.owner, seed=seed
+    )
+    if bucket.create(name, data) is None:
+        stored = bucket.get(name)
+        if stored is not None and stored.data == layout.GONE:
+            raise lease_held(key, generation - 1, generation + 1)  # it was taken over already
+        bucket.put(name, data)  # of somebody who began at 1, and whose head came too late
+    plan = None
+    if new.draft is None:
+        add_to_directory(bucket, key, generation)
+        shown = msgspec.structs.replace(head, deleted=False, hidden=False, nonce=random_id(8))
+        tag = replace_head(bucket, key, (head, tag), shown)
+        if tag is None:
+            raise lease_held(key, generation - 1, generation + 1)
+        head = shown
+        entry = ListedObject(name, len(data), 0.0)
+        plan = reader.ObjectReadPlan(head, tag, (entry,), 0, {name: data})
+    writer = ObjectLogWriter(bucket, key, (head, tag), new.first, crc, plan)
+    writer.record = record.payload
+    if current is not None and current[0].hidden:
+        writer.replaced = current[0]
+    return writer
+
+
+def publish(bucket: Bucket, writer: ObjectLogWriter) -> None:
+    """Make a draft a session, as its holder.
+
+    Raises:
+        LeaseLostError: Another process has it, or it was deleted.
+
+    """
+    key = writer.key
+    with writer.head_lock:
+        current = writer.stored_head
+        for _ in range(_ATTEMPTS):
+            if current is None or not current[0].hidden:
+                current = reader.read_head(bucket, key)
+            if current is None or current[0].epoch != writer.epoch or current[0].is_over:
+                writer.has_lost_lease = True
+                raise lease_lost(key, writer.epoch, newest=current[0].epoch if current else None)
+            if not current[0].hidden:
+                return
+            add_to_directory(bucket, key, writer.generation)
+            head = msgspec.structs.replace(
+                current[0], deleted=False, hidden=False, updated_at=time.time(), nonce=random_id(8)
+            )
+            tag = replace_head(bucket, key, current, head)
+            if tag is not None:
+                writer.stored_head = (head, tag)
+                bucket.remove([layout.draft_name(key, writer.generation)])
+                return
+            current = None
+    raise StoreUnavailableError(f"the head of {key} changed at each attempt: try again", key=key)
 
 
 def _granted_writer(
@@ -321,7 +436,7 @@ def _publish_head(
         if latest is None:
             continue
         if latest.epoch > new_holder.epoch or (
-            latest.epoch == new_holder.epoch and latest.owner != new_holder.owner
+            latest.epoch == new_holder.epoch and (latest.owner != new_holder.owner or latest.hidden)
         ):
             raise lease_held(key, new_holder.epoch - 1, latest.epoch)
         if latest.epoch < new_holder.epoch and (

@@ -71,6 +71,8 @@ class ObjectLogWriter:
         "loose",
         "opening",
         "owner",
+        "record",
+        "replaced",
         "stored_head",
     )
 
@@ -108,8 +110,17 @@ class ObjectLogWriter:
         """Whether another process has the session."""
         self.stored_head: tuple[SessionHead, str] | None = stored_head
         """The head as it was last written, with its tag."""
+        self.record: bytes = b""
+        """The payload of the epoch record, if the log begins with it."""
+        self.replaced: SessionHead | None = None
+        """The draft that was taken over, until what it has is removed."""
         self.opening: reader.ObjectReadPlan | None = opening
         """What the acquire read of the log; None once something else was read or written."""
+
+    @property
+    def created(self) -> bool:
+        """Whether the log begins with this epoch."""
+        return self.generation == self.epoch
 
     @property
     def newest(self) -> int:
@@ -242,7 +253,7 @@ class ObjectLogWriter:
         unwritten = new_entries(batch, self.head, self.epoch_seq, stored)
         if isinstance(unwritten, Exception):
             current = reader.read_head(self._bucket, self.key)
-            if current is None or current[0].epoch != self.epoch or current[0].deleted:
+            if current is None or current[0].epoch != self.epoch or current[0].is_over:
                 raise lease_lost(self.key, self.epoch, newest=current[0].epoch if current else None)
             raise unwritten
         return unwritten

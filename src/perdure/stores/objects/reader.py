@@ -84,11 +84,11 @@ def read_head(bucket: Bucket, key: SessionKey) -> tuple[SessionHead, str] | None
     return None if stored is None else (decode(name, stored.data, key), stored.tag)
 
 
-def plan(bucket: Bucket, key: SessionKey) -> ObjectReadPlan | None:
-    """Return the plan of a log, None if the session does not exist or is deleted."""
+def plan(bucket: Bucket, key: SessionKey, *, hidden: bool = False) -> ObjectReadPlan | None:
+    """Return the plan of a log, None if the session does not exist, is deleted, or is hidden."""
     current = read_head(bucket, key)
     for _ in range(_ATTEMPTS):
-        if current is None or current[0].deleted:
+        if current is None or current[0].is_over or (current[0].deleted and not hidden):
             return None
         head, tag = current
         loose = loose_commits(bucket, key, head)
@@ -101,7 +101,7 @@ def plan(bucket: Bucket, key: SessionKey) -> ObjectReadPlan | None:
 
 def _same_places(before: SessionHead, after: SessionHead) -> bool:
     """Return whether no commit was removed between two reads of a head."""
-    if after.deleted:
+    if after.is_over:
         return False
     return (after.floor, after.generation) == (before.floor, before.generation)
 
@@ -288,7 +288,9 @@ class ObjectLogStream:
         *,
         reverse: bool = False,
         planned: ObjectReadPlan | None = None,
+        hidden: bool = False,
     ) -> None:
+        self._hidden = hidden
         self._planned = planned
         self._bucket = bucket
         self._key = key
@@ -308,7 +310,7 @@ class ObjectLogStream:
             if self._remaining is None:
                 self._plan, self._planned = self._planned, None
                 if self._plan is None or self._after < self._plan.after:
-                    self._plan = plan(self._bucket, self._key)
+                    self._plan = plan(self._bucket, self._key, hidden=self._hidden)
                 self._remaining = self._ranges()
             if not self._remaining:
                 return []
@@ -356,8 +358,8 @@ class ObjectLogStream:
 
 
 def entries(bucket: Bucket, key: SessionKey, first: int, last: int) -> list[Entry]:
-    """Return the entries from one seq to another, inclusive."""
-    stream = ObjectLogStream(bucket, key, first - 1, last + 1)
+    """Return the entries from one seq to another, inclusive, as the holder."""
+    stream = ObjectLogStream(bucket, key, first - 1, last + 1, hidden=True)
     collected: list[Entry] = []
     while part := stream.part():
         collected += [Entry(record.kind, record.payload, record.end) for record in part]

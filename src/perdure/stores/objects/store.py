@@ -28,18 +28,21 @@ from perdure._lib.loop import Threads, unopened
 from perdure._lib.tasks import all_of, closing_scope
 from perdure.errors import CorruptRecordError, LeaseLostError, PerdureError, StoreUnavailableError
 from perdure.records.keys import SessionKey, salvage_cure
-from perdure.records.manifest import Manifest, SessionQuery, lease_lost
+from perdure.records.manifest import Beginning, Manifest, SessionQuery, lease_lost
 from perdure.store import (
     Batch,
     BlobSweep,
     Capabilities,
     DeadLetter,
     Documents,
+    Draft,
+    DraftInfo,
     HeartbeatRequests,
     HeldLease,
     InboxLimit,
     LeaseState,
     LogChunk,
+    Origin,
     Outcome,
     PendingItem,
     SessionInfo,
@@ -264,6 +267,9 @@ class ObjectStore:
         writer.opening = None
         return await self._run(content.trim, writer, below)
 
+    async def renew(self, tenant: str, names: Collection[str]) -> set[str]:
+        return await self._run(content.renew, tenant, frozenset(names))
+
     async def blob_names(self, tenant: str) -> list[str]:
         return await self._run(content.names, tenant)
 
@@ -286,10 +292,19 @@ class ObjectStore:
         writer = self._writers.get(key)
         return None if writer is None else writer.opening
 
-    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
+    async def acquire(
+        self,
+        key: SessionKey,
+        *,
+        after: int,
+        first: int = 1,
+        base: Origin | None = None,
+        draft: Draft | None = None,
+    ) -> HeldLease:
         claim, seen = _Claim(), self._seen.pop(key, None)
         try:
-            return await self._run(self._acquire, key, after, claim, seen)
+            new = Beginning(first, base, draft)
+            return await self._run(self._acquire, key, after, claim, seen, new)
         except BaseException:
             claim.abandoned = True
             raise
@@ -301,15 +316,24 @@ class ObjectStore:
         after: int,
         claim: _Claim,
         seen: tuple[SessionHead, str] | None,
+        new: Beginning,
     ) -> HeldLease:
-        writer = leases.acquire(bucket, key, after, self._owner, seen)
+        writer = leases.acquire(bucket, key, after, self._owner, seen, new)
+        if writer.replaced is not None:
+            content.end_draft(bucket, writer.replaced)
         with self._lock:
             before = self._writers.get(key)
             if before is None or before.epoch < writer.epoch:
                 self._writers[key] = writer
         if claim.abandoned:
             self._release(bucket, writer)  # the caller was cancelled
-        return HeldLease(key, writer.epoch, writer.epoch_seq, writer.epoch_seq == 1)
+        return HeldLease(key, writer.epoch, writer.epoch_seq, writer.created, writer.record)
+
+    async def publish(self, key: SessionKey, epoch: int) -> None:
+        await self._run(leases.publish, self._writer(key, epoch))
+
+    async def drafts(self, tenant: str) -> list[DraftInfo]:
+        return await self._run(content.drafts, tenant)
 
     async def release(self, key: SessionKey, epoch: int) -> None:
         writer = self._writers.get(key)

@@ -181,7 +181,7 @@ def write(connection: Connection, sql: Statements, folds: Sequence[Fold]) -> lis
             key, epoch = folds[place].key, folds[place].manifest.epoch
             state = state_of(connection, sql, key)
             results[place] = lease_lost_error(key, epoch, state)
-            if state is not None and state.epoch == epoch and not state.deleted:
+            if state is not None and state.epoch == epoch and not state.is_over:
                 results[place] = _refusal(folds[place].manifest, state.head)
     return results
 
@@ -267,6 +267,12 @@ def get(connection: Connection, sql: Statements, tenant: str, name: str) -> byte
 def names(connection: Connection, sql: Statements, tenant: str) -> list[str]:
     """List a tenant's blobs."""
     return [row[0] for row in connection.execute(sql["blob_names"], (tenant,))]
+
+
+def renew(connection: Connection, sql: Statements, tenant: str, names: Collection[str]) -> set[str]:
+    """Make blobs young, also those that a sweep has moved; return those that do not exist."""
+    rows = connection.execute(sql["renew"], (tenant, list(names)))
+    return set(names).difference(name for (name,) in rows)
 
 
 def remove(connection: Connection, sql: Statements, tenant: str, removed: Collection[str]) -> int:

@@ -15,13 +15,14 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from perdure._lib.ids import first_beat
-from perdure.errors import StoreUnavailableError
+from perdure.errors import CorruptRecordError, StoreUnavailableError
+from perdure.records.json import decode
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import lease_held
-from perdure.records.records import EPOCH, Entry, encode
-from perdure.store import HeartbeatRequests, HeldLease, LeaseState
+from perdure.records.manifest import epoch_payload, lease_held, published_already
+from perdure.records.records import EPOCH, Entry, encode, open_sealed, seal
+from perdure.store import Draft, DraftInfo, HeartbeatRequests, HeldLease, LeaseState, Origin
 from perdure.stores.postgres.connections import Connection, Statement, bigint, execute_all
-from perdure.stores.postgres.log import SessionState
+from perdure.stores.postgres.log import SessionState, lease_lost_error, state_of
 from perdure.stores.postgres.schema import Statements
 
 
@@ -85,6 +86,9 @@ class Acquire(NamedTuple):
     after: int
     owner: str
     seen: SessionState | None
+    first: int = 1
+    base: Origin | None = None
+    draft: Draft | None = None
 
 
 Acquired: TypeAlias = tuple[HeldLease, SessionState]
@@ -102,7 +106,7 @@ def acquire(
     fresh = [
         place
         for place, one in enumerate(wanted)
-        if one.after == (0 if one.seen is None else one.seen.epoch)
+        if one.after == (0 if one.seen is None else one.seen.epoch) and not _needs_lock(one)
     ]
     fresh.sort(key=lambda place: _lock_order(wanted[place]))
     takes = [_Take(sql, wanted[place], wanted[place].seen) for place in fresh]
@@ -113,6 +117,14 @@ def acquire(
         _acquire_locked(connection, sql, one) if done is None else done
         for one, done in zip(wanted, acquired, strict=True)
     ]
+
+
+def _needs_lock(wanted: Acquire) -> bool:
+    """Return whether it has to be decided under the row's lock: a draft may just be published."""
+    seen = wanted.seen
+    if seen is None or not seen.epoch:
+        return False
+    return seen.draft is not None if seen.deleted else wanted.draft is not None
 
 
 def _lock_order(wanted: Acquire) -> tuple[int, str, SessionKey]:
@@ -128,6 +140,10 @@ def _acquire_locked(
         previous = lock_session(connection, sql, key)
         if previous.epoch != after:
             return lease_held(key, after, previous.epoch)
+        if wanted.draft is not None and after and not previous.deleted:
+            return published_already(key, after)
+        if previous.deleted and previous.draft is not None:
+            connection.execute(sql["wipe"], {"id": previous.id})
         take = _Take(sql, wanted, previous)
         query, values = take.statement
         acquired = take.result(connection.execute(query, values, binary=True).fetchall())
@@ -141,21 +157,29 @@ class _Take:
 
     def __init__(self, sql: Statements, wanted: Acquire, previous: SessionState | None) -> None:
         key, owner = wanted.key, wanted.owner
-        after, seed = (0, 0) if previous is None else (previous.epoch, previous.crc)
-        epoch, head = after + 1, 1 if previous is None else previous.head + 1
-        record = Entry(EPOCH, msgspec.json.encode({"owner": owner}))
+        self._created = created = previous is None or not previous.epoch or previous.deleted
+        after, was, sum_ = previous[1:4] if previous is not None else (0, 0, 0)
+        epoch, head, seed = after + 1, was + 1, sum_
+        draft = None if previous is None else previous.draft
+        if created:
+            head, seed = wanted.first, 0
+            draft = seal(msgspec.json.encode(wanted.draft)) if wanted.draft else None
+        record = Entry(EPOCH, epoch_payload(owner, wanted.base if created else None))
         lines, crc = encode([record], first=head, epoch=epoch, crc=seed)
-        self._key = key
-        self._state = SessionState(0, epoch, head, crc, head, 0, 0, False, owner)
-        values = {"owner": owner, "crc": bigint(crc), "lines": lines}
+        is_draft = created and draft is not None
+        self._key, self._record = key, record.payload
+        self._state = SessionState(0, epoch, head, crc, head, 0, 0, is_draft, owner, draft=draft)
+        values = {"owner": owner, "crc": bigint(crc), "lines": lines, "head": bigint(head)}
+        values["draft"] = draft if created else None
         self.statement: Statement
         if previous is None:
             names = {"tenant": key.tenant, "agent": key.agent, "session": key.session}
             self.statement = sql["begin"], {**values, **names}
         else:
-            place = {"id": previous.id, "after": after, "epoch": epoch, "head": head, "seed": seed}
-            numbers = {name: bigint(number) for name, number in place.items()}
-            self.statement = sql["take"], {**values, **numbers, "created": head == 1}
+            place = {"id": previous.id, "after": after, "epoch": epoch, "was": was}
+            sums = {"seed": seed, "sum": sum_}
+            numbers = {name: bigint(number) for name, number in {**place, **sums}.items()}
+            self.statement = sql["take"], {**values, **numbers, "created": created}
 
     def result(self, rows: Sequence[tuple[Any, ...]]) -> Acquired | None:
         """Return what was acquired; None if the session was in another state by then."""
@@ -163,7 +187,8 @@ class _Take:
             return None
         number, generation, since = rows[0]
         state = self._state._replace(id=number, generation=generation, since=since)
-        return HeldLease(self._key, state.epoch, state.head, state.head == 1), state
+        grant = HeldLease(self._key, state.epoch, state.head, self._created, self._record)
+        return grant, state
 
 
 Holder: TypeAlias = tuple[LeaseState | None, SessionState | None]
@@ -180,8 +205,8 @@ def holders(
 
 
 def _holder(row: tuple[Any, ...]) -> Holder:
-    closed, beat, host, pid = row[10:]
-    state = SessionState(*row[:10])
+    closed, beat, host, pid = row[11:]
+    state = SessionState(*row[:11])
     if not state.epoch:  # something was posted to it
         return None, state
     lease = LeaseState(
@@ -193,8 +218,46 @@ def _holder(row: tuple[Any, ...]) -> Holder:
         deleted=state.deleted,
         host=host or "",
         pid=pid or 0,
+        draft=_draft_of(state.draft),
     )
     return lease, state
+
+
+def _draft_of(sealed: bytes | None) -> Draft | None:
+    """Return what a session is a copy of; None if it is none, or that cannot be read."""
+    body = None if sealed is None else open_sealed(sealed)
+    return None if body is None else decode(body, Draft)
+
+
+def publish(connection: Connection, sql: Statements, key: SessionKey, epoch: int) -> None:
+    """Make a draft a session, as its holder.
+
+    Raises:
+        LeaseLostError: The epoch is not the newest, or it was deleted.
+
+    """
+    values = (key.tenant, key.agent, key.session, epoch)
+    if connection.execute(sql["publish"], values).fetchone() is None:
+        raise lease_lost_error(key, epoch, state_of(connection, sql, key))
+
+
+def drafts(connection: Connection, sql: Statements, tenant: str) -> list[DraftInfo]:
+    """List a tenant's drafts by key.
+
+    Raises:
+        CorruptRecordError: What one is a copy of cannot be read.
+
+    """
+    infos: list[DraftInfo] = []
+    for agent, session, epoch, sealed, owner in connection.execute(sql["drafts"], (tenant,)):
+        key, draft = SessionKey(agent, session, tenant), _draft_of(sealed)
+        if draft is None:
+            raise CorruptRecordError(
+                f"what {key} is a copy of cannot be read: open it, which removes what it has",
+                key=str(key),
+            )
+        infos.append(DraftInfo(key, epoch, draft, owner))
+    return infos
 
 
 class Release(NamedTuple):

@@ -50,6 +50,13 @@ class SessionState(NamedTuple):
     deleted: bool
     owner: str = ""
     released: bool = False
+    draft: bytes | None = None
+    """What it is a copy of, sealed."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was deleted, and is not hidden as a draft only."""
+        return self.deleted and self.draft is None
 
 
 class CommitRow(NamedTuple):
@@ -195,7 +202,7 @@ def _named(key: SessionKey) -> dict[str, object]:
 
 def lease_lost_error(key: SessionKey, epoch: int, state: SessionState | None) -> LeaseLostError:
     """Return the error for an epoch that is not the newest."""
-    deleted = state is not None and state.deleted
+    deleted = state is not None and state.is_over
     return lease_lost(key, epoch, state.epoch if state else 0, deleted=deleted)
 
 
@@ -285,7 +292,7 @@ class AppendMany:
         known = self._held_sessions.get(batch.key)
         # On a server restored from a backup, another owner may have been given the same epoch.
         is_other_owner = known is not None and state is not None and known.owner != state.owner
-        if state is None or state.epoch != batch.epoch or state.deleted or is_other_owner:
+        if state is None or state.epoch != batch.epoch or state.is_over or is_other_owner:
             self._held_sessions.pop(batch.key, None)
             error = lease_lost_error(batch.key, batch.epoch, state)
             self.outcomes[index] = Outcome(Status.CONFLICT, error)

@@ -134,7 +134,7 @@ def _check(result: PGresult) -> None:
     raise kind(text.decode("utf-8", "replace").strip())
 
 
-LATEST = 2
+LATEST = 3
 """The version of the tables that this release writes."""
 
 _FILES = ("log", "leases", "documents", "blobs", "inbox", "directory")

@@ -28,11 +28,14 @@ from perdure.store import (
     ConnectionPool,
     DeadLetter,
     Documents,
+    Draft,
+    DraftInfo,
     HeartbeatRequests,
     HeldLease,
     InboxLimit,
     LeaseState,
     LogChunk,
+    Origin,
     Outcome,
     PendingItem,
     SessionInfo,
@@ -262,6 +265,9 @@ class PostgresStore:
             "sweep", content.sweep, tenant, frozenset(reachable), older_than
         )
 
+    async def renew(self, tenant: str, names: Collection[str]) -> set[str]:
+        return await self._calls.run_idempotent("write to", content.renew, tenant, list(names))
+
     async def blob_names(self, tenant: str) -> list[str]:
         return await self._calls.run_idempotent("read", content.names, tenant)
 
@@ -278,18 +284,33 @@ class PostgresStore:
         self._seen[key] = state
         return lease
 
-    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
+    async def acquire(
+        self,
+        key: SessionKey,
+        *,
+        after: int,
+        first: int = 1,
+        base: Origin | None = None,
+        draft: Draft | None = None,
+    ) -> HeldLease:
         self._openings.pop(key, None)
         seen = self._seen.pop(key, None)
-        wanted = leases.Acquire(key, after, self._owner, seen)
+        wanted = leases.Acquire(key, after, self._owner, seen, first, base, draft)
         grant, state = await self._calls.run_together(
             "write to", leases.acquire, wanted, is_repeatable=False
         )
         self._held_sessions[key] = OwnedSession(
             state.id, state.epoch, state.head, state.crc, state.owner
         )
-        self._granted[key] = state
+        if not state.deleted:  # nobody reads a draft
+            self._granted[key] = state
         return grant
+
+    async def publish(self, key: SessionKey, epoch: int) -> None:
+        await self._calls.run_idempotent("write to", leases.publish, key, epoch)
+
+    async def drafts(self, tenant: str) -> list[DraftInfo]:
+        return await self._calls.run_idempotent("read", leases.drafts, tenant)
 
     def _opening_of(self, key: SessionKey) -> log.OpeningRead | None:
         """Return what was read with the documents, if nothing was appended since."""

@@ -23,9 +23,10 @@ from perdure.records.manifest import (
     require_logged,
 )
 from perdure.records.records import open_sealed
-from perdure.store import BlobSweep, Documents, SessionInfo
+from perdure.store import BlobSweep, Documents, DraftInfo, SessionInfo
 from perdure.stores.redis.connection import RedisCall, RedisLink, Script, script
 from perdure.stores.redis.layout import (
+    DRAFT,
     KeyNames,
     damage_error,
     key_of_member,
@@ -33,6 +34,7 @@ from perdure.stores.redis.layout import (
     member_of,
     members_between,
 )
+from perdure.stores.redis.leases import draft_of
 from perdure.stores.redis.log import ColdHistory
 
 log: logging.Logger = logging.getLogger("perdure")
@@ -193,6 +195,14 @@ class Blobs:
                 freed += size
         return BlobSweep(quarantined, removed, freed)
 
+    async def renew(self, tenant: str, names: Collection[str]) -> set[str]:
+        """Make blobs young, also those in quarantine; return those that do not exist."""
+        asked = list(dict.fromkeys(names))
+        known: list[Any] = []
+        for part in _parts([self._call(_RENEW, tenant, name) for name in asked]):
+            known += await self._link.write(part)
+        return {name for name, is_there in zip(asked, known, strict=True) if not is_there}
+
     async def remove(self, tenant: str, names: Collection[str]) -> int:
         """Remove blobs without quarantine, and return how many bytes were freed."""
         freed = 0
@@ -230,6 +240,7 @@ def _parts(calls: list[RedisCall]) -> Iterable[list[RedisCall]]:
 _AGED = script("aged")
 _PUT = script("put")
 _REMOVE = script("remove")
+_RENEW = script("renew")
 _SWEEP = script("sweep")
 
 
@@ -254,29 +265,33 @@ class Directory:
         sessions: list[SessionInfo] = []
         low, high = members_between(query.prefix, query.after)
         while len(sessions) < query.limit:
-            members, infos = await self._page(query.tenant, low, high)
-            if not members:
+            last, infos = await self._page(query.tenant, low, high)
+            if last is None:
                 break
             sessions += [info for info in infos if query.matches(info)]
-            low = b"(" + members[-1]
+            low = b"(" + member_of(last)
         return sessions[: max(query.limit, 0)]
+
+    async def _keys(self, tenant: str, low: bytes, high: bytes) -> list[SessionKey]:
+        page = RedisCall(
+            b"ZRANGEBYLEX", self._names.directory(tenant), low, high, b"LIMIT", 0, _PAGE
+        )
+        (members,) = await self._link.send([page])
+        return [key_of_member(member, tenant) for member in members]
 
     async def _page(
         self, tenant: str, low: bytes, high: bytes
-    ) -> tuple[list[bytes], list[SessionInfo]]:
-        """Return a page of members within the bounds, and those of their sessions that exist."""
-        names = self._names.directory(tenant)
-        page = RedisCall(b"ZRANGEBYLEX", names, low, high, b"LIMIT", 0, _PAGE)
-        (members,) = await self._link.send([page])
-        if not members:
-            return [], []
-        keys = [key_of_member(member, tenant) for member in members]
+    ) -> tuple[SessionKey | None, list[SessionInfo]]:
+        """Return the last key within the bounds' page, and those of its sessions that exist."""
+        keys = await self._keys(tenant, low, high)
+        if not keys:
+            return None, []
         calls = [
             RedisCall(b"HMGET", self._names.session_keys(key).session, *_FIELDS) for key in keys
         ]
         replies = zip(keys, await self._link.send(calls), strict=True)
         infos = (_info(key, fields) for key, fields in replies)
-        return members, [info for info in infos if info is not None]
+        return keys[-1], [info for info in infos if info is not None]
 
     async def tenants(self) -> list[str]:
         """List the tenants that have a session or a blob."""
@@ -303,6 +318,27 @@ class Directory:
         if deleted is None:  # another process has begun the session's next generation meanwhile
             await self._link.write([RedisCall(b"ZADD", names, 0, member_of(key))])
 
+    async def drafts(self, tenant: str) -> list[DraftInfo]:
+        """List a tenant's drafts by key."""
+        drafts: list[DraftInfo] = []
+        low, high = members_between("", None)
+        while True:
+            keys = await self._keys(tenant, low, high)
+            calls = [
+                RedisCall(b"HMGET", self._names.session_keys(key).session, b"d", b"e", b"o", b"p")
+                for key in keys
+            ]
+            replies = await self._link.send(calls) if calls else []
+            for key, (state, epoch, owner, copied) in zip(keys, replies, strict=True):
+                if state == DRAFT:
+                    draft = draft_of(copied)
+                    if draft is None:
+                        raise damage_error(key, "the hash", "what it is a copy of is not readable")
+                    drafts.append(DraftInfo(key, int(epoch), draft, owner.decode()))
+            if not keys:
+                return drafts
+            low = b"(" + member_of(keys[-1])
+
     async def rebuild(self) -> int:
         """Rebuild the directory from the sessions themselves, and return how many there are."""
         cursor: Any = b"0"
@@ -320,7 +356,7 @@ class Directory:
         keys = {
             key_of_name(name)
             for name, (epoch, deleted) in zip(hashes, replies, strict=True)
-            if epoch is not None and deleted is None
+            if epoch is not None and deleted in (None, DRAFT)
         }
         entries = [
             RedisCall(b"ZADD", self._names.directory(key.tenant), 0, member_of(key)) for key in keys

@@ -159,6 +159,17 @@ class LogState(NamedTuple):
     """The last seq that was trimmed."""
     moved: int = 0
     """The last seq that was moved to another store."""
+    draft: bool = False
+    """Whether it is a draft that is not published."""
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether there is no session for readers."""
+        return self.deleted or self.draft
+
+
+DRAFT = b"draft"
+"""What stands in a draft's hash where a deleted session has a 1."""
 
 
 def damage_error(key: SessionKey, part: str, reason: str) -> CorruptRecordError:
@@ -217,7 +228,7 @@ def log_state(key: SessionKey, reply: Sequence[Any]) -> LogState:
         return LogState(0, 0)
     try:
         newest, length = int(epoch), int(head or 0)
-        trimmed, cold = int(base or 0), int(moved or 0)
+        trimmed, cold = int(base or 0), 0 if deleted == DRAFT else int(moved or 0)
     except ValueError:
         raise damage_error(key, "the hash", "a field is not a number") from None
     if last is None:
@@ -232,4 +243,5 @@ def log_state(key: SessionKey, reply: Sequence[Any]) -> LogState:
     if span_of(first)[0] != max(trimmed, cold) + 1:
         reason = f"it begins with entry {first.decode()}, not at record {max(trimmed, cold) + 1}"
         raise damage_error(key, "the log", reason)
-    return LogState(newest, length, deleted is not None, trimmed, cold)
+    is_draft = deleted == DRAFT
+    return LogState(newest, length, deleted is not None and not is_draft, trimmed, cold, is_draft)

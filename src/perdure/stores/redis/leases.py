@@ -24,9 +24,10 @@ from perdure._lib.locks import has_ended, this_process
 from perdure._lib.platform import host_name
 from perdure._lib.tasks import HostClosedError
 from perdure.errors import PerdureError, StoreUnavailableError
+from perdure.records.json import decoder_of
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import lease_held
-from perdure.store import HeartbeatRequests, HeldLease, LeaseState
+from perdure.records.manifest import epoch_payload, lease_held, lease_lost, published_already
+from perdure.store import Draft, HeartbeatRequests, HeldLease, LeaseState, Origin
 from perdure.stores.redis.connection import RedisCall, RedisLink, script
 from perdure.stores.redis.layout import KeyNames, damage_error, encode_key, member_of
 
@@ -87,8 +88,8 @@ class Leases:
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
         session = self._names.session_keys(key).session
-        ((epoch, owner, released, deleted),) = await self._link.send(
-            [RedisCall(b"HMGET", session, b"e", b"o", b"r", b"d")]
+        ((epoch, owner, released, deleted, draft),) = await self._link.send(
+            [RedisCall(b"HMGET", session, b"e", b"o", b"r", b"d", b"p")]
         )
         if epoch is None:
             return None
@@ -112,6 +113,7 @@ class Leases:
             deleted=deleted is not None,
             host=(host or b"").decode(),
             pid=int(pid or 0),
+            draft=draft_of(draft),
         )
 
     def _is_alive(self, owner: str, process: bytes | None, *, closed: bool) -> bool | None:
@@ -121,11 +123,25 @@ class Leases:
             return False
         return None
 
-    async def acquire(self, key: SessionKey, after: int) -> HeldLease:
+    async def acquire(
+        self, key: SessionKey, after: int, first: int, base: Origin | None, draft: Draft | None
+    ) -> HeldLease:
         keys = self._names.session_keys(key)
-        payload = msgspec.json.encode({"owner": self._owner})
+        plain, begun = epoch_payload(self._owner, None), epoch_payload(self._owner, base)
         now = b"%.3f" % time.time()
-        take = _ACQUIRE(keys[:2], after, self._owner, encode_key(key), now, payload, keys.seed)
+        copied = b"" if draft is None else msgspec.json.encode(draft)
+        take = _ACQUIRE(
+            (keys.session, keys.log, keys.documents, keys.dead),
+            after,
+            self._owner,
+            encode_key(key),
+            now,
+            plain,
+            keys.seed,
+            first,
+            begun,
+            copied,
+        )
         # Add it to the directory before and after: another process that deletes the session's
         # previous generation may remove it in between; if it does so later, it finds the new one.
         index = RedisCall(b"ZADD", self._names.directory(key.tenant), 0, member_of(key))
@@ -133,11 +149,23 @@ class Leases:
         word, *details = (await self._link.write([tenant, index, take, index]))[2]
         if word == b"held":
             raise lease_held(key, after, details[0])
+        if word == b"exists":
+            raise published_already(key, details[0])
         if word == b"damaged":
             reason = f"entry {details[1].decode()} is not the last of {details[0]} records"
             raise damage_error(key, "the log", reason)
-        epoch, head = details
-        return HeldLease(key, epoch, head, created=head == 1)
+        epoch, head, created = details
+        return HeldLease(key, epoch, head, bool(created), begun if created else plain)
+
+    async def publish(self, key: SessionKey, epoch: int) -> None:
+        """Make a draft a session, as its holder."""
+        # A directory that was rebuilt meanwhile may lack it.
+        index = RedisCall(b"ZADD", self._names.directory(key.tenant), 0, member_of(key))
+        call = _PUBLISH((self._names.session_keys(key).session,), epoch)
+        (reply,) = await self._link.write([call])
+        if reply != 0:
+            raise lease_lost(key, epoch, reply[1], deleted=bool(reply[2]))
+        await self._link.write([index])
 
     async def release(self, key: SessionKey, epoch: int) -> None:
         await self._link.write([_RELEASE((self._names.session_keys(key).session,), epoch)])
@@ -201,8 +229,17 @@ class Leases:
             await anyio.sleep(pause)
 
 
+def draft_of(data: bytes | None) -> Draft | None:
+    """Return what a session is a copy of; None if it is none, or that cannot be read."""
+    try:
+        return None if data is None else decoder_of(Draft).decode(data)
+    except msgspec.DecodeError:
+        return None
+
+
 _OWNER_FIELDS = (b"beat", b"host", b"pid", b"process", b"closed")
 _ACQUIRE = script("acquire")
+_PUBLISH = script("publish")
 _RELEASE = script("release")
 _BEAT = script("beat")
 _ASK = script("ask")

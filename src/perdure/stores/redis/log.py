@@ -259,7 +259,8 @@ class RedisLog:
         """Compare a batch with stored records, and append its remaining ones."""
         before = batch.first + len(batch.records)
         stored: list[Record] = []
-        async for chunk in self.read(batch.key, after=batch.first - 1, before=before):
+        own = self.read(batch.key, after=batch.first - 1, before=before, drafts=True)
+        async for chunk in own:
             stored += chunk.records
         begun = max([record.seq for record in stored if record.epoch != batch.epoch], default=0)
         logged = [Entry(record.kind, record.payload, record.end) for record in stored]
@@ -291,8 +292,11 @@ class RedisLog:
         before: int | None = None,
         limit: int | None = None,
         reverse: bool = False,
+        drafts: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
         state = await self.state(key)
+        if state.draft and not drafts:
+            return
         after = max(after, state.base)
         stop = state.head + 1 if before is None else min(before, state.head + 1)
         remaining = state.head if limit is None else limit
@@ -302,7 +306,7 @@ class RedisLog:
                 records, size = await self._records(key, state, after, stop, count, reverse=reverse)
             except CorruptRecordError:
                 current = await self.state(key)
-                if current.deleted or current.base != state.base or current.head < state.head:
+                if current.is_hidden or current.base != state.base or current.head < state.head:
                     return  # deleted or trimmed under the reader
                 if current.moved == state.moved:
                     raise

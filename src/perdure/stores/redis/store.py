@@ -29,11 +29,14 @@ from perdure.store import (
     ConnectionPool,
     DeadLetter,
     Documents,
+    Draft,
+    DraftInfo,
     HeartbeatRequests,
     HeldLease,
     InboxLimit,
     LeaseState,
     LogChunk,
+    Origin,
     Outcome,
     PendingItem,
     SessionInfo,
@@ -196,7 +199,8 @@ class RedisStore:
                 yield chunk
 
     async def head(self, key: SessionKey) -> int:
-        return (await self._log.state(key)).head
+        state = await self._log.state(key)
+        return 0 if state.is_hidden else state.head
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
         """Remove whole batches before a record."""
@@ -237,6 +241,9 @@ class RedisStore:
             swept.bytes + swept_history.bytes,
         )
 
+    async def renew(self, tenant: str, names: Collection[str]) -> set[str]:
+        return await self._blobs.renew(tenant, names)
+
     async def blob_names(self, tenant: str) -> list[str]:
         return await self._blobs.names(tenant)
 
@@ -248,8 +255,22 @@ class RedisStore:
     async def holder(self, key: SessionKey) -> LeaseState | None:
         return await self._leases.holder(key)
 
-    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
-        return await self._leases.acquire(key, after)
+    async def acquire(
+        self,
+        key: SessionKey,
+        *,
+        after: int,
+        first: int = 1,
+        base: Origin | None = None,
+        draft: Draft | None = None,
+    ) -> HeldLease:
+        return await self._leases.acquire(key, after, first, base, draft)
+
+    async def publish(self, key: SessionKey, epoch: int) -> None:
+        await self._leases.publish(key, epoch)
+
+    async def drafts(self, tenant: str) -> list[DraftInfo]:
+        return await self._directory.drafts(tenant)
 
     async def release(self, key: SessionKey, epoch: int) -> None:
         await self._leases.release(key, epoch)

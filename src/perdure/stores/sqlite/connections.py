@@ -35,7 +35,7 @@ from perdure.errors import (
 from perdure.records.keys import SessionKey
 from perdure.records.records import Record
 from perdure.stores.sqlite.errors import CANNOT_SHARE, code_of, driver_error, is_damage
-from perdure.stores.sqlite.log import DELETED, LogRows, Seal, SessionRow, find
+from perdure.stores.sqlite.log import HIDDEN, LogRows, Seal, SessionRow, find
 from perdure.stores.sqlite.sql import MIGRATIONS, Q
 
 if TYPE_CHECKING:
@@ -373,7 +373,7 @@ def read_page(
     It ends with the row that brings it to ``max_bytes`` or to ``limit`` records.
     """
     row = find(con, key)
-    if row is None or not row.epoch or row.state == DELETED:
+    if row is None or not row.epoch or row.is_hidden:
         return None
     if before is not None and before.born != row.born:
         return None  # deleted meanwhile, and acquired again
@@ -631,7 +631,7 @@ def readable_keys(con: sqlite3.Connection) -> list[SessionKey]:
         try:
             for tenant, agent, session, epoch, state in con.execute(Q[query]):
                 key = _key(tenant, agent, session)
-                if key is not None and epoch and state != DELETED:
+                if key is not None and epoch and not (isinstance(state, int) and state & HIDDEN):
                     keys.add(key)
         except driver_error() as error:
             if not is_damage(error):

@@ -28,7 +28,7 @@ from perdure.records.manifest import (
 from perdure.records.records import Record, open_sealed, seal
 from perdure.store import BlobSweep, Documents, RestoreData, SessionInfo
 from perdure.stores.sqlite.connections import PART_BYTES, next_page
-from perdure.stores.sqlite.log import DELETED, SessionRow, find, held_row
+from perdure.stores.sqlite.log import SessionRow, find, held_row
 from perdure.stores.sqlite.sql import Q
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def read_of(
     names: Collection[str] | None,
 ) -> Documents:
     """Read the documents of a session's row; raises as `read`."""
-    if row is None or row.state == DELETED:
+    if row is None or row.is_hidden:
         return Documents()
     stored = con.execute(Q["manifest"], {"id": row.id}).fetchone()
     if stored is None:  # nothing was folded yet, or it is lost
@@ -176,6 +176,16 @@ def names(con: sqlite3.Connection, tenant: str) -> list[str]:
     return [name for (name,) in con.execute(Q["blob_names"], {"tenant": tenant})]
 
 
+def renew(con: sqlite3.Connection, tenant: str, names: Collection[str], now: float) -> set[str]:
+    """Make blobs young, also those that a sweep has moved; return those that do not exist."""
+    values = {"tenant": tenant, "now": now}
+    return {
+        name
+        for name in names
+        if not con.execute(Q["renew_blob"], {**values, "name": name}).rowcount
+    }
+
+
 def remove(con: sqlite3.Connection, tenant: str, removed: Collection[str]) -> int:
     """Remove blobs, and return how many bytes they had."""
     freed = 0
@@ -285,7 +295,7 @@ def _records_after(
     con: sqlite3.Connection, row: SessionRow, after: int
 ) -> tuple[Record, ...] | None:
     """Return the rest of a log; None if it is long or damaged."""
-    if not row.epoch:
+    if not row.epoch or row.is_hidden:
         return ()
     try:
         page = next_page(con, row, None, after, PART_BYTES, PART_BYTES)

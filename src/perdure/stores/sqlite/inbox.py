@@ -12,7 +12,6 @@ from perdure.records.keys import SessionKey
 from perdure.records.posts import UNREADABLE, decode_dead_letter, encode_dead_letter, oldest_first
 from perdure.store import DeadLetter, InboxLimit, PendingItem
 from perdure.stores.sqlite.log import (
-    DELETED,
     SessionRow,
     find,
     find_or_create,
@@ -52,7 +51,7 @@ def enqueue(
         limit.require_room(
             key, waiting=before[0], size=before[1], new=new, added=after[1] - before[1]
         )
-    if row.epoch and row.state != DELETED:
+    if row.epoch and not row.is_hidden:
         con.execute(Q["send_letter"], {"owner": row.owner, "id": row.id, "mail": 1})
     return new, row.owner
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from perdure._lib.ids import first_beat
 from perdure._lib.locks import Presence, PresenceReader
+from perdure.records.json import decode
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import lease_held
-from perdure.store import HeartbeatRequests, HeldLease, LeaseState
+from perdure.records.manifest import epoch_payload, lease_held, published_already
+from perdure.records.records import open_sealed, seal
+from perdure.store import Draft, DraftInfo, HeartbeatRequests, HeldLease, LeaseState, Origin
 from perdure.stores.sqlite.log import (
+    COPY,
     DELETED,
+    DRAFT,
     HELD,
     RELEASED,
     LogTail,
+    SessionRow,
     append_epoch_record,
+    damage_error,
     find,
     find_or_create,
     held_row,
@@ -54,27 +60,68 @@ def lease_state(
     row = find(con, key)
     if row is None or not row.epoch:
         return None
+    return _state_of(con, row, presence)
+
+
+def _state_of(
+    con: sqlite3.Connection, row: SessionRow, presence: Presence | PresenceReader
+) -> LeaseState:
     owner_row = con.execute(Q["owner"], {"owner": row.owner}).fetchone()
     beat, host, pid = owner_row or (0, "", 0)
     return LeaseState(
         epoch=row.epoch,
         owner=row.owner,
-        released=row.state == RELEASED,
+        released=bool(row.state & RELEASED),
         alive=presence.is_present(row.owner),
         beat=beat,
-        deleted=row.state == DELETED,
+        deleted=row.is_hidden,
         host=host,
         pid=pid,
+        draft=_draft_of(con, row),
     )
 
 
+def _draft_of(con: sqlite3.Connection, row: SessionRow) -> Draft | None:
+    """Return what a session is a copy of; None if it is none.
+
+    Raises:
+        CorruptRecordError: It cannot be read.
+
+    """
+    if not row.state & COPY:
+        return None
+    (data,) = con.execute(Q["draft"], {"id": row.id}).fetchone() or (None,)
+    body = open_sealed(data) if isinstance(data, bytes) else None
+    if body is None:
+        raise damage_error(row.key, "what it is a copy of cannot be read")
+    return decode(body, Draft)
+
+
+def drafts(con: sqlite3.Connection, tenant: str) -> list[DraftInfo]:
+    """List a tenant's drafts by key."""
+    infos: list[DraftInfo] = []
+    for tenant_, agent, session in con.execute(Q["drafts"], {"tenant": tenant}).fetchall():
+        row = find(con, SessionKey(agent, session, tenant_))
+        if row is not None and (draft := _draft_of(con, row)) is not None:
+            infos.append(DraftInfo(row.key, row.epoch, draft, row.owner))
+    return infos
+
+
 def acquire(
-    con: sqlite3.Connection, key: SessionKey, after: int, owner: str, at: float
+    con: sqlite3.Connection,
+    key: SessionKey,
+    after: int,
+    owner: str,
+    at: float,
+    *,
+    first: int = 1,
+    base: Origin | None = None,
+    draft: Draft | None = None,
 ) -> tuple[HeldLease, LogTail]:
     """Acquire a session with the next epoch, and append the epoch record.
 
     Raises:
-        LeaseHeldError: The newest epoch is not ``after``.
+        LeaseHeldError: The newest epoch is not ``after``, or there is a session already.
 
     """
     row = find(con, key)
@@ -83,21 +130,42 @@ def acquire(
         raise lease_held(key, after, newest)
     row = row or find_or_create(con, key, at)
     epoch = after + 1
-    is_new = row.state == DELETED or not row.epoch
-    if is_new:
-        row = msgspec.structs.replace(row, born=epoch, low=1, head=0, crc=0)
+    created = row.is_hidden or not row.epoch
+    if draft is not None and not created:
+        raise published_already(key, newest)
+    if created:
+        if row.epoch and not row.is_deleted:
+            _remove_content(con, row)
+        row = msgspec.structs.replace(row, born=epoch, low=first, head=first - 1, state=HELD)
+        row = msgspec.structs.replace(row, crc=row.seed)
         con.execute(Q["created_now"], {"id": row.id, "now": at})
-    created = row.head == 0
-    row = msgspec.structs.replace(row, epoch=epoch, owner=owner, state=HELD)
-    row = append_epoch_record(con, row, msgspec.json.encode({"owner": owner, "at": at}), at)
-    return HeldLease(key, epoch, row.head, created), LogTail(row)
+    if draft is not None:
+        row = msgspec.structs.replace(row, state=DRAFT | COPY)
+        con.execute(Q["put_draft"], {"id": row.id, "data": seal(msgspec.json.encode(draft))})
+    row = msgspec.structs.replace(row, epoch=epoch, owner=owner, state=row.state & ~RELEASED)
+    payload = epoch_payload(owner, base if created else None, at=at)
+    row = append_epoch_record(con, row, payload, at)
+    return HeldLease(key, epoch, row.head, created, payload), LogTail(row)
+
+
+def publish(con: sqlite3.Connection, key: SessionKey, epoch: int, at: float) -> LogTail:
+    """Make a draft a session, as its holder.
+
+    Raises:
+        LeaseLostError: The epoch is not the newest, or it was deleted.
+
+    """
+    row = held_row(con, key, epoch)
+    row = msgspec.structs.replace(row, state=row.state & ~DRAFT)
+    save(con, row, at)
+    return LogTail(row)
 
 
 def release(con: sqlite3.Connection, key: SessionKey, epoch: int, at: float) -> None:
     """Mark the session as released, if the epoch still holds it."""
     row = find(con, key)
-    if row is not None and row.epoch == epoch and row.state == HELD:
-        save(con, msgspec.structs.replace(row, state=RELEASED), at)
+    if row is not None and row.epoch == epoch and not row.state & (RELEASED | DELETED):
+        save(con, msgspec.structs.replace(row, state=row.state | RELEASED), at)
 
 
 def renew_heartbeat(
@@ -134,10 +202,15 @@ def delete(con: sqlite3.Connection, key: SessionKey, epoch: int, at: float) -> N
 
     """
     row = held_row(con, key, epoch)
-    of: dict[str, Any] = {"id": row.id}
-    for what in ("log", "manifest", "documents", "inbox", "dead_letters"):
-        con.execute(Q[f"delete_{what}"], of)
+    if not row.state & DRAFT:  # posts are to an id, and outlive a draft
+        con.execute(Q["delete_inbox"], {"id": row.id})
+    _remove_content(con, row)
     save(con, msgspec.structs.replace(row, state=DELETED, head=0, low=1, crc=0), at)
+
+
+def _remove_content(con: sqlite3.Connection, row: SessionRow) -> None:
+    for what in ("log", "manifest", "documents", "dead_letters", "draft"):
+        con.execute(Q[f"delete_{what}"], {"id": row.id})
 
 
 def trim(

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     import sqlite3
 
 
-HELD, RELEASED, DELETED = range(3)
+HELD, RELEASED, DELETED, DRAFT, COPY = 0, 1, 2, 4, 8
+"""Bits of a row's state. A draft is a copy, too."""
+HIDDEN = DELETED | DRAFT
 
 _ID_BITS = 62
 
@@ -55,6 +57,16 @@ class SessionRow(msgspec.Struct, frozen=True):
         fields = (key.tenant, key.agent, key.session)
         lease = (self.epoch, self.born, self.owner, self.state, self.start, self.low)
         return zlib.crc32(msgspec.json.encode((fields, lease)))
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether it has no holder any more."""
+        return bool(self.state & DELETED)
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether there is no session for readers: it was deleted, or is a draft."""
+        return bool(self.state & HIDDEN)
 
     @property
     def seed(self) -> int:
@@ -152,14 +164,14 @@ def held_row(con: sqlite3.Connection, key: SessionKey, epoch: int) -> SessionRow
 
     """
     row = find(con, key)
-    if row is None or row.epoch != epoch or row.state == DELETED or not epoch:
+    if row is None or row.epoch != epoch or row.is_deleted or not epoch:
         raise lease_lost_error(key, epoch, row)
     return row
 
 
 def lease_lost_error(key: SessionKey, epoch: int, row: SessionRow | None) -> LeaseLostError:
     """Return the error for a write under an epoch that is not the newest."""
-    deleted = row is not None and row.state == DELETED
+    deleted = row is not None and row.is_deleted
     return lease_lost(key, epoch, row.epoch if row else 0, deleted=deleted)
 
 
@@ -260,13 +272,7 @@ def append_one(
     row = find(con, batch.key)
     # In a database restored from a backup, another owner may have been given the same epoch.
     is_other_owner = known is not None and row is not None and known.owner != row.owner
-    if (
-        row is None
-        or row.epoch != batch.epoch
-        or row.state == DELETED
-        or not row.epoch
-        or is_other_owner
-    ):
+    if row is None or row.epoch != batch.epoch or row.is_deleted or not row.epoch or is_other_owner:
         return Outcome(Status.CONFLICT, lease_lost_error(batch.key, batch.epoch, row)), None
     tail = LogTail(row)
     try:
@@ -304,10 +310,9 @@ def append_epoch_record(
     """Append the epoch record to a log, save the session's new row, and return it."""
     entry = Entry(EPOCH, payload)
     seq = row.head + 1
-    seed = row.crc if row.head else row.seed
-    data, crc = frames.encode((entry,), first=seq, epoch=row.epoch, crc=seed)
+    data, crc = frames.encode((entry,), first=seq, epoch=row.epoch, crc=row.crc)
     new = msgspec.structs.replace(row, start=seq, head=seq, crc=crc)
-    con.execute(Q["append"], (row.id, seq, seq, row.epoch, seed, data))
+    con.execute(Q["append"], (row.id, seq, seq, row.epoch, row.crc, data))
     save(con, new, now)
     return new
 

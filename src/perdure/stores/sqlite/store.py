@@ -26,11 +26,14 @@ from perdure.store import (
     Capabilities,
     DeadLetter,
     Documents,
+    Draft,
+    DraftInfo,
     HeartbeatRequests,
     HeldLease,
     InboxLimit,
     LeaseState,
     LogChunk,
+    Origin,
     Outcome,
     PendingItem,
     RestoreData,
@@ -47,7 +50,7 @@ from perdure.stores.sqlite.engine import (
     rebuild_indexes,
 )
 from perdure.stores.sqlite.errors import map_errors
-from perdure.stores.sqlite.log import DELETED, find
+from perdure.stores.sqlite.log import find
 
 if TYPE_CHECKING:
     import sqlite3
@@ -222,7 +225,7 @@ class SqliteStore:
 
     async def head(self, key: SessionKey) -> int:
         row = await self._database.read(find, key)
-        return 0 if row is None or row.state == DELETED else row.head
+        return 0 if row is None or row.is_hidden else row.head
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
         """Remove the commits whose records are all below ``below``."""
@@ -268,6 +271,11 @@ class SqliteStore:
             "sweep", content.sweep, tenant, keep, older_than, time.time()
         )
 
+    async def renew(self, tenant: str, names: Collection[str]) -> set[str]:
+        return await self._database.write(
+            "write", content.renew, tenant, frozenset(names), time.time()
+        )
+
     async def blob_names(self, tenant: str) -> list[str]:
         return await self._database.read(content.names, tenant)
 
@@ -279,13 +287,23 @@ class SqliteStore:
     async def holder(self, key: SessionKey) -> LeaseState | None:
         return await self._database.read(leases.lease_state, key, self._database.presence)
 
-    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
+    async def acquire(
+        self,
+        key: SessionKey,
+        *,
+        after: int,
+        first: int = 1,
+        base: Origin | None = None,
+        draft: Draft | None = None,
+    ) -> HeldLease:
         engine = self._database.engine
         owner = self._owner
         is_awaited = [True]
 
         def acquire(con: sqlite3.Connection) -> HeldLease:
-            grant, tail = leases.acquire(con, key, after, owner, time.time())
+            grant, tail = leases.acquire(
+                con, key, after, owner, time.time(), first=first, base=base, draft=draft
+            )
             if is_awaited:
                 engine.tails[key] = tail  # after a failed commit it matches no row, and is replaced
             else:  # so that the next caller can have it at once
@@ -297,6 +315,17 @@ class SqliteStore:
         except BaseException:
             is_awaited.clear()
             raise
+
+    async def publish(self, key: SessionKey, epoch: int) -> None:
+        engine = self._database.engine
+
+        def publish(con: sqlite3.Connection) -> None:
+            engine.tails[key] = leases.publish(con, key, epoch, time.time())
+
+        await self._database.write("write", publish)
+
+    async def drafts(self, tenant: str) -> list[DraftInfo]:
+        return await self._database.read(leases.drafts, tenant)
 
     async def release(self, key: SessionKey, epoch: int) -> None:
         engine = self._database.engine

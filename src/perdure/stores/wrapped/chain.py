@@ -147,7 +147,9 @@ class ChainWriter:
     def __init__(self, chain: RecordChain, epoch: int, encrypted_to: int, folded: int) -> None:
         self.chain = chain
         self.epoch = epoch
-        self.pending_end: int = 0
+        self.remembers_all: bool = False
+        """Whether it remembers the ends of all batches."""
+        self.pending_end: int = -1
         """The last record of a batch that is about to be encrypted."""
         self._encrypted_to = encrypted_to
         self._links: OrderedDict[int, ChainLink] = OrderedDict()
@@ -161,8 +163,14 @@ class ChainWriter:
         """Remember a link."""
         self._links[link.seq] = link
         self._links.move_to_end(link.seq)
-        while len(self._links) > _REMEMBERED_LINKS:
+        while len(self._links) > _REMEMBERED_LINKS and not self.remembers_all:
             self._links.popitem(last=False)
+
+    def forget_links(self, since: int) -> None:
+        """Forget the links of records from one on: others may stand there, or none."""
+        for seq in [seq for seq in self._links if seq >= since]:
+            del self._links[seq]
+        self.pending_end = -1
 
     def note_fold(self, folded: int, since: int | None = None) -> None:
         """Remember a fold: records that are encrypted for the first time from now on name it."""

@@ -20,7 +20,7 @@ import msgspec
 
 from perdure.errors import CorruptRecordError, LeaseHeldError, LeaseLostError
 from perdure.records.keys import KEYRING, SessionKey, keyring_of
-from perdure.records.manifest import About, Manifest
+from perdure.records.manifest import About, Manifest, lease_lost
 from perdure.records.records import EPOCH, Record
 from perdure.store import Batch, Documents, HeldLease, Store
 from perdure.stores.wrapped import keys as keyring
@@ -206,7 +206,7 @@ class _Encryption(TransformProvider):
         self.forget(key)  # it may have been deleted and created again
         await keyring.find(store, key, self._masters)
 
-    async def begin(self, store: Store, lease: HeldLease) -> None:
+    async def begin(self, store: Store, lease: HeldLease, *, is_draft: bool) -> None:
         key = lease.key
         self.forget(key)
         entry = None
@@ -231,7 +231,21 @@ class _Encryption(TransformProvider):
         cipher = self._cache_cipher(key, entry)
         self._cache_facts(key, facts)
         assert cipher.chain is not None  # _wrap_again begins a chain
-        self._writers[key] = ChainWriter(cipher.chain, lease.epoch, lease.head, facts.as_of_seq)
+        writer = ChainWriter(cipher.chain, lease.epoch, lease.head, facts.as_of_seq)
+        self._writers[key] = writer
+        if lease.created and lease.record and cipher.chain.start.seq == lease.head - 1:
+            record = Record(lease.head, lease.epoch, EPOCH, lease.record, end=True)
+            writer.note_link(cipher.chain.next_link(cipher.chain.start, record))
+        writer.remembers_all = is_draft  # they cannot be read from its log
+
+    def note_refused(self, batch: Batch) -> None:
+        writer = self._writers.get(batch.key)
+        if writer is not None and writer.epoch == batch.epoch:
+            writer.forget_links(batch.first)
+
+    def note_published(self, key: SessionKey) -> None:
+        if (writer := self._writers.get(key)) is not None:
+            writer.remembers_all = False
 
     async def rewrap(self, store: Store, lease: HeldLease) -> None:
         entry = await keyring.find(store, lease.key, self._masters)
@@ -276,7 +290,7 @@ class _Encryption(TransformProvider):
         """
         lost = ""
         if entry is None:
-            data_key, chained, below = secrets.token_bytes(KEY_BYTES), 1, 0
+            data_key, chained, below = secrets.token_bytes(KEY_BYTES), lease.head, 0
             before = None
         else:
             data_key, chained, below = entry.key, entry.chained or lease.head, entry.below
@@ -460,7 +474,14 @@ class _Encryption(TransformProvider):
         writer = await self._writer(store, key, batch.epoch, cipher.chain)
         before = batch.first - 1
         if writer.link(before) is None and writer.pending_end != before:
-            writer.note_link(await self._link_after(store, key, writer, before))
+            try:
+                writer.note_link(await self._link_after(store, key, writer, before))
+            except CorruptRecordError:
+                holder = await store.holder(key)
+                if holder is None or holder.epoch != batch.epoch:  # another life of the session
+                    newest = None if holder is None else holder.epoch
+                    raise lease_lost(key, batch.epoch, newest) from None
+                raise
         writer.pending_end = before + len(batch.records)
         return writer.encrypt
 

@@ -38,11 +38,14 @@ from perdure.store import (
     DeadLetter,
     Document,
     Documents,
+    Draft,
+    DraftInfo,
     HeartbeatRequests,
     HeldLease,
     InboxLimit,
     LeaseState,
     LogChunk,
+    Origin,
     Outcome,
     PendingItem,
     SessionInfo,
@@ -127,8 +130,14 @@ class TransformProvider(ABC):
     async def require_readable(self, store: Store, key: SessionKey) -> None:
         """Raise if a session could not be read; called before its lease is acquired."""
 
-    async def begin(self, store: Store, lease: HeldLease) -> None:
+    async def begin(self, store: Store, lease: HeldLease, *, is_draft: bool) -> None:
         """Prepare a session whose lease was just acquired."""
+
+    def note_refused(self, batch: Batch) -> None:
+        """Note that the log will never accept a batch."""
+
+    def note_published(self, key: SessionKey) -> None:
+        """Note that a draft can be read by now."""
 
     async def chain_reader(
         self, store: Store, key: SessionKey, request: ReadRequest, records: Sequence[Record]
@@ -265,8 +274,12 @@ class TransformingStore:
 
         results = await in_thread_if_large(size, transform_all)
         transformed = [result for result in results if isinstance(result, Batch)]
-        outcomes = iter(await self._store.append_many(transformed) if transformed else ())
-        return [result if isinstance(result, Outcome) else next(outcomes) for result in results]
+        outcomes = await self._store.append_many(transformed) if transformed else []
+        for batch, outcome in zip(transformed, outcomes, strict=True):
+            if outcome.status is Status.PERMANENT:
+                self._wrapper.note_refused(batch)
+        remaining = iter(outcomes)
+        return [result if isinstance(result, Outcome) else next(remaining) for result in results]
 
     async def _pending_transform(self, batch: Batch) -> _PendingTransform | Outcome:
         try:
@@ -510,6 +523,14 @@ class TransformingStore:
         freed = max(swept.bytes - swept.removed * self._wrapper.overhead(), 0)
         return msgspec.structs.replace(swept, bytes=freed)
 
+    async def renew(self, tenant: str, names: Collection[str]) -> set[str]:
+        transform = await self._wrapper.tenant_transform(self._store, tenant, create=False)
+        missing = set(names)
+        if transform is not None:
+            inner = {transform.inner_name(name): name for name in names}
+            missing = {inner[name] for name in await self._store.renew(tenant, list(inner))}
+        return await self._store.renew(tenant, missing) if self._wrapper.accepts_plain else missing
+
     async def blob_names(self, tenant: str) -> list[str]:
         transform = await self._wrapper.tenant_transform(self._store, tenant, create=False)
         names: set[str] = set()
@@ -539,7 +560,15 @@ class TransformingStore:
         """Return the lease's state; None for the wrapper's own sessions."""
         return None if key.agent == self._wrapper.hidden_agent else await self._store.holder(key)
 
-    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
+    async def acquire(
+        self,
+        key: SessionKey,
+        *,
+        after: int,
+        first: int = 1,
+        base: Origin | None = None,
+        draft: Draft | None = None,
+    ) -> HeldLease:
         """Acquire the lease of a session that this wrapper can read and write."""
         if key.agent == self._wrapper.hidden_agent:
             raise ConfigError(
@@ -549,14 +578,21 @@ class TransformingStore:
             )
         if after:
             await self._wrapper.require_readable(self._store, key)
-        lease = await self._store.acquire(key, after=after)
+        lease = await self._store.acquire(key, after=after, first=first, base=base, draft=draft)
         try:
-            await self._wrapper.begin(self._store, lease)
+            await self._wrapper.begin(self._store, lease, is_draft=draft is not None)
         except BaseException:  # the caller never learns of the lease, so release it here
             with anyio.CancelScope(shield=True), suppress(PerdureError):
                 await self._store.release(key, lease.epoch)
             raise
         return lease
+
+    async def publish(self, key: SessionKey, epoch: int) -> None:
+        await self._store.publish(key, epoch)
+        self._wrapper.note_published(key)
+
+    async def drafts(self, tenant: str) -> list[DraftInfo]:
+        return await self._store.drafts(tenant)
 
     async def release(self, key: SessionKey, epoch: int) -> None:
         await self._store.release(key, epoch)

@@ -15,7 +15,8 @@ Stores made with the same ``place`` must share what they keep, as two processes 
 Each part is a class of its own, for a backend that is not finished: `LogConformance`,
 `ReaderConformance`, `DocumentConformance`, `LeaseConformance`, `BlobConformance`,
 `DirectoryConformance`, `InboxConformance`, `DeadLetterConformance`,
-`TrimConformance`, `CancellationConformance`. `DeadLetterConformance` is for stores whose
+`TrimConformance`, `BeginningConformance`, `DraftConformance`, `DraftInboxConformance`,
+`CancellationConformance`. `DeadLetterConformance` is for stores whose
 ``capabilities.dead_letters`` is True, and `StoreConformance` asks for that.
 
 What a backend keeps through a killed process or a cut of power is not tested here:
@@ -31,6 +32,7 @@ _PARTS = (
     "_kit",
     "log",
     "documents",
+    "drafts",
     "leases",
 )
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))
@@ -39,6 +41,11 @@ from perdure.testing.conformance.documents import (  # noqa: E402
     BlobConformance,
     DirectoryConformance,
     DocumentConformance,
+)
+from perdure.testing.conformance.drafts import (  # noqa: E402
+    BeginningConformance,
+    DraftConformance,
+    DraftInboxConformance,
 )
 from perdure.testing.conformance.inbox import (  # noqa: E402
     DeadLetterConformance,
@@ -53,11 +60,14 @@ from perdure.testing.conformance.log import (  # noqa: E402
 )
 
 __all__ = [
+    "BeginningConformance",
     "BlobConformance",
     "CancellationConformance",
     "DeadLetterConformance",
     "DirectoryConformance",
     "DocumentConformance",
+    "DraftConformance",
+    "DraftInboxConformance",
     "InboxConformance",
     "LeaseConformance",
     "LogConformance",
@@ -77,6 +87,9 @@ class StoreConformance(
     BlobConformance,
     DirectoryConformance,
     TrimConformance,
+    BeginningConformance,
+    DraftConformance,
+    DraftInboxConformance,
     CancellationConformance,
 ):
     """Every part of the suite. Subclass it and override ``make_store``."""

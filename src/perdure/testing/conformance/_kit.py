@@ -25,6 +25,9 @@ OpenStore = Callable[[str], Awaitable[Store]]
 class Suite(ABC):
     """A part of the suite: makes stores, and closes them after each test."""
 
+    clock_step: float = 0.25
+    """Seconds that the store can tell apart as ages of blobs, and more than a sweep takes."""
+
     @abstractmethod
     def make_store(self, place: Path, owner: str) -> Store:
         """Return a store that is not open yet; its data is at ``place``."""

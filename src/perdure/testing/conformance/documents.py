@@ -5,8 +5,11 @@ The manifest is replaced last. Names may have any characters; a deleted session 
 
 from __future__ import annotations
 
+import time
+from collections.abc import Collection
 from typing import Any
 
+import anyio
 import msgspec
 import pytest
 
@@ -289,6 +292,49 @@ class BlobConformance(Suite):
         assert (await store.sweep("", (), 3600)).removed == 0
         assert await store.sweep("", (), 0) == BlobSweep(quarantined=1)
         assert await store.get_blob("", _NAME) == _DATA
+
+    async def test_what_is_renewed_is_young(self, store: Store, other: Store) -> None:
+        gone, old = name_of(b"never was"), name_of(b"old")
+        await store.put_blobs("", {_NAME: _DATA, old: b"old"})
+        await store.put_blobs("tenant", {gone: b"never was"})
+        put_at = time.monotonic()
+        await anyio.sleep(self.clock_step)
+        assert await other.renew("", {_NAME, gone}) == {gone}
+        assert await other.renew("", []) == set()
+        assert await other.renew("nobody's", {_NAME}) == {_NAME}
+        since = time.monotonic() - put_at - self.clock_step / 2
+        assert await store.sweep("", (), since) == BlobSweep(quarantined=1)
+        assert await store.sweep("", (), 0) == BlobSweep(1, 1, len(b"old"))
+
+    async def test_what_is_renewed_comes_back(self, store: Store, other: Store) -> None:
+        """A sweep that began before has moved it away, and does not remove it."""
+        lost = name_of(b"lost")
+        await store.put_blobs("", {_NAME: _DATA, lost: b"lost"})
+        assert await store.sweep("", (), 0) == BlobSweep(quarantined=2)
+        assert await other.renew("", [_NAME]) == set()
+        assert await store.sweep("", (), 0) == BlobSweep(1, 1, len(b"lost"))
+        assert await other.renew("", [lost, _NAME]) == {lost}
+        assert await other.get_blob("", _NAME) == _DATA
+        assert await store.blob_names("") == [_NAME]
+
+    @pytest.mark.parametrize("rounds", [8])
+    async def test_what_is_renewed_beside_a_sweep_is_there(
+        self, store: Store, other: Store, rounds: int
+    ) -> None:
+        for round_ in range(rounds):
+            blobs = {name_of(data): data for n in range(8) if (data := b"%d %d" % (round_, n))}
+            await store.put_blobs("", blobs)
+            await store.sweep("", (), 0)
+            missing = set[str]()
+
+            async def renew(names: Collection[str], missing: set[str]) -> None:
+                missing |= await other.renew("", names)
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(store.sweep, "", (), 0)
+                tasks.start_soon(renew, list(blobs), missing)
+            for name, data in blobs.items():
+                assert await other.get_blob("", name) == (None if name in missing else data)
 
 
 # The directory: every session under its own name, with any characters; and deletion

@@ -40,7 +40,7 @@ class LogConformance(Suite):
 
     async def test_a_new_log_begins_with_its_epoch_record(self, store: Store) -> None:
         grant = await store.acquire(KEY, after=0)
-        assert grant == HeldLease(KEY, epoch=1, head=1, created=True)
+        assert grant == HeldLease(KEY, epoch=1, head=1, created=True, record=grant.record)
         (record,) = await read(store)
         assert (record.seq, record.epoch, record.kind, record.end) == (1, 1, EPOCH, True)
 

@@ -21,6 +21,15 @@ WITH gone AS (
 )
 SELECT coalesce(sum(size), 0)::bigint FROM gone
 
+-- name: renew
+WITH known AS (
+    SELECT b.tenant, b.name FROM {schema}.tenants AS t JOIN {schema}.blobs AS b ON b.tenant = t.id
+    WHERE t.name = %s AND b.name = ANY(%s::text[]) ORDER BY b.name FOR UPDATE OF b
+)
+UPDATE {schema}.blobs AS b SET renewed = now(), quarantined = NULL FROM known AS k
+WHERE b.tenant = k.tenant AND b.name = k.name
+RETURNING b.name
+
 -- name: come_back
 UPDATE {schema}.blobs AS b SET quarantined = NULL FROM {schema}.tenants AS t
 WHERE t.name = %s AND b.tenant = t.id AND b.quarantined IS NOT NULL AND b.name = ANY(%s::text[])

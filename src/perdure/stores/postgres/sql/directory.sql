@@ -30,12 +30,25 @@ WITH log AS (
 ), manifest AS (
     DELETE FROM {schema}.manifests WHERE session = %(id)s
 ), inbox AS (
-    DELETE FROM {schema}.inbox WHERE session = %(id)s
+    DELETE FROM {schema}.inbox AS i USING {schema}.sessions AS s
+    WHERE i.session = %(id)s AND s.id = i.session AND NOT s.deleted  -- or is a draft: it stays
 ), dead_letters AS (
     DELETE FROM {schema}.dead_letters WHERE session = %(id)s
 ), requests AS (
     DELETE FROM {schema}.requests WHERE session = %(id)s
 )
 UPDATE {schema}.sessions
-SET deleted = true, released = true, head = 0, crc = 0, created_at = NULL, updated_at = NULL
+SET deleted = true, released = true, head = 0, crc = 0, draft = NULL, created_at = NULL,
+    updated_at = NULL
 WHERE id = %(id)s
+
+-- name: wipe
+-- What a draft has that is taken over.
+WITH log AS (
+    DELETE FROM {schema}.commits WHERE session = %(id)s
+), documents AS (
+    DELETE FROM {schema}.documents WHERE session = %(id)s
+), manifest AS (
+    DELETE FROM {schema}.manifests WHERE session = %(id)s
+)
+DELETE FROM {schema}.dead_letters WHERE session = %(id)s

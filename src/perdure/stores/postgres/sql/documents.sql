@@ -16,7 +16,8 @@ WHERE %(ids)b::bytea[] IS NULL OR d.id = ANY(%(ids)b::bytea[])
 
 -- name: lock_epoch
 SELECT s.id FROM {schema}.tenants AS t JOIN {schema}.sessions AS s ON s.tenant = t.id
-WHERE t.name = %s AND s.agent = %s AND s.session = %s AND s.epoch = %s AND NOT s.deleted
+WHERE t.name = %s AND s.agent = %s AND s.session = %s AND s.epoch = %s
+    AND (NOT s.deleted OR s.draft IS NOT NULL)
 FOR NO KEY UPDATE OF s
 
 -- name: fold
@@ -24,7 +25,8 @@ FOR NO KEY UPDATE OF s
 WITH held AS (
     SELECT s.id FROM {schema}.tenants AS t JOIN {schema}.sessions AS s ON s.tenant = t.id
     WHERE t.name = %(tenant)s AND s.agent = %(agent)s AND s.session = %(session)s
-        AND s.epoch = %(epoch)s AND NOT s.deleted AND s.head >= %(as_of)s
+        AND s.epoch = %(epoch)s AND (NOT s.deleted OR s.draft IS NOT NULL)
+        AND s.head >= %(as_of)s
     FOR NO KEY UPDATE OF s
 ), written AS (
     INSERT INTO {schema}.documents (session, id, name, data)

@@ -9,7 +9,8 @@ INSERT INTO {schema}.sessions (tenant, agent, session) VALUES (%s, %s, %s)
 ON CONFLICT (tenant, agent, session) DO NOTHING
 
 -- name: lock_session
-SELECT s.id, s.epoch, s.head, s.crc, s.begun, s.life, s.since, s.deleted, s.owner, s.released
+SELECT s.id, s.epoch, s.head, s.crc, s.begun, s.life, s.since, s.deleted, s.owner, s.released,
+    s.draft
 FROM {schema}.sessions AS s
 WHERE s.tenant = %s AND s.agent = %s AND s.session = %s FOR NO KEY UPDATE
 
@@ -19,10 +20,11 @@ WITH taken AS (
     UPDATE {schema}.sessions AS s
     SET epoch = %(epoch)s, owner = %(owner)s, head = %(head)s, crc = %(crc)s, begun = %(head)s,
         life = CASE WHEN %(created)s THEN %(epoch)s ELSE s.life END,
-        since = CASE WHEN %(created)s THEN 1 ELSE s.since END,
+        since = CASE WHEN %(created)s THEN %(head)s ELSE s.since END,
+        draft = CASE WHEN %(created)s THEN %(draft)s::bytea ELSE s.draft END,
         created_at = CASE WHEN %(created)s THEN now() ELSE s.created_at END,
-        released = false, deleted = false, updated_at = now()
-    WHERE s.id = %(id)s AND s.epoch = %(after)s AND s.head = %(head)s - 1 AND s.crc = %(seed)s
+        released = false, deleted = %(draft)s::bytea IS NOT NULL, updated_at = now()
+    WHERE s.id = %(id)s AND s.epoch = %(after)s AND s.head = %(was)s AND s.crc = %(sum)s
     RETURNING s.id, s.life, s.since
 ), added AS (
     INSERT INTO {schema}.commits (session, first, last, epoch, seed, lines)
@@ -41,25 +43,40 @@ WITH known AS (
     RETURNING id
 ), begun AS (
     INSERT INTO {schema}.sessions
-        (tenant, agent, session, epoch, head, crc, begun, life, owner, updated_at, created_at)
-    SELECT t.id, %(agent)s, %(session)s, 1, 1, %(crc)s, 1, 1, %(owner)s, now(), now()
+        (tenant, agent, session, epoch, head, crc, begun, life, since, owner, draft, deleted,
+        updated_at, created_at)
+    SELECT t.id, %(agent)s, %(session)s, 1, %(head)s, %(crc)s, %(head)s, 1, %(head)s, %(owner)s,
+        %(draft)s::bytea, %(draft)s::bytea IS NOT NULL, now(), now()
     FROM (SELECT id FROM known UNION ALL SELECT id FROM new) AS t
     ON CONFLICT (tenant, agent, session) DO NOTHING
     RETURNING id, life, since
 ), added AS (
     INSERT INTO {schema}.commits (session, first, last, epoch, seed, lines)
-    SELECT id, 1, 1, 1, 0, %(lines)s FROM begun
+    SELECT id, %(head)s, %(head)s, 1, 0, %(lines)s FROM begun
 )
 SELECT id, life, since FROM begun
 
 -- name: holder
 -- With where the log ends, for the one that acquires it next.
 SELECT s.id, s.epoch, s.head, s.crc, s.begun, s.life, s.since, s.deleted, s.owner, s.released,
-    o.closed, o.beat, o.host, o.pid
+    s.draft, o.closed, o.beat, o.host, o.pid
 FROM {schema}.tenants AS t
 JOIN {schema}.sessions AS s ON s.tenant = t.id
 LEFT JOIN {schema}.owners AS o ON o.owner = s.owner
 WHERE t.name = %s AND s.agent = %s AND s.session = %s
+
+-- name: publish
+UPDATE {schema}.sessions AS s SET deleted = false
+FROM {schema}.tenants AS t
+WHERE t.name = %s AND s.tenant = t.id AND s.agent = %s AND s.session = %s AND s.epoch = %s
+    AND (NOT s.deleted OR s.draft IS NOT NULL)
+RETURNING s.id
+
+-- name: drafts
+SELECT s.agent, s.session, s.epoch, s.draft, s.owner
+FROM {schema}.tenants AS t JOIN {schema}.sessions AS s ON s.tenant = t.id
+WHERE t.name = %s AND s.deleted AND s.draft IS NOT NULL
+ORDER BY s.agent, s.session
 
 -- name: release
 UPDATE {schema}.sessions AS s SET released = true

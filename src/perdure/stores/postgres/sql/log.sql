@@ -10,7 +10,7 @@ WITH wanted AS MATERIALIZED (
     SET head = w.last, crc = w.crc, updated_at = now()
     FROM wanted AS w
     WHERE s.id = w.id AND s.epoch = w.epoch AND s.head = w.head AND s.crc = w.seed
-        AND NOT s.deleted
+        AND (NOT s.deleted OR s.draft IS NOT NULL)
     RETURNING s.id, w.head + 1 AS first, w.last, w.epoch, w.seed, w.n
 ), added AS (
     INSERT INTO {schema}.commits (session, first, last, epoch, seed, lines)
@@ -19,7 +19,8 @@ WITH wanted AS MATERIALIZED (
 SELECT id FROM moved
 
 -- name: state
-SELECT s.id, s.epoch, s.head, s.crc, s.begun, s.life, s.since, s.deleted, s.owner
+SELECT s.id, s.epoch, s.head, s.crc, s.begun, s.life, s.since, s.deleted, s.owner,
+    s.released, s.draft
 FROM {schema}.tenants AS t JOIN {schema}.sessions AS s ON s.tenant = t.id
 WHERE t.name = %(tenant)s AND s.agent = %(agent)s AND s.session = %(session)s
 

@@ -4,8 +4,8 @@
 -- Returns 0 when it is there, {'lost', epoch, deleted}, {'overlap', head} or {'gap', head}.
 -- Of a server that went back, somebody else may have got the same epoch.
 local s = redis.call('HMGET', KEYS[1], 'e', 'h', 'd', 'o')
-if s[1] ~= ARGV[1] or s[3] or s[4] ~= ARGV[6] then
-  return {'lost', tonumber(s[1] or 0), s[3] and 1 or 0}
+if s[1] ~= ARGV[1] or s[3] == '1' or s[4] ~= ARGV[6] then
+  return {'lost', tonumber(s[1] or 0), s[3] == '1' and 1 or 0}
 end
 local head, first = tonumber(s[2] or 0), tonumber(ARGV[2])
 local id = ARGV[3] .. '-' .. ARGV[2]

@@ -3,8 +3,8 @@
 -- ARGV: epoch, seq of the first record to keep
 -- Returns the names of the segments, behind 'ok', or {'lost', epoch, deleted}.
 local s = redis.call('HMGET', KEYS[1], 'e', 'd')
-if s[1] ~= ARGV[1] or s[2] then
-  return {'lost', tonumber(s[1] or 0), s[2] and 1 or 0}
+if s[1] ~= ARGV[1] or s[2] == '1' then
+  return {'lost', tonumber(s[1] or 0), s[2] == '1' and 1 or 0}
 end
 local upto = string.format('%.0f', math.max(tonumber(ARGV[2]) - 1, 0))
 local names = {'ok'}

@@ -4,8 +4,8 @@
 --       name and bytes of each, then the names of all that are listed
 -- Returns 0, {'lost', epoch, deleted}, or {'gone', head} of a server that went back.
 local s = redis.call('HMGET', KEYS[1], 'e', 'd', 'h')
-if s[1] ~= ARGV[1] or s[2] then
-  return {'lost', tonumber(s[1] or 0), s[2] and 1 or 0}
+if s[1] ~= ARGV[1] or s[2] == '1' then
+  return {'lost', tonumber(s[1] or 0), s[2] == '1' and 1 or 0}
 end
 local head = tonumber(s[3] or 0)
 if tonumber(ARGV[2]) > head then return {'gone', head} end

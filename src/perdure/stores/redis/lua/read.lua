@@ -2,6 +2,7 @@
 -- KEYS: session, documents
 -- ARGV: names; none for all
 -- Returns {manifest, name, bytes, name, bytes, ...}.
+if redis.call('HGET', KEYS[1], 'd') == 'draft' then return {false} end
 local found = {redis.call('HGET', KEYS[1], 'm')}
 if #ARGV == 0 then
   for _, part in ipairs(redis.call('HGETALL', KEYS[2])) do found[#found + 1] = part end

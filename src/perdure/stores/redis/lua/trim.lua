@@ -3,8 +3,8 @@
 -- ARGV: epoch, seq of the first record to keep, how many entries at most
 -- Returns {entries removed, their bytes}, or {'lost', epoch, deleted}.
 local s = redis.call('HMGET', KEYS[1], 'e', 'd', 'h')
-if s[1] ~= ARGV[1] or s[2] then
-  return {'lost', tonumber(s[1] or 0), s[2] and 1 or 0}
+if s[1] ~= ARGV[1] or s[2] == '1' then
+  return {'lost', tonumber(s[1] or 0), s[2] == '1' and 1 or 0}
 end
 local below = math.min(tonumber(ARGV[2]), tonumber(s[3] or 0))
 local entries = redis.call(

@@ -103,6 +103,10 @@ SELECT data FROM blob WHERE tenant = :tenant AND name = :name
 -- name: blobs
 SELECT name, renewed_at, moved_at, length(data) FROM blob WHERE tenant = :tenant
 
+-- name: renew_blob
+UPDATE blob SET renewed_at = max(renewed_at, :now), moved_at = NULL
+WHERE tenant = :tenant AND name = :name
+
 -- name: move_blob
 UPDATE blob SET moved_at = ? WHERE tenant = ? AND name = ?
 
@@ -114,6 +118,19 @@ SELECT name FROM blob WHERE tenant = :tenant ORDER BY name
 
 -- name: blob_size
 SELECT length(data) FROM blob WHERE tenant = :tenant AND name = :name
+
+-- name: put_draft
+INSERT OR REPLACE INTO draft (session, data) VALUES (:id, :data)
+
+-- name: draft
+SELECT data FROM draft WHERE session = :id
+
+-- name: delete_draft
+DELETE FROM draft WHERE session = :id
+
+-- name: drafts
+SELECT tenant, agent, session FROM session
+WHERE tenant = :tenant AND epoch > 0 AND state & 4 ORDER BY agent, session
 
 -- name: post
 INSERT OR IGNORE INTO inbox (session, op_id, kind, payload, posted_at, sum)
@@ -195,7 +212,7 @@ DELETE FROM letter WHERE owner = :owner
 -- name: sessions
 SELECT s.agent, s.session, s.epoch, s.head, s.created_at, s.updated_at, m.data
 FROM session AS s LEFT JOIN manifest AS m ON m.session = s.id
-WHERE s.tenant = :tenant AND s.epoch > 0 AND s.state < 2
+WHERE s.tenant = :tenant AND s.epoch > 0 AND s.state & 6 = 0
   AND (s.agent > :after_agent OR (s.agent = :after_agent AND s.session > :after_session))
   AND s.agent >= :prefix AND substr(s.agent, 1, length(:prefix)) = :prefix
   AND (:owner IS NULL OR m.owner = :owner)
@@ -209,6 +226,6 @@ SELECT tenant, agent, session, epoch, state FROM session NOT INDEXED ORDER BY id
 SELECT tenant, agent, session, epoch, state FROM session NOT INDEXED ORDER BY id DESC
 
 -- name: tenants
-SELECT tenant FROM session AS s WHERE (epoch > 0 AND state < 2)
+SELECT tenant FROM session AS s WHERE (epoch > 0 AND state & 6 = 0)
    OR EXISTS (SELECT 1 FROM inbox WHERE inbox.session = s.id)
 UNION SELECT tenant FROM blob ORDER BY 1

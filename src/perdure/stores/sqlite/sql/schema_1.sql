@@ -9,7 +9,7 @@ CREATE TABLE session (
     epoch INTEGER NOT NULL,      -- the newest that was ever given; 0: only its inbox is used
     born INTEGER NOT NULL,       -- the epoch that this life began with
     owner TEXT NOT NULL,
-    state INTEGER NOT NULL,      -- 0 held, 1 released, 2 deleted
+    state INTEGER NOT NULL,      -- bits: 1 released, 2 deleted
     start INTEGER NOT NULL,      -- the seq of the epoch's record
     low INTEGER NOT NULL,        -- the log begins here; what was before it was removed
     head INTEGER NOT NULL,

@@ -24,7 +24,6 @@ import msgspec
 from msgspec import UNSET
 
 from perdure._lib.tasks import each
-from perdure.archive.limits import DOCUMENT as ARCHIVES, Archive, blobs_of, entry_of
 from perdure.checkpoints.chain import CHAIN_KINDS, CheckpointChain, node_of
 from perdure.errors import CorruptRecordError, FormatError
 from perdure.lineage.store import followed
@@ -33,13 +32,14 @@ from perdure.memory.documents import StateSet
 from perdure.memory.index import MEMORY, MemoryEntry, MemoryIndex
 from perdure.memory.ledger import LEDGER
 from perdure.memory.working_memory import SessionValues
+from perdure.records.archives import DOCUMENT as ARCHIVES, Archive, blobs_of, entry_of
 from perdure.records.checkpoints import CHECKPOINTS, Checkpoint, ExplicitState
-from perdure.records.chunks import fits, named_in, records_of
+from perdure.records.chunks import fits, may_name, named_in, records_of
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import FoldedDocuments, HistoryIndex, Origin
+from perdure.records.manifest import FoldedDocuments, HistoryIndex, Origin, origin_in
 from perdure.records.media import LIFTED_KINDS, referred
-from perdure.records.records import BASE, CONTEXT, MESSAGE_KINDS, STATE, Record
+from perdure.records.records import CONTEXT, MESSAGE_KINDS, STATE, Record
 from perdure.store import Documents, Store
 
 AT_ONCE: Final = 8
@@ -126,6 +126,13 @@ class Reach:
         self._further: dict[str, int] = {}
         """Other strings in the form of a name, and the first record that has each."""
 
+    def feed_run(self, records: Sequence[Record]) -> None:
+        """Take in the next records; where none can name a blob, they are not looked at singly."""
+        if not may_name([record.payload for record in records]):
+            records = [record for record in records if record.kind in CHAIN_KINDS]
+        for record in records:
+            self.feed(record)
+
     def feed(self, record: Record) -> None:
         """Take the next record in.
 
@@ -141,28 +148,29 @@ class Reach:
             self._messages.setdefault(reference.name, reference)
         for name in named_in((payload,)):
             self._further.setdefault(name, record.seq)
-        if kind == BASE:
-            self._base = decode(payload, Origin)
+        if (base := origin_in(record)) is not None:
+            self._base = base
         elif kind == STATE and ARCHIVES.encode() in payload:
             change = decode(payload, StateSet)
             if change.name == ARCHIVES:
                 self._archive_changes.append(change)
 
     async def blobs(
-        self, skip: Container[str] = (), *, other: Store | None = None
+        self, skip: Container[str] = (), *, other: Store | None = None, leaves: bool = True
     ) -> AsyncGenerator[ReachedBlob, None]:
         """Yield each blob that is reached once, after those that it names.
 
         Args:
             skip: Names to pass over, with all that is reached through them.
             other: A store that may have what this one has lost.
+            leaves: Whether those that name no other blob are read, or only named.
 
         Raises:
             CorruptRecordError: A document is damaged.
             StoreUnavailableError: The store cannot be reached.
 
         """
-        walk = _Walk(self._store, self._key, skip, other)
+        walk = _Walk(self._store, self._key, skip, other, leaves=leaves)
         for references in (await self._required(), list(self._possible())):
             async with aclosing(walk.through(references)) as blobs:
                 async for blob in blobs:
@@ -230,8 +238,15 @@ class _Open(msgspec.Struct, frozen=True):
 @final
 class _Walk:
     def __init__(
-        self, store: Store, key: SessionKey, skip: Container[str], other: Store | None
+        self,
+        store: Store,
+        key: SessionKey,
+        skip: Container[str],
+        other: Store | None,
+        *,
+        leaves: bool,
     ) -> None:
+        self._leaves = leaves
         self._store = store
         self._other = other
         self._key = key
@@ -293,6 +308,8 @@ class _Walk:
     async def _blob(self, reference: BlobReference) -> ReachedBlob | None:
         """Return a blob, None for a string that names none."""
         name = reference.name
+        if reference.is_leaf and not self._leaves:
+            return ReachedBlob(name, reference.by, b"", is_leaf=True)
         data, why = await self._get(self._store, name)
         if data is not None:
             return ReachedBlob(name, reference.by, data, is_leaf=reference.is_leaf)

@@ -1,0 +1,552 @@
+"""Copies of sessions: one program for all that writes a session's content under another key.
+
+A copy is written as a draft, which nobody sees before it is published: records in slices, then
+blobs are renewed, or put where the target lacks them, then documents. Before it is published, the
+source must be what it was when the copying began: else it is made anew, or refused.
+
+It refers to nothing of its source: whatever becomes of that changes no copy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import Final, TypeAlias, TypeVar, final
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import msgspec
+
+from perdure.errors import (
+    CorruptRecordError,
+    HistoryPrunedError,
+    LeaseLostError,
+    SessionError,
+    SessionNotFoundError,
+    StoreError,
+    StoreUnavailableError,
+)
+from perdure.lease import OwnerWatch, acquire_lease
+from perdure.lineage.history import keep_documents
+from perdure.lineage.store import Lineage
+from perdure.memory.documents import InboxTakenPayload
+from perdure.memory.ledger import LEDGER
+from perdure.records.json import decode
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import Origin, origin_in
+from perdure.records.records import ENDING, EPOCH, GAP, HOLDER_KINDS, TAKEN, TURN, Entry, Record
+from perdure.restore.ladder import require_plain
+from perdure.session.copied import (
+    OWN_KINDS,
+    Progress,
+    as_copied,
+    copied_manifest,
+    renamed,
+    without_history,
+)
+from perdure.session.fold import put_blobs
+from perdure.session.lifecycle import MAX_WAITING, append_durably, groups_of
+from perdure.session.options import Limits
+from perdure.session.point_in_time import HistoricalFold, folded_at
+from perdure.session.reach import Reach, ReachedBlob
+from perdure.store import Batch, Document, Documents, Draft, HeldLease, Store, first_record
+
+TRIES: Final = 3
+"""Attempts at a copy of a session that changes meanwhile."""
+PAUSE: Final = 0.05
+"""Seconds before the next one."""
+BATCH_BYTES: Final = 512 * 1024
+"""Bytes of records, or of blobs, in one call of the store: SQLite reads as many at a time later."""
+BATCH_RECORDS: Final = 2000
+SLICE_BYTES: Final = 128 * 1024
+"""Bytes of records that are looked at in the event loop at a time; more is, in a thread."""
+NAMES: Final = 500
+"""Blobs that are renewed in one call of the store."""
+
+LEAVING: Final = 5.0
+"""Seconds that a store has to release a draft, or to remove it."""
+
+FORK: Final = "fork"
+"""The purpose of what ends all that is in progress."""
+FORK_CONTEXT: Final = "fork context"
+"""The same, where records are left behind: the copy begins with what they fold to."""
+
+MOVES: Final = frozenset({"migrate", "restore"})
+"""Purposes of what is the session itself, in another place: with its documents, and its posts."""
+
+OnEpoch: TypeAlias = Callable[[int], Awaitable[None]]
+
+T = TypeVar("T")
+
+
+class CopiedSession(msgspec.Struct, kw_only=True):
+    """What a copy took."""
+
+    epoch: int = 0
+    """The one that it was written under."""
+    head: int = 0
+    """Its last record."""
+    records: int = 0
+    bytes: int = 0
+    """Bytes of records, documents and blobs that were written."""
+    blobs: int = 0
+    """Blobs that the target did not have."""
+    lost: list[ReachedBlob] = []
+    """Blobs that the source itself has lost."""
+
+
+async def copy_session(
+    source: Store,
+    key: SessionKey,
+    target: Store,
+    new: SessionKey,
+    *,
+    draft: Draft,
+    watch: OwnerWatch,
+    limits: Limits,
+    more: Sequence[Entry] = (),
+    on_epoch: OnEpoch | None = None,
+) -> CopiedSession:
+    """Write a session's content up to a record into another log, and publish that.
+
+    Posts and dead letters stay with the source.
+
+    Args:
+        source: Where the session is; it needs no lease.
+        key: The session.
+        target: Where the copy goes; the caller renews this owner's heartbeat there.
+        new: The copy's key, of which there is no session.
+        draft: What is copied, and why; a fork ends what is in progress.
+        watch: Knows which owners of the target are silent.
+        limits: How much of the working context the documents hold.
+        more: Whole groups that follow the source's records.
+        on_epoch: Called with the epoch that was acquired, before any write under it.
+
+    Raises:
+        CorruptRecordError: The source is damaged.
+        HistoryPrunedError: The record was pruned, or the source was again and again.
+        LeaseHeldError: Another process is making a session of the new key.
+        SessionNotFoundError: The source was deleted meanwhile.
+        StoreError: A store cannot be reached, or the target refuses something.
+
+    """
+    for left in reversed(range(TRIES)):
+        copier = _Copier(source, key, target, new, draft, limits)
+        try:
+            epoch = await copier.begin(watch)
+            if on_epoch is not None:
+                await on_epoch(epoch)
+            await copier.write(more)
+            await copier.prove()
+        except BaseException as error:
+            await copier.withdraw()
+            if not isinstance(error, CorruptRecordError | HistoryPrunedError | LeaseLostError):
+                raise
+            is_same = await copier.is_same()  # raises where the source is gone, which explains all
+            is_damaged = is_same and isinstance(error, CorruptRecordError)
+            if not left or is_damaged or isinstance(error, LeaseLostError):
+                raise
+            await anyio.sleep(PAUSE)
+        else:
+            return await copier.publish()
+    raise AssertionError("unreachable")
+
+
+async def continue_copy(
+    source: Store, key: SessionKey, target: Store, grant: HeldLease, *, draft: Draft, limits: Limits
+) -> CopiedSession:
+    """Append what a copy lacks of its source, after the epoch record of a lease, which goes on.
+
+    Errors as of `copy_session`, and StoreUnavailableError where that record has the number of one
+    that is to be copied.
+    """
+    copier = _Copier(source, key, target, grant.key, draft, limits)
+    await copier.go_on(grant)
+    await copier.write(())
+    await copier.prove()
+    return copier.done
+
+
+async def is_made(target: Store, new: SessionKey, draft: Draft) -> bool | None:
+    """Return whether this very copy was made before, as its caller may not have heard.
+
+    None for a session that is no copy, and was only opened.
+
+    Raises:
+        SessionError: Another session has the key, or the copy was written since.
+
+    """
+    holder = await target.holder(new)
+    if holder is None or holder.deleted:
+        return False
+    log = target.read_log(new, reverse=True)
+    newest = await first_record(log, lambda record: record.kind not in HOLDER_KINDS)
+    if holder.draft is None and newest is None:
+        return None
+    if holder.draft != draft or await has_own(target, new, draft):
+        raise exists(new)
+    return True
+
+
+async def has_own(store: Store, key: SessionKey, draft: Draft) -> bool:
+    """Return whether a copy was written since it was made, which took but one epoch."""
+    first = await first_record(store.read_log(key, limit=1))
+    log = store.read_log(key, reverse=True)
+    newest = await first_record(log, lambda record: record.kind not in HOLDER_KINDS)
+    if first is None or newest is None:
+        return False
+    # What a copy began with may have been pruned since. Only its first epoch names an origin.
+    is_its = first.seq <= draft.up_to or (first.kind == EPOCH and origin_in(first) is not None)
+    return not is_its or newest.epoch != first.epoch
+
+
+def exists(key: SessionKey) -> SessionError:
+    """Return the error for an id that is taken."""
+    message = f"session {key} exists: choose another id, or delete it first"
+    return SessionError(message, key=str(key))
+
+
+@final
+class _Writer:
+    """The end of a draft's log: what is added becomes durable in whole groups."""
+
+    def __init__(self, store: Store, grant: HeldLease) -> None:
+        self.grant = grant
+        self.head: int = grant.head
+        """The last durable record."""
+        self._store = store
+        self._entries: list[Entry] = []
+        self._size = 0
+
+    async def add(self, entries: Sequence[Entry], size: int) -> None:
+        """Add entries of so many bytes, and append once there is much."""
+        self._entries += entries
+        self._size += size
+        if self._size >= BATCH_BYTES or len(self._entries) >= BATCH_RECORDS:
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Append all groups that have ended."""
+        ends = (at for at in range(len(self._entries), 0, -1) if self._entries[at - 1].end)
+        whole = next(ends, 0)
+        if whole:
+            batch = Batch(
+                self.grant.key, self.grant.epoch, self.head + 1, tuple(self._entries[:whole])
+            )
+            await append_durably(self._store, batch)
+            del self._entries[:whole]
+            self._size = sum(len(entry.payload) for entry in self._entries)
+            self.head += whole
+
+    async def add_own(self, entries: Sequence[Entry]) -> None:
+        """Append groups that were never saved: their media go into blobs, as in each save."""
+        store, self._store = self._store, Lineage(self._store)
+        for group in groups_of(entries):
+            await self.add(group, sum(len(entry.payload) for entry in group))
+        await self.flush()
+        self._store = store
+
+
+@final
+class _Copier:
+    """One attempt at a copy."""
+
+    def __init__(
+        self,
+        source: Store,
+        key: SessionKey,
+        target: Store,
+        new: SessionKey,
+        draft: Draft,
+        limits: Limits,
+    ) -> None:
+        self._source = Lineage(source.inner if isinstance(source, Lineage) else source)
+        self._target = target.inner if isinstance(target, Lineage) else target
+        self._key = key
+        self._new = new
+        self._draft = draft
+        self._limits = limits
+        self._was: HistoricalFold | None = None
+        self._base: Origin
+        """Where the source begins."""
+        self._begun: Origin
+        """Where the copy does."""
+        self._writer: _Writer
+        self._next = 0
+        """The record that is copied next."""
+        self._turn: bytes | None = None
+        """The newest record of a turn."""
+        self._taken: set[str] = set()
+        """Op ids of posts that moved into the log."""
+        self._done = CopiedSession()
+
+    async def origin(self) -> Origin:
+        """Return where the source begins now, if it still has the record to copy up to."""
+        key, up_to = self._key, self._draft.up_to
+        base = await self._found_base()
+        log = self._source.read_log(key, after=up_to - 1, before=up_to + 1)
+        point = await first_record(log)
+        newest = await first_record(self._source.read_log(key, reverse=True, limit=1))
+        is_ending = newest is not None and newest.kind == ENDING
+        if point is not None and point.epoch == self._draft.generation and not is_ending:
+            return base
+        holder = await self._source.holder(key)
+        if point is not None or holder is None or holder.deleted:
+            message = f"session {key} was deleted while {self._new} was made of it"
+            raise SessionNotFoundError(message, key=str(key))
+        if up_to <= base.cut:
+            message = f"session {key} was pruned up to record {base.cut}, and has no record {up_to}"
+            raise HistoryPrunedError(message, key=str(key), seq=up_to, cut=base.cut)
+        message = f"session {key} is just being taken over: try again in a moment"
+        raise StoreUnavailableError(message, key=str(key))
+
+    async def _found_base(self) -> Origin:
+        """Look anew for what is before the source's log."""
+        key, inner = self._key, self._source.inner
+        self._source = Lineage(inner)  # it may remember what is not so any more
+        manifest = (await inner.read_documents(key, ())).manifest
+        require_plain(manifest, key)
+        if manifest is not None and manifest.base is None:
+            self._source.assume_plain(key)
+            return Origin()
+        base = await self._source.beginning_of(key)
+        return Origin(cut=base.cut, folded=base.folded)
+
+    async def go_on(self, grant: HeldLease) -> None:
+        """Continue a copy that is published.
+
+        Raises:
+            StoreUnavailableError: The source has a record to copy at the lease's number.
+
+        """
+        self._base = self._begun = await self.origin()
+        at = grant.head
+        there = await first_record(self._source.read_log(self._key, after=at - 1, before=at + 1))
+        if there is not None and as_copied(there).kind != GAP:
+            message = f"session {self._key} went on meanwhile: try again"
+            raise StoreUnavailableError(message, key=str(self._key), seq=at)
+        self._was = await self._as_of_then()
+        self._writer = _Writer(self._target, grant)
+        self._done.epoch = grant.epoch
+
+    async def _as_of_then(self) -> HistoricalFold | None:
+        """Return the documents of the copy; where it moves, those that the source has, if any."""
+        key, up_to = self._key, self._draft.up_to
+        if self._draft.purpose in MOVES:
+            have = await self._source.documents_upto(key, up_to)
+            if have.manifest is not None and not have.damaged:
+                return HistoricalFold(dict(have.found), have.manifest, {})
+            if (await self._source.read_documents(key, ())).manifest is None:
+                return None
+        return await folded_at(self._source, key, up_to, self._limits)
+
+    async def begin(self, watch: OwnerWatch) -> int:
+        """Begin the draft; return the epoch."""
+        self._base = begun = await self.origin()
+        up_to, tenant = self._draft.up_to, self._new.tenant
+        # Where the source has no record to copy: that of its first epoch, or what was pruned last.
+        first = begun.cut or 1
+        self._was = was = await self._as_of_then()
+        if was is not None and self._draft.purpose == FORK_CONTEXT:
+            found = {
+                name: Document(data, was.found[name].as_of_seq)
+                for name, data in without_history(was.data).items()
+            }
+            self._was = msgspec.structs.replace(was, found=found)
+            await put_blobs(self._target, tenant, was.blobs)
+            folded = await keep_documents(self._target, tenant, Documents(was.manifest, found))
+            begun, first = Origin(cut=up_to, folded=folded), up_to + 1
+        grant = await acquire_lease(
+            self._target,
+            self._new,
+            me=self._target.owner,
+            watch=watch,
+            on_held="raise",
+            wait=0.0,
+            first=first,
+            base=begun if begun.cut else None,
+            draft=self._draft,
+        )
+        self._begun = begun
+        self._writer = _Writer(self._target, grant)
+        self._done.epoch = grant.epoch
+        return grant.epoch
+
+    async def write(self, more: Sequence[Entry]) -> None:
+        """Write records, blobs and documents; nobody sees them."""
+        was, found = self._was, Documents()
+        if was is not None:
+            manifest = msgspec.structs.replace(was.manifest, base=self._begun)
+            found = Documents(manifest, was.found)
+        reach = Reach(self._source, self._key, found)
+        await self._write_records(reach)
+        if was is not None and self._draft.purpose.startswith(FORK):
+            progress = Progress(was.data.get(LEDGER), self._turn)
+            for entry in more:
+                progress.feed(entry)
+            more = (*more, *progress.endings(time.time()))
+        await self._writer.add_own(more)
+        if self._target.capabilities.blobs:
+            if was is not None:
+                await put_blobs(self._target, self._new.tenant, was.blobs)
+            await self._renew(reach)
+        if was is not None:
+            await self._write_documents(was)
+        await self._settle()
+
+    async def _settle(self) -> None:
+        """Remove posts that wait at the new place, and that the source has taken into its log."""
+        if not self._taken:
+            return
+        key, epoch = self._new, self._writer.grant.epoch
+        waiting = await self._target.receive(key, epoch, limit=MAX_WAITING)
+        settled = [item.op_id for item in waiting if item.op_id in self._taken]
+        if settled:
+            await self._target.ack(key, epoch, settled)
+
+    async def _write_records(self, reach: Reach) -> None:
+        """Copy the log, a few records at a time; the event loop is left to others in between."""
+        first, up_to = self._writer.head, self._draft.up_to
+        self._next = first + 1
+        folded = up_to if self._was is None else self._was.manifest.as_of_seq
+        # An encrypted store proves documents by the end of a batch.
+        for end in sorted({folded, up_to}):
+            log = self._source.read_log(self._key, after=self._next - 1, before=end + 1)
+            async with aclosing(log) as chunks:
+                async for chunk in chunks:
+                    for run, size in _runs(chunk.records):
+                        entries = await _beside(partial(self._copied, run, reach), size)
+                        self._done.bytes += size
+                        await self._writer.add(entries, size)
+            await self._writer.flush()
+        if self._writer.head < up_to:
+            raise self._went(self._next)
+        self._done.records = max(up_to - first, 0)
+
+    def _copied(self, run: Sequence[Record], reach: Reach) -> list[Entry]:
+        """Return what stands for a run of records, and note what it names."""
+        if run[0].seq != self._next or run[-1].seq - run[0].seq != len(run) - 1:
+            raise self._went(self._next)
+        self._next += len(run)
+        kinds = {record.kind for record in run}
+        if TAKEN in kinds and self._draft.purpose in MOVES:
+            for record in run:
+                if record.kind == TAKEN:
+                    self._taken.update(decode(record.payload, InboxTakenPayload).ops)
+        if TURN in kinds:
+            self._turn = [record.payload for record in run if record.kind == TURN][-1]
+        if kinds.isdisjoint(OWN_KINDS):  # as nearly always: the rest is slower
+            reach.feed_run(run)
+            return [Entry(record.kind, record.payload, record.end) for record in run]
+        reach.feed_run([record for record in run if record.kind not in OWN_KINDS])
+        return list(map(as_copied, run))
+
+    def _went(self, seq: int) -> HistoryPrunedError:
+        message = (
+            f"session {self._key}: record {seq} went while {self._new} was made of it: do it again"
+        )
+        return HistoryPrunedError(message, key=str(self._key), seq=seq)
+
+    async def _renew(self, reach: Reach) -> None:
+        """Have the target keep all blobs that the copy reaches, and put those that it lacks."""
+        tenant, missing = self._new.tenant, list[ReachedBlob]()
+        async with aclosing(reach.blobs(leaves=False)) as blobs:
+            reached = {blob.name: msgspec.structs.replace(blob, data=None) async for blob in blobs}
+        names = list(reached)
+        for at in range(0, len(names), NAMES):
+            some = await self._target.renew(tenant, names[at : at + NAMES])
+            missing += (reached[name] for name in sorted(some))
+        found, size = dict[str, bytes](), 0
+        for blob in missing:
+            data = None
+            with suppress(CorruptRecordError):
+                data = await self._source.get_blob(self._key.tenant, blob.name)
+            if data is None:
+                self._done.lost.append(blob)
+                continue
+            self._done.blobs += 1
+            self._done.bytes += len(data)
+            found[blob.name] = data
+            size += len(data)
+            if size >= BATCH_BYTES:
+                await self._target.put_blobs(tenant, found)
+                found, size = {}, 0
+        if found:
+            await self._target.put_blobs(tenant, found)
+
+    async def _write_documents(self, was: HistoricalFold) -> None:
+        size = sum(map(len, was.data.values()))
+
+        def work() -> dict[str, bytes]:
+            return {name: renamed(name, data, self._new) for name, data in was.data.items()}
+
+        documents = await _beside(work, size)
+        epoch = self._writer.grant.epoch
+        manifest = copied_manifest(was.manifest, documents, self._new, epoch, self._begun)
+        await self._target.write_documents(self._new, documents, manifest)
+        self._done.bytes += size
+
+    async def is_same(self) -> bool:
+        """Return whether the source still begins where it did."""
+        return await self.origin() == self._base
+
+    async def prove(self) -> None:
+        """Require that the source is what it was when the copying began."""
+        if not await self.is_same():
+            raise self._went(self._draft.up_to)
+
+    async def publish(self) -> CopiedSession:
+        """Make the draft a session, and release it."""
+        writer = self._writer
+        try:
+            for left in reversed(range(TRIES)):
+                try:
+                    await self._target.publish(self._new, writer.grant.epoch)
+                    break
+                except LeaseLostError:
+                    await self.origin()  # whoever forgets a session takes its drafts away
+                    raise
+                except StoreUnavailableError:  # it may have been done
+                    if not left:
+                        raise
+                    await anyio.sleep(PAUSE)
+        finally:
+            await self._leave(self._target.release)
+        return self.done
+
+    @property
+    def done(self) -> CopiedSession:
+        """What was written."""
+        self._done.head = self._writer.head
+        return self._done
+
+    async def withdraw(self) -> None:
+        """Remove the draft, if it was begun; where that fails, the next holder of the id does."""
+        if self._done.epoch:
+            await self._leave(self._target.delete)
+            await self._leave(self._target.release)
+
+    async def _leave(self, act: Callable[[SessionKey, int], Awaitable[None]]) -> None:
+        with anyio.CancelScope(shield=True), anyio.move_on_after(LEAVING), suppress(StoreError):
+            await act(self._new, self._done.epoch)
+
+
+def _runs(records: Sequence[Record]) -> Iterator[tuple[Sequence[Record], int]]:
+    """Cut records into runs that take little time each, with the bytes of each."""
+    begin = size = 0
+    for at, record in enumerate(records, 1):
+        size += len(record.payload)
+        if size >= SLICE_BYTES or at == len(records):
+            yield records[begin:at], size
+            begin, size = at, 0
+
+
+async def _beside(work: Callable[[], T], size: int) -> T:
+    """Run work on so many bytes: in a thread if they are many, and let others run in any case."""
+    if size > SLICE_BYTES:
+        return await anyio.to_thread.run_sync(work)
+    await anyio.lowlevel.checkpoint()
+    return work()

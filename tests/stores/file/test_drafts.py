@@ -1,0 +1,224 @@
+"""Drafts in files: two marks that decide between publishing and taking over, whatever is killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from perdure.errors import (
+    CorruptRecordError,
+    LeaseHeldError,
+    LeaseLostError,
+    StoreUnavailableError,
+    UnsupportedVersionError,
+)
+from perdure.records.keys import SessionKey
+from perdure.records.records import open_sealed
+from perdure.store import Draft, HeldLease, past_damage
+from perdure.stores.file import FileStore, leases
+from perdure.testing.conformance._kit import (
+    append_ok,
+    entries,
+    group,
+    manifest_of,
+    read,
+    take,
+)
+from tests.stores.file.kit import KEY, contents, rewrite_lease
+
+DRAFT = Draft(source=SessionKey("source"), generation=1, up_to=640, purpose="fork")
+
+
+async def drafted(store: FileStore) -> HeldLease:
+    grant = await store.acquire(KEY, after=0, first=501, draft=DRAFT)
+    await append_ok(store, grant, 502, *group("a", "b"))
+    return grant
+
+
+def die(*_: object, **__: object) -> None:
+    raise OSError(5, "killed here")
+
+
+async def test_a_taker_that_dies_before_it_takes_leaves_a_draft(
+    store, open_store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grant = await drafted(store)
+    other = await open_store("other")
+    with monkeypatch.context() as patch:
+        patch.setattr(leases, "publish", die)
+        with pytest.raises(StoreUnavailableError):
+            await other.acquire(KEY, after=1)
+    assert await read(other) == []
+    assert [info.epoch for info in await other.drafts("")] == [1]
+    new = await take(other)
+    assert (new.epoch, new.head, new.created) == (2, 1, True)
+    with pytest.raises(LeaseLostError):
+        await store.publish(KEY, grant.epoch)
+
+
+async def test_a_publisher_that_meets_a_dying_taker_does_not_know_and_leaves_all_or_nothing(
+    store, open_store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grant = await drafted(store)
+    other = await open_store("other")
+    with monkeypatch.context() as patch:
+        patch.setattr(leases, "publish", die)
+        with pytest.raises(StoreUnavailableError):
+            await other.acquire(KEY, after=1)
+    for _ in range(2):
+        with pytest.raises(LeaseLostError):
+            await store.publish(KEY, grant.epoch)
+        assert tuple(entries(await read(other))) == group("a", "b")
+    new = await take(other)
+    assert (new.epoch, new.head, new.created) == (2, 504, False)
+
+
+async def test_a_taker_sees_what_is_published_beneath_it(
+    store, open_store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The publisher had looked before the taker marked the draft."""
+    grant = await drafted(store)
+    other = await open_store("other")
+    mark = leases.create_mark
+
+    def late(folder, name):
+        if name.endswith(".dropped"):
+            mark(folder, "lease-1.published")
+        mark(folder, name)
+
+    monkeypatch.setattr(leases, "create_mark", late)
+    new = await take(other)
+    assert (new.epoch, new.head, new.created) == (2, 504, False)
+    assert tuple(entries(await read(other))) == group("a", "b")
+    holder = await other.holder(KEY)
+    assert (holder.deleted, holder.draft) == (False, DRAFT)
+    with pytest.raises(LeaseLostError):
+        await store.publish(KEY, grant.epoch)
+
+
+async def test_a_draft_that_was_taken_over_leaves_nothing(store, open_store, root: Path) -> None:
+    await drafted(store)
+    other = await open_store("other")
+    await take(other)
+    names = {name for name in contents(root / "agents/agent") if "log" not in name}
+    assert names == {"lease-2.json"}
+    await store.aclose()
+
+
+@pytest.mark.parametrize("step", ["_begin_epoch", "remove_owned"])
+async def test_a_copier_that_dies_before_its_log_leaves_a_draft(
+    store, open_store, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    await store.delete(KEY, (await take(store)).epoch)
+    with monkeypatch.context() as patch:
+        patch.setattr(leases, step, die)
+        with pytest.raises(StoreUnavailableError):
+            await store.acquire(KEY, after=2, draft=DRAFT)
+    other = await open_store("other")
+    assert await other.sessions() == []
+    assert [info.epoch for info in await other.drafts("")] == [3]
+    assert (await take(other)).head == 1
+
+
+async def test_a_damaged_lease_shows_no_half_copy(store, open_store, root: Path) -> None:
+    await drafted(store)
+    path = root / "agents/agent/lease-1.json"
+    lease = path.read_bytes()
+    path.write_bytes(lease[:-9] + b"?" + lease[-8:])
+    other = await open_store("other")
+    for call in (other.holder(KEY), read(other), other.read_documents(KEY), other.head(KEY)):
+        with pytest.raises(CorruptRecordError, match="was not finished"):
+            await call
+    assert await other.sessions() == []
+    token = past_damage.set(True)
+    with pytest.raises(CorruptRecordError):
+        await read(other)
+    past_damage.reset(token)
+
+
+async def test_a_damaged_lease_hides_no_session_that_is_published(
+    store, open_store, root: Path
+) -> None:
+    grant = await drafted(store)
+    await store.publish(KEY, grant.epoch)
+    path = root / "agents/agent/lease-1.json"
+    path.write_bytes(path.read_bytes()[:-9] + b"?" + path.read_bytes()[-8:])
+    other = await open_store("other")
+    assert tuple(entries(await read(other))) == group("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("begun", "format_"),
+    [({}, 1), ({"first": 501}, 2), ({"draft": DRAFT}, 2)],
+    ids=["plain", "elsewhere", "draft"],
+)
+async def test_releases_that_know_no_drafts_refuse_them(
+    store, open_store, root: Path, begun: dict[str, object], format_: int
+) -> None:
+    grant = await store.acquire(KEY, after=0, **begun)
+    await store.publish(KEY, grant.epoch)
+    other = await open_store("other")
+    for epoch in (1, 2):
+        lease = msgspec.json.decode(
+            open_sealed((root / f"agents/agent/lease-{epoch}.json").read_bytes()) or b""
+        )
+        assert lease["format"] == format_
+        await take(other)
+    rewrite_lease(root / "agents/agent/lease-3.json", format=3)
+    with pytest.raises(UnsupportedVersionError):
+        await other.holder(KEY)
+
+
+async def test_past_damage_a_log_that_begins_elsewhere_is_read(store, root: Path) -> None:
+    grant = await drafted(store)
+    await store.publish(KEY, grant.epoch)
+    token = past_damage.set(True)
+    assert [record.seq for record in await read(store)] == [501, 502, 503]
+    assert await store.head(KEY) == 503
+    past_damage.reset(token)
+
+
+async def test_what_an_overtaken_copier_folds_late_is_nobody_s(
+    store, open_store, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had proven its lease, and its manifest comes after the next holder has cleaned up."""
+    grant = await drafted(store)
+    documents = {"session.json": b"{}"}
+    await store.write_documents(KEY, documents, manifest_of(grant, 503, documents))
+    late = root / "agents/agent/manifest-1.json"
+    data, remove_owned = late.read_bytes(), leases.remove_owned
+
+    def then_late(*args, **options):
+        remove_owned(*args, **options)
+        late.write_bytes(data)
+
+    other = await open_store("other")
+    with monkeypatch.context() as patch:
+        patch.setattr(leases, "remove_owned", then_late)
+        new = await other.acquire(KEY, after=1, first=7)
+    assert (new.head, new.created) == (7, True)
+    assert (await other.read_documents(KEY)).manifest is None
+    await other.write_documents(KEY, documents, manifest_of(new, 7, documents))
+    assert not late.exists()
+
+
+async def test_an_acquire_whose_log_was_removed_beneath_it_was_overtaken(
+    store, open_store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not damaged: a faster process took the session, and deleted it."""
+    await append_ok(store, await take(store), 2, *group("a"))
+    other = await open_store("other")
+    seal = leases._seal_predecessor
+
+    def overtaken(folder, *args):
+        monkeypatch.setattr(leases, "_seal_predecessor", seal)
+        rival = leases.acquire(store._root, KEY, 2, store._owners.me)
+        leases.mark_deleted(folder, KEY, rival.fence.epoch, store._owners.me)
+        return seal(folder, *args)
+
+    monkeypatch.setattr(leases, "_seal_predecessor", overtaken)
+    with pytest.raises(LeaseHeldError):
+        await other.acquire(KEY, after=1)
+    assert await read(other) == []

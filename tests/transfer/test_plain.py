@@ -1,0 +1,162 @@
+"""A migration makes forks, copies and renames of an earlier release plain: each has its own log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+
+from perdure import Message, Retention, SessionManager, Shutdown, connect
+from perdure.cli.check import audit
+from perdure.memory.ledger import change_entry
+from perdure.records.keys import SessionKey
+from perdure.records.records import BASE, EFFECT, ENDING, FORK
+from perdure.session import fork as forks
+from perdure.session.internals import accept, ledger_of
+from perdure.stores.memory import MemoryBacking, MemoryStore
+from perdure.transfer import backup, migrate, restore_backup
+from tests.pausing import PausingStore
+from tests.session.lives import converse, looks
+
+QUIET = Shutdown(signals=False)
+
+
+async def look(sessions: SessionManager, id: str) -> dict[str, Any]:
+    view = await sessions.load(id)
+    assert view is not None
+    return await looks(view)
+
+
+async def moved(backings: tuple[MemoryBacking, MemoryBacking]) -> Any:
+    source, target = [MemoryStore(backing=backing) for backing in backings]
+    await source.open()
+    await target.open()
+    done = await migrate(source, target)
+    await source.aclose()
+    await target.aclose()
+    return done
+
+
+async def test_what_referred_to_others_is_plain_behind_a_migration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(forks, "COPIES", False)
+    backings = MemoryBacking(), MemoryBacking()
+    old = MemoryStore(backing=backings[0])
+    async with connect(old, shutdown=QUIET) as sessions:
+        await converse(sessions, "parent", "one", "two", "large " + "x" * 3000)
+        async with sessions.open("parent") as session:
+            accept(session, (change_entry(EFFECT, "begun", at=1.0),))
+            await session.aclose()
+        await sessions.fork("parent", "unfolded")
+        await sessions.fork("parent", "fork")
+        await converse(sessions, "fork", "mine", "and mine")
+        await sessions.fork("fork", "fork of it", at="turn mine")
+        await sessions.copy("fork", "copy")
+        await converse(sessions, "was", "named")
+        await sessions.rename("was", "is")
+        await converse(sessions, "pruned", "one", "two", "three")
+        await sessions.prune(Retention(keep_turns=1), id="pruned")
+        ids = [info.key.agent for info in await sessions.list()]
+        before = {id: await look(sessions, id) for id in ids}
+        assert len(ids) == 7
+    monkeypatch.setattr(forks, "COPIES", True)
+    done = await moved(backings)
+    assert (done.copied, done.failed) == (7, {})
+    async with connect(MemoryStore(backing=backings[1]), shutdown=QUIET) as sessions:
+        assert {id: await look(sessions, id) for id in ids} == before
+        raw = sessions._store.inner
+        for id in ids:
+            base = await sessions._store.base_of(SessionKey(id))
+            assert base is None or (base.at, base.parent, base.kept) == (0, None, "")
+            log = raw.read_log(SessionKey(id))
+            kinds = {record.kind async for chunk in log for record in chunk.records}
+            assert not kinds & {BASE, ENDING, FORK}
+            seen = await audit(sessions._store, SessionKey(id))
+            assert [found.detail for found in seen.findings if found.problem] == []
+            assert (await sessions.rebuild_working_context(id, dry_run=True)).wrong == ()
+    done = await moved(backings)
+    assert (done.there, done.failed) == (7, {})
+    async with connect(MemoryStore(backing=backings[0]), shutdown=QUIET) as sessions:
+        for id in ids:
+            await converse(sessions, id, "later")
+            before[id] = await look(sessions, id)
+    done = await moved(backings)
+    assert (done.continued, done.copied, done.failed) == (7, 0, {})
+    assert (await moved(backings)).there == 7
+    async with connect(MemoryStore(backing=backings[1]), shutdown=QUIET) as sessions:
+        await sessions.delete("parent")
+        del before["parent"]
+        assert {id: await look(sessions, id) for id in before} == before
+        async with sessions.open("fork") as session:
+            assert (await ledger_of(session)).effects() == ()  # it stayed with the parent
+            session.append(Message.user("on"))
+
+
+@pytest.mark.parametrize("keep", [0, 1])
+async def test_history_that_the_source_has_pruned_goes_from_the_target(
+    monkeypatch: pytest.MonkeyPatch, keep: int
+) -> None:
+    monkeypatch.setattr(forks, "COPIES", True)
+    backings = MemoryBacking(), MemoryBacking()
+    async with connect(MemoryStore(backing=backings[0]), shutdown=QUIET) as sessions:
+        await converse(sessions, "a", "one", "two", "large " + "x" * 3000)
+        await sessions.fork("a", "fork")
+    assert (await moved(backings)).copied == 2
+    async with connect(MemoryStore(backing=backings[0]), shutdown=QUIET) as sessions:
+        await sessions.prune(Retention(keep_turns=keep), id="a")
+        before = {id: await look(sessions, id) for id in ("a", "fork")}
+    done = await moved(backings)
+    assert (done.copied, done.there, done.failed) == (1, 1, {})
+    async with connect(MemoryStore(backing=backings[1]), shutdown=QUIET) as sessions:
+        assert {id: await look(sessions, id) for id in before} == before
+    assert (await moved(backings)).there == 2
+
+
+async def test_a_session_of_which_the_source_has_pruned_all_is_written_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(forks, "COPIES", True)
+    backings = MemoryBacking(), MemoryBacking()
+    async with connect(MemoryStore(backing=backings[0]), shutdown=QUIET) as sessions:
+        async with sessions.open("a") as session, session.turn():
+            session.append(Message.user("one"))
+    assert (await moved(backings)).copied == 1
+    async with connect(MemoryStore(backing=backings[0]), shutdown=QUIET) as sessions:
+        await sessions.prune(Retention(keep_turns=0), id="a")
+        before = await look(sessions, "a")
+    done = await moved(backings)
+    assert (done.copied, done.failed) == (1, {})
+    async with connect(MemoryStore(backing=backings[1]), shutdown=QUIET) as sessions:
+        assert await look(sessions, "a") == before
+    assert (await moved(backings)).there == 1
+
+
+async def test_a_restore_that_was_killed_in_the_middle_of_a_session_is_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(forks, "COPIES", True)
+    source, target, new = MemoryStore(), MemoryStore(), MemoryBacking()
+    async with connect(source, shutdown=QUIET) as sessions:
+        await converse(sessions, "a", "one", "large " + "x" * 3000)
+        before = await look(sessions, "a")
+    await source.open()
+    await target.open()
+    assert (await backup(source, target)).failed == {}
+    killed = PausingStore(MemoryStore(backing=new))
+    await killed.open()
+    pause = killed.pause("publish")
+    async with anyio.create_task_group() as group:
+        group.start_soon(restore_backup, target, killed)
+        await pause.reached.wait()
+        killed.left = 0
+        group.cancel_scope.cancel()
+    await killed._store.aclose()
+    again = MemoryStore(backing=new)
+    await again.open()
+    assert [found.draft.purpose for found in await again.drafts("")] == ["migrate"]
+    done = await restore_backup(target, again)
+    assert (done.written, done.forgotten, done.failed) == (1, [], {})
+    async with connect(again, shutdown=QUIET) as sessions:
+        assert await look(sessions, "a") == before
