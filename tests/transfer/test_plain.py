@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -15,7 +16,7 @@ from perdure.records.records import BASE, EFFECT, ENDING, FORK
 from perdure.session import fork as forks
 from perdure.session.internals import accept, ledger_of
 from perdure.stores.memory import MemoryBacking, MemoryStore
-from perdure.transfer import backup, migrate, restore_backup
+from perdure.transfer import backup, migrate, read_bundle, restore_backup, write_bundle
 from tests.pausing import PausingStore
 from tests.session.lives import converse, looks
 
@@ -160,3 +161,50 @@ async def test_a_restore_that_was_killed_in_the_middle_of_a_session_is_repeated(
     assert (done.written, done.forgotten, done.failed) == (1, [], {})
     async with connect(again, shutdown=QUIET) as sessions:
         assert await look(sessions, "a") == before
+
+
+@pytest.mark.parametrize("history", ["full", "context"])
+@pytest.mark.parametrize("new", ["fork", "other"])
+async def test_a_bundle_of_what_begins_with_documents_has_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, history: Any, new: str
+) -> None:
+    monkeypatch.setattr(forks, "COPIES", True)
+    source, target = MemoryStore(), MemoryStore()
+    async with connect(source, shutdown=QUIET) as sessions:
+        await converse(sessions, "a", "one", "two", "large " + "x" * 3000)
+        await sessions.prune(Retention(keep_turns=1), id="a")
+        await sessions.fork("a", "fork", history=history)
+        before = await look(sessions, "fork")
+    await source.open()
+    await target.open()
+    await write_bundle(source, SessionKey("fork"), tmp_path / "bundle")
+    await read_bundle(target, tmp_path / "bundle", key=SessionKey(new))
+    async with connect(target, shutdown=QUIET) as sessions:
+        assert await look(sessions, new) == before
+        async with sessions.open(new) as session:
+            session.append(Message.user("on"))
+            await session.aclose()
+        assert (await sessions.rebuild_working_context(new, dry_run=True)).wrong == ()
+        await sessions.fork(new, "fork of it")
+        assert (await look(sessions, "fork of it"))["said"] == [*before["said"], "on"]
+
+
+@pytest.mark.parametrize("history", ["full", "context"])
+async def test_a_backup_of_what_begins_with_documents_has_them_in_its_log(
+    monkeypatch: pytest.MonkeyPatch, history: Any
+) -> None:
+    monkeypatch.setattr(forks, "COPIES", True)
+    source, target, new = MemoryStore(), MemoryStore(), MemoryStore()
+    async with connect(source, shutdown=QUIET) as sessions:
+        await converse(sessions, "a", "one", "two", "large " + "x" * 3000)
+        await sessions.prune(Retention(keep_turns=1), id="a")
+        await sessions.fork("a", "fork", history=history)
+        before = {id: await look(sessions, id) for id in ("a", "fork")}
+    for store in (source, target, new):
+        await store.open()
+    assert (await backup(source, target)).failed == {}
+    for stored in target._backing.sessions.values():  # as of a run that was killed before them
+        stored.documents, stored.manifest = {}, None
+    assert (await restore_backup(target, new)).failed == {}
+    async with connect(new, shutdown=QUIET) as sessions:
+        assert {id: await look(sessions, id) for id in before} == before

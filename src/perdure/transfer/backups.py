@@ -28,7 +28,7 @@ from perdure._lib.tasks import each
 from perdure.lease import LeaseOptions, OwnerWatch, named, while_beating
 from perdure.records.json import decode, encode
 from perdure.records.keys import BACKUP_JOURNAL, SessionKey
-from perdure.records.manifest import Manifest
+from perdure.records.manifest import Manifest, origin_in
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.session.options import require_no_backup
 from perdure.session.reach import RESTORE, Reach, ReachedBlob, lost_error
@@ -716,9 +716,10 @@ class _SessionBackup:
 
 
 def _kept(record: Record) -> BackupLine:
-    payload = (
-        b"{}" if record.kind == EPOCH else record.payload
-    )  # the holder is the source's own matter
+    payload = record.payload
+    if record.kind == EPOCH:  # the holder is the source's own matter
+        begun = origin_in(record)
+        payload = b"{}" if begun is None else encode({"base": begun})
     return BackupLine(record.seq, record.epoch, record.kind, msgspec.Raw(payload), record.end)
 
 

@@ -32,9 +32,9 @@ from perdure.memory.documents import InboxTakenPayload
 from perdure.records.chunks import name_of
 from perdure.records.json import as_utf8, decode, encode, require_utf8
 from perdure.records.keys import SessionKey, session_key, stored_key
-from perdure.records.manifest import Manifest, Origin
+from perdure.records.manifest import Manifest, Origin, origin_in
 from perdure.records.posts import DeadLetter
-from perdure.records.records import BASE, HOLDER_KINDS, TAKEN, Record
+from perdure.records.records import BASE, EPOCH, HOLDER_KINDS, TAKEN, Record
 from perdure.store import Document
 
 FORMAT = 2
@@ -87,6 +87,8 @@ def neutral(manifest: Manifest) -> Manifest:
 
 def neutral_record(record: Record) -> Record | None:
     """Return a record without store-specific fields; None for a store's own record."""
+    if record.kind == EPOCH and (begun := origin_in(record)) is not None:
+        return Record(record.seq, 0, BASE, encode(begun), end=True)  # what the log begins with
     if record.kind in HOLDER_KINDS:
         return None
     payload = record.payload
