@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -44,7 +44,7 @@ from perdure.memory.documents import (
     stamp_of,
     time_of,
 )
-from perdure.memory.media import FittedMedia, fitted
+from perdure.memory.media import HELD_BYTES, FittedMedia, fitted
 from perdure.memory.state import States
 from perdure.memory.working_memory import Lazy, MemoryLimit, SessionValues, WorkingMemory
 from perdure.records.checkpoints import CHECKPOINTS
@@ -547,7 +547,8 @@ class Contents:
         limit: int,
         unsaved: Iterable[Record] = (),
         durable: int | None = None,
-    ) -> list[HistoryItem]:
+        shown: Callable[[HistoryItem], Any] | None = None,
+    ) -> list[Any]:
         """Return the newest ``limit`` items before a seq, oldest first; no other is decoded.
 
         Args:
@@ -555,12 +556,13 @@ class Contents:
             limit: How many.
             unsaved: What the store does not have yet, newest first.
             durable: The seq after which that begins.
+            shown: Returns what is kept of each item, which may be large; None for all of it.
 
         """
-        items: list[HistoryItem] = []
+        items: list[Any] = []
         below = _RetractionFilter()
         newer = (record for record in unsaved if before is None or record.seq < before)
-        self._show_newest(filter(below.shows, newer), items, limit)
+        self._show_newest(filter(below.shows, newer), items, limit, shown)
         stop = before
         if durable is not None:
             stop = durable + 1 if before is None else min(before, durable + 1)
@@ -574,14 +576,20 @@ class Contents:
                 async for chunk in log:
                     if not chunk.records:
                         continue  # it only says that the log may have gone on
-                    self._show_newest(filter(below.shows, chunk.records), items, limit)
+                    self._show_newest(filter(below.shows, chunk.records), items, limit, shown)
                     size -= len(chunk.records)
                     stop, more = chunk.records[-1].seq, size <= 0
                     if len(items) >= limit:
                         break
         return items[::-1]
 
-    def _show_newest(self, records: Iterable[Record], items: list[HistoryItem], limit: int) -> None:
+    def _show_newest(
+        self,
+        records: Iterable[Record],
+        items: list[Any],
+        limit: int,
+        shown: Callable[[HistoryItem], Any] | None,
+    ) -> None:
         for record in records:
             if len(items) >= limit:
                 return
@@ -593,7 +601,8 @@ class Contents:
                 continue
             else:
                 value = decode(record.payload)
-            items.append(HistoryItem(record.seq, record.kind, value))
+            item = HistoryItem(record.seq, record.kind, value)
+            items.append(item if shown is None else shown(item))
 
     async def before_log(self, unsaved: Iterable[Record]) -> list[tuple[int, bytes]]:
         """Return the messages that a pruned log continues, without those retracted since.
@@ -620,11 +629,10 @@ class Contents:
         """Return messages with their media in place, whatever budget there is."""
         whole: list[tuple[int, bytes]] = []
         for seq, payload in messages:
-            names = [medium.name for medium in referred(payload)]
-            held = self.context.media
-            missing = [name for name in names if name not in held]
+            media, held = referred(payload), self.context.media
+            missing = [medium for medium in media if medium.name not in held]
             read = await media_of(self._store, self.key.tenant, missing) if missing else {}
-            whole.append((seq, filled(payload, {**held, **read}) if names else payload))
+            whole.append((seq, filled(payload, {**held, **read}) if media else payload))
         return whole
 
     async def as_of(self, seq: int) -> WorkingContext:
@@ -655,9 +663,11 @@ class Contents:
     async def load_media(self) -> None:
         """Load the media that the model may be shown, and that are not in memory."""
         context = self.context
-        names = [name for name in context.wanted() if name not in context.media]
-        if names:
-            context.media |= await media_of(self._store, self.key.tenant, names)
+        wanted = [medium for medium in context.wanted() if medium.name not in context.media]
+        if wanted:
+            context.media |= await media_of(
+                self._store, self.key.tenant, wanted, most=HELD_BYTES
+            )
         self.may_lack_media = False
 
     def stored(self) -> list[Message]:

@@ -279,7 +279,8 @@ class Forgetter:
         ):
             if await self._store.inner.head(child):
                 base = await self._store.newest_base(child)
-                if base is not None and base.parent == key:
+                is_heir = base is not None and base.parent == key
+                if base is not None and is_heir and await self._store.is_sound(base):
                     heirs.append((child, base))
         return heirs
 
