@@ -665,9 +665,7 @@ class Contents:
         context = self.context
         wanted = [medium for medium in context.wanted() if medium.name not in context.media]
         if wanted:
-            context.media |= await media_of(
-                self._store, self.key.tenant, wanted, most=HELD_BYTES
-            )
+            context.media |= await media_of(self._store, self.key.tenant, wanted, most=HELD_BYTES)
         self.may_lack_media = False
 
     def stored(self) -> list[Message]:
