@@ -11,9 +11,9 @@
 Epochs and owners are left out; sequence numbers keep a gap where the store had a record of its own.
 
 A bundle is a file from anywhere. What it may cost is limited while it is read: a line's bytes, the
-numbers that it leaves out, which an import fills, a record's bytes with its media in place, and what
-an import holds until it writes it at once. The history before its log is its own, or that of
-another session, and it brings what it names of it.
+numbers that it leaves out, which an import fills, a record's bytes with its media in place, and
+what an import holds until it writes it at once. It brings the blobs of the history before its log,
+unless that is another session's.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ MOST_LINE = 64 * 1024 * 1024
 """Limit of a line's bytes: a record of 16 MiB, or a blob of 48 MiB."""
 MOST_KEPT = 64 * 1024 * 1024
 MOST_ITEMS = 10_000
-"""Limits of the bytes, as lines, and of the number of a bundle's documents, and of its dead letters:
-an import writes each of them at once."""
+"""Limits of the bytes, as lines, and of the number of a bundle's documents, and of its dead
+letters: an import writes each of them at once."""
 MOST_MISSING = 10_000_000
 """Limit of sequence numbers that a bundle leaves out: an import fills them with gap records."""
 MOST_SEQ = 2**53
