@@ -573,14 +573,14 @@ class Lineage(DelegatingStore):
         record = await _record(self, key, seq)
         return record is not None and record.epoch == epoch
 
-    async def is_sound(self, base: Origin) -> bool:
+    async def is_sound(self, base: Origin, above: Origin | None) -> bool:
         """Return whether a fork continues what its parent has written, or keeps, itself.
 
         All do, so that no two sessions follow each other, as those of a stranger's store may.
+        *above* is the parent's own origin.
         """
         if base.parent is None:
             return True
-        above = await self.base_of(base.parent)
         if above is None or above.parent is None or above.at < base.at:
             return True
         newest = await self.newest_base(base.parent)  # it may have got its own history since
@@ -590,14 +590,9 @@ class Lineage(DelegatingStore):
         """Return the current origin: a newer one, if the parent's history is not whole."""
         if base.parent is None:
             return base
-        if not await self.is_sound(base):
-            message = (
-                f"session {key} continues record {base.at} of {base.parent}, which is not that "
-                f"session's own: `perdure forget {key.agent}` removes {key}"
-            )
-            raise CorruptRecordError(message, key=str(key), parent=str(base.parent), at=base.at)
-        head = await self.has(base.parent, base.at, base.epoch)
-        above = await self.base_of(base.parent) if head else None
+        above = await self.base_of(base.parent)
+        head = await self.is_sound(base, above)
+        head = head and await self.has(base.parent, base.at, base.epoch)
         if head and (above is None or above.cut <= base.cut):
             return base
         newer = await self.newest_base(key)
@@ -606,7 +601,8 @@ class Lineage(DelegatingStore):
         if newer is None or newer.parent == base.parent:
             message = (
                 f"session {key} continues record {base.at} of {base.parent}, which does not "
-                "exist any more: restore that session from a copy"
+                "exist, or not any more: restore that session from a copy, or remove this one "
+                f"with `perdure forget {key.agent}`"
             )
             raise CorruptRecordError(message, key=str(key), parent=str(base.parent), at=base.at)
         session = self._held.get(key)

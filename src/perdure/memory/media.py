@@ -257,7 +257,7 @@ def _decided(
         if not medium.name:
             return text
         raw = blobs.get(medium.name)
-        if raw is None or len(raw) != medium.bytes or size + len(raw) > HELD_BYTES:
+        if raw is None or size + len(raw) > HELD_BYTES:
             lost.append(medium)
             return None
         size += len(raw)

@@ -671,7 +671,8 @@ async def _require_history(store: Store, key: SessionKey, base: Origin | None) -
     lineage = followed(store)
     _require_tenant(key, base.parent)
     log = lineage.read_log(base.parent, after=base.at - 1, before=base.at + 1)
-    if not await lineage.is_sound(base) or await first_record(log) is None:
+    above = await lineage.base_of(base.parent)
+    if not await lineage.is_sound(base, above) or await first_record(log) is None:
         raise _without_parent(store, key, base)
 
 
