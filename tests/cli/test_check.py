@@ -11,10 +11,13 @@ import perdure
 from perdure import Limits, Message, Shutdown
 from perdure.cli.check import log_problems
 from perdure.errors import CorruptRecordError
+from perdure.records.json import encode
 from perdure.records.keys import SessionKey
-from perdure.records.records import EPOCH, MESSAGE, Record
+from perdure.records.manifest import Origin
+from perdure.records.records import BASE, EPOCH, MESSAGE, Entry, Record
 from perdure.store import Draft
 from perdure.stores.file import FileStore
+from perdure.testing.conformance._kit import append_ok, group, take
 from tests.cli.conftest import Command
 
 SNAPSHOT = "working_context_snapshot.json"
@@ -301,6 +304,24 @@ def test_a_session_in_use_is_checked_and_not_repaired(command: Command, store: P
                 assert "not repaired: session ada is held by process" in ran.out
 
     anyio.run(held)
+
+
+def test_a_session_of_which_nothing_can_be_read_is_a_problem(command: Command, store: Path) -> None:
+    """A listing has it, and nobody can open it: its log says that more was removed than it has."""
+
+    async def write() -> None:
+        made = perdure.store_for(store)
+        await made.open()
+        grant = await take(made, SessionKey("cut"))
+        base = Entry(BASE, encode(Origin(at=1, cut=10**15)), end=True)
+        await append_ok(made, grant, 2, base, *group("x"))
+        await made.release(grant.key, grant.epoch)
+        await made.aclose()
+
+    anyio.run(write)
+    done = command("check", "--store", store)
+    assert done.status == 1
+    assert "cut: PROBLEM: log: none of its records can be read" in done.out
 
 
 def test_check_of_an_unknown_id_says_so(command: Command, store: Path) -> None:

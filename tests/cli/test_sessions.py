@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import anyio
@@ -8,6 +9,7 @@ import pytest
 import perdure
 from perdure import Message, Shutdown
 from tests.cli.conftest import Command
+from tests.images import part, png
 
 
 def test_ls_lists_the_sessions_with_their_counts(command: Command, store: Path) -> None:
@@ -161,6 +163,26 @@ def test_show_says_what_a_session_is_and_what_was_said(command: Command, store: 
         "assistant It is 5.",
     ):
         assert expected in out
+
+
+def test_show_has_one_message_with_its_media_in_memory_at_a_time(
+    command: Command, store: Path
+) -> None:
+    async def write() -> None:
+        async with perdure.connect(store, shutdown=Shutdown(signals=False)) as sessions:
+            async with sessions.open("seen") as session:
+                for _ in range(20):
+                    session.append(Message.user([part(png(4_000_000))]))
+                    await session.save()
+
+    anyio.run(write)
+    command("show", "ada", "--store", str(store))  # what is loaded at the first use
+    tracemalloc.start()
+    try:
+        assert command("show", "seen", "--store", str(store)).status == 0
+        assert tracemalloc.get_traced_memory()[1] < 60_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_show_as_json_has_the_context_in_the_shape_of_a_request(

@@ -14,9 +14,12 @@ from perdure import EncodedRecord, Message, Session, Shutdown, ToolCall
 from perdure.formats import read_state, write_state
 from perdure.providers import FORMATS
 from perdure.records.chunks import name_of
+from perdure.records.json import MAX_RECORD_BYTES
 from perdure.records.keys import SessionKey
-from perdure.records.records import Record
+from perdure.records.records import MESSAGE, Entry, Record
 from perdure.stores.file import FileStore
+from perdure.stores.memory import MemoryStore
+from perdure.testing.conformance._kit import append_ok, take
 from perdure.transfer import bundle, read_bundle, write_bundle
 from perdure.transfer.bundle_files import write_items
 from tests.images import encoded, part, png, shown
@@ -32,6 +35,7 @@ OWN = png(100_000, 1)
 async def keep_secret(sessions: perdure.SessionManager) -> None:
     async with sessions.open("eve") as session:
         session.append(Message.user([part(SECRET)]))
+        await session.save()  # its blob is there from now on, to be named
 
 
 def requests(session: Session | Any) -> str:
@@ -233,3 +237,31 @@ async def _forged(path: Path) -> Any:
         if isinstance(item, bundle.BundleDocument | perdure.records.manifest.Manifest):
             continue
         yield item
+
+
+@pytest.mark.parametrize(("times", "size"), [(2000, len(OWN)), (2000, 1)], ids=["true", "untrue"])
+async def test_a_record_brings_no_more_media_than_it_could_hold(times: int, size: int) -> None:
+    """In a store that somebody made: one that was appended has held all of them, as base64."""
+    store = MemoryStore()
+    await store.open()
+    await store.put_blobs("", {name_of(OWN): OWN})
+    reference = f'"\\u0070erdure:media:url:image/png:{size}:1x1:{name_of(OWN)}"'
+    content = ",".join([f'{{"type":"image_url","image_url":{{"url":{reference}}}}}'] * times)
+    grant = await take(store, SessionKey("ada"))
+    record = Entry(MESSAGE, f'{{"role":"user","content":[{content}]}}'.encode(), end=True)
+    await append_ok(store, grant, 2, record)
+    await store.release(grant.key, grant.epoch)
+    async with perdure.connect(store, shutdown=Shutdown(signals=False)) as sessions:
+        view = await sessions.load("ada")
+        assert view is not None
+        [item] = await view.history()
+        state = await perdure.export_state(sessions, "ada")
+        assert state is not None
+        for said, most in (
+            (msgspec.json.encode(item.value.content), MAX_RECORD_BYTES),
+            (msgspec.json.encode(view.context("openai")), 4 * MAX_RECORD_BYTES),
+            (write_state(state), 3 * MAX_RECORD_BYTES),
+        ):
+            assert len(said) <= most
+            assert b"lost: its blob" in said
+            assert (said.count(encoded(OWN)[:200].encode()) > 50) == (size > 1)

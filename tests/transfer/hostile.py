@@ -6,6 +6,7 @@ checksum gets it anew, mostly, so that what is behind the checksum is tried as w
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import io
@@ -230,12 +231,60 @@ def hostile_bundle(samples: Samples, random: Random) -> bytes:
         gap, first = random.choice([1, 17, 100, 5000]), 2
         filler = [{"n": first + n * gap, "k": "message", "end": True, "r": {}} for n in range(2000)]
         lines[1:] = filler[: random.choice([1, 50, 2000])]
+    if random.random() < 0.3:
+        random.choice([_with_origin, _with_media, _with_documents])(lines, random)
     encoded = [json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines]
+    encoded = [line.replace(b'"@', b'"\\u0070') for line in encoded]  # as no encoder spells it
     if random.random() < 0.2:
         at = random.randrange(len(encoded))
         encoded[at] = changed_bytes(encoded[at][:-1], random).replace(b"\n", b" ") + b"\n"
     seal = {"end": len(encoded), "sha256": hashlib.sha256(b"".join(encoded)).hexdigest()}
     return b"".join(encoded) + json.dumps(seal).encode() + b"\n"
+
+
+def _with_origin(lines: list[Any], random: Random) -> None:
+    """Let it begin with its own history, another's, or none."""
+    keys = [{"agent": agent} for agent in ("ada", "copy", "fork", "nobody")] + [None]
+    number: list[int] = [0, 1, 2, 3, 17, 10**15, 2**53, 2**63, -1]
+    blobs = [line["blob"] for line in lines if isinstance(line, dict) and "blob" in line]
+    names: list[Any] = ["", "", *blobs[:3], "0" * 64, "../x"]
+    base = {name: random.choice(keys) for name in ("parent", "moved")}
+    base |= {name: random.choice(number) for name in ("at", "cut", "epoch")}
+    base |= {name: random.choice(names) for name in ("kept", "folded")}
+    kept = {name: value for name, value in base.items() if random.random() < 0.6}
+    places = [line for line in lines if isinstance(line, dict) and {"n", "manifest"} & line.keys()]
+    if places:
+        place = random.choice([places[0], places[-1], random.choice(places)])
+        if isinstance(place.get("manifest"), dict):
+            place["manifest"]["base"] = kept
+        else:
+            place |= {"k": "base", "r": kept}
+
+
+def _with_media(lines: list[Any], random: Random) -> None:
+    """Let records refer to one blob, often, and say another size of it."""
+    data = bytes(random.choice([1000, 100_000, 1024 * 1024]))
+    name = hashlib.sha256(data).hexdigest()
+    size = random.choice([len(data), len(data), 0, 1, 10**11])
+    text = f"@erdure:media:url:image/png:{size}:1x1:{name}"
+    times = random.choice([1, 11, 400, 5000])
+    said = {
+        "role": "user",
+        "content": [{"type": "image_url", "image_url": {"url": text}}] * times,
+    }
+    records = [line for line in lines if isinstance(line, dict) and "n" in line]
+    for record in random.sample(records, min(len(records), random.choice([1, 1, 5]))):
+        record |= {"k": random.choice(["message", "message", "context"]), "r": said}
+    if random.random() < 0.8:
+        lines.insert(1, {"blob": name, "data": base64.b64encode(data).decode()})
+
+
+def _with_documents(lines: list[Any], random: Random) -> None:
+    """Let it have many documents, or large ones."""
+    count, size = random.choice([(11_000, 1), (3, 30_000_000), (1, 40_000_000), (50, 1000)])
+    documents = [{"document": f"d{n}.json", "as_of": 2, "text": "x" * size} for n in range(count)]
+    at = len(lines) - 1 if random.random() < 0.7 else len(lines)
+    lines[at:at] = documents
 
 
 def hostile_state(samples: Samples, random: Random) -> bytes:

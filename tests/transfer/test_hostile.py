@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 import perdure
-from perdure.errors import CorruptRecordError, InvalidArgumentError, StoreError, TooLargeError
+from perdure._lib.files import MAX_BYTES
+from perdure.errors import (
+    ConfigError,
+    CorruptRecordError,
+    InvalidArgumentError,
+    StoreError,
+    TooLargeError,
+)
+from perdure.records.chunks import name_of
 from perdure.records.json import encode
 from perdure.records.keys import BACKUP_JOURNAL, SCOPES, SessionKey, keyring_of
 from perdure.records.manifest import Manifest, Origin
-from perdure.records.records import BASE, EPOCH, GAP, MESSAGE, TAKEN, Record
+from perdure.records.posts import DeadLetter
+from perdure.records.records import BASE, CONTEXT, EPOCH, GAP, MESSAGE, TAKEN, Record
+from perdure.store import Document, PendingItem
 from perdure.stores.memory import MemoryStore
 from perdure.testing.conformance._kit import append_ok, group, take
 from perdure.transfer import backup, migrate, read_bundle, restore_backup, write_bundle
 from perdure.transfer.bundle import (
     FREE_MISSING,
+    MOST_ITEMS,
     MOST_LINE,
     MOST_MISSING,
     BundleBlob,
+    BundleDocument,
     BundleFooter,
     BundleHeader,
     BundleWriter,
     Item,
 )
+from tests.transfer.hostile import ran
 
 KEY = SessionKey("agent", tenant="theirs")
 
@@ -38,6 +52,10 @@ def bundle(path: Path, *items: Item, key: SessionKey = KEY) -> Path:
 
 def said(seq: int, kind: str = MESSAGE) -> Record:
     return Record(seq, 0, kind, b'{"text":"x"}', end=True)
+
+
+def begun(base: Origin, seq: int = 2) -> Record:
+    return Record(seq, 0, BASE, encode(base), end=True)
 
 
 @pytest.mark.parametrize(
@@ -57,11 +75,22 @@ def said(seq: int, kind: str = MESSAGE) -> Record:
         ([Record(2, 0, MESSAGE, b"{}", end=False), said(4)], "within a group"),
         ([Record(2, 0, MESSAGE, b"{}", end=False)], "ends within a group"),
         ([Record(2, 0, BASE, b'{"at":"x"}', end=True)], "at"),
+        ([begun(Origin(at=10**15)), said(3)], "after record"),
+        ([begun(Origin(at=1, cut=10**15)), said(3)], "after record"),
+        ([begun(Origin(at=-1)), said(3)], "after record"),
+        ([begun(Origin(cut=-1)), said(3)], "after record"),
+        ([begun(Origin(at=10**18, cut=10**18)), said(3)], "after record"),
+        ([begun(Origin()), begun(Origin(at=1, cut=1), 3)], "after record"),
+        ([said(2), Manifest(key=KEY, epoch=0, as_of_seq=2, base=Origin(at=9))], "after record"),
+        ([begun(Origin(at=5, kept="0" * 64)), said(3)], "not in it"),
+        ([begun(Origin(folded="../x")), said(3)], "not in it"),
         ([Record(2, 0, TAKEN, b"7", end=True)], "object"),
     ],
     ids=[
         *["swapped", "twice", "first", "negative", "far", "farther", "epoch", "gap"],
-        *["pruned", "gaps", "manifest", "group", "end", "base", "taken"],
+        *["pruned", "gaps", "manifest", "group", "end", "base"],
+        *["nothing before", "cut later", "before 0", "cut before 0", "no number"],
+        *["two beginnings", "folded beginning", "no history", "no documents", "taken"],
     ],
 )
 async def test_records_that_no_log_has_land_nothing(
@@ -129,6 +158,138 @@ async def test_no_bundle_begins_with_what_others_share(field: str, tmp_path: Pat
     with pytest.raises(CorruptRecordError, match="perdure's own"):
         await read_bundle(store, path)
     assert await store.holder(KEY) is None
+
+
+@pytest.mark.parametrize("field", ["parent", "moved"])
+@pytest.mark.parametrize("in_manifest", [False, True], ids=["log", "manifest"])
+@pytest.mark.parametrize("key", [None, SessionKey("other", tenant="theirs")], ids=["own", "other"])
+async def test_no_bundle_continues_itself(
+    field: str, in_manifest: bool, key: SessionKey | None, tmp_path: Path
+) -> None:
+    """Else whoever follows it, an audit or a deletion of others, never comes to an end."""
+    store = MemoryStore()
+    await store.open()
+    base = Origin(at=2, **{field: key or KEY})  # type: ignore[arg-type]
+    items: list[Item] = [said(2), said(3)] if in_manifest else [begun(base), said(3)]
+    if in_manifest:
+        items.append(Manifest(key=KEY, epoch=0, as_of_seq=3, base=base))
+    with pytest.raises(CorruptRecordError, match="continue itself"):
+        await read_bundle(store, bundle(tmp_path / "one.jsonl", *items), key=key)
+    assert await store.holder(key or KEY) is None
+
+
+async def test_a_fork_whose_parent_is_not_there_lands_nothing(tmp_path: Path) -> None:
+    store = MemoryStore()
+    await store.open()
+    parent = SessionKey("parent", tenant=KEY.tenant)
+    path = bundle(tmp_path / "one.jsonl", begun(Origin(at=2, parent=parent)), said(3))
+    with pytest.raises(StoreError, match="import that session first"):
+        await read_bundle(store, path)
+    assert await store.holder(KEY) is None
+
+    grant = await take(store, parent)
+    await append_ok(store, grant, 2, *group("before"))
+    await read_bundle(store, path)
+    assert await store.head(KEY) == 3
+
+
+def referring(times: int, size: int, name: str, kind: str = MESSAGE) -> Record:
+    reference = f'"\\u0070erdure:media:url:image/png:{size}:1x1:{name}"'
+    parts = ",".join([f'{{"type":"image_url","image_url":{{"url":{reference}}}}}'] * times)
+    return Record(2, 0, kind, f'{{"role":"user","content":[{parts}]}}'.encode(), end=True)
+
+
+async def test_a_record_names_no_more_media_than_it_could_hold(tmp_path: Path) -> None:
+    """A megabyte that is named four hundred times was half a gigabyte for whoever read it."""
+    store = MemoryStore()
+    await store.open()
+    data = bytes(1024 * 1024)
+    blob = BundleBlob(name_of(data), data)
+    for times, size, why in ((400, len(data), "in place"), (2, 1, "is a blob of")):
+        path = bundle(tmp_path / f"{times}.jsonl", blob, referring(times, size, blob.name))
+        with pytest.raises(CorruptRecordError, match=why):
+            await read_bundle(store, path)
+        assert await store.holder(KEY) is None
+    path = bundle(tmp_path / "sound.jsonl", blob, referring(11, len(data), blob.name))
+    await read_bundle(store, path)
+    assert await store.head(KEY) == 2
+
+
+async def test_a_context_may_refer_to_more_than_a_record_holds(tmp_path: Path) -> None:
+    """It refers to what many messages have shown, of which few are in memory."""
+    store = MemoryStore()
+    await store.open()
+    data = bytes(1024 * 1024)
+    blob = BundleBlob(name_of(data), data)
+    context = referring(400, len(data), blob.name, kind=CONTEXT)
+    await read_bundle(store, bundle(tmp_path / "one.jsonl", blob, context))
+    assert await store.head(KEY) == 2
+
+
+def letter(number: int) -> DeadLetter:
+    return DeadLetter(PendingItem(f"op-{number}/0", "item", b"{}", 0.0), "why", 1, 1.0)
+
+
+async def test_what_an_import_writes_at_once_is_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    await store.open()
+    documents = [BundleDocument(f"{n}.json", Document(b"{}", 2)) for n in range(MOST_ITEMS + 1)]
+    path = bundle(tmp_path / "documents.jsonl", said(2), *documents)
+    with pytest.raises(CorruptRecordError, match=f"more than {MOST_ITEMS} documents"):
+        await read_bundle(store, path)
+    path = bundle(tmp_path / "letters.jsonl", *map(letter, range(MOST_ITEMS + 1)), said(2))
+    with pytest.raises(CorruptRecordError, match=f"more than {MOST_ITEMS} dead letters"):
+        await read_bundle(store, path)
+    monkeypatch.setattr(perdure.transfer.bundle, "MOST_KEPT", 10_000)
+    large = [BundleDocument(f"{n}.json", Document(b"x" * 4000, 2)) for n in range(3)]
+    with pytest.raises(CorruptRecordError, match="more than 10000 bytes of documents"):
+        await read_bundle(store, bundle(tmp_path / "large.jsonl", said(2), *large))
+    assert await store.holder(KEY) is None
+
+
+async def test_no_export_has_more_than_an_import_writes_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    await store.open()
+    lease = await take(store, KEY)
+    await append_ok(store, lease, 2, *group("said"))
+    for number in range(3):
+        await store.reject(KEY, lease.epoch, [letter(number)])
+    monkeypatch.setattr(perdure.transfer.bundle, "MOST_ITEMS", 2)
+    with pytest.raises(TooLargeError, match="more than 2 dead letters"):
+        await write_bundle(store, KEY, tmp_path / "one.jsonl")
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_documents_without_a_manifest_are_not_taken(tmp_path: Path) -> None:
+    store = MemoryStore()
+    await store.open()
+    document = BundleDocument("x.json", Document(b"x" * 100_000, 2))
+    done = await read_bundle(store, bundle(tmp_path / "one.jsonl", said(2), document))
+    assert done.bytes < 100
+
+
+@pytest.mark.parametrize("name", ["pipe", "device"])
+def test_what_is_no_file_is_not_imported(name: str, tmp_path: Path) -> None:
+    """A pipe has no end, and a device that gives zeros none either."""
+    path = tmp_path / "pipe" if name == "pipe" else Path("/dev/zero")
+    if name == "pipe":
+        os.mkfifo(path)
+    with pytest.raises(ConfigError, match="pipe or a device"):
+        ran("import", path, "--store", "memory:")
+    with pytest.raises(ConfigError, match="pipe or a device"):
+        ran("import", "openai-agents", path, "--store", "memory:")
+
+
+def test_a_file_that_is_read_as_a_whole_has_an_end(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(b"{")
+    os.truncate(path, MAX_BYTES + 1)  # a hole takes no room
+    with pytest.raises(CorruptRecordError, match=f"the limit is {MAX_BYTES}"):
+        ran("import", path, "--store", "memory:")
 
 
 async def test_gaps_cost_no_more_than_their_numbers(tmp_path: Path) -> None:

@@ -429,6 +429,24 @@ def _with_retries(act: Callable[[], None]) -> None:
     return act()
 
 
+def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
+    """Open a file that somebody named, to read it; blocks for no pipe.
+
+    Raises:
+        ConfigError: It is a pipe, a device or a folder.
+
+    """
+    fd = os.open(path, os.O_RDONLY | _NO_WAIT | getattr(os, "O_BINARY", 0))
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return os.fdopen(fd, "rb")
+    os.close(fd)
+    raise ConfigError(
+        f"{os.fspath(path)} is a pipe or a device: name a file, or write what comes from it into "
+        "one first",
+        path=os.fspath(path),
+    )
+
+
 def read_line(file: IO[bytes], limit: int) -> bytes | None:
     """Return the next line, nothing at the end of the file, and None for one over the limit.
 

@@ -21,6 +21,7 @@ from uuid import uuid4
 import anyio.to_thread
 import msgspec
 
+from perdure._lib.files import open_regular
 from perdure.errors import (
     ConfigError,
     CorruptRecordError,
@@ -298,7 +299,7 @@ def require_tables(location: object, there: set[str], *tables: str) -> None:
 
 def _copy(path: Path, copy: Path) -> None:
     path = path.resolve()  # the log is beside the file, not beside a link
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         is_wal = file.read(WAL_AT + len(WAL))[WAL_AT:] == WAL
     log = Path(f"{path}-wal")
     before = _state_of(path)

@@ -216,6 +216,9 @@ async def _look(store: Store, key: SessionKey, sound: Container[str]) -> Audit:
     tail = "" if documents is None else documents.unproven_tail
     records = await _records(store, done)
     base, began = await _beginning(lineage, done)
+    if not records and not done.problems and await lineage.inner.head(key):
+        detail = f"none of its records can be read: its history up to {base.cut} was removed"
+        done.findings.append(CheckFinding(what="log", detail=detail, cure=RESTORE))
     done.findings += log_problems(records, base)
     lost = [record for record in records if record.kind == MISSING]
     done.findings += _missing_notes(lost)

@@ -9,6 +9,7 @@ import contextlib
 import re
 import time
 from contextlib import AsyncExitStack
+from itertools import chain
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
@@ -49,7 +50,7 @@ from perdure.session.contents import HistoryItem
 from perdure.session.delete import ForgetReport, SessionFilter
 from perdure.session.directory import newest_first
 from perdure.session.fork import Fork
-from perdure.session.internals import forget_stored
+from perdure.session.internals import forget_stored, history_as
 from perdure.session.prune import PruneReport
 from perdure.session.retention import Retention
 from perdure.session.scope import list_sessions
@@ -267,8 +268,9 @@ async def _show(id: str, *, log: bool, limit: int | None, where: SessionOption) 
         if log:
             await _show_log(store, view, described, limit, json=where.json)
         else:
-            items = await view.history(limit=MESSAGES if limit is None else limit)
-            _show_messages(view, described, items, json=where.json)
+            newest = MESSAGES if limit is None else limit
+            said = [] if where.json else await history_as(view, newest, _said)
+            _show_messages(view, described, said, json=where.json)
 
 
 class SessionDescription(msgspec.Struct, kw_only=True):
@@ -351,7 +353,7 @@ def _print_described(shown: SessionDescription) -> None:
 
 
 def _show_messages(
-    view: SessionView, described: SessionDescription, items: list[HistoryItem], *, json: bool
+    view: SessionView, described: SessionDescription, said: list[list[str]], *, json: bool
 ) -> None:
     if json:
         context = view.context("openai")
@@ -359,12 +361,16 @@ def _show_messages(
         return
     _print_described(described)
     say("")
-    for item in items:
-        for who, text in _said(item):
-            say(f"{item.seq:>6}  {who:9} {text}")
+    for line in chain(*said):
+        say(line)
 
 
-def _said(item: HistoryItem) -> list[tuple[str, str]]:
+def _said(item: HistoryItem) -> list[str]:
+    """Return the lines that are shown of an item: few, of many megabytes maybe."""
+    return [f"{item.seq:>6}  {who:9} {text}" for who, text in _parts(item)]
+
+
+def _parts(item: HistoryItem) -> list[tuple[str, str]]:
     message = item.value
     if not isinstance(message, Message):
         return [(item.kind, clip(str(message), PREVIEW))]

@@ -7,6 +7,7 @@ sessions of another SDK's own database.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -20,7 +21,7 @@ from cyclopts import Parameter
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
 import perdure
-from perdure._lib.files import MAX_BYTES, Folder
+from perdure._lib.files import MAX_BYTES, Folder, open_regular
 from perdure.adapters.imports import SDKS, SdkImport, import_sessions
 from perdure.checkpoints.audit_files import check_pair, has_pair
 from perdure.cli.access import existing, is_there, managed, no_session, require_key
@@ -535,19 +536,26 @@ async def _read(path: Path) -> tuple[MigratedState, StateMemories | None]:
 
 
 async def _read_file(path: anyio.Path) -> MigratedState:
-    if (found := (await path.stat()).st_size) > MAX_BYTES:
-        raise CorruptRecordError(
-            f"{path} has {found} bytes, which is no export that can be read: the limit is "
-            f"{MAX_BYTES}; export the session with --layout bundle",
-            path=str(path),
-        )
+    data = await anyio.to_thread.run_sync(_bytes_of, path)
     try:
-        return read_state(await path.read_bytes(), where=str(path))
+        return read_state(data, where=str(path))
     except CorruptRecordError as error:
         raise CorruptRecordError(
             f"{path} is no export that can be read: {error}; name what `perdure export` wrote",
             path=str(path),
         ) from error
+
+
+def _bytes_of(path: anyio.Path) -> bytes:
+    with open_regular(path) as file:
+        found = os.fstat(file.fileno()).st_size
+        if found > MAX_BYTES or len(data := file.read(MAX_BYTES + 1)) > MAX_BYTES:
+            raise CorruptRecordError(
+                f"{path} has {found} bytes, which is no export that can be read: the limit is "
+                f"{MAX_BYTES}; export the session with --layout bundle",
+                path=str(path),
+            )
+        return data
 
 
 def _answer(done: Imported, location: str, findings: list[Any]) -> dict[str, Any]:

@@ -19,7 +19,15 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from functools import partial
 from typing import Final, final
 
@@ -38,11 +46,19 @@ from perdure.errors import (
 from perdure.lineage import history
 from perdure.memory.context import SNAPSHOT, WorkingContext
 from perdure.memory.documents import SESSION
-from perdure.memory.media import MediaBudget
+from perdure.memory.media import HELD_BYTES, MediaBudget
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, Origin, origin_in
-from perdure.records.media import LIFTED_KINDS, Medium, filled, lifted_entries, may_lift, referred
+from perdure.records.media import (
+    LIFTED_KINDS,
+    MOST,
+    Medium,
+    filled,
+    lifted_entries,
+    may_lift,
+    referred,
+)
 from perdure.records.records import BASE, CONTEXT, EPOCH, HOLDER_KINDS, Entry, Record
 from perdure.restore.ladder import validated
 from perdure.store import (
@@ -201,22 +217,33 @@ AT_A_TIME: Final = 4 * 1024 * 1024
 """Bytes of media in one call of the store."""
 
 
-async def media_of(store: Store, tenant: str, names: Collection[str]) -> dict[str, bytes]:
-    """Read media out of their blobs; what is lost or damaged is not among them.
+async def media_of(
+    store: Store, tenant: str, wanted: Iterable[Medium], *, most: int = MOST
+) -> dict[str, bytes]:
+    """Read media out of their blobs, so many bytes of them.
+
+    What is lost, damaged or of another size is not among them.
 
     Raises:
         StoreError: The store cannot be read.
 
     """
     media: dict[str, bytes] = {}
+    read_next: dict[str, int] = {}
+    size = 0
+    for medium in wanted:
+        size += medium.bytes
+        if size > most:
+            break
+        read_next[medium.name] = medium.bytes
 
     async def read(name: str) -> None:
         with contextlib.suppress(CorruptRecordError):
             data = await store.get_blob(tenant, name)
-            if data is not None:
+            if data is not None and len(data) == read_next[name]:
                 media[name] = data
 
-    await each(list(dict.fromkeys(names)), read)
+    await each(list(read_next), read)
     return media
 
 
@@ -226,9 +253,9 @@ async def hold_media(
     """Load the media that a restored working context may show, and hold those of later messages."""
     context.budget = budget
     context.lifts = store.capabilities.blobs
-    names = [name for name in context.wanted() if name not in context.media]
-    if names:
-        context.media |= await media_of(store, key.tenant, names)
+    wanted = [medium for medium in context.wanted() if medium.name not in context.media]
+    if wanted:
+        context.media |= await media_of(store, key.tenant, wanted, most=HELD_BYTES)
 
 
 @final
@@ -293,8 +320,7 @@ async def with_media(
     for record in records:
         media_referred = referred_in(record)
         if media_referred:
-            names = [medium.name for medium in media_referred]
-            media = await media_of(store, key.tenant, names)
+            media = await media_of(store, key.tenant, media_referred)
             payload = filled(record.payload, media)
             whole.append(msgspec.structs.replace(record, payload=payload))
         else:
@@ -560,12 +586,26 @@ class Lineage(DelegatingStore):
         record = await _record(self, key, seq)
         return record is not None and record.epoch == epoch
 
+    async def is_sound(self, base: Origin, above: Origin | None) -> bool:
+        """Return whether a fork continues what its parent has written, or keeps, itself.
+
+        All do, so that no two sessions follow each other, as those of a stranger's store may.
+        *above* is the parent's own origin.
+        """
+        if base.parent is None:
+            return True
+        if above is None or above.parent is None or above.at < base.at:
+            return True
+        newest = await self.newest_base(base.parent)  # it may have got its own history since
+        return newest is not None and newest.parent is None
+
     async def _current_origin(self, key: SessionKey, base: Origin) -> Origin:
         """Return the current origin: a newer one, if the parent's history is not whole."""
         if base.parent is None:
             return base
-        head = await self.has(base.parent, base.at, base.epoch)
-        above = await self.base_of(base.parent) if head else None
+        above = await self.base_of(base.parent)
+        head = await self.is_sound(base, above)
+        head = head and await self.has(base.parent, base.at, base.epoch)
         if head and (above is None or above.cut <= base.cut):
             return base
         newer = await self.newest_base(key)
@@ -574,7 +614,8 @@ class Lineage(DelegatingStore):
         if newer is None or newer.parent == base.parent:
             message = (
                 f"session {key} continues record {base.at} of {base.parent}, which does not "
-                "exist any more: restore that session from a copy"
+                "exist, or not any more: restore that session from a copy, or remove this one "
+                f"with `perdure forget {key.agent}`"
             )
             raise CorruptRecordError(message, key=str(key), parent=str(base.parent), at=base.at)
         session = self._held.get(key)
@@ -752,7 +793,8 @@ class Lineage(DelegatingStore):
             return None
         session = _HeldSession(epoch, base)
         if have.manifest is None:
-            session.inherited = await self._inherited(key, base, None)
+            with contextlib.suppress(CorruptRecordError):  # to delete it, nothing of it is read
+                session.inherited = await self._inherited(key, base, None)
         if base.cut > base.at and await self.has_removed(key, base):  # a pruning was killed
             await self.inner.trim(key, epoch, base.cut - base.at + 1)
         return session

@@ -21,7 +21,7 @@ import msgspec
 from perdure.errors import CorruptRecordError
 from perdure.memory.media import HELD_BYTES, MediaBudget, estimated
 from perdure.records.json import decode, decoder_of
-from perdure.records.media import SEEN, lifted, media_of, referred, text_bytes
+from perdure.records.media import SEEN, Medium, lifted, media_of, referred, text_bytes
 from perdure.records.messages import Message
 from perdure.records.records import CONTEXT, MESSAGE_KINDS, RETRACT, TOOL_RESULT, Record
 from perdure.records.references import SPELLED
@@ -235,23 +235,23 @@ class WorkingContext:
             self.media |= blobs
             held = sum(map(len, self.media.values()))
             if held > HELD_BYTES or len(self.media) * _LEAST_MEDIUM > self.budget.tokens:
-                wanted = {*self.wanted(), *blobs}  # these are appended next
+                wanted = {medium.name for medium in self.wanted()} | blobs.keys()  # these come next
                 self.media = {name: raw for name, raw in self.media.items() if name in wanted}
         return payload
 
-    def wanted(self) -> list[str]:
-        """Return the names of the media that may be shown, the newest first."""
-        names: dict[str, None] = {}
+    def wanted(self) -> list[Medium]:
+        """Return the media that may be shown, each once, the newest first."""
+        names: dict[str, Medium] = {}
         size = tokens = 0
         for payload in reversed(self._referring()):
             mentioned = referred(payload)
             for medium in reversed(mentioned):
                 size += medium.bytes if medium.name not in names else 0
                 tokens += self.budget.least(medium)
-                names[medium.name] = None
+                names.setdefault(medium.name, medium)
             if size > HELD_BYTES or tokens > self.budget.tokens:
                 break
-        return list(names)
+        return list(names.values())
 
     def _referring(self) -> list[bytes]:
         """Return the messages that refer to media."""

@@ -247,19 +247,20 @@ def _decided(
     blobs: Mapping[str, bytes],
 ) -> FittedMedia:
     lost: list[Medium] = []
-    place = -1
+    place, size = -1, 0
 
     def decide(medium: Medium, text: str) -> str | None:
-        nonlocal place
+        nonlocal place, size
         place += 1
         if place < first:
             return None
         if not medium.name:
             return text
         raw = blobs.get(medium.name)
-        if raw is None:
+        if raw is None or size + len(raw) > HELD_BYTES:
             lost.append(medium)
             return None
+        size += len(raw)
         return string_of(text, raw)
 
     def why(_: Medium) -> str:

@@ -23,6 +23,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from perdure.records.json import MAX_RECORD_BYTES
 from perdure.records.messages import (
     Extra,
     Message,
@@ -39,6 +40,8 @@ LEAST: Final = 64 * 1024
 """Bytes of an image, or other media, from which on it becomes a blob."""
 LIFTED_KINDS: Final = MESSAGE_KINDS | {CONTEXT, ADMITTED}
 """Kinds of records whose media become blobs."""
+MOST: Final = MAX_RECORD_BYTES * 3 // 4
+"""Bytes of media that one record refers to: all of them were in it, as base64."""
 SEEN: Final = 1024
 """Characters of base64 from which on text counts as media, in records."""
 
@@ -287,15 +290,35 @@ def _referred(fields: str) -> Medium:
     return Medium(media_type, int(size), int(width), int(height), name)
 
 
+def _growth(reference: re.Match[bytes]) -> int:
+    """Return how many bytes a reference's medium takes more than it."""
+    head = len(b"data:;base64,") + len(reference[2]) if reference[1] == b"url" else 0
+    return head + 2 + (int(reference[3]) + 2) // 3 * 4 - len(reference[0])
+
+
+def filled_bytes(payload: bytes) -> int:
+    """Return how many bytes a record takes with its media in their places."""
+    if not holds_references(payload):
+        return len(payload)
+    return len(payload) + sum(map(_growth, _REFERENCE.finditer(payload)))
+
+
 def filled(payload: bytes, blobs: Mapping[str, bytes]) -> bytes:
-    """Return a record with the media that are known in their places."""
+    """Return a record with the media that are known in their places.
+
+    A reference stays where the record would be larger than one may be, and where it says another
+    size than its blob has.
+    """
     if not holds_references(payload):
         return payload
+    room = MAX_RECORD_BYTES - len(payload)
 
     def data(found: re.Match[bytes]) -> bytes:
+        nonlocal room
         raw = blobs.get(found[6].decode())
-        if raw is None:
+        if raw is None or len(raw) != int(found[3]) or room < _growth(found):
             return found[0]
+        room -= _growth(found)
         head = b"data:%b;base64," % found[2] if found[1] == b"url" else b""
         return b'"%b%b"' % (head, base64.b64encode(raw))
 

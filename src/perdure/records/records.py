@@ -241,12 +241,14 @@ class Scanner:
         """Read the next bytes; return the records of the groups that are now whole."""
         if self.damage is not None:
             return []
-        start = self.next
+        start, fresh = self.next, len(data)
         data = self._rest + data if self._rest else data
         records_found = lines(data, epoch=self._epoch, start=start)
         self.next = records_found.end
         self._rest = data[records_found.end.offset - start.offset :]
-        if not records_found.sound or len(self._rest) > MAX_LINE_BYTES:
+        # No line that has zeros is sound, whatever follows them: maybe a hole without an end.
+        has_zeros = self._rest.find(_LOST_PAGE, max(len(self._rest) - fresh, 0)) >= 0
+        if not records_found.sound or has_zeros or len(self._rest) > MAX_LINE_BYTES:
             self.damage = records_found.end.offset
         return self._whole(data, start, records_found.records)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol, final
 
 import msgspec
@@ -43,7 +43,7 @@ from perdure.memory.documents import (
     stamp_of,
     time_of,
 )
-from perdure.memory.media import FittedMedia, fitted
+from perdure.memory.media import HELD_BYTES, FittedMedia, fitted
 from perdure.memory.state import States
 from perdure.memory.working_memory import Lazy, MemoryLimit, SessionValues, WorkingMemory
 from perdure.records.checkpoints import CHECKPOINTS
@@ -104,11 +104,14 @@ class HistoryItem(msgspec.Struct, frozen=True):
 class HistoryPage:
     """Items of a history, newest first, up to a number of them and of bytes."""
 
-    __slots__ = ("_bytes", "_is_cut", "_limit", "items")
+    __slots__ = ("_bytes", "_is_cut", "_limit", "_shown", "items")
 
-    def __init__(self, limit: int, max_bytes: int | None) -> None:
-        self.items: list[HistoryItem] = []
+    def __init__(
+        self, limit: int, max_bytes: int | None, shown: Callable[[HistoryItem], Any] | None = None
+    ) -> None:
+        self.items: list[Any] = []
         self._limit = limit
+        self._shown = shown
         self._bytes = max_bytes
         self._is_cut = False
 
@@ -123,6 +126,10 @@ class HistoryPage:
             self._is_cut = bool(self.items) and size > self._bytes
             self._bytes -= size
         return not self._is_cut
+
+    def add(self, item: HistoryItem) -> None:
+        """Add an item, or what is kept of it."""
+        self.items.append(item if self._shown is None else self._shown(item))
 
 
 class _DatedRecords:
@@ -482,7 +489,8 @@ class Contents:
         limit: int,
         unsaved: Iterable[Record] = (),
         durable: int | None = None,
-    ) -> list[HistoryItem]:
+        shown: Callable[[HistoryItem], Any] | None = None,
+    ) -> list[Any]:
         """Return the newest ``limit`` items before a seq, oldest first; no other is decoded.
 
         Args:
@@ -490,9 +498,12 @@ class Contents:
             limit: How many.
             unsaved: What the store does not have yet, newest first.
             durable: The seq after which that begins.
+            shown: Returns what is kept of each item, which may be large; None for all of it.
 
         """
-        page = await self.page(before=before, limit=limit, unsaved=unsaved, durable=durable)
+        page = await self.page(
+            before=before, limit=limit, unsaved=unsaved, durable=durable, shown=shown
+        )
         return page.items[::-1]
 
     async def page(
@@ -503,12 +514,13 @@ class Contents:
         max_bytes: int | None = None,
         unsaved: Iterable[Record] = (),
         durable: int | None = None,
+        shown: Callable[[HistoryItem], Any] | None = None,
     ) -> HistoryPage:
         """Return the newest items before a seq: as `history`, but no more than so many bytes.
 
         One item at least, however large. Nothing is read beyond what the store reads at a time.
         """
-        page = HistoryPage(limit, max_bytes)
+        page = HistoryPage(limit, max_bytes, shown)
         retractions = Retractions()
         newer = (record for record in unsaved if before is None or record.seq < before)
         self._show_newest(filter(retractions.shows, newer), page)
@@ -546,7 +558,7 @@ class Contents:
                 value = self._registry.decode_record(record.kind, record.payload)
             else:
                 value = decode(record.payload)
-            page.items.append(HistoryItem(record.seq, record.kind, value))
+            page.add(HistoryItem(record.seq, record.kind, value))
 
     async def before_log(self, unsaved: Iterable[Record]) -> list[tuple[int, bytes]]:
         """Return the messages that a pruned log continues, without those retracted since.
@@ -575,11 +587,10 @@ class Contents:
         """Return messages with their media in place, whatever budget there is."""
         whole: list[tuple[int, bytes]] = []
         for seq, payload in messages:
-            names = [medium.name for medium in referred(payload)]
-            held = self.context.media
-            missing = [name for name in names if name not in held]
+            media, held = referred(payload), self.context.media
+            missing = [medium for medium in media if medium.name not in held]
             read = await media_of(self._store, self.key.tenant, missing) if missing else {}
-            whole.append((seq, filled(payload, {**held, **read}) if names else payload))
+            whole.append((seq, filled(payload, {**held, **read}) if media else payload))
         return whole
 
     async def as_of(self, seq: int, *, without: RetractionPayload | None = None) -> WorkingContext:
@@ -610,9 +621,9 @@ class Contents:
     async def load_media(self) -> None:
         """Load the media that the model may be shown, and that are not in memory."""
         context = self.context
-        names = [name for name in context.wanted() if name not in context.media]
-        if names:
-            context.media |= await media_of(self._store, self.key.tenant, names)
+        wanted = [medium for medium in context.wanted() if medium.name not in context.media]
+        if wanted:
+            context.media |= await media_of(self._store, self.key.tenant, wanted, most=HELD_BYTES)
         self.may_lack_media = False
 
     def stored(self) -> list[Message]:

@@ -281,7 +281,9 @@ class Forgetter:
         ):
             if await self._store.inner.head(child):
                 base = await self._store.newest_base(child)
-                if base is not None and base.parent == key:
+                if base is None or base.parent != key:
+                    continue
+                if await self._store.is_sound(base, await self._store.base_of(key)):
                     heirs.append((child, base))
         return heirs
 

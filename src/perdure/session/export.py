@@ -45,7 +45,7 @@ from perdure.memory.documents import EPISODIC, SEMANTIC, fold_items
 from perdure.memory.traces import read_turns
 from perdure.records.checkpoints import CHECKPOINTS
 from perdure.records.keys import SessionKey, session_key
-from perdure.records.media import LIFTED_KINDS, filled, referred, without_references
+from perdure.records.media import LIFTED_KINDS, Medium, filled, referred, without_references
 from perdure.records.messages import Message, decode_message
 from perdure.records.records import CONTEXT, Entry, Record
 from perdure.restore.rebuild import (
@@ -225,14 +225,14 @@ async def _with_media(store: Lineage, key: SessionKey, records: Sequence[Record]
 
 async def _whole_context(store: Store, key: SessionKey, payload: bytes) -> bytes:
     """Return a context with the newest of its media in place."""
-    names: list[str] = []
+    newest: list[Medium] = []
     size = 0
     for medium in reversed(referred(payload)):
         size += medium.bytes
         if size > MOST_MEDIA:
             break
-        names.append(medium.name)
-    return filled(payload, await media_of(store, key.tenant, names)) if names else payload
+        newest.append(medium)
+    return filled(payload, await media_of(store, key.tenant, newest)) if newest else payload
 
 
 async def import_state(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 import msgspec
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from perdure.records.messages import Message
     from perdure.records.types import Registry
     from perdure.session.base import Turn
-    from perdure.session.contents import HistoryPage
+    from perdure.session.contents import HistoryItem, HistoryPage
     from perdure.session.delete import ForgetReport, SessionFilter
     from perdure.session.inbox import PostReceipt
     from perdure.session.manager import SessionManager
@@ -253,6 +253,14 @@ async def filled(
 ) -> list[tuple[int, bytes]]:
     """Return messages of the working context, by their records, with their media in place."""
     return await session._contents.filled(messages)
+
+
+T = TypeVar("T")
+
+
+async def history_as(view: SessionView, limit: int, shown: Callable[[HistoryItem], T]) -> list[T]:
+    """Return something of each of the newest items, which are not all in memory at a time."""
+    return await view._contents.history(before=view.seq + 1, limit=limit, shown=shown)
 
 
 def working_context(session: Session | SessionView) -> WorkingContext:

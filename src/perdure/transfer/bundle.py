@@ -10,14 +10,17 @@
 
 Epochs and owners are left out; sequence numbers keep a gap where the store had a record of its own.
 
-A bundle is a file from anywhere. What it may cost is limited while it is read: a line's bytes, and
-the numbers that it leaves out, which an import fills.
+A bundle is a file from anywhere. What it may cost is limited while it is read: a line's bytes, the
+numbers that it leaves out, which an import fills, a record's bytes with its media in place, and
+what an import holds until it writes it at once. It brings the blobs of the history before its log,
+unless that is another session's.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+from collections import Counter
 from typing import Any, Final, TypeAlias, final
 
 import msgspec
@@ -30,19 +33,26 @@ from perdure.errors import (
 )
 from perdure.memory.documents import InboxTakenPayload
 from perdure.records.chunks import name_of
-from perdure.records.json import as_utf8, decode, encode, require_utf8
+from perdure.records.json import MAX_RECORD_BYTES, as_utf8, decode, encode, require_utf8
 from perdure.records.keys import SessionKey, session_key, stored_key
 from perdure.records.manifest import Manifest, Origin, origin_in
+from perdure.records.media import LIFTED_KINDS, filled_bytes, referred
 from perdure.records.posts import DeadLetter
-from perdure.records.records import BASE, EPOCH, HOLDER_KINDS, TAKEN, Record
+from perdure.records.records import BASE, CONTEXT, EPOCH, HOLDER_KINDS, TAKEN, Record
 from perdure.store import Document
 
 FORMAT = 2
 """The newest format. Bundles without dead letters use format 1, which every release reads."""
 MOST_LINE = 64 * 1024 * 1024
 """Limit of a line's bytes: a record of 16 MiB, or a blob of 48 MiB."""
+MOST_KEPT = 64 * 1024 * 1024
+MOST_ITEMS = 10_000
+"""Limits of the bytes, as lines, and of the number of a bundle's documents, and of its dead
+letters: an import writes each of them at once."""
 MOST_MISSING = 10_000_000
 """Limit of sequence numbers that a bundle leaves out: an import fills them with gap records."""
+MOST_SEQ = 2**53
+"""Limit of a record's number."""
 FREE_MISSING = 20_000
 MISSING_PER_BYTE = 4
 """How many it may leave out: so many, and so many more for each of its bytes."""
@@ -78,6 +88,9 @@ Item: TypeAlias = (
 )
 
 
+_KEPT: Final[dict[type, str]] = {BundleDocument: "documents", DeadLetter: "dead letters"}
+
+
 def neutral(manifest: Manifest) -> Manifest:
     """Return a manifest without its store-specific fields."""
     base = manifest.base and msgspec.structs.replace(manifest.base, epoch=0)
@@ -104,6 +117,28 @@ class _Record(msgspec.Struct, omit_defaults=True):
     k: str
     r: msgspec.Raw
     end: bool = False
+
+
+@final
+class KeptItems:
+    """Counts what an import holds in memory until the end."""
+
+    def __init__(self) -> None:
+        self._bytes: Counter[type] = Counter()
+        self._number: Counter[type] = Counter()
+
+    def excess(self, item: Item, size: int) -> str:
+        """Return what there is too much of with an item of so many bytes; empty for nothing."""
+        kind = type(item)
+        if kind not in _KEPT:
+            return ""
+        self._bytes[kind] += size
+        self._number[kind] += 1
+        if self._number[kind] > MOST_ITEMS:
+            return f"more than {MOST_ITEMS} {_KEPT[kind]}"
+        return (
+            f"more than {MOST_KEPT} bytes of {_KEPT[kind]}" if self._bytes[kind] > MOST_KEPT else ""
+        )
 
 
 @final
@@ -189,11 +224,17 @@ class Reader:
 
     Args:
         source: Name of the source, for error messages.
+        key: The session that it becomes; None for that of its first line.
 
     """
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, key: SessionKey | None = None) -> None:
         self._source = source
+        self._keys = set() if key is None else {key}
+        self._blobs: dict[str, int] = {}
+        self._kept = KeptItems()
+        self.base: Origin | None = None
+        """The newest origin that its log names, else its manifest's."""
         self._hash = hashlib.sha256()
         self._lines = 0
         self._bytes_read = 0
@@ -230,6 +271,8 @@ class Reader:
             raise self._corrupt(str(error)) from None
         if (self._lines == 0) != isinstance(item, BundleHeader):
             raise self._corrupt("a bundle begins with a line that names its session, once")
+        if excess := self._kept.excess(item, len(data)):
+            raise self._corrupt(f"there are {excess}", _NO_EXPORT)
         self._hash.update(data)
         self._lines += 1
         self._bytes_read += len(data)
@@ -243,9 +286,13 @@ class Reader:
         if line.dead_letter is not None:
             return line.dead_letter
         if line.blob is not None:
-            return BundleBlob(line.blob, self._blob(line))
+            data = self._blob(line)
+            self._blobs[line.blob] = len(data)
+            return BundleBlob(line.blob, data)
         if line.document is not None:
-            return BundleDocument(line.document, Document(self._bytes(line), line.as_of))
+            document = Document(self._bytes(line), line.as_of)
+            self._require_media(document.data)
+            return BundleDocument(line.document, document)
         if line.manifest is not None:
             return self._manifest(line.manifest)
         return self._end(line)
@@ -263,25 +310,56 @@ class Reader:
         record = Record(seq, 0, line.k, bytes(line.r), line.end is True)
         try:  # what an import reads of them
             if line.k == BASE:
-                self._require_parent(decode(record.payload, Origin))
+                self.base = self._origin(decode(record.payload, Origin), seq - 1)
             elif line.k == TAKEN:
                 decode(record.payload, InboxTakenPayload)
         except CorruptRecordError as error:
             raise self._corrupt(str(error)) from None
+        if line.k in LIFTED_KINDS:
+            self._require_media(record.payload)
+            if line.k != CONTEXT and filled_bytes(record.payload) > MAX_RECORD_BYTES:
+                raise self._corrupt(
+                    f"with its media in place, record {seq} has more than {MAX_RECORD_BYTES} bytes"
+                )
         return record
+
+    def _require_media(self, data: bytes) -> None:
+        """Refuse references that say another size of a blob than it has."""
+        for medium in referred(data):
+            size = self._blobs.get(medium.name, medium.bytes)  # without its blob, it is lost
+            if size != medium.bytes:
+                raise self._corrupt(f"a medium of {medium.bytes} bytes is a blob of {size}")
 
     def _manifest(self, manifest: Manifest) -> Manifest:
         self._require_whole()
         self._leave_out(manifest.as_of_seq + 1)
         if manifest.base is not None:
-            self._require_parent(manifest.base)
+            origin = self._origin(manifest.base, manifest.as_of_seq)
+            self.base = self.base or origin
         return manifest
 
-    def _require_parent(self, base: Origin) -> None:
-        """Refuse a session that would begin with what perdure keeps for itself, or others share."""
+    def _origin(self, base: Origin, head: int) -> Origin:
+        """Return an origin, and refuse one that no session of its own has.
+
+        One that perdure keeps for itself, that others share, or that is the session itself, has no
+        history to begin with.
+        """
         for key in (base.parent, base.moved):
             if key is not None:
                 session_key(key.agent)
+                if key in self._keys:
+                    raise self._corrupt("the session would continue itself")
+        for name in filter(None, (base.kept, base.folded)):
+            if name not in self._blobs:
+                raise self._corrupt(f"the session begins with the blob {name}, which is not in it")
+        # What precedes its own log is another session's, or kept, or was removed.
+        is_there = base.parent is not None or bool(base.kept) or base.at <= base.cut
+        is_one = self.base is None or self.base.at == base.at
+        if not (
+            0 <= base.at <= MOST_SEQ and 0 <= base.cut <= base.at + head and is_there and is_one
+        ):
+            raise self._corrupt(f"its log does not begin after record {base.at}")
+        return base
 
     def _require_whole(self) -> None:
         if not self._is_whole:
@@ -300,7 +378,9 @@ class Reader:
                 f"{FORMAT}: use a newer release",
                 path=self._source,
             )
-        return BundleHeader(stored_key(line.agent, line.session, line.tenant), version)
+        key = stored_key(line.agent, line.session, line.tenant)
+        self._keys.add(key)
+        return BundleHeader(key, version)
 
     def _end(self, line: _Line) -> BundleFooter:
         if line.sha256 is None:

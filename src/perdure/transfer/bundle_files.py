@@ -17,13 +17,14 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from perdure._lib.files import new_file, read_line
+from perdure._lib.files import new_file, open_regular, read_line
 from perdure.errors import (
     ConfigError,
     CorruptRecordError,
     SessionNotFoundError,
     StoreError,
     StoreUnavailableError,
+    TooLargeError,
 )
 from perdure.lease import OnHeld, OwnerWatch, acquire_lease, while_beating
 from perdure.lineage.store import followed
@@ -448,14 +449,11 @@ class _SessionWrite:
         """Return an origin with the epoch that the parent's record has in this store."""
         if base.parent is None:
             return base
-        if base.parent.tenant != self._key.tenant:
+        try:
+            _require_tenant(self._key, base.parent)
+        except StoreError:
             await self._store.delete(self._key, self._epoch)
-            raise StoreError(
-                f"session {self._key} is a fork of {base.parent}, and a fork has its parent's "
-                f"tenant: import both for {base.parent.tenant!r}",
-                key=str(self._key),
-                parent=str(base.parent),
-            )
+            raise
         if not base.at:
             return base
         log = followed(self._store).read_log(base.parent, after=base.at - 1, limit=1)
@@ -519,13 +517,7 @@ class _SessionWrite:
         if await followed(self._store).has(base.parent, base.at, base.epoch):
             return
         await self._store.delete(self._key, self._epoch)
-        raise StoreError(
-            f"session {self._key} is a fork at record {base.at} of {base.parent}, which "
-            f"{self._store.location} does not have: import that session first",
-            key=str(self._key),
-            parent=str(base.parent),
-            at=base.at,
-        )
+        raise _without_parent(self._store, self._key, base)
 
 
 @asynccontextmanager
@@ -567,6 +559,7 @@ async def write_bundle(store: Store, key: SessionKey, path: Path) -> int:
         SessionNotFoundError: There is no such session.
         ConfigError: The file exists already.
         CorruptRecordError: The session is damaged.
+        TooLargeError: A part of it is more than an import takes.
 
     """
     if not await store.head(key):
@@ -576,10 +569,18 @@ async def write_bundle(store: Store, key: SessionKey, path: Path) -> int:
 
 async def write_items(path: Path, items: AsyncGenerator[bundle.Item, None]) -> int:
     """Write a bundle's items into a new file, and return the file's size in bytes."""
-    writer = bundle.BundleWriter()
+    writer, kept = bundle.BundleWriter(), bundle.KeptItems()
     async with new_file(path) as file, aclosing(items):
         async for item in items:
-            await file.take(writer.line(item))
+            line = writer.line(item)
+            if excess := kept.excess(item, len(line)):
+                raise TooLargeError(
+                    f"there are {excess}, which no import takes: copy the session with "
+                    "`perdure migrate` or `perdure backup`",
+                    size=len(line),
+                    limit=bundle.MOST_KEPT,
+                )
+            await file.take(line)
     return file.size
 
 
@@ -601,7 +602,7 @@ async def read_bundle(store: Store, path: Path, *, key: SessionKey | None = None
     """
     if key is not None:
         stored_key(key.agent)
-    look = await _look(path)
+    look = await _look(path, key)
     was = look.key
     await require_no_backup(store)
     if look.has_letters and not store.capabilities.dead_letters:
@@ -609,8 +610,10 @@ async def read_bundle(store: Store, path: Path, *, key: SessionKey | None = None
             f"{path} holds dead letters, and {store.location} keeps none: use another store",
             path=str(path),
         )
+    await _require_history(store, key or was, look.base)
     # Documents contain the session's key and its media: they are rebuilt from a log that changes.
-    source = _items(path, look, documents=key in {None, was} and not look.is_severed)
+    documents = look.has_manifest and key in {None, was} and not look.is_severed
+    source = _items(path, look, documents=documents)
     return await while_beating((store,), lambda: land(store, key or was, source))
 
 
@@ -632,15 +635,17 @@ class _Look(msgspec.Struct, frozen=True):
 
     key: SessionKey
     has_letters: bool
+    has_manifest: bool
+    base: Origin | None
     blobs: frozenset[str]
     is_severed: bool
     """Whether a message refers to media that are not in it: lost ones, or another session's."""
 
 
-async def _look(path: Path) -> _Look:
-    reader = bundle.Reader(str(path))
+async def _look(path: Path, target: SessionKey | None = None) -> _Look:
+    reader = bundle.Reader(str(path), target)
     key: SessionKey | None = None
-    has_letters = is_severed = False
+    has_letters = has_manifest = is_severed = False
     blobs: set[str] = set()
     async with aclosing(_lines(path)) as lines:
         async for line in lines:
@@ -648,6 +653,7 @@ async def _look(path: Path) -> _Look:
             if isinstance(item, bundle.BundleHeader):
                 key = item.key
             has_letters = has_letters or isinstance(item, DeadLetter)
+            has_manifest = has_manifest or isinstance(item, Manifest)
             if isinstance(item, bundle.BundleBlob):  # they come before the records
                 blobs.add(item.name)
             is_severed = is_severed or _severed(item, blobs) is not item
@@ -656,7 +662,39 @@ async def _look(path: Path) -> _Look:
             f"{path} is not a whole bundle: its end is missing; export the session again",
             path=str(path),
         )
-    return _Look(key, has_letters, frozenset(blobs), is_severed)
+    return _Look(key, has_letters, has_manifest, reader.base, frozenset(blobs), is_severed)
+
+
+async def _require_history(store: Store, key: SessionKey, base: Origin | None) -> None:
+    """Raise unless the store has the record that a session continues."""
+    if base is None or base.parent is None:
+        return
+    lineage = followed(store)
+    _require_tenant(key, base.parent)
+    log = lineage.read_log(base.parent, after=base.at - 1, before=base.at + 1)
+    above = await lineage.base_of(base.parent)
+    if not await lineage.is_sound(base, above) or await first_record(log) is None:
+        raise _without_parent(store, key, base)
+
+
+def _require_tenant(key: SessionKey, parent: SessionKey) -> None:
+    if parent.tenant != key.tenant:
+        raise StoreError(
+            f"session {key} is a fork of {parent}, and a fork has its parent's tenant: import "
+            f"both for {parent.tenant!r}",
+            key=str(key),
+            parent=str(parent),
+        )
+
+
+def _without_parent(store: Store, key: SessionKey, base: Origin) -> StoreError:
+    return StoreError(
+        f"session {key} is a fork at record {base.at} of {base.parent}, which {store.location} "
+        "does not have: import that session first",
+        key=str(key),
+        parent=str(base.parent),
+        at=base.at,
+    )
 
 
 def _severed(item: bundle.Item, blobs: Container[str]) -> bundle.Item:
@@ -686,7 +724,7 @@ async def _items(path: Path, look: _Look, *, documents: bool) -> AsyncGenerator[
 async def _lines(path: Path) -> AsyncGenerator[bytes | None, None]:
     """Yield a bundle's lines; None for one that is too long."""
     run = anyio.to_thread.run_sync
-    with await run(path.open, "rb") as file:
+    with await run(open_regular, path) as file:
         while lines := await run(_next_lines, file):
             for line in lines:
                 yield line

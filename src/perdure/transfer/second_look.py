@@ -61,7 +61,7 @@ async def moment_of(store: Store, key: SessionKey) -> list[Any]:
     marks: list[Any] = []
     above: SessionKey | None = key
     try:
-        while above is not None:
+        while above is not None and above not in marks:  # a damaged store's may be a circle
             holder = await store.holder(above)
             manifest = (await store.read_documents(above, ())).manifest
             lease = None if holder is None else (holder.epoch, holder.deleted)

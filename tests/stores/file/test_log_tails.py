@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -205,6 +206,24 @@ async def test_what_is_longer_than_any_write_is_damage_at_a_bounded_cost(
         return
     with pytest.raises(CorruptRecordError):
         await read(other)
+
+
+async def test_a_hole_without_an_end_is_damage_where_it_begins(
+    store, open_store, root: Path
+) -> None:
+    """It takes no room on the disk, and would take seconds and the memory of a whole write."""
+    path = await killed(store, "a")
+    begin = path.stat().st_size
+    os.truncate(path, 2**40)
+    other = await open_store("other")
+    tracemalloc.start()
+    try:
+        for attempt in (read(other), other.head(KEY), take(other)):
+            with pytest.raises(CorruptRecordError, match=f"damaged at byte {begin}"):
+                await attempt
+        assert tracemalloc.get_traced_memory()[1] < 16 * 1024 * 1024
+    finally:
+        tracemalloc.stop()
 
 
 async def test_a_log_that_was_begun_anew_over_another_is_salvaged_with_it(
