@@ -196,7 +196,7 @@ async def test_who_is_always_too_late_gives_up_in_time(
     store = await store_of(backing, "one")
     tries: list[int] = []
 
-    async def too_late(_: SessionKey, *, after: int) -> HeldLease:
+    async def too_late(_: SessionKey, *, after: int, **_begun: object) -> HeldLease:
         tries.append(after)
         raise LeaseHeldError(f"at epoch {after}, not at {after}")
 

@@ -438,11 +438,13 @@ class _Copier:
                     self._taken.update(decode(record.payload, InboxTakenPayload).ops)
         if TURN in kinds:
             self._turn = [record.payload for record in run if record.kind == TURN][-1]
-        if kinds.isdisjoint(OWN_KINDS):  # as nearly always: the rest is slower
-            reach.feed_run(run)
-            return [Entry(record.kind, record.payload, record.end) for record in run]
         reach.feed_run([record for record in run if record.kind not in OWN_KINDS])
-        return list(map(as_copied, run))
+        return [
+            as_copied(record)
+            if record.kind in OWN_KINDS
+            else Entry(record.kind, record.payload, record.end)
+            for record in run
+        ]
 
     def _went(self, seq: int) -> HistoryPrunedError:
         message = (

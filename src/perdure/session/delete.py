@@ -394,8 +394,6 @@ class Forgetter:
 
     async def _remove_drafts(self, tenant: str, sources: list[SessionKey]) -> None:
         """Take away the copies of sessions that are being made; one that was made is one more."""
-        if not fork.COPIES:
-            return
         for found in await self._store.drafts(tenant):
             if found.draft.source not in sources:
                 continue
