@@ -310,7 +310,7 @@ class Reader:
         record = Record(seq, 0, line.k, bytes(line.r), line.end is True)
         try:  # what an import reads of them
             if line.k == BASE:
-                # That of a log which begins with documents has the number of the last that was removed.
+                # A log that begins with documents has it at the number of the last removed one.
                 self.base = self._origin(decode(record.payload, Origin), seq)
             elif line.k == TAKEN:
                 decode(record.payload, InboxTakenPayload)
