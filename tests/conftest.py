@@ -17,7 +17,6 @@ import pytest
 import trio._core._run
 
 import perdure
-from tests import forks
 
 ROOT = Path(__file__).parents[1]
 
@@ -50,8 +49,6 @@ hypothesis.settings.register_profile(
     "many", hypothesis.settings.get_profile("same"), max_examples=400
 )
 hypothesis.settings.load_profile("same")
-
-forks.switch()
 
 
 ABOVE_THE_LOOP = {

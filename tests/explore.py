@@ -23,7 +23,6 @@ import sys
 import time
 from pathlib import Path
 
-from tests import forks
 from tests.source_tree import ROOT, files
 
 ELSEWHERE = re.compile(
@@ -149,12 +148,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--every", action="store_true", help="of schedules: tell each failure, not one of each kind"
     )
     parser.add_argument("files", nargs="*", type=Path, help="draw among these test files only")
-    parser.add_argument(
-        "--copies", action="store_true", help="forks are copies of their parents' history"
-    )
     options = parser.parse_args(arguments)
-    if options.copies:
-        os.environ[forks.VARIABLE] = "copies"
     if options.minutes <= 0:
         parser.error("--minutes has to be more than 0")
     seed = secrets.randbelow(2**32) if options.seed is None else options.seed

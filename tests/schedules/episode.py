@@ -37,7 +37,6 @@ from perdure import (
 from perdure.session.internals import kill
 from perdure.store import Store
 from perdure.transfer import backup, migrate, restore_backup, verify_backup
-from tests import forks
 from tests.schedules import oracle
 from tests.schedules.acts import BARE, NEVER, THEMES, Actor, Theme, problems, traced
 from tests.schedules.journal import DOUBT, Journal
@@ -115,7 +114,6 @@ class Plan:
 
 def connect(store: Store, plan: Plan) -> SessionManager:
     """Return a manager as each process of an episode has it."""
-    forks.switch()
     return perdure.connect(
         store,
         autosave=plan.autosave,

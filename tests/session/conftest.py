@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from perdure import Shutdown, connect, store_for
-from perdure.session import fork
 from perdure.session.manager import SessionManager
 from perdure.session.runtime import Clock
 from perdure.store import Store
@@ -46,10 +45,3 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
         "file": lambda: store_for(tmp_path / "data"),
         "sqlite": lambda: store_for(url),
     }[request.param]
-
-
-@pytest.fixture(params=["references", "copies"])
-def forks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Have forks refer to their parents, or be copies."""
-    monkeypatch.setattr(fork, "COPIES", request.param == "copies")
-    return str(request.param)

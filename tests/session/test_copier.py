@@ -41,7 +41,6 @@ from perdure.records.records import (
     Entry,
     Record,
 )
-from perdure.session import fork
 from perdure.session.copier import copy_session
 from perdure.session.internals import accept, ledger_of
 from perdure.session.options import Limits
@@ -53,11 +52,6 @@ from tests.session.conftest import Connect, Place
 from tests.session.lives import converse, looks, said, told
 
 QUIET = Shutdown(signals=False)
-
-
-@pytest.fixture(autouse=True)
-def copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fork, "COPIES", True)
 
 
 async def look(sessions: SessionManager, id: str) -> dict[str, Any]:

@@ -25,8 +25,6 @@ from tests.pausing import PausingStore, meanwhile, reached_or_ended
 from tests.session.conftest import Place
 from tests.session.lives import converse, looks, said
 
-pytestmark = pytest.mark.usefixtures("forks")
-
 QUIET = Shutdown(signals=False)
 
 ACTS: dict[str, Callable[[SessionManager, str], Awaitable[object]]] = {
@@ -48,21 +46,14 @@ OTHERS: dict[str, Callable[[SessionManager, str], Awaitable[object]]] = {
 }
 
 
-def checked(act: str, other: str, forks: str) -> bool:
-    """Whether `perdure check` is asked, too: of what refers to a pruned session it says so."""
-    return forks == "copies" or (act, other) != ("fork", "prune")
-
-
 async def shown(sessions: SessionManager, id: str) -> dict[str, Any] | None:
     view = await sessions.load(id)
     return None if view is None else await looks(view)
 
 
-async def require_whole(
-    sessions: SessionManager, id: str, *, may_be: list[Any], is_checked: bool = True
-) -> None:
+async def require_whole(sessions: SessionManager, id: str, *, may_be: list[Any]) -> None:
     """Require that what there is under an id is right, and can be deleted and forgotten."""
-    if is_checked and await sessions.exists(id):
+    if await sessions.exists(id):
         seen = await audit(sessions._store, SessionKey(id))
         assert [found for found in seen.findings if found.problem] == []
     found = await shown(sessions, id)
@@ -80,7 +71,6 @@ async def meet(
     then: Callable[[SessionManager, str], Awaitable[object]],
     *,
     is_copying: bool,
-    is_checked: bool,
 ) -> None:
     """Let two processes meet: the second acts while the first is at each of its calls."""
     store, theirs, nth, done = PausingStore(place()), PausingStore(place()), 0, False
@@ -118,9 +108,7 @@ async def meet(
                 asked.go()
             lives += [await shown(second, id)]
             new = f"new {id}"
-            await require_whole(
-                second, new, may_be=[None] if refused else lives, is_checked=is_checked
-            )
+            await require_whole(second, new, may_be=[None] if refused else lives)
             await require_whole(second, id, may_be=lives)
     assert nth > 3
 
@@ -128,22 +116,18 @@ async def meet(
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("act", ACTS)
 async def test_what_is_made_of_a_source_that_goes_meanwhile_is_whole_or_refused(
-    place: Place, act: str, other: str, forks: str
+    place: Place, act: str, other: str
 ) -> None:
-    await meet(
-        place, ACTS[act], OTHERS[other], is_copying=True, is_checked=checked(act, other, forks)
-    )
+    await meet(place, ACTS[act], OTHERS[other], is_copying=True)
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("act", ACTS)
 async def test_what_is_made_of_a_source_that_is_going_is_whole_or_refused(
-    place: Place, act: str, other: str, forks: str
+    place: Place, act: str, other: str
 ) -> None:
-    await meet(
-        place, OTHERS[other], ACTS[act], is_copying=False, is_checked=checked(act, other, forks)
-    )
+    await meet(place, OTHERS[other], ACTS[act], is_copying=False)
 
 
 @pytest.mark.parametrize("act", ["fork", "prune"])
@@ -170,42 +154,6 @@ async def test_what_is_posted_to_an_id_outlives_a_refused_act_on_it(place: Place
         assert not await second.exists(id)
         async with second.open(id) as session:
             assert said(session) == ["posted"]
-
-
-async def test_a_new_session_is_not_given_the_history_of_a_refused_fork(
-    place: Place, forks: str
-) -> None:
-    """The parent's deletion has found the fork, which is refused, and its id is opened anew."""
-    if forks == "copies":
-        pytest.skip("a deletion looks for no copies")
-    one, two = PausingStore(place()), PausingStore(place())
-    new = SessionKey("new")
-    async with connect(one, shutdown=QUIET) as first, connect(two, shutdown=QUIET) as second:
-        await converse(first, "a", "one")
-        forking = one.pause("append_many", lambda batches: batches[0].key == new, after=True)
-        settling = two.pause("put_blobs")
-        refused = anyio.Event()
-
-        async def fork() -> None:
-            with pytest.raises(SessionNotFoundError):
-                await first.fork("a", "new")
-            refused.set()
-
-        async def delete() -> None:
-            await second.delete("a")
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(fork)
-            await forking.reached.wait()
-            group.start_soon(delete)
-            await settling.reached.wait()
-            forking.go()
-            await refused.wait()
-            await converse(first, "new", "two")
-            settling.go()
-        assert said(await second.load("new")) == ["two", "re two"]
-        seen = await audit(second._store, new)
-        assert [found.detail for found in seen.findings if found.problem] == []
 
 
 async def test_a_copy_that_another_process_may_withdraw_is_not_acknowledged(place: Place) -> None:

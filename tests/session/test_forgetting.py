@@ -19,7 +19,7 @@ from perdure import (
 )
 from perdure.records.keys import SessionKey
 from perdure.records.messages import EncodedRecord
-from perdure.session import fork, spill as spilling
+from perdure.session import spill as spilling
 from perdure.session.manager import SessionManager
 from perdure.session.options import Limits
 from perdure.stores.memory import MemoryBacking, MemoryStore
@@ -90,25 +90,6 @@ async def test_a_chain_of_forks_loses_its_middle_and_its_beginning(again: Connec
         await sessions.fork("d", "e")
         async with sessions.open("e") as session:
             assert await looks(session) == d
-
-
-async def test_a_fork_in_another_process_is_handed_over_for_it() -> None:
-    backing = MemoryBacking()
-    one = await connect(MemoryStore(backing=backing), shutdown=QUIET)
-    two = await connect(MemoryStore(backing=backing), shutdown=QUIET)
-    await converse(one, "parent", "one")
-    await one.fork("parent", "child")
-    theirs = await two.open("child")
-    theirs.append(Message.user("theirs"))
-    if not fork.COPIES:  # a deletion asks no copy
-        with pytest.raises(LeaseHeldError, match="child is held"):
-            await one.delete("parent", on_held="raise")
-        assert said(await view(one, "parent")) == ["one", "re one"]
-    assert await one.delete("parent")
-    async with two.open("child") as child:
-        assert said(child) == ["one", "re one", "theirs"]
-    await two.aclose()
-    await one.aclose()
 
 
 async def test_a_new_life_under_the_name_of_a_deleted_parent_is_not_the_forks(
@@ -218,8 +199,7 @@ async def test_what_others_reach_stays_and_is_named(again: Connect) -> None:
         assert await sessions._store.get_blob("", shared[0]) == shared[1]
         assert await sessions._store.get_blob("other", own[0]) == own[1]
         kept = {(one.what, str(one.by)) for one in report.kept}
-        history = set() if fork.COPIES else {("history", "fork")}
-        assert kept == {("blob", "kept")} | history
+        assert kept == {("blob", "kept")}
         assert {str(one.of) for one in report.kept} == {"gone"}
 
 

@@ -24,14 +24,7 @@ from perdure.testing.faulty import FaultyStore
 from tests.session.conftest import Connect
 from tests.session.lives import converse, looks, said, told
 
-pytestmark = pytest.mark.usefixtures("forks")
-
 QUIET = Shutdown(signals=False)
-
-
-def only_of_references(forks: str) -> None:
-    if forks == "copies":
-        pytest.skip("a copy costs what its history does")
 
 
 async def view(sessions: SessionManager, id: str, **where: str) -> object:
@@ -222,49 +215,6 @@ def bytes_of(place: Path) -> int:
     return sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
 
 
-async def test_a_fork_writes_the_same_however_long_its_parent_is(
-    tmp_path: Path, forks: str
-) -> None:
-    only_of_references(forks)
-    place = tmp_path / "data"
-    async with connect(place, shutdown=QUIET) as sessions:
-        wrote = []
-        for turns in (1, 60):
-            session = await sessions.open(f"parent of {turns:3}")
-            for number in range(turns):
-                async with session.turn():
-                    session.append(Message.user(f"{number} " + "x" * 7000))
-            await session.aclose()
-            before = bytes_of(place)
-            await sessions.fork(f"parent of {turns:3}", f"child of {turns:3}")
-            wrote.append(bytes_of(place) - before)
-        assert wrote[1] <= wrote[0] + 64
-        assert max(wrote) <= 1.5 * 7 * 1024
-
-
-async def test_a_fork_asks_the_store_the_same_however_long_its_parent_is(
-    tmp_path: Path, forks: str
-) -> None:
-    only_of_references(forks)
-    store = FaultyStore(FileStore(tmp_path / "data"), nth=10**9)  # which counts
-    async with connect(store, shutdown=QUIET, autosave=None) as sessions:
-        asked = []
-        for turns in (1, 60):
-            await converse(sessions, f"of {turns}", *(str(number) for number in range(turns)))
-            before = store.calls.copy()
-            await sessions.fork(f"of {turns}", f"fork of {turns}")
-            calls = store.calls - before
-            asked.append(
-                {
-                    name: calls[name]
-                    for name in calls
-                    if name not in ("wait_for_notification", "heartbeat")
-                }
-            )
-        assert asked[0] == asked[1]
-        assert sum(asked[0].values()) <= 20
-
-
 # copies
 
 
@@ -301,7 +251,7 @@ async def test_a_copy_of_much_history_is_cut_into_pieces(again: Connect) -> None
         assert [item.seq for item in some] == [7, 8, 9]
 
 
-async def test_a_store_without_blobs_forks_and_copies(forks: str) -> None:
+async def test_a_store_without_blobs_forks_and_copies() -> None:
     from perdure.stores.state import StateStore
     from tests.stores.test_state import KeptStates, OwnStorage
 
@@ -309,10 +259,6 @@ async def test_a_store_without_blobs_forks_and_copies(forks: str) -> None:
     store = StateStore(lambda key: OwnStorage(kept, key))
     async with connect(store, shutdown=QUIET) as sessions:
         await converse(sessions, "parent", "one")
-        if forks == "references":
-            with pytest.raises(NotStorableError, match="no blobs"):
-                await sessions.copy("parent", "copy")
-            return
         await sessions.fork("parent", "fork")
         await sessions.copy("parent", "copy")
         await sessions.delete("parent")

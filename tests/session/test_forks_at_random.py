@@ -15,7 +15,6 @@ from perdure.cli.check import audit
 from perdure.lease import LeaseOptions
 from perdure.records.keys import SessionKey
 from perdure.records.records import GAP, HOLDER_KINDS, Record
-from perdure.session import fork
 from perdure.session.copied import as_copied
 from perdure.store import Store
 from perdure.stores.memory import MemoryBacking, MemoryStore
@@ -53,11 +52,6 @@ OTHERS: dict[str, Act] = {
     "delete and sweep": deleted_and_swept,
     "nothing": lambda sessions, id: sessions.exists(id),
 }
-
-
-@pytest.fixture(autouse=True)
-def copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fork, "COPIES", True)
 
 
 async def filled(sessions: SessionManager, id: str, turns: int, what: str) -> None:

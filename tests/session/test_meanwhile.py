@@ -30,8 +30,6 @@ from perdure.memory.documents import InboxTakenPayload
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE_KINDS, TAKEN
-from perdure.session import fork
-from perdure.session.delete import Forgetter
 from perdure.session.manager import SessionManager
 from perdure.session.prune import Pruner
 from perdure.session.retention import Retention
@@ -314,30 +312,6 @@ async def test_a_fork_that_is_made_while_its_parent_is_pruned_keeps_its_history(
                 assert await child.memory.get("about one") == {"said": "one"}
 
 
-async def test_a_fork_is_not_made_of_what_is_announced_to_go(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if fork.COPIES:
-        pytest.skip("a copy is made of it, and is whole")
-    store = Store()
-    other = connect(MemoryStore(backing=store._backing), shutdown=QUIET)
-    real = Forgetter.settle_known_forks
-
-    async def late(*args: Any) -> None:
-        await real(*args)  # it looks, and then there is one more
-        with pytest.raises(HistoryPrunedError, match="history was pruned"):
-            await other.fork("p", "c", at="turn one")
-
-    monkeypatch.setattr(Forgetter, "settle_known_forks", late)
-    async with connect(store, shutdown=QUIET) as sessions, other:
-        await converse(sessions, "p", "one", "two", "three")
-        assert (await sessions.prune(Retention(keep_turns=1))).pruned
-        assert not await other.exists("c")
-        await other.fork("p", "d", at="turn three")
-        async with other.open("d") as child:
-            assert said(child)[-1] == "re three"
-
-
 async def test_nothing_is_pruned_before_the_manifest_says_so() -> None:
     store = Store()
     async with connect(store, shutdown=QUIET) as sessions:
@@ -364,19 +338,16 @@ async def test_nothing_is_pruned_before_the_manifest_says_so() -> None:
         assert await session.memory.get("about one") == {"said": "one"}
 
 
-async def test_what_is_posted_while_a_session_is_renamed_waits_at_its_new_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    real = Forgetter._heirs
-    async with connect(MemoryStore(), shutdown=QUIET) as sessions:
+async def test_what_is_posted_while_a_session_is_renamed_waits_at_its_new_name() -> None:
+    store = PausingStore(MemoryStore())
+    async with connect(store, shutdown=QUIET) as sessions:
         await converse(sessions, "p", "one")
+        pause = store.pause("publish")
 
-        async def heirs(*args: Any) -> Any:
+        async def late() -> None:
             await sessions.post("p", Message.user("late"))
-            return await real(*args)
 
-        monkeypatch.setattr(Forgetter, "_heirs", heirs)
-        await sessions.rename("p", "q")
+        await meanwhile(pause, lambda: sessions.rename("p", "q"), late)
         async with sessions.open("q") as session:
             assert said(session) == ["one", "re one", "late"]
 

@@ -15,7 +15,6 @@ from perdure import (
     connect,
 )
 from perdure.records.keys import SessionKey
-from perdure.session import fork
 from perdure.session.fork import ForkBuilder
 from perdure.session.lifecycle import ExclusiveAccess
 from perdure.session.manager import SessionManager
@@ -23,8 +22,6 @@ from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests.pausing import PausingStore, meanwhile
 from tests.session.conftest import Connect, Place
 from tests.session.lives import converse, looks, said
-
-pytestmark = pytest.mark.usefixtures("forks")
 
 QUIET = Shutdown(signals=False)
 
@@ -97,15 +94,10 @@ async def half_way(sessions: SessionManager, old: str, new: str) -> None:
     """Do what a rename has done when it is killed behind its copy."""
     access = ExclusiveAccess(sessions._check().runtime, sessions._check().lifecycle)
     forker = ForkBuilder(access)
-    if fork.COPIES:
-        head = await sessions._store.head(SessionKey(old))
-        newest = await forker.newest(SessionKey(old), head)
-        assert newest is not None
-        await forker.copied(SessionKey(old), SessionKey(new), newest, "rename")
-        return
     head = await sessions._store.head(SessionKey(old))
-    await forker.copy(SessionKey(old), SessionKey(new), moved=SessionKey(old))
-    assert await sessions._store.head(SessionKey(new)) > head
+    newest = await forker.newest(SessionKey(old), head)
+    assert newest is not None
+    await forker.copied(SessionKey(old), SessionKey(new), newest, "rename")
 
 
 async def test_a_rename_is_finished_by_doing_it_again(again: Connect) -> None:

@@ -19,7 +19,6 @@ from perdure import (
     StoreUnavailableError,
     connect,
 )
-from perdure.session import fork
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing import FaultyStore
 from tests._virtual import BACKENDS, run
@@ -116,11 +115,10 @@ def test_a_store_that_takes_its_time_is_waited_for(backend: str) -> None:
         store = PausingStore(MemoryStore())
         async with connect(store, shutdown=QUIET) as sessions:
             await (await filled(sessions)).aclose()
-            written = "write_documents" if fork.COPIES else "put_blobs"
             for method, call in (
                 ("read_log", lambda: sessions.open("closed", wait=WAIT)),
-                (written, lambda: sessions.copy("a", "copy", wait=WAIT)),
-                (written, lambda: sessions.rename("a", "new", wait=WAIT)),
+                ("write_documents", lambda: sessions.copy("a", "copy", wait=WAIT)),
+                ("write_documents", lambda: sessions.rename("a", "new", wait=WAIT)),
             ):
                 slow, began = store.pause(method), anyio.current_time()
                 async with anyio.create_task_group() as group:

@@ -13,11 +13,11 @@ from perdure.cli.check import audit
 from perdure.memory.ledger import change_entry
 from perdure.records.keys import SessionKey
 from perdure.records.records import BASE, EFFECT, ENDING, FORK
-from perdure.session import fork as forks
 from perdure.session.internals import accept, ledger_of
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.transfer import backup, migrate, read_bundle, restore_backup, write_bundle
 from tests.pausing import PausingStore
+from tests.references import copy_as_before, fork_as_before, say_as_before
 from tests.session.lives import converse, looks
 
 QUIET = Shutdown(signals=False)
@@ -39,10 +39,7 @@ async def moved(backings: tuple[MemoryBacking, MemoryBacking]) -> Any:
     return done
 
 
-async def test_what_referred_to_others_is_plain_behind_a_migration(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(forks, "COPIES", False)
+async def test_what_referred_to_others_is_plain_behind_a_migration() -> None:
     backings = MemoryBacking(), MemoryBacking()
     old = MemoryStore(backing=backings[0])
     async with connect(old, shutdown=QUIET) as sessions:
@@ -50,21 +47,24 @@ async def test_what_referred_to_others_is_plain_behind_a_migration(
         async with sessions.open("parent") as session:
             accept(session, (change_entry(EFFECT, "begun", at=1.0),))
             await session.aclose()
-        await sessions.fork("parent", "unfolded")
-        await sessions.fork("parent", "fork")
-        await converse(sessions, "fork", "mine", "and mine")
-        await sessions.fork("fork", "fork of it", at="turn mine")
-        await sessions.copy("fork", "copy")
         await converse(sessions, "was", "named")
-        await sessions.rename("was", "is")
         await converse(sessions, "pruned", "one", "two", "three")
         await sessions.prune(Retention(keep_turns=1), id="pruned")
+    await old.open()
+    await fork_as_before(old, "parent", "unfolded")
+    await fork_as_before(old, "parent", "fork")
+    await say_as_before(old, "fork", "mine", "and mine")
+    await fork_as_before(old, "fork", "fork of it")
+    await copy_as_before(old, "fork", "copy")
+    await copy_as_before(old, "was", "is", moved=True)
+    await fork_as_before(old, "pruned", "fork of the rest")
+    await old.aclose()
+    async with connect(MemoryStore(backing=backings[0]), shutdown=QUIET) as sessions:
         ids = [info.key.agent for info in await sessions.list()]
         before = {id: await look(sessions, id) for id in ids}
-        assert len(ids) == 7
-    monkeypatch.setattr(forks, "COPIES", True)
+        assert len(ids) == 9
     done = await moved(backings)
-    assert (done.copied, done.failed) == (7, {})
+    assert (done.copied, done.failed) == (9, {})
     async with connect(MemoryStore(backing=backings[1]), shutdown=QUIET) as sessions:
         assert {id: await look(sessions, id) for id in ids} == before
         raw = sessions._store.inner
@@ -78,14 +78,17 @@ async def test_what_referred_to_others_is_plain_behind_a_migration(
             assert [found.detail for found in seen.findings if found.problem] == []
             assert (await sessions.rebuild_working_context(id, dry_run=True)).wrong == ()
     done = await moved(backings)
-    assert (done.there, done.failed) == (7, {})
+    assert (done.there, done.failed) == (9, {})
+    old = MemoryStore(backing=backings[0])
+    await old.open()
+    for id in ids:
+        await say_as_before(old, id, "later")
+    await old.aclose()
     async with connect(MemoryStore(backing=backings[0]), shutdown=QUIET) as sessions:
-        for id in ids:
-            await converse(sessions, id, "later")
-            before[id] = await look(sessions, id)
+        before = {id: await look(sessions, id) for id in ids}
     done = await moved(backings)
-    assert (done.continued, done.copied, done.failed) == (7, 0, {})
-    assert (await moved(backings)).there == 7
+    assert (done.continued, done.copied, done.failed) == (9, 0, {})
+    assert (await moved(backings)).there == 9
     async with connect(MemoryStore(backing=backings[1]), shutdown=QUIET) as sessions:
         await sessions.delete("parent")
         del before["parent"]
@@ -96,10 +99,7 @@ async def test_what_referred_to_others_is_plain_behind_a_migration(
 
 
 @pytest.mark.parametrize("keep", [0, 1])
-async def test_history_that_the_source_has_pruned_goes_from_the_target(
-    monkeypatch: pytest.MonkeyPatch, keep: int
-) -> None:
-    monkeypatch.setattr(forks, "COPIES", True)
+async def test_history_that_the_source_has_pruned_goes_from_the_target(keep: int) -> None:
     backings = MemoryBacking(), MemoryBacking()
     async with connect(MemoryStore(backing=backings[0]), shutdown=QUIET) as sessions:
         await converse(sessions, "a", "one", "two", "large " + "x" * 3000)
@@ -115,10 +115,7 @@ async def test_history_that_the_source_has_pruned_goes_from_the_target(
     assert (await moved(backings)).there == 2
 
 
-async def test_a_session_of_which_the_source_has_pruned_all_is_written_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(forks, "COPIES", True)
+async def test_a_session_of_which_the_source_has_pruned_all_is_written_again() -> None:
     backings = MemoryBacking(), MemoryBacking()
     async with connect(MemoryStore(backing=backings[0]), shutdown=QUIET) as sessions:
         async with sessions.open("a") as session, session.turn():
@@ -134,10 +131,7 @@ async def test_a_session_of_which_the_source_has_pruned_all_is_written_again(
     assert (await moved(backings)).there == 1
 
 
-async def test_a_restore_that_was_killed_in_the_middle_of_a_session_is_repeated(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(forks, "COPIES", True)
+async def test_a_restore_that_was_killed_in_the_middle_of_a_session_is_repeated() -> None:
     source, target, new = MemoryStore(), MemoryStore(), MemoryBacking()
     async with connect(source, shutdown=QUIET) as sessions:
         await converse(sessions, "a", "one", "large " + "x" * 3000)
@@ -166,9 +160,8 @@ async def test_a_restore_that_was_killed_in_the_middle_of_a_session_is_repeated(
 @pytest.mark.parametrize("history", ["full", "context"])
 @pytest.mark.parametrize("new", ["fork", "other"])
 async def test_a_bundle_of_what_begins_with_documents_has_them(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, history: Any, new: str
+    tmp_path: Path, history: Any, new: str
 ) -> None:
-    monkeypatch.setattr(forks, "COPIES", True)
     source, target = MemoryStore(), MemoryStore()
     async with connect(source, shutdown=QUIET) as sessions:
         await converse(sessions, "a", "one", "two", "large " + "x" * 3000)
@@ -190,10 +183,7 @@ async def test_a_bundle_of_what_begins_with_documents_has_them(
 
 
 @pytest.mark.parametrize("history", ["full", "context"])
-async def test_a_backup_of_what_begins_with_documents_has_them_in_its_log(
-    monkeypatch: pytest.MonkeyPatch, history: Any
-) -> None:
-    monkeypatch.setattr(forks, "COPIES", True)
+async def test_a_backup_of_what_begins_with_documents_has_them_in_its_log(history: Any) -> None:
     source, target, new = MemoryStore(), MemoryStore(), MemoryStore()
     async with connect(source, shutdown=QUIET) as sessions:
         await converse(sessions, "a", "one", "two", "large " + "x" * 3000)

@@ -14,14 +14,11 @@ from perdure import Message, Retention
 from perdure.errors import StoreError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE
-from perdure.session import fork as forks
 from perdure.store import PendingItem
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore
 from perdure.transfer import migrate, read_bundle, write_bundle
 from tests.pausing import PausingStore, meanwhile
-
-of_references = pytest.mark.skipif(forks.COPIES, reason="a copy needs no parent")
 
 A, P = SessionKey("a"), SessionKey("p")
 
@@ -97,51 +94,6 @@ async def test_a_session_that_was_opened_often_is_migrated() -> None:
     assert await said(target, "a") == (["first", "second"], ["first", "second"])
 
 
-@of_references
-@pytest.mark.parametrize("folded", [True, False])
-async def test_a_fork_does_not_come_before_what_it_goes_on_behind(folded: bool) -> None:
-    backing = MemoryBacking()
-    await forked(MemoryStore(backing=backing) if folded else Unfolded(backing=backing))
-    source, target = MemoryStore(backing=backing), Held()
-    await opened(source, target)
-    target.held = P
-    first = await migrate(source, target)
-    assert set(first.failed) == {"p", "c"}
-    assert "import that session first" in first.failed["c"]
-    target.held = None
-    second = await migrate(source, target)
-    assert (second.failed, second.copied) == ({}, 2)
-    assert await said(target, "c") == (["one", "two"], ["one", "two"])
-
-
-@of_references
-async def test_a_bundle_of_a_fork_does_not_come_alone(tmp_path: Path) -> None:
-    source, target = MemoryStore(), MemoryStore()
-    await forked(source)
-    await opened(source, target)
-    await write_bundle(source, SessionKey("c"), tmp_path / "c")
-    with pytest.raises(StoreError, match="is a fork at record 2 of p"):
-        await read_bundle(target, tmp_path / "c")
-    assert await target.sessions() == []
-    await write_bundle(source, P, tmp_path / "p")
-    await read_bundle(target, tmp_path / "p")
-    await read_bundle(target, tmp_path / "c")
-    assert await said(target, "c") == (["one", "two"], ["one", "two"])
-
-
-@of_references
-async def test_a_fork_finds_its_parent_that_came_again() -> None:
-    source, target = Unfolded(), MemoryStore()
-    await forked(source)
-    await opened(source, target)
-    assert (await migrate(source, target)).failed == {}
-    await says(source, "p", "three")
-    await opened(source, target)
-    assert (await migrate(source, target)).failed == {}
-    assert await said(target, "p") == (["one", "three"], ["one", "three"])
-    assert await said(target, "c") == (["one", "two"], ["one", "two"])
-
-
 async def test_a_fork_that_did_not_change_finds_its_parent_that_came_again() -> None:
     backing = MemoryBacking()
     source, target = MemoryStore(backing=backing), MemoryStore()
@@ -207,20 +159,6 @@ async def test_a_fork_of_a_session_that_was_only_opened_since_comes_over(
     assert await said(third, "c") == ([*texts, "two"],) * 2
 
 
-@of_references
-async def test_a_fork_under_an_id_that_was_only_opened_before_comes_over_with_its_history() -> None:
-    source, target = Unfolded(), MemoryStore()
-    await says(source, "p", "one")
-    for _ in range(3):
-        await says(source, "c")
-    async with perdure.connect(source) as sessions:
-        await sessions.fork("p", "c")
-    await says(source, "c", "two")
-    await opened(source, target)
-    assert (await migrate(source, target)).failed == {}
-    assert await said(target, "c") == (["one", "two"], ["one", "two"])
-
-
 async def test_a_deleted_session_that_is_posted_to_goes_behind_its_forks() -> None:
     source, target = MemoryStore(), MemoryStore()
     await forked(source)
@@ -268,34 +206,6 @@ async def test_a_session_that_goes_while_it_comes_over_leaves_nothing() -> None:
     assert (await migrate(source, target)).failed == {}
     assert await target.sessions() == []
     assert await target.sessions_with_pending_items() == [P]
-
-
-@of_references
-@pytest.mark.parametrize("is_forked_there", [False, True])
-async def test_a_note_of_a_fork_that_came_from_the_source_keeps_no_session(
-    is_forked_there: bool,
-) -> None:
-    source, target = MemoryStore(), MemoryStore()
-    await says(source, "p", "one")
-    async with perdure.connect(source) as sessions:
-        await sessions.fork("p", "c")  # the note waits in the inbox
-    await opened(source, target)
-    assert (await migrate(source, target)).failed == {}
-    if is_forked_there:
-        async with perdure.connect(target) as sessions:
-            await sessions.fork("p", "theirs")
-    async with perdure.connect(source) as sessions:
-        await sessions.delete("p")
-    await says(source, "p", "again")
-    await opened(source, target)
-    done = await migrate(source, target)
-    if is_forked_there:
-        assert "p was forked in memory:" in done.failed["p"]
-        assert await said(target, "theirs") == (["one"], ["one"])
-    else:
-        assert done.failed == {}
-        assert await said(target, "p") == (["again"], ["again"])
-    assert await said(target, "c") == (["one"], ["one"])
 
 
 @pytest.mark.parametrize("is_used", [False, True])

@@ -457,7 +457,7 @@ async def fork(
 ) -> int:
     """Fork a session: a new one begins with its history, and both continue.
 
-    Writes one short record, however long the history is, and takes no lease on the parent.
+    A fork is a copy, and takes no lease on the parent.
 
     Args:
         id: The agent's id.

@@ -325,8 +325,8 @@ class ManagerCore:
     def __init__(self, connected: ManagerParts) -> None:
         self.access: ExclusiveAccess = ExclusiveAccess(connected.runtime, connected.lifecycle)
         self.forker: ForkBuilder = ForkBuilder(self.access)
-        self.forgetter: Forgetter = Forgetter(self.access, self.forker)
-        self.renamer: Renamer = Renamer(self.access, self.forker, self.forgetter)
+        self.forgetter: Forgetter = Forgetter(self.access)
+        self.renamer: Renamer = Renamer(self.access, self.forker)
         self.pruner: Pruner = Pruner(self.access, self.forgetter)
 
     async def forget(self, wanted: SessionFilter, terms: Terms, *, dry_run: bool) -> ForgetReport:

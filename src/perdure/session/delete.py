@@ -2,17 +2,15 @@
 
 Sessions are chosen by agent, owner or tag, as of their newest record and not of their fold.
 
-A deletion is announced in the session's log first; then its forks are found, and each gets its own
-copy of the history that it refers to; only then the session is removed. Forgetting also removes
-blobs that nothing else refers to, spill files, and what a backend keeps of removed data.
-A rename is a copy that remembers the old name, then the deletion of the old one.
+Forgetting also removes blobs that nothing else refers to, spill files, and what a backend keeps of
+removed data. A rename is a copy, then the deletion of the old session.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, suppress
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, aclosing, suppress
 from typing import TYPE_CHECKING, final
 
 import anyio
@@ -20,7 +18,6 @@ import anyio.to_thread
 import msgspec
 
 from perdure.errors import (
-    CorruptRecordError,
     FormatError,
     LeaseHeldError,
     PerdureError,
@@ -34,16 +31,15 @@ from perdure.memory.index import value_names
 from perdure.records.chunks import named_in
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import ForkNote, Origin
-from perdure.records.records import ENDING, FORK, HOLDER_KINDS, META, Entry, Record
-from perdure.session import fork, spill as spilling
+from perdure.records.records import ENDING, FORK, HOLDER_KINDS, META, Entry
+from perdure.session import spill as spilling
+from perdure.session.copied import OWN_KINDS
 from perdure.session.copier import exists, has_own
-from perdure.session.fork import _QUIET, Fork, ForkBuilder
+from perdure.session.fork import Fork, ForkBuilder
 from perdure.session.lifecycle import (
     MAX_WAITING,
     ExclusiveAccess,
     HeldSession,
-    LogOrigin,
     Terms,
     require_different,
 )
@@ -152,7 +148,7 @@ class RetainedItem(msgspec.Struct, frozen=True):
     """Something that was not removed, and why."""
 
     what: str
-    """``history`` that a fork continues, or a ``blob``."""
+    """A ``blob``."""
     why: str
     of: SessionKey
     """The session that it belonged to."""
@@ -189,82 +185,45 @@ class _Sum:
 class Forgetter:
     """Remove sessions, and keep what others reach."""
 
-    def __init__(self, access: ExclusiveAccess, forker: ForkBuilder) -> None:
+    def __init__(self, access: ExclusiveAccess) -> None:
         self._access = access
-        self._forker = forker
         self._store = access.store
-        self._lock = anyio.Lock()
-        """Held to settle forks, which needs exclusive access to several sessions at a time."""
 
     # deleting
 
     async def delete(self, key: SessionKey, terms: Terms, *, unchanged: int | None = None) -> bool:
-        """Remove a session; what its forks reach of it becomes theirs. False if there is none.
+        """Remove a session; False if there is none.
 
         If ``unchanged`` is given, only if the session is open here, and that is its version.
 
         Raises:
-            LeaseHeldError: Another process keeps holding it, or one of its forks.
+            LeaseHeldError: Another process keeps holding it.
 
         """
         if await self._store.inner.head(key) == 0:
             return False
-        if unchanged is None and await self._delete(key, terms, settling=False):
-            return True
-        async with self._lock:
-            return await self._delete(key, terms, settling=True, unchanged=unchanged)
-
-    async def _delete(
-        self, key: SessionKey, terms: Terms, *, settling: bool, unchanged: int | None = None
-    ) -> bool:
         async with self._access.exclusive(key), AsyncExitStack() as stack:
-            if unchanged is not None:
+            if unchanged is None:
+                hold = await self._hold(stack, key, terms)
+            else:
                 session = self._access.open_here(key)
                 if session is None or session.version != unchanged:
                     return False
                 # Nothing is awaited between this check and the session's end.
                 hold = await self._ended_here(stack, session)
-                await hold.append(Entry(ENDING, b"{}"))
-            else:
-                hold = await self.ending(stack, key, terms)
-            if not settling and await self._heirs(hold.key, hold.epoch):
-                return False
-            await self.settle_known_forks(key, hold.epoch, terms)
             await hold.delete()
             return True
 
-    def settling(self) -> AbstractAsyncContextManager[object]:
-        """Return the lock to hold for exclusive access to several sessions at a time."""
-        return self._lock
-
-    async def end(
-        self, hold: HeldSession, terms: Terms, last: Callable[[], Awaitable[None]]
-    ) -> None:
-        """Delete a session that is held, within ``settling``; its forks keep what they reach.
-
-        *last* is done right before the session goes.
-        """
-        await hold.append(Entry(ENDING, b"{}"))
-        await self.settle_known_forks(hold.key, hold.epoch, terms)
-        async with self._store.without_posts(hold.key):
-            await last()
-            await hold.delete()
-
-    async def ending(self, stack: AsyncExitStack, key: SessionKey, terms: Terms) -> HeldSession:
-        """Hold a session to delete it, open here or not, and record that in its log."""
+    async def _hold(self, stack: AsyncExitStack, key: SessionKey, terms: Terms) -> HeldSession:
+        """Hold a session to delete it, open here or not."""
         runtime = self._access.runtime
         session = runtime.sessions.get(key)
-        if session is not None:
-            # What may yet be refused, by one that is held elsewhere, must not cost what is unsaved.
-            with suppress(PerdureError), anyio.move_on_after(_SAVING):
-                await runtime.saver.save(session._tracked)
-            hold = await self._ended_here(stack, session)
-        else:
-            # New: what was only posted to is forgotten, too.
-            held = self._access.held(key, terms, new=True)
-            hold = await stack.enter_async_context(held)
-        await hold.append(Entry(ENDING, b"{}"))
-        return hold
+        if session is None:  # new: what was only posted to is forgotten, too
+            return await stack.enter_async_context(self._access.held(key, terms, new=True))
+        # What may yet be refused, by one that is held elsewhere, must not cost what is unsaved.
+        with suppress(PerdureError), anyio.move_on_after(_SAVING):
+            await runtime.saver.save(session._tracked)
+        return await self._ended_here(stack, session)
 
     async def _ended_here(self, stack: AsyncExitStack, session: SessionBase) -> HeldSession:
         """Close a session that is open here, and go on holding it."""
@@ -272,77 +231,6 @@ class Forgetter:
         head = await self._store.head(session.key)
         still_held = self._access.still_held(session.key, session.epoch, head)
         return await stack.enter_async_context(still_held)
-
-    async def _heirs(self, key: SessionKey, epoch: int) -> list[tuple[SessionKey, Origin]]:
-        """Return the forks that continue a session's history, each with its valid base."""
-        heirs: list[tuple[SessionKey, Origin]] = []
-        for child in sorted(
-            await self._recorded_forks(key) | await self._announced_forks(key, epoch)
-        ):
-            if await self._store.inner.head(child):
-                base = await self._store.newest_base(child)
-                if base is None or base.parent != key:
-                    continue
-                if await self._store.is_sound(base, await self._store.base_of(key)):
-                    heirs.append((child, base))
-        return heirs
-
-    async def _recorded_forks(self, key: SessionKey) -> set[SessionKey]:
-        """Return the forks that a session's log records."""
-        async with aclosing(self._store.inner.read_log(key)) as log:
-            return {
-                decode(record.payload, ForkNote).child
-                async for chunk in log
-                for record in chunk.records
-                if record.kind == FORK
-            }
-
-    async def _announced_forks(self, key: SessionKey, epoch: int) -> set[SessionKey]:
-        """Return the forks that were posted to it, and are not in its log yet."""
-        waiting = await self._store.receive(key, epoch, limit=MAX_WAITING)
-        if any(item.damage and item.kind in {"", FORK} for item in waiting):
-            message = (
-                f"a post that cannot be read waits for {key}, and may name a fork: open the "
-                f"session until the post is set aside, then look at it with `perdure inbox {key}`"
-            )
-            raise CorruptRecordError(message, key=str(key))
-        return {decode(item.payload, ForkNote).child for item in waiting if item.kind == FORK}
-
-    async def settle_heirs(self, key: SessionKey, terms: Terms) -> None:
-        """Give each fork of a session its own copy of the history that it continues."""
-        async with self._lock, AsyncExitStack() as stack:
-            await stack.enter_async_context(self._access.exclusive(key))
-            session = self._access.runtime.sessions.get(key)
-            if session is None:
-                epoch = (await stack.enter_async_context(self._access.held(key, terms))).epoch
-            else:
-                epoch = session.epoch
-            for heir, base in await self._heirs(key, epoch):
-                await self._settle(heir, base, terms)
-
-    async def settle_known_forks(self, key: SessionKey, epoch: int, terms: Terms) -> None:
-        """Do so for the forks that a session knows by now, within ``settling``, as its holder."""
-        for heir, base in await self._heirs(key, epoch):
-            await self._settle(heir, base, terms)
-
-    async def _settle(self, key: SessionKey, base: Origin, terms: Terms) -> None:
-        parent = base.parent
-        if parent is None or not await self._store.has(parent, base.at, base.epoch):
-            return  # its parent was deleted and made again: it has nothing of this one
-        own = await self._forker.own_base(parent, base.at)
-        own = msgspec.structs.replace(own, cut=max(own.cut, base.cut), moved=base.moved)
-        async with self._access.exclusive(key):
-            session = self._access.runtime.sessions.get(key)
-            if session is not None:
-                if await self._store.newest_base(key) == base:
-                    await self._access.rebase_open(session, own)
-                return
-            with suppress(SessionNotFoundError):  # then it continues nothing any more
-                async with self._access.held(key, terms) as hold:
-                    # Its fork may have been refused meanwhile, and the id be another session's.
-                    if await self._store.newest_base(key) == base:
-                        await hold.rebase(own)
-                        await self._access.fold(hold)
 
     # forgetting
 
@@ -355,22 +243,15 @@ class Forgetter:
             LeaseHeldError: Another process keeps holding one; then nothing was removed.
 
         """
-        async with self._lock, AsyncExitStack() as stack:
+        async with AsyncExitStack() as stack:
             holds: list[HeldSession] = []
-            heirs: list[tuple[SessionKey, SessionKey, Origin]] = []
             if not dry_run:
                 for key in sorted(keys):
                     await stack.enter_async_context(self._access.exclusive(key))
-                holds = [await self.ending(stack, key, terms) for key in sorted(keys)]
-                heirs = [
-                    (hold.key, heir, base)
-                    for hold in holds
-                    for heir, base in await self._heirs(hold.key, hold.epoch)
-                    if heir not in keys
-                ]
+                holds = [await self._hold(stack, key, terms) for key in sorted(keys)]
+                for hold in holds:  # from here on, no copy of it is published
+                    await hold.append(Entry(ENDING, b"{}"))
             sums = {key: await self._sum(key) for key in keys}
-            for _, heir, base in heirs:
-                await self._settle(heir, base, terms)
             if not dry_run:
                 await self._remove_drafts(tenant, keys)
             named = await self._reach(
@@ -385,11 +266,7 @@ class Forgetter:
             spilled = await self._spilled(keys, remove=not dry_run)
             if not dry_run:
                 await self._store.scrub()
-            retained = [
-                RetainedItem("history", f"{heir} is a fork, and continues it", parent, heir)
-                for parent, heir, _ in heirs
-            ]
-            retained += [_blob(name, *by, sums) for name, by in shared.items()]
+            retained = [_blob(name, *by, sums) for name, by in shared.items()]
             return self._report(sums, removable, spilled, retained, dry_run=dry_run)
 
     async def _remove_drafts(self, tenant: str, sources: list[SessionKey]) -> None:
@@ -528,10 +405,9 @@ def _under_both(old: SessionKey, new: SessionKey) -> SessionError:
 class Renamer:
     """Give sessions other names."""
 
-    def __init__(self, access: ExclusiveAccess, forker: ForkBuilder, forgetter: Forgetter) -> None:
+    def __init__(self, access: ExclusiveAccess, forker: ForkBuilder) -> None:
         self._access = access
         self._forker = forker
-        self._forgetter = forgetter
         self._store = access.store
 
     async def rename(self, old: SessionKey, new: SessionKey, terms: Terms) -> Fork:
@@ -540,32 +416,19 @@ class Renamer:
         Raises:
             SessionError: The new name is taken.
             SessionNotFoundError: There is no session of the old name.
-            LeaseHeldError: Another process keeps holding it, or one of its forks.
+            LeaseHeldError: Another process keeps holding it.
 
         """
         require_different(old, new, "rename")
         session = self._access.runtime.sessions.get(old)
-        if session is not None:  # not below: what its turn does may need the lock
+        if session is not None:  # not below: its turn may need the session
             await self._access.lifecycle.between_turns(session)
-        async with self._forgetter.settling(), AsyncExitStack() as stack:
+        async with AsyncExitStack() as stack:
             for key in sorted((old, new)):
                 await stack.enter_async_context(self._access.exclusive(key))
             if new in self._access.runtime.sessions:
                 raise exists(new)
-            if fork.COPIES:
-                return await self._rename(stack, old, new, terms)
-            begun = await self._access.begun(new)
-            created = begun.base
-            if await self._store.inner.head(old) == 0:
-                if created is None or created.moved != old:
-                    raise SessionNotFoundError(f"there is no session {old}", key=str(old))
-                return Fork(new, old, created.at)
-            if begun != LogOrigin() and not await self._is_copy(created, old, new):
-                raise exists(new)
-            hold = await self._hold(stack, old, new, terms)
-            base = await self._copied(hold, new)
-            await self._forgetter.end(hold, terms, lambda: self._forward(hold, new))
-            return Fork(new, old, base.at)
+            return await self._rename(stack, old, new, terms)
 
     async def _rename(
         self, stack: AsyncExitStack, old: SessionKey, new: SessionKey, terms: Terms
@@ -576,7 +439,7 @@ class Renamer:
                 raise SessionNotFoundError(f"there is no session {old}", key=str(old))
             return Fork(new, old, made.up_to)
         is_of_it = made is not None and await self._store.has(old, made.up_to, made.generation)
-        if not is_of_it and await self._access.begun(new) != LogOrigin():
+        if not is_of_it and not await self._access.is_empty(new):
             raise exists(new)
         hold = await self._hold(stack, old, new, terms)
         if made is not None and is_of_it and await self._has_new_records(old, made.up_to):
@@ -591,7 +454,9 @@ class Renamer:
             done = await self._forker.copied(old, new, point, "rename")
         else:
             done = await self._forker.begun_anew(old, new)
-        await self._forgetter.end(hold, terms, lambda: self._forward(hold, new))
+        async with self._store.without_posts(old):
+            await self._forward(hold, new)
+            await hold.delete()
         return done
 
     async def _made(self, old: SessionKey, new: SessionKey) -> Draft | None:
@@ -616,45 +481,9 @@ class Renamer:
         head = await self._store.head(old)
         return await stack.enter_async_context(self._access.still_held(old, session.epoch, head))
 
-    async def _is_copy(self, created: Origin | None, old: SessionKey, new: SessionKey) -> bool:
-        """Whether a rename of this very session, which was not finished, has begun another so.
-
-        The one that was renamed may be gone, and a new session have its name: by another rename
-        with the same numbers and epochs, so what was last said is compared, too.
-        """
-        if created is None or created.moved != old:
-            return False
-        if not await self._store.has(old, created.at, created.epoch):
-            return False
-        return await self._last_said(old, created.at) == await self._last_said(new, created.at)
-
-    async def _last_said(self, key: SessionKey, upto: int) -> Record | None:
-        log = self._store.read_log(key, before=upto + 1, reverse=True)
-        return await first_record(log, lambda record: record.kind not in HOLDER_KINDS)
-
-    async def _copied(self, old: HeldSession, new: SessionKey) -> Origin:
-        """Return the base of the copy, made now or before."""
-        begun = await self._access.begun(new)
-        created = begun.base
-        if begun != LogOrigin() and not await self._is_copy(created, old.key, new):
-            raise exists(new)
-        if created is not None:
-            if not await self._has_new_records(old.key, created.at):
-                return created
-            if begun.has_records:
-                raise _under_both(old.key, new)
-            async with self._access.held(new, Terms("raise", 0), new=True) as hold:
-                await hold.withdraw()
-        base = await self._forker.own_base(old.key, old.head, moved=old.key)
-        async with self._access.held(new, Terms("raise", 0), new=True) as hold:
-            if await self._access.begun(new) != LogOrigin():  # another process was faster
-                raise exists(new)
-            await hold.rebase(base)
-        return base
-
     async def _has_new_records(self, key: SessionKey, after: int) -> bool:
-        log = self._store.read_log(key, after=after)
-        return await first_record(log, lambda record: record.kind not in _QUIET) is not None
+        log, quiet = self._store.read_log(key, after=after), OWN_KINDS | HOLDER_KINDS
+        return await first_record(log, lambda record: record.kind not in quiet) is not None
 
     async def _forward(self, old: HeldSession, new: SessionKey) -> None:
         """Have what was posted to the old name wait at the new one."""

@@ -1,21 +1,17 @@
-"""Forks, copies and renames: sessions that begin with another one's history.
+"""Forks and copies: sessions that begin with another one's history, and have it as their own.
 
-A fork writes one record, however long its parent's history is: where that ends for it. Before, the
-parent records it, so that a deletion finds its forks. A copy keeps the history as blobs of
-its own. A rename is a copy that remembers the old name, and then a deletion. `LostSession` is what
-remains of a session whose lease was lost with records unsaved: they can be forked.
+What becomes of one session changes no other. `LostSession` is what remains of a session whose
+lease was lost with records unsaved: they can be forked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, final
 
 import msgspec
 
-from perdure._lib.ids import random_id
 from perdure.autosave.tracked import State
 from perdure.errors import (
     HistoryPrunedError,
@@ -25,25 +21,21 @@ from perdure.errors import (
     SessionNotFoundError,
     StoreError,
 )
-from perdure.lineage.history import keep_documents, keep_history
 from perdure.memory.traces import find_turn
 from perdure.records.checkpoints import GROUP, Checkpoint
-from perdure.records.json import decode, encode
+from perdure.records.json import decode
 from perdure.records.keys import SessionKey, session_key
-from perdure.records.manifest import ForkNote, Origin
 from perdure.records.records import (
     BASE,
     CHECKPOINT,
     CHECKPOINTS_PRUNED,
-    ENDING,
-    FORK,
     HOLDER_KINDS,
     RETRACT,
     Entry,
     Record,
 )
 from perdure.session.copier import (
-    FORK as AS_FORK,
+    FORK,
     FORK_CONTEXT,
     copy_session,
     exists,
@@ -51,25 +43,16 @@ from perdure.session.copier import (
 )
 from perdure.session.lifecycle import (
     ExclusiveAccess,
-    HeldSession,
-    LogOrigin,
     Terms,
     group_of,
     require_different,
 )
-from perdure.store import Draft, PendingItem, first_record
+from perdure.store import Draft, first_record
 
 if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked
     from perdure.session.lifecycle import SessionLifecycle
     from perdure.session.runtime import Runtime
-
-
-_TRIES = 3
-"""Attempts at a copy of a session that is pruned meanwhile."""
-
-COPIES: bool = False
-"""Whether a fork is a copy: what was its parent's is its own, and refers to no other session."""
 
 
 History = Literal["full", "context"]
@@ -83,7 +66,7 @@ def require_history(history: Any) -> None:
         raise InvalidArgumentError(message, option="history", value=history)
 
 
-FORKS: dict[History, str] = {"full": AS_FORK, "context": FORK_CONTEXT}
+FORKS: dict[History, str] = {"full": FORK, "context": FORK_CONTEXT}
 
 
 class Fork(msgspec.Struct, frozen=True):
@@ -114,9 +97,7 @@ class ForkBuilder:
         *,
         history: History = "full",
     ) -> Fork:
-        """Begin a session with another one's history up to a record, and write one record.
-
-        ``more`` follows it in the same group.
+        """Begin a session with another one's history up to a record, and ``more`` behind it.
 
         Raises:
             HistoryPrunedError: The parent's history up to ``at`` was pruned.
@@ -131,7 +112,7 @@ class ForkBuilder:
         point = await self._without_epochs(parent, await self._point(parent, head, at))
         if point is None:
             return await self._begin_anew(parent, child, more)
-        return await self._begin(parent, child, point, more, history)
+        return await self._copy_to(parent, child, point, FORKS[history], more)
 
     async def _copy_to(
         self,
@@ -202,7 +183,7 @@ class ForkBuilder:
         if point is not None:
             point = await self._without_epochs(session.key, point)
             if point is not None:
-                return await self._begin(session.key, child, point, more, history)
+                return await self._copy_to(session.key, child, point, FORKS[history], more)
             return await self._begin_anew(session.key, child, more)
         if session.missing or session.end is State.LOST:  # gone, or deleted by its holder
             return await self._begin_anew(session.key, child, more)
@@ -221,9 +202,10 @@ class ForkBuilder:
 
         The caller is alone with it.
         """
-        await self._require_free(child, None, records)
+        if child in self._access.runtime.sessions or not await self._access.is_empty(child):
+            raise exists(child)
         async with self._access.held(child, Terms("raise", 0), new=True) as hold:
-            if await self._access.begun(child) != LogOrigin():
+            if not await self._access.is_empty(child):
                 raise exists(child)
             if records:
                 try:
@@ -289,168 +271,27 @@ class ForkBuilder:
             raise InvalidArgumentError(message, key=str(parent), checkpoint=checkpoint.id)
         return checkpoint.event_seq + GROUP
 
-    async def _begin(
-        self,
-        parent: SessionKey,
-        child: SessionKey,
-        point: Record,
-        more: Sequence[Entry],
-        history: History,
-    ) -> Fork:
-        if COPIES or history == "context":
-            return await self._copy_to(parent, child, point, FORKS[history], more)
-        origin = parent
-        while True:  # a fork of what was shared already is a fork of the session that wrote it
-            above = await self._store.base_of(origin)
-            if above is None or above.parent is None or point.seq > above.at:
-                break
-            if not await self._store.has(above.parent, above.at, above.epoch):
-                break
-            origin = above.parent
-        base = Origin(at=point.seq, parent=origin, epoch=point.epoch)
-        async with self._access.exclusive(child):
-            await self._require_free(child, base, more)
-            await self._note(origin, child)
-            await self._create(origin, child, base, more)
-        return Fork(child, parent, point.seq)
-
-    async def _require_free(
-        self, child: SessionKey, base: Origin | None, more: Sequence[Entry]
-    ) -> bool:
-        """Refuse an id that is taken; return whether this very beginning was made before."""
-        if child in self._access.runtime.sessions:
-            raise exists(child)
-        begun = await self._access.begun(child)
-        if begun == LogOrigin():
-            return False
-        if begun.base != base or begun.has_records or more:
-            raise exists(child)
-        return True
-
-    async def _note(self, parent: SessionKey, child: SessionKey) -> None:
-        """Record the child in the parent, durably, before the child refers to it. No lease."""
-        note = encode(ForkNote(child))
-        session = self._access.open_here(parent)
-        if session is not None:
-            session._accept((Entry(FORK, note),))
-            await session.save()
-            return
-        await self._store.enqueue(parent, [PendingItem(f"fork-{random_id()}/0", FORK, note, 0.0)])
-
-    async def _create(
-        self, source: SessionKey, child: SessionKey, base: Origin, more: Sequence[Entry]
-    ) -> None:
-        async with self._access.held(child, Terms("raise", 0), new=True) as hold:
-            # No other process can write it from here on, or withdraw what it has begun.
-            is_made = await self._require_free(child, base, more)
-            if not is_made:
-                try:
-                    await hold.rebase(base, *more)
-                except StoreError:
-                    await self._undo(hold)
-                    raise
-            # From here on a deletion of the source finds what this needs of it; an earlier one
-            # shows.
-            if error := await self._gone(source, child, base):
-                if not is_made:  # else it was acknowledged, maybe
-                    await hold.withdraw()
-                raise error
-
-    async def _gone(self, parent: SessionKey, child: SessionKey, base: Origin) -> Exception | None:
-        """Return why a fork's history is not there, or is about to go without its parent's notice.
-
-        The parent's newest records show it: they are few, and before them is the one
-        that the fork continues from.
-        """
-        newest, point = None, None
-        log = self._store.read_log(parent, after=base.at - 1, reverse=True)
-        pruned = False
-        async with aclosing(log):
-            async for chunk in log:
-                for record in chunk.records:
-                    newest = newest or record
-                    point = record
-                    pruned |= record.kind == BASE and decode(record.payload, Origin).cut >= base.at
-        is_there = point is not None and (point.seq, point.epoch) == (base.at, base.epoch)
-        if newest is None or newest.kind == ENDING or not is_there:
-            message = f"session {parent} was deleted while {child} was made of it"
-            return SessionNotFoundError(message, key=str(parent))
-        is_fork = base.parent is not None  # what a copy has is its own
-        return _no_record(parent, base.at, base.at) if pruned and is_fork else None
-
-    async def _undo(self, hold: HeldSession) -> None:
-        """Delete the session if it is empty."""
-        begun = await self._access.begun(hold.key)
-        if begun == LogOrigin():
-            await hold.withdraw()
-
     # copies
 
-    async def copy(
-        self, key: SessionKey, new: SessionKey, *, moved: SessionKey | None = None
-    ) -> Fork:
-        """Make a session with the same history and state, which needs the other no more.
+    async def copy(self, key: SessionKey, new: SessionKey) -> Fork:
+        """Make a session with the same history and state; what is in progress stays so.
 
         Raises:
             HistoryPrunedError: It was pruned again and again while it was read.
-            NotStorableError: The store keeps no blobs.
             SessionError: The new session exists.
             SessionNotFoundError: There is nothing to copy, or it was deleted meanwhile.
 
         """
         require_different(key, new, "copy")
-        if COPIES:
-            point = await self.newest(key, await self._access.head(key))
-            if point is None:
-                return await self._begin_anew(key, new, ())
-            return await self._copy_to(key, new, point, "copy")
-        base = await self._whole_base(key, moved)
-        async with self._access.exclusive(new):
-            await self._require_free(new, base, ())
-            await self._create(key, new, base, ())
-        return Fork(new, key, base.at)
-
-    async def _whole_base(self, key: SessionKey, moved: SessionKey | None) -> Origin:
-        """Return the base of a copy; begin anew if the session is pruned while it is read."""
-        for left in reversed(range(_TRIES)):
-            head = await self._access.head(key)
-            before = await self._stored_base(key)
-            try:
-                base = await self.own_base(key, head, moved=moved)
-                if before == await self._stored_base(key):
-                    return base
-                raise _no_record(key, head, head)
-            except HistoryPrunedError:  # pruned, or deleted and made again, while it was read
-                if not left:
-                    raise
-        raise AssertionError("unreachable")
-
-    async def _stored_base(self, key: SessionKey) -> Origin | None:
-        """Return the base that a session's manifest names: no prune removes anything before."""
-        manifest = (await self._store.inner.read_documents(key, ())).manifest
-        return None if manifest is None else manifest.base
-
-    async def own_base(
-        self, key: SessionKey, at: int, *, moved: SessionKey | None = None
-    ) -> Origin:
-        """Keep a session's history up to a record as blobs; return the base that names them."""
-        store = self._store
-        point = await self._access.record(key, at)
+        point = await self.newest(key, await self._access.head(key))
         if point is None:
-            raise _no_record(key, at, at)
-        begun = await store.beginning_of(key)
-        cut = min(begun.cut, at)
-        history = await keep_history(store, key, after=cut, upto=at)
-        folded = begun.folded  # newer ones would leave nothing to fold the records after the cut on
-        if not cut:
-            documents = await store.documents_upto(key, at)
-            folded = await keep_documents(store, key.tenant, documents)
-        return Origin(at=at, epoch=point.epoch, kept=history, cut=cut, folded=folded, moved=moved)
+            return await self._begin_anew(key, new, ())
+        return await self._copy_to(key, new, point, "copy")
 
 
 def _can_move(entry: Entry) -> bool:
     """Whether a record may get another number: it refers to none, and needs none before it."""
-    return entry.kind not in {BASE, CHECKPOINT, CHECKPOINTS_PRUNED, FORK, RETRACT}
+    return entry.kind not in {BASE, CHECKPOINT, CHECKPOINTS_PRUNED, RETRACT}
 
 
 def _no_record(key: SessionKey, seq: int, head: int) -> SessionError | InvalidArgumentError:
@@ -460,10 +301,6 @@ def _no_record(key: SessionKey, seq: int, head: int) -> SessionError | InvalidAr
         return HistoryPrunedError(message, **facts)
     message = f"session {key} has no record {seq} to fork at: its log ends at {head}"
     return InvalidArgumentError(message, **facts)
-
-
-_QUIET = HOLDER_KINDS | {BASE, ENDING, FORK}
-"""Kinds that say nothing of what the session holds."""
 
 
 async def fork_unsaved(

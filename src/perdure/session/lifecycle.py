@@ -38,9 +38,9 @@ from perdure.errors import (
 )
 from perdure.lease import OnHeld, acquire_lease
 from perdure.lineage.store import Lineage, hold_media
-from perdure.records.json import decode, encode
+from perdure.records.json import encode
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Origin
+from perdure.records.manifest import Origin, origin_in
 from perdure.records.media import filled
 from perdure.records.messages import decode_message, kind_of
 from perdure.records.records import (
@@ -644,14 +644,6 @@ class Terms(msgspec.Struct, frozen=True):
     wait: float = 10.0
 
 
-class LogOrigin(msgspec.Struct, frozen=True):
-    """How a session's own log begins."""
-
-    base: Origin | None = None
-    has_records: bool = False
-    """Whether it has records after its base."""
-
-
 async def append_durably(store: Store, batch: Batch) -> None:
     """Make a batch durable.
 
@@ -693,17 +685,8 @@ class HeldSession:
         await append_durably(self._store, Batch(self.key, self.epoch, self.head + 1, entries))
         self.head += len(entries)
 
-    async def announce(self, base: Origin, *more: Entry) -> None:
-        """Append a base, and entries that become durable with it; it is not valid yet."""
-        await self.append(Entry(BASE, encode(base), end=not more), *more)
-
-    async def rebase(self, base: Origin, *more: Entry) -> None:
-        """Append a valid base, and entries that become durable with it."""
-        await self.announce(base, *more)
-        self.count(base)
-
     def count(self, base: Origin) -> None:
-        """Make an announced base valid."""
+        """Make a base valid that was appended."""
         self._store.rebased(self.key, self.epoch, base)
 
     async def delete(self) -> None:
@@ -799,11 +782,6 @@ class ExclusiveAccess:
         session._accept((Entry(BASE, encode(base)),))
         await session.save()
 
-    async def rebase_open(self, session: SessionBase, base: Origin) -> None:
-        """Append a base to a session that is open here, and fold."""
-        await self.announce_open(session, base)
-        await self.count_open(session, base)
-
     async def count_open(self, session: SessionBase, base: Origin) -> None:
         """Make an announced base valid, and fold."""
         self.store.rebased(session.key, session.epoch, base)
@@ -813,17 +791,13 @@ class ExclusiveAccess:
         """Fold a session that is open here; a failure is logged."""
         await self.runtime.saver.exclusive(session._tracked, lambda: self.lifecycle.fold(session))
 
-    async def begun(self, key: SessionKey) -> LogOrigin:
-        """Return how a session's own log begins."""
-        base: Origin | None = None
-        async with aclosing(self.store.inner.read_log(key)) as log:
-            async for chunk in log:
-                for record in chunk.records:
-                    if record.kind == BASE and base is None:
-                        base = decode(record.payload, Origin)
-                    elif record.kind not in HOLDER_KINDS:
-                        return LogOrigin(base, has_records=True)
-        return LogOrigin(base)
+    async def is_empty(self, key: SessionKey) -> bool:
+        """Return whether a session was never written, or does not exist."""
+
+        def says(record: Record) -> bool:
+            return record.kind not in HOLDER_KINDS or origin_in(record) is not None
+
+        return await first_record(self.store.inner.read_log(key), says) is None
 
     async def record(self, key: SessionKey, seq: int) -> Record | None:
         """Return one durable record of a session, None if there is none.
@@ -840,10 +814,6 @@ class ExclusiveAccess:
                             return record
         return None
 
-    async def newest(self, key: SessionKey) -> Record | None:
-        """Return the newest record of a session's own log."""
-        return await first_record(self.store.inner.read_log(key, reverse=True, limit=1))
-
     async def head(self, key: SessionKey) -> int:
         """Return a session's durable end; what is unsaved of it here is saved first.
 
@@ -854,7 +824,7 @@ class ExclusiveAccess:
         await self.save_here(key)
         loads = self.runtime.pending_loads
         is_coming = key in loads and key not in self.runtime.sessions
-        if is_coming and await self.begun(key) == LogOrigin():  # just being made, maybe as a fork
+        if is_coming and await self.is_empty(key):  # it is just being made
             await wait_idle(loads, key)
         head = await self.store.head(key)
         if not head:

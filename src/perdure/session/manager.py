@@ -37,7 +37,7 @@ from perdure.records.types import Registry
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
 from perdure.restore.ladder import restore
 from perdure.restore.report import RestorePlan
-from perdure.session import directory, fork
+from perdure.session import directory
 from perdure.session.connected import ManagerCore, ManagerParts, connected, manager_facts
 from perdure.session.delete import (
     ForgetReport,
@@ -642,8 +642,9 @@ class SessionManager:
     ) -> Fork:
         """Begin a session with another one's history; both continue independently.
 
-        Writes one short record, however long that history is, and needs no lease on it. Doing it
-        again after a crash makes it whole.
+        A fork is a copy: it refers to nothing of the other, and costs what its history costs to
+        write. It needs no lease on the other; what is in progress there has ended in the fork.
+        Doing it again after a crash makes it whole.
 
         Args:
             id: The agent's id.
@@ -670,13 +671,10 @@ class SessionManager:
         acts, key = self._acting(), session_key(id, session, tenant)
         child = session_key(new_id, new_session or session, tenant)
         require_history(history)
-        if fork.COPIES or history == "context":
-            with within(wait, f"what is unsaved of session {key}"):
-                await acts.access.runtime.host.call(acts.access.save_here, key)
-            act = partial(acts.forker.fork, key, child, at, history=history)
-            return await self._act(key, wait, act)
-        with within(wait, f"the fork {child} of session {key}"):
-            return await acts.access.runtime.host.call(acts.forker.fork, key, child, at)
+        with within(wait, f"what is unsaved of session {key}"):
+            await acts.access.runtime.host.call(acts.access.save_here, key)
+        act = partial(acts.forker.fork, key, child, at, history=history)
+        return await self._act(key, wait, act)
 
     async def copy(
         self,
@@ -688,7 +686,7 @@ class SessionManager:
         tenant: str = "",
         wait: float = 10.0,
     ) -> Fork:
-        """Make a session with all of another one's history and state, which does not need it.
+        """Make a session with all of another one's history and state; what is in progress, too.
 
         Args:
             id: The agent's id.
@@ -699,7 +697,6 @@ class SessionManager:
             wait: Seconds to wait for the store to answer, and to save what is unsaved of it here.
 
         Raises:
-            NotStorableError: The store keeps no blobs.
             SessionError: A session of the new id exists.
             SessionNotFoundError: There is nothing to copy, or it was deleted meanwhile.
             StoreUnavailableError: The store does not answer in time.
@@ -728,7 +725,6 @@ class SessionManager:
 
         Raises:
             LeaseHeldError: Another process keeps holding it.
-            NotStorableError: The store keeps no blobs.
             SessionError: A session of the new id exists.
             SessionNotFoundError: There is no session of the old id.
 
@@ -752,11 +748,11 @@ class SessionManager:
     ) -> bool:
         """Remove a session and all that it owns; False if there was none.
 
-        Forks of it stay: each first gets a copy of the history that it continues. Blobs stay until
-        they are swept; `forget` removes them too.
+        Forks and copies of it stay as they are. Blobs stay until they are swept; `forget` removes
+        them too.
 
         Raises:
-            LeaseHeldError: Another process keeps holding it, or one of its forks.
+            LeaseHeldError: Another process keeps holding it.
 
         """
         acts, key = self._acting(), session_key(id, session, tenant)

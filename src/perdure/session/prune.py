@@ -2,8 +2,7 @@
 
 First the documents as of the cut are kept as blobs, then a ``base`` record names them, then the
 session is folded, and only then the store removes records. So a failure or a kill at any step
-leaves a session that opens as before, and pruning again completes it. Forks of the session first
-get their own copy of the history that they refer to.
+leaves a session that opens as before, and pruning again completes it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from perdure.errors import (
     SessionNotFoundError,
     StoreUnavailableError,
 )
-from perdure.lineage.history import keep_documents, keep_history
+from perdure.lineage.history import keep_documents
 from perdure.lineage.store import followed
 from perdure.memory.context import SNAPSHOT, Snapshot, WorkingContext
 from perdure.memory.documents import (
@@ -46,6 +45,7 @@ from perdure.records.json import decode, encode
 from perdure.records.keys import DEFAULT_SESSION, SessionKey
 from perdure.records.manifest import Origin
 from perdure.records.records import (
+    BASE,
     CONTEXT,
     EPOCH,
     ITEM,
@@ -254,7 +254,6 @@ class Pruner:
             return [] if before is None or dry_run else await self._finish(key, before)
         if dry_run:
             return [Pruned(key, cut.after, cut.turns)]
-        await self._forgetter.settle_heirs(key, terms)
         freed = await self._rebase(key, cut, terms)
         return [] if freed is None else [Pruned(key, cut.after, cut.turns, freed)]
 
@@ -318,7 +317,7 @@ class Pruner:
         return chain
 
     async def _base(self, key: SessionKey, wanted: _Cut) -> Origin | None:
-        """Keep the session's state at the cut, and the inherited history after it.
+        """Keep the session's state at the cut.
 
         None if another pruning has cut as much since: a cut never goes back.
 
@@ -333,10 +332,7 @@ class Pruner:
         if not await store.has(key, cut, wanted.epoch):
             raise SessionNotFoundError(f"session {key} was deleted meanwhile", key=str(key))
         folded = await self._documents(key, cut)
-        history = ""
-        if before.at > cut:
-            history = await keep_history(store, key, after=cut, upto=before.at)
-        return Origin(at=before.at, kept=history, cut=cut, folded=folded, moved=before.moved)
+        return Origin(cut=cut, folded=folded, moved=before.moved)
 
     async def _documents(self, key: SessionKey, cut: int) -> str:
         store = self._store
@@ -358,14 +354,12 @@ class Pruner:
                     await self._store.put_blobs(key.tenant, {entry.sha256: value})
 
     async def _rebase(self, key: SessionKey, cut: _Cut, terms: Terms) -> int | None:
-        # A fork is announced first, then made, then checks whether a prune runs here:
-        # so each fork is found below, or finds what was announced.
-        access, forgetter = self._access, self._forgetter
-        async with forgetter.settling(), access.exclusive(key):
+        access = self._access
+        async with access.exclusive(key):
             session = access.runtime.sessions.get(key)
             if session is not None:
                 try:
-                    return await self._rebase_open(session, cut, terms)
+                    return await self._rebase_open(session, cut)
                 except StoreUnavailableError:
                     holder = await self._store.holder(key)
                     if holder is None or holder.epoch == session.epoch:
@@ -378,15 +372,14 @@ class Pruner:
                     return None
                 await access.fold(hold)
                 await self._require_folded(key, base.cut)
-                await hold.announce(base)
-                await forgetter.settle_known_forks(key, hold.epoch, terms)
+                await hold.append(Entry(BASE, encode(base)))
                 with self._store.undo_rebased(key, hold.epoch):
                     hold.count(base)
                     await access.fold(hold)
                     await self._require_counted(key, base)
                 return await self._store.trim(key, hold.epoch, base.cut + 1)
 
-    async def _rebase_open(self, session: SessionBase, cut: _Cut, terms: Terms) -> int | None:
+    async def _rebase_open(self, session: SessionBase, cut: _Cut) -> int | None:
         access, key = self._access, session.key
         base = await self._base(key, cut)
         if base is None:
@@ -394,7 +387,6 @@ class Pruner:
         await access.fold_open(session)
         await self._require_folded(key, base.cut)
         await access.announce_open(session, base)
-        await self._forgetter.settle_known_forks(key, session.epoch, terms)
         with self._store.undo_rebased(key, session.epoch):
             await access.count_open(session, base)
             await self._require_counted(key, base)

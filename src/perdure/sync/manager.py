@@ -685,7 +685,7 @@ class SessionManager:
         tenant: str = "",
         wait: float = 10.0,
     ) -> Fork:
-        """Make a session with all of another one's history and state, which does not need it.
+        """Make a session with all of another one's history and state; what is in progress, too.
 
         As `perdure.SessionManager.copy`.
         """

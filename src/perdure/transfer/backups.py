@@ -346,10 +346,7 @@ class _Run:
             if progress is not None:
                 progress(migration.MigrationProgress(done, len(keys), key))
 
-        # A session that goes gives its forks its history first: so each fork is saved behind it.
-        parents = await migration.parents_of(self.source, keys)
-        for wave in migration.waves(parents, keys):
-            await each(wave, bring, at_once=migration.AT_ONCE)
+        await each(keys, bring, at_once=migration.AT_ONCE)
         await self.follow_deletions(set(keys) - self._deleted)
 
     async def _bring(self, key: SessionKey) -> None:

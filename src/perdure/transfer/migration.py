@@ -28,16 +28,15 @@ from perdure.lineage.store import Lineage, followed
 from perdure.memory.documents import InboxTakenPayload
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey, require_filters, stored_key
-from perdure.records.manifest import ForkNote, Origin
+from perdure.records.manifest import Origin
 from perdure.records.records import FORK, GAP, TAKEN, Record
-from perdure.session import fork as forks
 from perdure.session.copied import OWN_KINDS
 from perdure.session.copier import CopiedSession, continue_copy, copy_session
 from perdure.session.options import Limits, require_no_backup
 from perdure.session.reach import ReachedBlob, lost_error
 from perdure.store import DeadLetter, Document, Draft, HeldLease, PendingItem, Store, first_record
 from perdure.transfer import bundle_files, receipts
-from perdure.transfer.bundle import BundleBlob, Item, neutral
+from perdure.transfer.bundle import neutral
 from perdure.transfer.bundle_files import ChangedError, dead_letters_of
 from perdure.transfer.receipts import ReceiptState
 from perdure.transfer.second_look import look_again
@@ -157,12 +156,8 @@ async def _move_all(
         if progress is not None:
             progress(MigrationProgress(done, len(keys) + len(no_sessions), key))
 
-    if not forks.COPIES:  # a copy needs no parent
-        mover.parents = await parents_of(source, keys)
-    for wave in waves(mover.parents, keys):
-        await each(wave, move, at_once=AT_ONCE)
+    await each(keys, move, at_once=AT_ONCE)
     await mover.follow_deletions(keys, tenants)
-    # Last what was deleted, and posted to since: its forks needed its copy until they went.
     await each(no_sessions, move, at_once=AT_ONCE)
     await mover.tidy()
 
@@ -186,32 +181,6 @@ async def keys_of(store: Store, tenant: str) -> list[SessionKey]:
         keys += [info.key for info in page]
         if len(page) < PAGE:
             return keys
-
-
-async def parents_of(store: Store, keys: list[SessionKey]) -> dict[SessionKey, SessionKey | None]:
-    """Return the sessions that these were forked from."""
-    lineage = followed(store)
-    parents: dict[SessionKey, SessionKey | None] = {}
-    for key in keys:
-        with contextlib.suppress(errors.PerdureError):  # `move` reports it
-            base = await lineage.base_of(key)
-            parents[key] = None if base is None else base.parent
-    return parents
-
-
-def waves(
-    parents: dict[SessionKey, SessionKey | None], keys: list[SessionKey]
-) -> list[list[SessionKey]]:
-    """Return the keys in groups; no session comes before the one that it was forked from."""
-    groups: list[list[SessionKey]] = []
-    for key in keys:
-        depth, above = 0, parents.get(key)
-        while above is not None and depth < len(keys):
-            depth, above = depth + 1, parents.get(above)
-        while len(groups) <= depth:
-            groups.append([])
-        groups[depth].append(key)
-    return groups
 
 
 class _Compared(msgspec.Struct, frozen=True):
@@ -251,7 +220,6 @@ class _Mover:
         """Sessions with dead letters in the source."""
         self.target_letters: set[SessionKey] = set()
         """Sessions with dead letters in the target."""
-        self.parents: dict[SessionKey, SessionKey | None] = {}
         self._on_held: OnHeld = on_held
         self._wait = wait
         self._blobs: dict[str, set[str]] = {}
@@ -279,9 +247,7 @@ class _Mover:
             return
         if holder is not None and not holder.released and holder.alive is not False:
             self._open.add(key)
-        known, is_fork = await self._known(key), self.parents.get(key) is not None
-        # A fork's parent may have been written again.
-        if known is not None and (not is_fork or await self._goes_on(key)):
+        if await self._known(key) is not None:
             self.report.there += 1
         elif await self._is_empty(key):
             self.report.empty += 1
@@ -337,21 +303,14 @@ class _Mover:
         self._supersede(key, receipts.untouched(self._source, key, compared.epoch))
         starts_over = compared.head > 0 and (
             await self._is_another_life(key, compared, before)
-            or not await self._goes_on(key)
             # The target's log cannot be continued under the source's numbers.
             or compared.pruned
             or 0 < compared.next <= compared.head + 1
         )
         if starts_over:
             await self._remove(key, compared)
-        written: CopiedSession | bundle_files.WrittenSession
         if starts_over or not compared.head:
-            if forks.COPIES:
-                written = await self._copied(key, partial(self._fresh_copy, key, note))
-            else:
-                written = await self._written(
-                    key, partial(bundle_files.land, self.target, key, on_epoch=note)
-                )
+            written = await self._copied(key, partial(self._fresh_copy, key, note))
             self.report.copied += 1
         elif not compared.next and (
             await _documents(self._source, key) == await _documents(self.target, key)
@@ -363,13 +322,8 @@ class _Mover:
         else:
             async with self._lease(key) as grant:
                 self._require_unchanged(compared, grant)
-                if forks.COPIES:
-                    await note(grant.epoch)
-                    written = await self._copied(key, partial(self._continued, grant))
-                else:
-                    written = await self._written(
-                        key, partial(bundle_files.go_on, self.target, grant, on_epoch=note)
-                    )
+                await note(grant.epoch)
+                written = await self._copied(key, partial(self._continued, grant))
             self.report.continued += 1
         self.report.records += written.records
         self.report.blobs += written.blobs
@@ -421,12 +375,10 @@ class _Mover:
 
     def _content(self, store: Store, key: SessionKey, head: int) -> AsyncGenerator[Record, None]:
         """Give what a session and its copy both have."""
-        if forks.COPIES:
-            return _content(followed(store), key, head)
-        return bundle_files.content(store, key, head)
+        return _content(followed(store), key, head)
 
     async def _head(self, store: Store, key: SessionKey) -> int:
-        return await (followed(store) if forks.COPIES else store).head(key)
+        return await followed(store).head(key)
 
     async def _is_another_life(
         self, key: SessionKey, compared: _Compared, before: ReceiptState | None
@@ -457,28 +409,6 @@ class _Mover:
             seq=compared.head,
         )
 
-    async def _written(
-        self,
-        key: SessionKey,
-        write: Callable[[AsyncGenerator[Item, None]], Awaitable[bundle_files.WrittenSession]],
-    ) -> bundle_files.WrittenSession:
-        """Write a session to the target, read it back and compare."""
-        digest = bundle_files.Digest()
-        items = bundle_files.items(self._source, key, lost=[])  # `_read_blobs_back` tells
-        written = await write(self._new(key, digest.through(items)))
-        try:
-            copied = await bundle_files.digest_of(self.target, key)
-        except ChangedError:  # its log has not all that it was given
-            copied = ""
-        if copied != digest.value:
-            raise errors.StoreError(
-                f"session {key} is not the same in {self.target.location} after it was "
-                "written: another program writes there, or the store is not sound",
-                key=str(key),
-            )
-        await self._read_blobs_back(key)
-        return written
-
     async def _read_blobs_back(self, key: SessionKey) -> None:
         """Read all blobs that the target's copy reaches, and copy again those that it lacks.
 
@@ -506,18 +436,6 @@ class _Mover:
                 f"{self._source.location} from a copy, and run this again",
             )
 
-    async def _new(
-        self, key: SessionKey, source: AsyncGenerator[Item, None]
-    ) -> AsyncGenerator[Item, None]:
-        """Leave out blobs that the target has."""
-        if key.tenant not in self._blobs:
-            self._blobs[key.tenant] = set(await self.target.blob_names(key.tenant))
-        known = self._blobs[key.tenant]
-        async with contextlib.aclosing(source):
-            async for item in source:
-                if not isinstance(item, BundleBlob) or item.name not in known:
-                    yield item
-
     # comparing
 
     async def _compare(self, key: SessionKey) -> _Compared:
@@ -527,7 +445,7 @@ class _Mover:
         if holder is None or not head:
             return _Compared()
         op_ids: set[str] = set()
-        cut = (await followed(self._source).beginning_of(key)).cut if forks.COPIES else 0
+        cut = (await followed(self._source).beginning_of(key)).cut
         shared, pruned, has_any, differs = 0, False, False, 0
         theirs = self._content(self.target, key, head)
         ours = self._content(self._source, key, await self._head(self._source, key))
@@ -572,17 +490,6 @@ class _Mover:
     def _require_unchanged(self, compared: _Compared, grant: HeldLease) -> None:
         if (grant.epoch, grant.head) != (compared.epoch + 1, compared.head + 1):
             raise _changed_there(self.target, grant.key)
-
-    async def _goes_on(self, key: SessionKey) -> bool:
-        """Say whether the target has the record of the parent at which the session was forked."""
-        lineage = followed(self.target)
-        base = await lineage.base_of(key)
-        if base is None or base.parent is None:
-            return True
-        if await lineage.has(base.parent, base.at, base.epoch):
-            return True
-        newest = await lineage.newest_base(key)
-        return newest is not None and newest.parent is None
 
     # receipts of earlier runs
 
@@ -661,16 +568,11 @@ class _Mover:
 
     async def _remove(self, key: SessionKey, compared: _Compared) -> None:
         """Delete the target's copy, so that it can be written again in full."""
-        await self._require_forks_follow(key)
         async with self._lease(key) as grant:
             self._require_unchanged(compared, grant)
             waiting = await self.target.receive(key, grant.epoch, limit=bundle_files.ALL)
             known = {*compared.op_ids, *(item.op_id for item in await self._posted(key))}
             own = [item for item in waiting if item.op_id not in known]
-            for child in [
-                decode(item.payload, ForkNote).child for item in own if item.kind == FORK
-            ]:
-                await self._require_ours(child, key)
             own = [item for item in own if item.kind != FORK]
             if own:  # posted in the target: copied back after the session is
                 await self._source.enqueue(key, own)
@@ -681,17 +583,6 @@ class _Mover:
             self._supersede(key, note)
             await self._leave(key, [note])
             await self.target.delete(key, grant.epoch)
-
-    async def _require_ours(self, fork: SessionKey, key: SessionKey) -> None:
-        """Raise if a session was forked in the target, or its fork was written there."""
-        base = await followed(self.target).newest_base(fork)
-        holder = await self.target.holder(fork)
-        if base is None or base.parent != key or holder is None:
-            return
-        if not await self._is_untouched(fork, holder.epoch):
-            raise errors.StoreError(
-                f"{key} was forked in {self.target.location}: {_way_out(key)}", key=str(key)
-            )
 
     async def _require_no_own_letters(self, key: SessionKey) -> None:
         """Raise if the target has dead letters of its own."""
@@ -712,18 +603,6 @@ class _Mover:
                 count=len(own),
             )
 
-    async def _require_forks_follow(self, key: SessionKey) -> None:
-        """Raise if a fork that was written in the target would lose its history."""
-        for fork in [fork for fork, parent in self.parents.items() if parent == key]:
-            compared = await self._compare(fork)
-            if compared.differs and not await self._is_untouched(fork, compared.epoch):
-                raise errors.StoreError(
-                    f"{fork}, which is a fork of {key}, was written in {self.target.location}, so "
-                    f"{key} cannot be written again there: {_way_out(fork)}",
-                    key=str(key),
-                    fork=str(fork),
-                )
-
     async def follow_deletions(
         self, keys: Sequence[SessionKey], tenants: Sequence[str] | None
     ) -> None:
@@ -732,17 +611,11 @@ class _Mover:
         names = await self.target.tenants() if tenants is None else tenants
         remaining = [key for name in names for key in await keys_of(self.target, name)]
         remaining = [key for key in remaining if key not in present]
-        while remaining:
-            failed: dict[SessionKey, str] = {}
-            for key in remaining:
-                try:
-                    await self._follow_deletion(key)
-                except errors.PerdureError as error:
-                    failed[key] = str(error)
-            if len(failed) == len(remaining):
-                self.report.failed.update({str(key): failed[key] for key in failed})
-            # A fork that goes, too, may come after its parent.
-            remaining = [] if len(failed) == len(remaining) else list(failed)
+        for key in remaining:
+            try:
+                await self._follow_deletion(key)
+            except errors.PerdureError as error:
+                self.report.failed[str(key)] = str(error)
 
     async def _follow_deletion(self, key: SessionKey) -> None:
         original, copy = await self._source.holder(key), await self.target.holder(key)
@@ -754,18 +627,6 @@ class _Mover:
                 f"it was written there since, or never came from here; {_way_out(key)}",
                 key=str(key),
             )
-        lineage = followed(self.target)
-        for fork in await keys_of(self.target, key.tenant):
-            base = await lineage.base_of(fork)
-            if base is None or base.parent != key:
-                continue
-            newest = await lineage.newest_base(fork)  # it may have been given its own history since
-            if newest is None or newest.parent == key:
-                raise errors.StoreError(
-                    f"{key} was deleted, and {fork} still depends on it: migrate again",
-                    key=str(key),
-                    fork=str(fork),
-                )
         async with self._lease(key) as grant:
             # Whoever held it may have written before it let go.
             if grant.epoch != copy.epoch + 1 or not await self._is_untouched(key, copy.epoch):
@@ -909,14 +770,10 @@ async def _content(store: Lineage, key: SessionKey, head: int) -> AsyncGenerator
 
 async def _documents(store: Store, key: SessionKey) -> tuple[object, dict[str, Document]]:
     """Return a session's documents, without store-specific fields of the manifest."""
-    if forks.COPIES:
-        lineage = followed(store)
-        documents, base = await lineage.read_documents(key), await lineage.beginning_of(key)
-        manifest = documents.manifest
-        if manifest is not None:
-            begun = Origin(cut=base.cut, folded=base.folded)
-            manifest = msgspec.structs.replace(manifest, base=begun)
-        return (None, {}) if manifest is None else (neutral(manifest), documents.found)
-    documents = await store.read_documents(key)
+    lineage = followed(store)
+    documents, base = await lineage.read_documents(key), await lineage.beginning_of(key)
     manifest = documents.manifest
+    if manifest is not None:
+        begun = Origin(cut=base.cut, folded=base.folded)
+        manifest = msgspec.structs.replace(manifest, base=begun)
     return (None, {}) if manifest is None else (neutral(manifest), documents.found)
