@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import aclosing
 
 from perdure import Message
-from perdure.lineage.store import followed
 from perdure.records.chunks import RunCutter, name_of
 from perdure.records.json import encode
 from perdure.records.keys import SessionKey
@@ -13,6 +12,7 @@ from perdure.records.manifest import ForkNote, HistoryIndex, HistorySegment, Ori
 from perdure.records.messages import encode_message
 from perdure.records.posts import PendingItem
 from perdure.records.records import BASE, FORK, Entry, Record
+from perdure.session.stored import followed
 from perdure.store import HeldLease, Store
 from perdure.testing.conformance._kit import append_ok
 

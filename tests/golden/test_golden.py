@@ -9,11 +9,15 @@ from pathlib import Path
 import pytest
 
 import perdure
-from perdure import Message, Shutdown
+from perdure import Message, Retention, Shutdown
 from perdure.cli.check import audit
+from perdure.errors import SessionError
 from perdure.records import records
 from perdure.records.keys import SessionKey
+from perdure.records.manifest import Origin
 from perdure.stores.file import FileStore
+from perdure.stores.memory import MemoryStore
+from perdure.transfer import migrate
 from tests.golden.reader import GOLDEN, HERE, copy_of, seen
 from tests.golden.write import SESSIONS, write
 
@@ -43,6 +47,12 @@ async def test_every_session_of_a_golden_store_goes_on(golden: Path, tmp_path: P
     expected = json.loads((golden / "expected.json").read_text("utf-8"))
     keys = [key for key in SESSIONS if expected[str(key)]["there"]]
     async with perdure.connect(root, shutdown=Shutdown(signals=False)) as sessions:
+        based = [key for key in keys if (await sessions._store.base_of(key) or Origin()).at]
+        assert based  # forks, copies and renames of before
+        for key in based:
+            with pytest.raises(SessionError, match="perdure migrate"):
+                await sessions.open(key.agent, session=key.session, tenant=key.tenant)
+        keys = [key for key in keys if key not in based]
         for key in keys:
             place = {"session": key.session, "tenant": key.tenant}
             async with sessions.open(key.agent, **place) as session, session.turn():
@@ -59,6 +69,51 @@ async def test_every_session_of_a_golden_store_goes_on(golden: Path, tmp_path: P
     assert holder is not None
     assert holder.deleted
     await store.aclose()
+
+
+async def test_what_is_numbered_after_a_base_is_made_plain_by_a_migration(tmp_path: Path) -> None:
+    source, target = FileStore(copy_of(GOLDEN, tmp_path)), MemoryStore()
+    expected = json.loads((GOLDEN / "expected.json").read_text("utf-8"))
+    keys = [key for key in SESSIONS if expected[str(key)]["there"]]
+    await source.open()
+    await target.open()
+    done = await migrate(source, target)
+    await source.aclose()
+    quiet = Shutdown(signals=False)
+    async with perdure.connect(tmp_path / "store", shutdown=quiet) as sessions:
+        async with perdure.connect(target, shutdown=quiet) as moved:
+            for key in keys:
+                if str(key) in done.failed:
+                    continue
+                place = {"session": key.session, "tenant": key.tenant}
+                before = await sessions.load(key.agent, **place)
+                after = await moved.load(key.agent, **place)
+                assert before is not None, key
+                assert after is not None, key
+                assert after.context() == before.context()
+                async with moved.open(key.agent, **place) as session, session.turn():
+                    session.append(Message.user("I am back"))
+
+
+async def test_forks_of_before_go_first_or_with_what_they_read(tmp_path: Path) -> None:
+    root = copy_of(GOLDEN, tmp_path)
+    async with perdure.connect(root, shutdown=Shutdown(signals=False)) as sessions:
+        for key in SESSIONS:
+            base = await sessions._store.base_of(key)
+            if base is None or base.parent is None:
+                continue
+            parent = base.parent
+            place = {"session": parent.session, "tenant": parent.tenant}
+            for refused in (
+                sessions.delete(parent.agent, **place),
+                sessions.rename(parent.agent, "other", **place),
+                sessions.forget(id=parent.agent, **place),
+                sessions.prune(Retention(keep_turns=0), id=parent.agent, **place),
+            ):
+                with pytest.raises(SessionError, match=f"read by {key}"):
+                    await refused
+            return
+    raise AssertionError("there is no fork")
 
 
 def test_every_kind_of_record_stands_in_a_golden_store() -> None:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import perdure
 from perdure.archive import Archives
 from perdure.checkpoints.chain import node_of
-from perdure.lineage.store import followed
 from perdure.memory.index import MEMORY, MemoryIndex
 from perdure.records.archives import blobs_of, entry_of
 from perdure.records.checkpoints import ExplicitState
@@ -22,6 +21,7 @@ from perdure.records.manifest import FoldedDocuments, HistoryIndex
 from perdure.records.media import referred
 from perdure.records.messages import RESULT_REF
 from perdure.session.internals import store_of
+from perdure.session.stored import followed
 from perdure.transfer import verify_backup
 from tests.crash.scratch import scratch
 from tests.judges.commands import Ran, run

@@ -182,7 +182,7 @@ class NoDocuments(DelegatingStore):
 def lineage_of(store: Store) -> Store:
     """Return a store whose logs are whole, whatever else they share."""
     with suppress(ImportError):
-        from perdure.lineage.store import followed
+        from perdure.session.stored import followed
 
         return followed(store)
     return store

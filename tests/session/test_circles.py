@@ -7,7 +7,7 @@ import pytest
 
 import perdure
 from perdure import Message, Retention, Shutdown
-from perdure.errors import CorruptRecordError
+from perdure.errors import CorruptRecordError, SessionError
 from perdure.records.json import encode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import ForkNote, Origin
@@ -54,7 +54,7 @@ async def test_a_circle_is_told_by_whoever_follows_it(
                 ):
                     with pytest.raises(CorruptRecordError, match="perdure forget"):
                         await act
-                with pytest.raises(CorruptRecordError, match="perdure forget"):
+                with pytest.raises(SessionError, match="perdure migrate"):
                     async with sessions.open(id):
                         pass
             pruned = await sessions.prune(Retention(keep_turns=1))

@@ -25,7 +25,6 @@ from perdure.errors import (
     SessionQuarantinedError,
     StoreUnavailableError,
 )
-from perdure.lineage.store import Lineage
 from perdure.memory.documents import InboxTakenPayload
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
@@ -33,6 +32,7 @@ from perdure.records.records import MESSAGE_KINDS, TAKEN
 from perdure.session.manager import SessionManager
 from perdure.session.prune import Pruner
 from perdure.session.retention import Retention
+from perdure.session.stored import SessionStore
 from perdure.store import Documents, Outcome, Status
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests.pausing import PausingStore, meanwhile
@@ -362,13 +362,13 @@ async def test_the_newest_of_several_prunings_counts_where_the_manifest_is_lost(
                     session.append(Message.user(word))
             assert (await sessions.prune(Retention(keep_turns=1 + n))).pruned
     await store.open()
-    base = await Lineage(store).base_of(P)
+    base = await SessionStore(store).base_of(P)
 
     async def lost(*_: Any) -> Documents:
         return Documents()
 
     store.read_documents = lost  # type: ignore[method-assign]
-    assert await Lineage(store).base_of(P) == base
+    assert await SessionStore(store).base_of(P) == base
 
 
 async def test_another_life_of_a_session_is_read_as_it_is() -> None:

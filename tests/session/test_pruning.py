@@ -508,7 +508,7 @@ async def test_a_prune_that_another_one_overtakes_does_not_set_the_cut_back(plac
     store, texts = PausingStore(place()), [str(n) for n in range(8)]
     async with connect(store, shutdown=QUIET) as first, connect(place(), shutdown=QUIET) as second:
         await converse(first, "a", *texts)
-        pause = store.pause("acquire", nth=2)  # it has decided what to cut, and settled the forks
+        pause = store.pause("acquire")  # it has decided what to cut
 
         report = await meanwhile(
             pause,
@@ -551,14 +551,11 @@ async def test_a_prune_is_not_refused_since_its_session_is_folded_meanwhile(plac
             announced = store.pause("append_many", after=True)
 
             async def go_on() -> None:
-                forks = store.pause("receive")
-                announced.go()
-                await forks.reached.wait()  # the cut is durable, and does not count yet
-                for some in (late[:20], late[20:]):
-                    session.append(*map(Message.user, some))
-                    await session.save()
-                await anyio.wait_all_tasks_blocked()
-                forks.go()
+                session.append(*map(Message.user, late[:20]))
+                announced.go()  # the cut is durable, and does not count yet
+                await session.save()
+                session.append(*map(Message.user, late[20:]))
+                await session.save()
 
             prune = partial(sessions.prune, Retention(keep_turns=1), id="a")
             report = await meanwhile(announced, prune, go_on)

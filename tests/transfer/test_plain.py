@@ -10,6 +10,7 @@ import pytest
 
 from perdure import Message, Retention, SessionManager, Shutdown, connect
 from perdure.cli.check import audit
+from perdure.errors import SessionError
 from perdure.memory.ledger import change_entry
 from perdure.records.keys import SessionKey
 from perdure.records.records import BASE, EFFECT, ENDING, FORK
@@ -198,3 +199,44 @@ async def test_a_backup_of_what_begins_with_documents_has_them_in_its_log(histor
     assert (await restore_backup(target, new)).failed == {}
     async with connect(new, shutdown=QUIET) as sessions:
         assert {id: await look(sessions, id) for id in before} == before
+
+
+async def test_a_fork_of_before_is_forgotten_with_what_it_reads() -> None:
+    backing = MemoryBacking()
+    async with connect(MemoryStore(backing=backing), shutdown=QUIET) as sessions:
+        await converse(sessions, "parent", "one", "two", owner="ada")
+    old = MemoryStore(backing=backing)
+    await old.open()
+    await fork_as_before(old, "parent", "a fork")
+    await say_as_before(old, "a fork", "mine")
+    await fork_as_before(old, "a fork", "another")
+    await old.aclose()
+    async with connect(MemoryStore(backing=backing), shutdown=QUIET) as sessions:
+        with pytest.raises(SessionError, match="is read by a fork"):
+            await sessions.forget(id="parent")
+        with pytest.raises(SessionError, match="is read by another"):
+            await sessions.delete("a fork")
+        report = await sessions.forget(owner="ada")
+        assert [key.agent for key in report.sessions] == ["a fork", "another", "parent"]
+        assert await sessions.list() == []
+
+
+async def test_a_fork_of_before_is_renamed_forked_and_copied_into_plain_ones() -> None:
+    backing = MemoryBacking()
+    async with connect(MemoryStore(backing=backing), shutdown=QUIET) as sessions:
+        await converse(sessions, "parent", "one", "two")
+    old = MemoryStore(backing=backing)
+    await old.open()
+    await fork_as_before(old, "parent", "child")
+    await say_as_before(old, "child", "mine")
+    await old.aclose()
+    async with connect(MemoryStore(backing=backing), shutdown=QUIET) as sessions:
+        before = await look(sessions, "child")
+        await sessions.fork("child", "fork")
+        await sessions.copy("child", "copy")
+        await sessions.rename("child", "renamed")
+        assert await sessions.delete("parent")
+        for id in ("fork", "copy", "renamed"):
+            assert await look(sessions, id) == before
+            async with sessions.open(id) as session:
+                session.append(Message.user("on"))

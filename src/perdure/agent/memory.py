@@ -22,7 +22,6 @@ from perdure.agent.llm.failures import Overflow
 from perdure.agent.llm.model import ToolSpec
 from perdure.agent.tools import storable
 from perdure.errors import NotStorableError, SessionError
-from perdure.lineage.store import followed
 from perdure.memory.compaction import (
     Compaction,
     CompactionPolicy,
@@ -64,6 +63,7 @@ from perdure.restore.snapshot_store import WorkingContextSnapshotStore
 from perdure.session import internals
 from perdure.session.base import entry_of
 from perdure.session.session import Session
+from perdure.session.stored import followed
 
 if TYPE_CHECKING:
     from perdure.store import Store

@@ -29,7 +29,6 @@ from perdure.errors import (
     PerdureError,
     UnsupportedVersionError,
 )
-from perdure.lineage.store import Lineage, followed
 from perdure.records.keys import KEYRING, SessionKey, keyring_of, require_filters
 from perdure.records.manifest import Origin
 from perdure.records.messages import decode_message
@@ -40,6 +39,7 @@ from perdure.session.internals import rebuild_stored
 from perdure.session.point_in_time import base_documents
 from perdure.session.reach import RESTORE, Reach, ReachedBlob
 from perdure.session.rebuild import WholeLog, differences
+from perdure.session.stored import SessionStore, followed
 from perdure.store import (
     BlobSweep,
     Document,
@@ -290,7 +290,7 @@ class _MissingRange(msgspec.Struct):
     last: int
 
 
-async def _beginning(store: Lineage, seen: Audit) -> tuple[Origin, Mapping[str, Document]]:
+async def _beginning(store: SessionStore, seen: Audit) -> tuple[Origin, Mapping[str, Document]]:
     """Return the origin of a session's own log, and the documents that it began with."""
     try:
         base = await store.beginning_of(seen.key)

@@ -38,7 +38,6 @@ from perdure.cli.output import (
     size,
 )
 from perdure.errors import ConfigError
-from perdure.lineage.store import followed
 from perdure.providers.context_fit import Format
 from perdure.providers.issued import stamp_of
 from perdure.records.checkpoints import Checkpoint
@@ -55,6 +54,7 @@ from perdure.session.prune import PruneReport
 from perdure.session.retention import Retention
 from perdure.session.scope import list_sessions
 from perdure.session.session import SessionView
+from perdure.session.stored import followed
 from perdure.store import LeaseState, SessionInfo, Store
 from perdure.transfer.backups import follow_deletions, require_backup
 

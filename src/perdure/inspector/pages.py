@@ -17,7 +17,6 @@ from perdure.checkpoints.engine import Difference
 from perdure.checkpoints.verify import Verification
 from perdure.errors import InvalidArgumentError, SessionNotFoundError
 from perdure.inspector import conversation
-from perdure.lineage.store import followed
 from perdure.memory.working_memory import MemoryInfo
 from perdure.providers.context_fit import Format
 from perdure.records.checkpoints import Checkpoint
@@ -38,6 +37,7 @@ from perdure.session.internals import (
 )
 from perdure.session.manager import SessionManager
 from perdure.session.session import SessionView
+from perdure.session.stored import followed
 from perdure.store import DeadLetter, LeaseState, PendingItem, SessionInfo, Store, first_record
 
 T = TypeVar("T")

@@ -214,7 +214,7 @@ class RestoredSession(msgspec.Struct, kw_only=True):
 
 
 class RestoringStore(Store, SupportsRestore, Protocol):
-    """A store that reads what a restore needs: `Lineage`, over any store."""
+    """A store that reads what a restore needs: `SessionStore`, over any store."""
 
 
 async def restore(

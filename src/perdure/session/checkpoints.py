@@ -15,9 +15,9 @@ from perdure.checkpoints.engine import CheckpointEngine, CheckpointReader
 from perdure.checkpoints.events import KernelEventReader, KernelEventStream
 from perdure.checkpoints.journal import Journal, JournalReader, LogWalk, RollbackEntries
 from perdure.errors import CorruptRecordError
-from perdure.lineage.store import Filled, Lineage, followed
 from perdure.memory.working_memory import SessionValues
 from perdure.records.records import RETRACT
+from perdure.session.media import Filled
 from perdure.session.options import Limits
 from perdure.session.point_in_time import (
     HistoricalFold,
@@ -28,6 +28,7 @@ from perdure.session.point_in_time import (
     picture,
     states_back,
 )
+from perdure.session.stored import SessionStore, followed
 
 if TYPE_CHECKING:
     from perdure.checkpoints.chain import CheckpointChain
@@ -56,7 +57,7 @@ class _Reading(ABC):
         return self.contents.key
 
     @property
-    def store(self) -> Lineage:
+    def store(self) -> SessionStore:
         return followed(self.contents._store)
 
     @property

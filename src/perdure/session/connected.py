@@ -20,7 +20,6 @@ from perdure.autosave.events import Event
 from perdure.autosave.options import Autosave, EngineOptions, Shutdown
 from perdure.autosave.reports import NAMED, Health
 from perdure.lease import LeaseOptions, renew_heartbeat
-from perdure.lineage.store import Lineage
 from perdure.records.types import Registry
 from perdure.session import spill
 from perdure.session.delete import (
@@ -40,6 +39,7 @@ from perdure.session.prune import Pruner, PruneReport
 from perdure.session.retention import Retention
 from perdure.session.runtime import Clock, EventName, Hooks, Runtime, catch_up
 from perdure.session.shutdown import ExitHandler, ManagerShutdown, SignalWatch
+from perdure.session.stored import SessionStore
 from perdure.store import HeartbeatRequests
 
 log: logging.Logger = logging.getLogger("perdure")
@@ -232,7 +232,7 @@ def _log_heartbeat_failure(error: BaseException, *, again: bool) -> None:
 
 
 async def connected(
-    store: Lineage,
+    store: SessionStore,
     *,
     registry: Registry,
     autosave: Autosave | None,
@@ -290,7 +290,7 @@ async def connected(
     return ManagerParts(runtime, close)
 
 
-async def _open_store(store: Lineage) -> None:
+async def _open_store(store: SessionStore) -> None:
     await store.open()
     try:
         await require_sessions(store)

@@ -21,7 +21,6 @@ from perdure.errors import (
     StoreError,
     TooLargeError,
 )
-from perdure.lineage.store import Filled, followed, media_of
 from perdure.memory.context import (
     CONTEXT_KINDS,
     RetractionPayload,
@@ -80,7 +79,9 @@ from perdure.records.values import encode_value, redact
 from perdure.restore.ladder import KEPT_FOR_LATER, RestoredSession, validated
 from perdure.restore.report import RestoreReport
 from perdure.session.fold import OpenTail, system_prompt_of
+from perdure.session.media import Filled, media_of
 from perdure.session.point_in_time import context_at
+from perdure.session.stored import followed
 from perdure.store import Store
 
 _NONE: frozenset[str] = frozenset()

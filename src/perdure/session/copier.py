@@ -30,8 +30,6 @@ from perdure.errors import (
     StoreUnavailableError,
 )
 from perdure.lease import OwnerWatch, acquire_lease
-from perdure.lineage.history import keep_documents
-from perdure.lineage.store import Lineage
 from perdure.memory.documents import InboxTakenPayload
 from perdure.memory.ledger import LEDGER
 from perdure.records.json import decode
@@ -52,6 +50,7 @@ from perdure.session.lifecycle import MAX_WAITING, append_durably, groups_of
 from perdure.session.options import Limits
 from perdure.session.point_in_time import HistoricalFold, folded_at
 from perdure.session.reach import Reach, ReachedBlob
+from perdure.session.stored import SessionStore, keep_documents
 from perdure.store import Batch, Document, Documents, Draft, HeldLease, Store, first_record
 
 TRIES: Final = 3
@@ -73,6 +72,9 @@ FORK: Final = "fork"
 """The purpose of what ends all that is in progress."""
 FORK_CONTEXT: Final = "fork context"
 """The same, where records are left behind: the copy begins with what they fold to."""
+
+BRANCHES: Final = frozenset({FORK, FORK_CONTEXT, "copy"})
+"""Purposes of what goes on beside the other one."""
 
 MOVES: Final = frozenset({"migrate", "restore"})
 """Purposes of what is the session itself, in another place: with its documents, and its posts."""
@@ -243,7 +245,7 @@ class _Writer:
 
     async def add_own(self, entries: Sequence[Entry]) -> None:
         """Append groups that were never saved: their media go into blobs, as in each save."""
-        store, self._store = self._store, Lineage(self._store)
+        store, self._store = self._store, SessionStore(self._store)
         for group in groups_of(entries):
             await self.add(group, sum(len(entry.payload) for entry in group))
         await self.flush()
@@ -263,8 +265,8 @@ class _Copier:
         draft: Draft,
         limits: Limits,
     ) -> None:
-        self._source = Lineage(source.inner if isinstance(source, Lineage) else source)
-        self._target = target.inner if isinstance(target, Lineage) else target
+        self._source = SessionStore(source.inner if isinstance(source, SessionStore) else source)
+        self._target = target.inner if isinstance(target, SessionStore) else target
         self._key = key
         self._new = new
         self._draft = draft
@@ -306,7 +308,7 @@ class _Copier:
     async def _found_base(self) -> Origin:
         """Look anew for what is before the source's log."""
         key, inner = self._key, self._source.inner
-        self._source = Lineage(inner)  # it may remember what is not so any more
+        self._source = SessionStore(inner)  # it may remember what is not so any more
         manifest = (await inner.read_documents(key, ())).manifest
         require_plain(manifest, key)
         if manifest is not None and manifest.base is None:

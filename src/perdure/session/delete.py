@@ -25,7 +25,7 @@ from perdure.errors import (
     SessionError,
     SessionNotFoundError,
 )
-from perdure.lineage.store import Lineage
+from perdure.lineage import require_unread
 from perdure.memory.documents import SESSION, MetadataPayload, SessionDocument
 from perdure.memory.index import value_names
 from perdure.records.chunks import named_in
@@ -43,6 +43,7 @@ from perdure.session.lifecycle import (
     Terms,
     require_different,
 )
+from perdure.session.stored import SessionStore
 from perdure.store import DeadLetter, Draft, SessionInfo, Store, first_record
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class SessionFilter(msgspec.Struct, frozen=True):
 
 
 async def chosen(
-    store: Lineage, wanted: SessionFilter, open_sessions: Mapping[SessionKey, SessionBase]
+    store: SessionStore, wanted: SessionFilter, open_sessions: Mapping[SessionKey, SessionBase]
 ) -> list[SessionKey]:
     """Return the sessions that are meant.
 
@@ -90,7 +91,7 @@ async def chosen(
     return keys
 
 
-async def only_posted_to(store: Lineage, wanted: SessionFilter) -> list[SessionKey]:
+async def only_posted_to(store: SessionStore, wanted: SessionFilter) -> list[SessionKey]:
     """Return the sessions of an id that were never opened but have pending items."""
     if wanted.id is None or wanted.owner is not None or wanted.tag is not None:
         return []
@@ -104,7 +105,7 @@ async def only_posted_to(store: Lineage, wanted: SessionFilter) -> list[SessionK
 
 
 async def _fits(
-    store: Lineage,
+    store: SessionStore,
     info: SessionInfo,
     wanted: SessionFilter,
     open_sessions: Mapping[SessionKey, SessionBase],
@@ -122,7 +123,7 @@ async def _fits(
     return wanted.fits(owner, tags)
 
 
-async def _described(store: Lineage, key: SessionKey) -> tuple[str | None, tuple[str, ...]]:
+async def _described(store: SessionStore, key: SessionKey) -> tuple[str | None, tuple[str, ...]]:
     """Return a session's owner and tags as of its newest durable record."""
     document = (await store.read_documents(key, {SESSION})).found.get(SESSION)
     owner, tags, since = None, tuple[str, ...](), 0
@@ -203,6 +204,7 @@ class Forgetter:
         if await self._store.inner.head(key) == 0:
             return False
         async with self._access.exclusive(key), AsyncExitStack() as stack:
+            await self._require_unread(key, frozenset())
             if unchanged is None:
                 hold = await self._hold(stack, key, terms)
             else:
@@ -219,7 +221,9 @@ class Forgetter:
         runtime = self._access.runtime
         session = runtime.sessions.get(key)
         if session is None:  # new: what was only posted to is forgotten, too
-            return await stack.enter_async_context(self._access.held(key, terms, new=True))
+            return await stack.enter_async_context(
+                self._access.held(key, terms, new=True, goes=True)
+            )
         # What may yet be refused, by one that is held elsewhere, must not cost what is unsaved.
         with suppress(PerdureError), anyio.move_on_after(_SAVING):
             await runtime.saver.save(session._tracked)
@@ -248,7 +252,10 @@ class Forgetter:
             if not dry_run:
                 for key in sorted(keys):
                     await stack.enter_async_context(self._access.exclusive(key))
-                holds = [await self._hold(stack, key, terms) for key in sorted(keys)]
+                for key in keys:
+                    await self._require_unread(key, frozenset(keys))
+                order = await self._forks_first(keys)
+                holds = [await self._hold(stack, key, terms) for key in order]
                 for hold in holds:  # from here on, no copy of it is published
                     await hold.append(Entry(ENDING, b"{}"))
             sums = {key: await self._sum(key) for key in keys}
@@ -268,6 +275,19 @@ class Forgetter:
                 await self._store.scrub()
             retained = [_blob(name, *by, sums) for name, by in shared.items()]
             return self._report(sums, removable, spilled, retained, dry_run=dry_run)
+
+    async def _require_unread(self, key: SessionKey, besides: frozenset[SessionKey]) -> None:
+        with suppress(FormatError):  # damaged: it is removed all the same
+            await require_unread(self._store, self._store.inner, key, besides)
+
+    async def _forks_first(self, keys: list[SessionKey]) -> list[SessionKey]:
+        """Return sessions in an order in which none goes before one that reads it."""
+        at: dict[SessionKey, int] = {}
+        for key in sorted(keys):
+            with suppress(FormatError):  # damaged: it reads nothing
+                base = await self._store.base_of(key)
+                at[key] = 0 if base is None else base.at
+        return sorted(sorted(keys), key=lambda key: -at.get(key, 0))
 
     async def _remove_drafts(self, tenant: str, sources: list[SessionKey]) -> None:
         """Take away the copies of sessions that are being made; one that was made is one more."""
@@ -441,6 +461,7 @@ class Renamer:
         is_of_it = made is not None and await self._store.has(old, made.up_to, made.generation)
         if not is_of_it and not await self._access.is_empty(new):
             raise exists(new)
+        await require_unread(self._store, self._store.inner, old)
         hold = await self._hold(stack, old, new, terms)
         if made is not None and is_of_it and await self._has_new_records(old, made.up_to):
             if await has_own(self._store.inner, new, made):
@@ -450,7 +471,7 @@ class Renamer:
             is_of_it = False
         if made is not None and is_of_it:
             done = Fork(new, old, made.up_to)
-        elif point := await self._forker.newest(old, hold.head):
+        elif point := await self._forker.newest(old, await self._store.head(old)):
             done = await self._forker.copied(old, new, point, "rename")
         else:
             done = await self._forker.begun_anew(old, new)
@@ -472,7 +493,7 @@ class Renamer:
         """Hold the old session from here until it is deleted: what comes later would be lost."""
         session = self._access.runtime.sessions.get(old)
         if session is None:
-            return await stack.enter_async_context(self._access.held(old, terms))
+            return await stack.enter_async_context(self._access.held(old, terms, goes=True))
         message = (
             f"session {old} was closed to be renamed to {new}: open {new}, or {old} if that failed"
         )

@@ -38,7 +38,6 @@ from perdure.formats.records import (
 )
 from perdure.formats.state import FullAgentState
 from perdure.formats.trace_files import Memories, has_memories, read_memories, write_memories
-from perdure.lineage.store import Lineage, followed, media_of, with_media
 from perdure.memory.compaction import MemoryBundle
 from perdure.memory.context import WorkingContext
 from perdure.memory.documents import EPISODIC, SEMANTIC, fold_items
@@ -57,9 +56,11 @@ from perdure.restore.rebuild import (
 from perdure.session.checkpoints import journal_of, reading_of
 from perdure.session.internals import grouped
 from perdure.session.lifecycle import groups_of, read_again
+from perdure.session.media import media_of, with_media
 from perdure.session.options import Limits
 from perdure.session.prune import pruned_history_as_records
 from perdure.session.rebuild import fold_afresh
+from perdure.session.stored import SessionStore, followed
 
 if TYPE_CHECKING:
     from perdure.session.manager import SessionManager
@@ -207,7 +208,9 @@ MOST_MEDIA: Final = 8 * 1024 * 1024
 """Bytes of media in one context that is exported: it has to fit into one record again."""
 
 
-async def _with_media(store: Lineage, key: SessionKey, records: Sequence[Record]) -> list[Record]:
+async def _with_media(
+    store: SessionStore, key: SessionKey, records: Sequence[Record]
+) -> list[Record]:
     """Return records that stand by themselves: with their media in place, as a file has them."""
     whole: list[Record] = []
     for record in records:

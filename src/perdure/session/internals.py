@@ -17,7 +17,6 @@ import msgspec
 from perdure.autosave.tracked import State
 from perdure.errors import SessionAlreadyActiveError, SessionClosedError, StoreUnavailableError
 from perdure.lease import named
-from perdure.lineage.store import Filled, followed
 from perdure.memory.context import CONTEXT_KINDS, RetractionPayload
 from perdure.memory.documents import StateSet, TurnPayload, fold_items, fold_state
 from perdure.memory.ledger import LEDGER, Ledger, fold_ledger
@@ -34,8 +33,11 @@ from perdure.records.records import (
 )
 from perdure.session.base import SessionBase
 from perdure.session.contents import meta_entry
+from perdure.session.copier import BRANCHES
 from perdure.session.lifecycle import Terms
+from perdure.session.media import Filled
 from perdure.session.point_in_time import context_at
+from perdure.session.stored import followed
 from perdure.store import SupportsFolders, capability
 
 if TYPE_CHECKING:
@@ -231,8 +233,8 @@ async def is_in_log(store: Store, key: SessionKey, place: Place) -> bool:
 
 async def is_branch(session: Session) -> bool:
     """Whether the session began as a fork or a copy of another one, which may be in use, too."""
-    base = await followed(store_of(session)).base_of(session.key)
-    return base is not None and base.moved is None
+    holder = await store_of(session).holder(session.key)
+    return holder is not None and holder.draft is not None and holder.draft.purpose in BRANCHES
 
 
 def stored_messages(session: Session | SessionView) -> list[Message]:

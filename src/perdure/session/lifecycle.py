@@ -37,7 +37,7 @@ from perdure.errors import (
     UnsavedChangesError,
 )
 from perdure.lease import OnHeld, acquire_lease
-from perdure.lineage.store import Lineage, hold_media
+from perdure.lineage import require_plain
 from perdure.records.json import encode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Origin, origin_in
@@ -66,6 +66,7 @@ from perdure.session.fold import (
     phase_of,
     prepare_fold,
 )
+from perdure.session.media import hold_media
 from perdure.session.runtime import (
     Runtime,
     SessionClosed,
@@ -75,6 +76,7 @@ from perdure.session.runtime import (
     try_exclusive,
     wait_idle,
 )
+from perdure.session.stored import SessionStore
 from perdure.store import Batch, Status, Store, first_record
 
 if TYPE_CHECKING:
@@ -667,7 +669,7 @@ async def append_durably(store: Store, batch: Batch) -> None:
 class HeldSession:
     """A session that is held for a change, and is not open in this process."""
 
-    def __init__(self, store: Lineage, key: SessionKey, epoch: int, head: int) -> None:
+    def __init__(self, store: SessionStore, key: SessionKey, epoch: int, head: int) -> None:
         self._store = store
         self.key: SessionKey = key
         self.epoch: int = epoch
@@ -684,10 +686,6 @@ class HeldSession:
         """
         await append_durably(self._store, Batch(self.key, self.epoch, self.head + 1, entries))
         self.head += len(entries)
-
-    def count(self, base: Origin) -> None:
-        """Make a base valid that was appended."""
-        self._store.rebased(self.key, self.epoch, base)
 
     async def delete(self) -> None:
         """Remove the session."""
@@ -711,7 +709,7 @@ class ExclusiveAccess:
     def __init__(self, runtime: Runtime, lifecycle: SessionLifecycle) -> None:
         self.runtime: Runtime = runtime
         self.lifecycle: SessionLifecycle = lifecycle
-        self.store: Lineage = runtime.store
+        self.store: SessionStore = runtime.store
 
     def exclusive(self, key: SessionKey) -> AbstractAsyncContextManager[None]:
         """Keep others of this process from opening or closing a session meanwhile."""
@@ -719,9 +717,11 @@ class ExclusiveAccess:
 
     @asynccontextmanager
     async def held(
-        self, key: SessionKey, terms: Terms, *, new: bool = False
+        self, key: SessionKey, terms: Terms, *, new: bool = False, goes: bool = False
     ) -> AsyncGenerator[HeldSession, None]:
         """Hold a session that is not open here; the caller is alone with it.
+
+        One of before 0.1.0 that is numbered after a base is only held if it *goes*.
 
         Raises:
             LeaseHeldError: Another process keeps holding it.
@@ -742,6 +742,8 @@ class ExclusiveAccess:
             new=new,
         )
         async with self.still_held(key, grant.epoch, grant.head) as hold:
+            if not goes:
+                require_plain(key, await self.store.base_of(key))
             if grant.created and not new:
                 await hold.withdraw()  # an empty one, which the lease has made
                 raise SessionNotFoundError(f"session {key} was deleted meanwhile", key=str(key))
@@ -781,11 +783,6 @@ class ExclusiveAccess:
         """Append a base to a session that is open here; it is not valid yet."""
         session._accept((Entry(BASE, encode(base)),))
         await session.save()
-
-    async def count_open(self, session: SessionBase, base: Origin) -> None:
-        """Make an announced base valid, and fold."""
-        self.store.rebased(session.key, session.epoch, base)
-        await self.fold_open(session)
 
     async def fold_open(self, session: SessionBase) -> None:
         """Fold a session that is open here; a failure is logged."""

@@ -29,7 +29,6 @@ from perdure.autosave.reports import ShutdownReport
 from perdure.autosave.tracked import require_outside
 from perdure.errors import InvalidArgumentError, SessionClosedError, StoreError
 from perdure.lease import LeaseOptions, OnHeld
-from perdure.lineage.store import followed, hold_media
 from perdure.providers.context_fit import Format
 from perdure.records.keys import DEFAULT_SESSION, SessionKey, require_filters, session_key
 from perdure.records.manifest import SessionQuery
@@ -46,6 +45,7 @@ from perdure.session.delete import (
 from perdure.session.fork import Fork, History, LostSession, require_history
 from perdure.session.inbox import PostReceipt
 from perdure.session.lifecycle import Terms
+from perdure.session.media import hold_media
 from perdure.session.open import OpenRequest, SessionOpening
 from perdure.session.options import Limits, require_options
 from perdure.session.prune import PruneReport
@@ -62,6 +62,7 @@ from perdure.session.runtime import (
 )
 from perdure.session.scope import Scope, list_scopes, scope_key
 from perdure.session.session import SessionView
+from perdure.session.stored import followed
 from perdure.store import DeadLetter, SessionInfo, Store
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from perdure.errors import (
     SessionNotFoundError,
 )
 from perdure.lease import LATE, OnHeld, acquire_lease, lease_held
-from perdure.lineage.store import hold_media, is_begun_by
+from perdure.lineage import require_plain
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry, Record
 from perdure.restore.ladder import restore
@@ -37,7 +37,9 @@ from perdure.session import spill
 from perdure.session.contents import check_said
 from perdure.session.inbox import Inbox
 from perdure.session.lifecycle import SessionLifecycle, groups_of, read_again
+from perdure.session.media import hold_media
 from perdure.session.options import require_options
+from perdure.session.refused import is_begun_by
 from perdure.session.runtime import (
     Patience,
     PendingLoad,
@@ -248,6 +250,7 @@ class Opener:
         pending_load.holder = None
         session: Session | None = None
         try:
+            require_plain(key, await runtime.store.base_of(key))
             session, may_have_items = await self._restore(grant, wanted)
             _require_owner(session, wanted)
             await session._load_memory()

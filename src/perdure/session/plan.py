@@ -32,17 +32,17 @@ from perdure.restore.snapshot_store import WorkingContextSnapshotStore
 from perdure.session.session import SessionView
 
 if TYPE_CHECKING:
-    from perdure.lineage.store import Lineage
     from perdure.providers.context_fit import Format
     from perdure.records.keys import SessionKey
     from perdure.records.types import Registry
     from perdure.restore.report import Source
     from perdure.session.session import Session
+    from perdure.session.stored import SessionStore
     from perdure.store import Documents, Store
 
 
 async def plan_of(
-    store: Lineage,
+    store: SessionStore,
     registry: Registry,
     key: SessionKey,
     *,
@@ -158,7 +158,7 @@ def _replacing(session: Session, plan: RestorePlan) -> Entry:
 class _Noting:
     """A session's memory as the bootstrapper needs it; what it would write is noted."""
 
-    def __init__(self, store: Lineage, registry: Registry, view: SessionView) -> None:
+    def __init__(self, store: SessionStore, registry: Registry, view: SessionView) -> None:
         self._store = store
         self._registry = registry
         self._view = view

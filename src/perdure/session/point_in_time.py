@@ -10,8 +10,6 @@ import anyio.to_thread
 import msgspec
 
 from perdure.errors import HistoryPrunedError
-from perdure.lineage import history
-from perdure.lineage.store import Lineage, followed
 from perdure.memory.context import SNAPSHOT, RetractionPayload, Snapshot, WorkingContext
 from perdure.memory.documents import (
     EPISODIC,
@@ -47,6 +45,7 @@ from perdure.records.records import (
 from perdure.restore.ladder import snapshot_of
 from perdure.session.fold import OFFLOAD, FoldInput, manifest_of, refers_to_media
 from perdure.session.options import Limits
+from perdure.session.stored import SessionStore, folded, followed
 from perdure.store import Document, Documents, Store
 
 PART: Final = 8 * 1024 * 1024
@@ -69,7 +68,12 @@ class HistoricalFold(msgspec.Struct, frozen=True):
 
 
 async def folded_at(
-    store: Lineage, key: SessionKey, seq: int, limits: Limits, *, onto: HistoricalFold | None = None
+    store: SessionStore,
+    key: SessionKey,
+    seq: int,
+    limits: Limits,
+    *,
+    onto: HistoricalFold | None = None,
 ) -> HistoricalFold:
     """Return a session's documents as of a durable record; nothing of it is changed.
 
@@ -132,7 +136,7 @@ def _folded(work: FoldInput, have: Documents, blobs: Mapping[str, bytes]) -> His
     )
 
 
-async def require_known(store: Lineage, key: SessionKey, seq: int) -> None:
+async def require_known(store: SessionStore, key: SessionKey, seq: int) -> None:
     """Raise HistoryPrunedError if what a session was at a record is not known any more."""
     cut = (await store.beginning_of(key)).cut
     if seq < cut:
@@ -152,7 +156,7 @@ async def base_documents(store: Store, key: SessionKey) -> Documents:
     base = await lineage.beginning_of(key)
     if not base.cut:
         return Documents()
-    return await history.folded(lineage.inner, key, base, None)
+    return await folded(lineage.inner, key, base, None)
 
 
 async def context_at(
@@ -174,7 +178,7 @@ async def context_at(
     base = await lineage.beginning_of(key)
     context, since = WorkingContext(limit), 0
     if base.cut:
-        document = (await history.folded(lineage.inner, key, base, {SNAPSHOT})).found.get(SNAPSHOT)
+        document = (await folded(lineage.inner, key, base, {SNAPSHOT})).found.get(SNAPSHOT)
         snapshot = None if document is None else snapshot_of(document.data, key, document.as_of_seq)
         if document is not None and snapshot is not None and not isinstance(snapshot, str):
             context, since = WorkingContext.of_snapshot(snapshot, limit), document.as_of_seq

@@ -22,11 +22,11 @@ from perdure.errors import (
     FormatError,
     LeaseHeldError,
     LeaseLostError,
+    SessionError,
     SessionNotFoundError,
     StoreUnavailableError,
 )
-from perdure.lineage.history import keep_documents
-from perdure.lineage.store import followed
+from perdure.lineage import require_plain, require_unread
 from perdure.memory.context import SNAPSHOT, Snapshot, WorkingContext
 from perdure.memory.documents import (
     EPISODIC,
@@ -61,6 +61,7 @@ from perdure.session.fold import put_blobs
 from perdure.session.lifecycle import ExclusiveAccess, Terms
 from perdure.session.point_in_time import base_documents, folded_at
 from perdure.session.retention import Retention, TurnEndAt, cut_after, is_expired
+from perdure.session.stored import followed, keep_documents
 from perdure.store import Document, Documents, Store, first_record
 
 if TYPE_CHECKING:
@@ -124,6 +125,8 @@ class _PruneProgress:
         self.held: list[SessionKey] = []
         self.damaged: list[SessionKey] = []
         self.kept_for: list[CheckpointHold] = []
+        self.refused: SessionError | None = None
+        """The first refusal that has a cure; the others are pruned before it is raised."""
 
     @contextmanager
     def unless_refused(self, key: SessionKey) -> Iterator[None]:
@@ -134,6 +137,8 @@ class _PruneProgress:
             self.held.append(key)
         except SessionNotFoundError:
             pass
+        except SessionError as error:
+            self.refused = self.refused or error
         except FormatError as error:
             log.warning("not pruned", extra={"session": str(key)}, exc_info=error)
             self.damaged.append(key)
@@ -212,6 +217,8 @@ class Pruner:
                         progress.pruned += await self._prune(key, cut, terms, dry_run=dry_run)
         if not dry_run and (progress.pruned or progress.expired):
             await self._store.scrub()
+        if progress.refused is not None:
+            raise progress.refused
         return progress.report(dry_run=dry_run)
 
     async def drop(self, key: SessionKey, cut: int, terms: Terms) -> None:
@@ -250,10 +257,12 @@ class Pruner:
         self, key: SessionKey, cut: _Cut, terms: Terms, *, dry_run: bool
     ) -> list[Pruned]:
         before = await self._store.base_of(key)
+        require_plain(key, before)
         if cut.after <= (before.cut if before else 0):
             return [] if before is None or dry_run else await self._finish(key, before)
         if dry_run:
             return [Pruned(key, cut.after, cut.turns)]
+        await require_unread(self._store, self._store.inner, key)
         freed = await self._rebase(key, cut, terms)
         return [] if freed is None else [Pruned(key, cut.after, cut.turns, freed)]
 
@@ -373,8 +382,7 @@ class Pruner:
                 await access.fold(hold)
                 await self._require_folded(key, base.cut)
                 await hold.append(Entry(BASE, encode(base)))
-                with self._store.undo_rebased(key, hold.epoch):
-                    hold.count(base)
+                with self._store.rebased(key, hold.epoch, base):
                     await access.fold(hold)
                     await self._require_counted(key, base)
                 return await self._store.trim(key, hold.epoch, base.cut + 1)
@@ -387,16 +395,15 @@ class Pruner:
         await access.fold_open(session)
         await self._require_folded(key, base.cut)
         await access.announce_open(session, base)
-        with self._store.undo_rebased(key, session.epoch):
-            await access.count_open(session, base)
+        with self._store.rebased(key, session.epoch, base):
+            await access.fold_open(session)
             await self._require_counted(key, base)
         return await self._store.trim(key, session.epoch, base.cut + 1)
 
     async def _require_folded(self, key: SessionKey, cut: int) -> None:
         """Raise unless the session's own documents hold what is about to be removed."""
         manifest = (await self._store.inner.read_documents(key, ())).manifest
-        before = await self._store.base_of(key)
-        if manifest is None or manifest.as_of_seq + (before.at if before else 0) < cut:
+        if manifest is None or manifest.as_of_seq < cut:
             raise _not_folded(key)
 
     async def _require_counted(self, key: SessionKey, base: Origin) -> None:

@@ -26,7 +26,6 @@ from msgspec import UNSET
 from perdure._lib.tasks import each
 from perdure.checkpoints.chain import CHAIN_KINDS, CheckpointChain, node_of
 from perdure.errors import CorruptRecordError, FormatError
-from perdure.lineage.store import followed
 from perdure.memory.context import SNAPSHOT, Snapshot
 from perdure.memory.documents import StateSet
 from perdure.memory.index import MEMORY, MemoryEntry, MemoryIndex
@@ -40,6 +39,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import FoldedDocuments, HistoryIndex, Origin, origin_in
 from perdure.records.media import LIFTED_KINDS, referred
 from perdure.records.records import CONTEXT, MESSAGE_KINDS, STATE, Record
+from perdure.session.stored import followed
 from perdure.store import Documents, Store
 
 AT_ONCE: Final = 8

@@ -19,7 +19,6 @@ from perdure.errors import (
     SessionNotFoundError,
     StoreUnavailableError,
 )
-from perdure.lineage.store import followed
 from perdure.memory.context import SNAPSHOT, Snapshot
 from perdure.memory.documents import (
     SESSION,
@@ -38,6 +37,7 @@ from perdure.session.fold import FoldInput, manifest_of, put_blobs, refers_to_me
 from perdure.session.lifecycle import Terms
 from perdure.session.options import Limits
 from perdure.session.point_in_time import base_documents
+from perdure.session.stored import followed
 from perdure.store import Document, Documents, Store
 
 if TYPE_CHECKING:

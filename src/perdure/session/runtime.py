@@ -25,12 +25,12 @@ from perdure.autosave.engine import Autosaver
 from perdure.autosave.options import Shutdown
 from perdure.errors import InvalidArgumentError, PerdureError, StoreUnavailableError, WrongLoopError
 from perdure.lease import LeaseOptions, OwnerWatch
-from perdure.lineage.store import Lineage
 from perdure.records.keys import SessionKey
 from perdure.records.types import Registry
 from perdure.restore.report import RestoreReport
 from perdure.session import spill
 from perdure.session.options import Limits
+from perdure.session.stored import SessionStore
 
 if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked
@@ -438,7 +438,7 @@ class Runtime:
     def __init__(
         self,
         *,
-        store: Lineage,
+        store: SessionStore,
         host: Host,
         saver: Autosaver,
         clock: Callable[[], float],
@@ -448,7 +448,7 @@ class Runtime:
         shutdown: Shutdown,
         limits: Limits,
     ) -> None:
-        self.store: Lineage = store
+        self.store: SessionStore = store
         self.host: Host = host
         self.saver: Autosaver = saver
         self.clock: Callable[[], float] = clock

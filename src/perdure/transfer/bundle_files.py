@@ -27,7 +27,6 @@ from perdure.errors import (
     TooLargeError,
 )
 from perdure.lease import OnHeld, OwnerWatch, acquire_lease, while_beating
-from perdure.lineage.store import followed
 from perdure.memory.documents import InboxTakenPayload
 from perdure.records.json import BOM, decode, encode
 from perdure.records.keys import SessionKey, stored_key
@@ -38,6 +37,7 @@ from perdure.records.records import BASE, GAP, TAKEN, Entry, Record
 from perdure.records.references import spelled
 from perdure.session.options import require_no_backup
 from perdure.session.reach import SALVAGE, Reach, ReachedBlob, lost_error, reach_of
+from perdure.session.stored import followed
 from perdure.store import Batch, Document, Documents, HeldLease, Status, Store, first_record
 from perdure.transfer import bundle
 
@@ -673,7 +673,8 @@ async def _require_history(store: Store, key: SessionKey, base: Origin | None) -
     _require_tenant(key, base.parent)
     log = lineage.read_log(base.parent, after=base.at - 1, before=base.at + 1)
     above = await lineage.base_of(base.parent)
-    if not await lineage.is_sound(base, above) or await first_record(log) is None:
+    is_own = above is None or above.parent is None or above.at < base.at
+    if not is_own or await first_record(log) is None:
         raise _without_parent(store, key, base)
 
 

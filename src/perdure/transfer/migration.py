@@ -24,7 +24,7 @@ import msgspec
 from perdure import errors
 from perdure._lib.tasks import each
 from perdure.lease import LeaseOptions, OnHeld, OwnerWatch, while_beating
-from perdure.lineage.store import Lineage, followed
+from perdure.lineage import require_unread
 from perdure.memory.documents import InboxTakenPayload
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey, require_filters, stored_key
@@ -34,6 +34,7 @@ from perdure.session.copied import OWN_KINDS
 from perdure.session.copier import CopiedSession, continue_copy, copy_session
 from perdure.session.options import Limits, require_no_backup
 from perdure.session.reach import ReachedBlob, lost_error
+from perdure.session.stored import SessionStore, followed
 from perdure.store import DeadLetter, Document, Draft, HeldLease, PendingItem, Store, first_record
 from perdure.transfer import bundle_files, receipts
 from perdure.transfer.bundle import neutral
@@ -247,7 +248,7 @@ class _Mover:
             return
         if holder is not None and not holder.released and holder.alive is not False:
             self._open.add(key)
-        if await self._known(key) is not None:
+        if await self._known(key) is not None and not await self._is_of_before(key):
             self.report.there += 1
         elif await self._is_empty(key):
             self.report.empty += 1
@@ -305,6 +306,7 @@ class _Mover:
             await self._is_another_life(key, compared, before)
             # The target's log cannot be continued under the source's numbers.
             or compared.pruned
+            or await self._is_of_before(key)
             or 0 < compared.next <= compared.head + 1
         )
         if starts_over:
@@ -491,6 +493,11 @@ class _Mover:
         if (grant.epoch, grant.head) != (compared.epoch + 1, compared.head + 1):
             raise _changed_there(self.target, grant.key)
 
+    async def _is_of_before(self, key: SessionKey) -> bool:
+        """Say whether the target's copy is numbered after a base, and cannot be written."""
+        base = await followed(self.target).base_of(key)
+        return base is not None and base.at > 0
+
     # receipts of earlier runs
 
     async def _acknowledge(
@@ -568,6 +575,7 @@ class _Mover:
 
     async def _remove(self, key: SessionKey, compared: _Compared) -> None:
         """Delete the target's copy, so that it can be written again in full."""
+        await require_unread(followed(self.target), self.target, key)
         async with self._lease(key) as grant:
             self._require_unchanged(compared, grant)
             waiting = await self.target.receive(key, grant.epoch, limit=bundle_files.ALL)
@@ -627,6 +635,7 @@ class _Mover:
                 f"it was written there since, or never came from here; {_way_out(key)}",
                 key=str(key),
             )
+        await require_unread(followed(self.target), self.target, key)
         async with self._lease(key) as grant:
             # Whoever held it may have written before it let go.
             if grant.epoch != copy.epoch + 1 or not await self._is_untouched(key, copy.epoch):
@@ -760,7 +769,7 @@ def _way_out(key: SessionKey) -> str:
     )
 
 
-async def _content(store: Lineage, key: SessionKey, head: int) -> AsyncGenerator[Record, None]:
+async def _content(store: SessionStore, key: SessionKey, head: int) -> AsyncGenerator[Record, None]:
     """Yield the records up to *head* that a copy has as they are."""
     async with contextlib.aclosing(bundle_files.settled_records(store, key, head)) as log:
         async for record in log:

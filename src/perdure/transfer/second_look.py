@@ -14,8 +14,8 @@ from typing import Any, Final, TypeVar
 import anyio
 
 from perdure.errors import PerdureError, StoreUnavailableError
-from perdure.lineage.store import followed
 from perdure.records.keys import SessionKey
+from perdure.session.stored import followed
 from perdure.store import Store
 
 T = TypeVar("T")

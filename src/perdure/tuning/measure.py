@@ -20,9 +20,9 @@ import msgspec
 
 from perdure._lib.tasks import each
 from perdure.errors import CorruptRecordError, StoreUnavailableError
-from perdure.lineage.store import followed
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE, Entry, Record
+from perdure.session.stored import followed
 from perdure.store import Batch, HeldLease, Outcome, SessionInfo, Status, Store
 from perdure.tuning.advice import (
     LoadLevel,

@@ -11,8 +11,8 @@ import pytest
 import perdure
 from perdure import Message
 from perdure.errors import CorruptRecordError
-from perdure.lineage.store import followed
 from perdure.restore.ladder import restore
+from perdure.session.stored import followed
 from perdure.store import Documents, PendingItem, RestoreData
 from perdure.stores.sqlite import SqliteStore
 from perdure.testing.conformance._kit import KEY, append_ok, group, manifest_of, read

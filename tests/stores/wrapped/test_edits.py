@@ -22,10 +22,10 @@ import pytest
 from perdure import Message, Shutdown, connect
 from perdure.cli.check import audit
 from perdure.errors import CorruptRecordError
-from perdure.lineage.store import Lineage
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
 from perdure.records.records import EPOCH, Entry, Record
+from perdure.session.stored import SessionStore
 from perdure.store import Document, Documents, HeldLease, LogChunk, Store
 from perdure.stores.file import FileStore
 from perdure.stores.wrapped import EncryptedStore, encrypted
@@ -207,7 +207,7 @@ async def told(inner: Edited) -> dict[str, str]:
             said["history"] = str(error)
     store = EncryptedStore(inner, KEY)
     await store.open()
-    said["check"] = " ".join(str(one) for one in (await audit(Lineage(store), ADA)).problems)
+    said["check"] = " ".join(str(one) for one in (await audit(SessionStore(store), ADA)).problems)
     for name, options in (("forward", {}), ("reverse", {"reverse": True})):
         try:
             async for _ in store.read_log(ADA, **options):
@@ -473,7 +473,7 @@ async def test_a_manifest_that_was_changed_or_removed_is_told(kind: str, tmp_pat
 async def incomplete(store: Store) -> list[str]:
     """Return what `perdure check` says of ada's log."""
     await store.open()
-    seen = await audit(Lineage(store), ADA)
+    seen = await audit(SessionStore(store), ADA)
     await store.aclose()
     return [one.detail for one in seen.problems if one.what == "log"]
 
@@ -624,7 +624,7 @@ async def test_a_session_of_before_the_chain_is_read_and_linked_from_then_on(
             async with session.turn():
                 session.append(Message.user("goes on"))
     await store.open()
-    assert (await audit(Lineage(store), ADA)).problems == []
+    assert (await audit(SessionStore(store), ADA)).problems == []
     log = await log_of(inner._store, ADA)
     begins = next(one.seq for one in log if one.epoch == 3)
     for edit in (

@@ -1,0 +1,464 @@
+"""A manager's store: sessions with what comes before their logs, around any store.
+
+A pruned session, and what was copied of one, begins with documents: they stand in for those that
+are lost. A session of before 0.1.0 may begin with records of others: `perdure.lineage` reads them.
+What is known of a session that is held here is not read again.
+
+A refused batch is compared with the log: the store may have gone back to an earlier state and
+lost records that it had acknowledged. Large media of a batch are put into blobs before its records.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from typing import final
+
+import anyio
+import msgspec
+
+from perdure import lineage
+from perdure.autosave.core import REFUSALS
+from perdure.memory.context import SNAPSHOT
+from perdure.memory.documents import SESSION
+from perdure.records.chunks import name_of
+from perdure.records.json import decode, encode
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import FoldedDocuments, Manifest, Origin, origin_in
+from perdure.records.media import may_lift
+from perdure.restore.ladder import validated
+from perdure.session.copied import copied_manifest, renamed
+from perdure.session.media import Filled, append_with_media
+from perdure.session.refused import explain_refusal
+from perdure.store import (
+    Batch,
+    Document,
+    Documents,
+    Draft,
+    HeldLease,
+    InboxLimit,
+    LogChunk,
+    Outcome,
+    PendingItem,
+    RestoreData,
+    Status,
+    Store,
+    SupportsBeginAppend,
+    SupportsRestore,
+    first_record,
+    shortcut,
+)
+from perdure.stores.delegate import DelegatingStore
+
+_RESTORED = frozenset({SESSION, SNAPSHOT})
+"""The documents that a restore reads."""
+
+
+class _HeldSession(msgspec.Struct):
+    """What is known of a session that is held here."""
+
+    epoch: int
+    base: Origin | None
+    begun: int = 0
+    """The epoch's first record."""
+    is_folded: bool = False
+    """Whether it has all documents that it began with, for itself."""
+
+
+class _ClosingInbox:
+    """An inbox whose session is about to go: what was posted is in it, then posts wait."""
+
+    def __init__(self) -> None:
+        self.posted = anyio.Event()
+        self.over = anyio.Event()
+
+
+def followed(store: Store) -> SessionStore:
+    """Return a store that reads what comes before logs; unchanged if it already does."""
+    store = store.inner if isinstance(store, Filled) else store
+    return store if isinstance(store, SessionStore) else SessionStore(store)
+
+
+async def keep_documents(store: Store, tenant: str, documents: Documents) -> str:
+    """Store documents as blobs; return the name of their list, "" for none."""
+    manifest = documents.manifest
+    if manifest is None or documents.damaged:
+        return ""
+    blobs = {name_of(document.data): document.data for document in documents.found.values()}
+    await store.put_blobs(tenant, blobs)
+    listed = {
+        name: msgspec.structs.replace(manifest.documents[name], sha256=name_of(document.data))
+        for name, document in documents.found.items()
+    }
+    kept = FoldedDocuments(manifest.as_of_seq, listed, manifest.counters, manifest.about)
+    data = encode(kept)
+    await store.put_blobs(tenant, {name_of(data): data})
+    return name_of(data)
+
+
+async def folded(
+    store: Store, key: SessionKey, base: Origin, names: Collection[str] | None
+) -> Documents:
+    """Return the documents that an origin names, as those of the session."""
+    if not base.folded:
+        return Documents()
+    kept = decode(await lineage.blob_of(store, key, base.folded), FoldedDocuments)
+    found = {
+        name: Document(
+            renamed(name, await lineage.blob_of(store, key, document.sha256), key),
+            document.as_of_seq,
+        )
+        for name, document in kept.documents.items()
+        if names is None or name in names
+    }
+    manifest = Manifest(
+        key=key,
+        epoch=0,
+        as_of_seq=kept.as_of_seq,
+        counters=kept.counters,
+        documents=kept.documents,
+        about=kept.about,
+    )
+    data = {name: document.data for name, document in found.items()}
+    named = copied_manifest(manifest, data, key, 0, base)
+    listed = {**kept.documents, **named.documents}
+    return Documents(msgspec.structs.replace(named, documents=listed), found)
+
+
+def _up_to(have: Documents, seq: int) -> Documents:
+    """Return documents as of a record up to *seq*, none if they are of a later one.
+
+    A killed fold leaves documents that are newer than their manifest: those are unusable.
+    """
+    if have.manifest is None or have.manifest.as_of_seq > seq:
+        return Documents()
+    late = {name for name, document in have.found.items() if document.as_of_seq > seq}
+    if not late:
+        return have
+    return msgspec.structs.replace(
+        have,
+        found={name: document for name, document in have.found.items() if name not in late},
+        damaged=(*have.damaged, *sorted(late)),
+        why={**have.why, **dict.fromkeys(late, f"it is newer than record {seq}")},
+    )
+
+
+@final
+class SessionStore(DelegatingStore):
+    """A manager's store; see the module."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self._direct = shortcut(store, SupportsBeginAppend)
+        self._restoring = shortcut(store, SupportsRestore)
+        self._held: dict[SessionKey, _HeldSession] = {}
+        # What was read with the origin, each for the restore that follows.
+        self._opening: dict[SessionKey, RestoreData] = {}
+        self._posting: Counter[SessionKey] = Counter()  # posts on their way
+        self._closing: dict[SessionKey, _ClosingInbox] = {}
+
+    async def aclose(self) -> None:
+        self._held.clear()
+        self._opening.clear()
+        await self.inner.aclose()
+
+    # What comes before a session's log.
+
+    async def base_of(self, key: SessionKey) -> Origin | None:
+        """Return what comes before a session's own log; None for most sessions.
+
+        Raises:
+            CorruptRecordError: The session's log is damaged.
+
+        """
+        held = self._held.get(key)
+        if held is not None:
+            return held.base
+        manifest = (await self.inner.read_documents(key, ())).manifest
+        return await lineage.base_of(self.inner, key, manifest)
+
+    def assume_plain(self, key: SessionKey) -> None:
+        """Take it as known that nothing comes before a session's own log."""
+        self._held[key] = _HeldSession(2**62, None)
+
+    async def beginning_of(self, key: SessionKey) -> Origin:
+        """Return the origin that a session's history begins with.
+
+        Its ``cut`` is the last record that was removed, 0 for a whole history.
+        """
+        base = await self.base_of(key)
+        while base is not None and not base.cut and not base.kept and base.parent is not None:
+            parent = base.parent
+            base = await lineage.above(self, self.inner, key, base)
+            key = parent
+        return base or Origin()
+
+    async def has_removed(self, key: SessionKey, base: Origin) -> bool:
+        """Return whether a session's own log has records that a pruning was to remove.
+
+        The first epoch of a copy of what was pruned names what comes before it, and stays.
+        """
+        first = await first_record(self.inner.read_log(key, limit=1))
+        return first is not None and first.seq <= base.cut and origin_in(first) != base
+
+    @contextlib.contextmanager
+    def rebased(self, key: SessionKey, epoch: int, base: Origin) -> Iterator[None]:
+        """Note that a session held here has a new origin in its log, unless the block fails."""
+        before = self._held.get(key)
+        known = before or _HeldSession(epoch, None)
+        self._held[key] = msgspec.structs.replace(known, epoch=epoch, base=base)
+        try:
+            yield
+        except BaseException:
+            held = self._held.get(key)
+            if held is not None and held.epoch == epoch:  # else it was lost meanwhile
+                self._held[key] = before or _HeldSession(epoch, None)
+            raise
+
+    # The log.
+
+    async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
+        for batch in batches if self._opening else ():
+            self._opening.pop(batch.key, None)
+        if self.capabilities.blobs and any(may_lift(batch.records) for batch in batches):
+            outcomes = await append_with_media(self.inner, batches)
+        else:
+            outcomes = await self.inner.append_many(batches)
+        for place, (batch, outcome) in enumerate(zip(batches, outcomes, strict=False)):
+            if outcome.status in REFUSALS:
+                outcomes[place] = await self._refused(batch, outcome)
+        return outcomes
+
+    async def _refused(self, batch: Batch, outcome: Outcome) -> Outcome:
+        """Distinguish a takeover, or an invalid batch, from a store that has lost records."""
+        held = self._held.get(batch.key)
+        if outcome.status is Status.CONFLICT:
+            self.forget(batch.key)
+        if held is not None and held.epoch == batch.epoch:
+            outcome = await explain_refusal(self.inner, batch, outcome, held.begun)
+            if outcome.status is Status.IN_DOUBT:  # not known yet
+                self._held[batch.key] = held
+        return outcome
+
+    def begun_at(self, key: SessionKey, epoch: int) -> int:
+        """Return the seq of the epoch record under which this store holds a session; 0: unknown."""
+        held = self._held.get(key)
+        return held.begun if held is not None and held.epoch == epoch else 0
+
+    def begin_append(self, batch: Batch, done: Callable[[Outcome], object]) -> bool:
+        """Append one batch without a task, where the inner store can; see the file store."""
+        if self._direct is None or (self.capabilities.blobs and may_lift(batch.records)):
+            return False
+        return self._direct.begin_append(batch, done)
+
+    async def read_log(
+        self,
+        key: SessionKey,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> AsyncGenerator[LogChunk, None]:
+        """Read records, including those before the session's own log."""
+        base = await self.base_of(key)
+        after = after if base is None else max(after, base.cut)
+        if base is not None and base.at:
+            log = lineage.read(self, self.inner, key, base, after, before, reverse=reverse)
+        else:
+            log = self.inner.read_log(key, after=after, before=before, limit=limit, reverse=reverse)
+        remaining = limit
+        async with contextlib.aclosing(log):
+            async for chunk in log:
+                if remaining is None or len(chunk.records) <= remaining:
+                    yield chunk
+                else:
+                    yield LogChunk(chunk.records[:remaining], chunk.settled)
+                if base is not None and base.at and remaining is not None:
+                    remaining -= len(chunk.records)
+                    if remaining <= 0:
+                        return
+
+    async def has(self, key: SessionKey, seq: int, epoch: int) -> bool:
+        """Return whether a session has a record with this number and epoch."""
+        record = await first_record(self.read_log(key, after=seq - 1, before=seq + 1))
+        return record is not None and record.epoch == epoch
+
+    async def head(self, key: SessionKey) -> int:
+        own = await self.inner.head(key)
+        base = await self.base_of(key) if own else None
+        return own + (base.at if base else 0)
+
+    # Documents.
+
+    async def read_documents(
+        self, key: SessionKey, names: Collection[str] | None = None
+    ) -> Documents:
+        """Read documents: the session's own, else those that it began with."""
+        return await self._completed(key, names, await self.inner.read_documents(key, names))
+
+    async def read_for_restore(
+        self, key: SessionKey, names: Collection[str] | None = None
+    ) -> RestoreData:
+        """Read documents as above, and if the inner store can, the log after them."""
+        data = self._opening.pop(key, None)
+        if data is None or names is None or frozenset(names) != _RESTORED:
+            data = await self._read_inner(key, names)
+        have = await self._completed(key, names, data.documents)
+        if have is data.documents and (have.manifest is None or have.manifest.base is None):
+            return data
+        return RestoreData(have, may_have_items=data.may_have_items)
+
+    async def _read_inner(self, key: SessionKey, names: Collection[str] | None) -> RestoreData:
+        if self._restoring is not None:
+            return await self._restoring.read_for_restore(key, names)
+        return RestoreData(await self.inner.read_documents(key, names))
+
+    async def _completed(
+        self, key: SessionKey, names: Collection[str] | None, have: Documents
+    ) -> Documents:
+        """Replace what is not there, or is damaged, by what the session began with."""
+        held, manifest = self._held.get(key), have.manifest
+        if held is not None and manifest is not None and manifest.epoch > held.epoch:
+            self.forget(key)  # another process has it, and maybe another generation
+            held = None
+        if manifest is not None and manifest.base is None:
+            return have
+        base = held.base if held else await lineage.base_of(self.inner, key, manifest)
+        if base is None:
+            return have
+        if manifest is None:
+            old = await folded(self.inner, key, await self.beginning_of(key), names)
+            return msgspec.structs.replace(
+                old, damaged=have.damaged, remains=have.remains, cut=have.cut
+            )
+        have = lineage.renumbered(have, base.at)
+        return await self._with_older(key, base, have) if base.cut else have
+
+    async def _with_older(self, key: SessionKey, base: Origin, have: Documents) -> Documents:
+        """Replace damaged documents of a pruned session: its log cannot rebuild them."""
+        have = validated(have, key)
+        if not have.damaged:
+            return have
+        old = await folded(self.inner, key, base, have.damaged)
+        return msgspec.structs.replace(have, found={**old.found, **have.found})
+
+    async def documents_upto(
+        self, key: SessionKey, seq: int, names: Collection[str] | None = None
+    ) -> Documents:
+        """Return the documents of a session that are as of a record up to *seq*, if any are."""
+        base = await self.base_of(key)
+        have = _up_to(validated(await self.read_documents(key, names), key), seq)
+        if base is None:
+            return have
+        if have.manifest is not None:
+            return await self._with_older(key, base, have) if base.cut else have
+        old = await folded(self.inner, key, await self.beginning_of(key), names)
+        return _up_to(old, seq)
+
+    async def write_documents(
+        self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
+    ) -> None:
+        """Fold; what a session without documents began with is written as its own."""
+        self._opening.pop(key, None)
+        held = self._held.get(key)
+        if held is None:  # held through another store object
+            held = _HeldSession(manifest.epoch, await self.base_of(key))
+        base = held.base
+        if base is None or held.epoch != manifest.epoch:
+            await self.inner.write_documents(key, documents, manifest)
+            return
+        if not held.is_folded:
+            own = (await self.inner.read_documents(key, ())).manifest
+            missing = manifest.documents.keys() - documents.keys()
+            missing -= own.documents.keys() if own is not None else frozenset()
+            old = await folded(self.inner, key, base, missing) if missing else Documents()
+            theirs = {name: document.data for name, document in old.found.items()}
+            documents = {**theirs, **documents}
+        based = msgspec.structs.replace(manifest, base=base)
+        await self.inner.write_documents(key, documents, based)
+        held.is_folded = True
+
+    # Leases.
+
+    async def acquire(
+        self,
+        key: SessionKey,
+        *,
+        after: int,
+        first: int = 1,
+        base: Origin | None = None,
+        draft: Draft | None = None,
+    ) -> HeldLease:
+        grant = await self.inner.acquire(key, after=after, first=first, base=base, draft=draft)
+        self._held.pop(key, None)
+        if not grant.created:
+            try:
+                base = await self._taken(key, grant.epoch)
+            except BaseException:
+                with anyio.CancelScope(shield=True), anyio.move_on_after(1):
+                    await self.inner.release(key, grant.epoch)
+                raise
+        self._held[key] = _HeldSession(grant.epoch, base, grant.head)
+        return grant
+
+    async def _taken(self, key: SessionKey, epoch: int) -> Origin | None:
+        data = self._opening[key] = await self._read_inner(key, _RESTORED)
+        base = await lineage.base_of(self.inner, key, data.documents.manifest)
+        is_plain = base is not None and not base.at
+        if base is not None and is_plain and await self.has_removed(key, base):
+            await self.inner.trim(key, epoch, base.cut + 1)  # a pruning was killed
+        return base
+
+    def forget(self, key: SessionKey) -> None:
+        """Forget a session: it is not held here any more."""
+        self._held.pop(key, None)
+        self._opening.pop(key, None)
+
+    async def release(self, key: SessionKey, epoch: int) -> None:
+        await self.inner.release(key, epoch)
+        self.forget(key)
+
+    async def delete(self, key: SessionKey, epoch: int) -> None:
+        await self.inner.delete(key, epoch)
+        self.forget(key)
+
+    # The inbox.
+
+    async def enqueue(
+        self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
+    ) -> int:
+        while (closing := self._closing.get(key)) is not None:
+            await closing.over.wait()
+        self._posting[key] += 1
+        try:
+            return await self.inner.enqueue(key, items, limit=limit)
+        finally:
+            self._posting[key] -= 1
+            if not self._posting[key]:
+                del self._posting[key]
+                if (closing := self._closing.get(key)) is not None:
+                    closing.posted.set()
+
+    @contextlib.asynccontextmanager
+    async def without_posts(self, key: SessionKey) -> AsyncGenerator[None, None]:
+        """Have the posts of this process to a session wait, after those that are on their way.
+
+        For whoever moves what waits for a session that is then deleted.
+        """
+        closing = self._closing[key] = _ClosingInbox()
+        try:
+            if self._posting[key]:
+                await closing.posted.wait()
+            yield
+        finally:
+            del self._closing[key]
+            closing.over.set()
