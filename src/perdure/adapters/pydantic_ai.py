@@ -206,11 +206,11 @@ class PerdureConversationStore(StoreAdapter, sdk.ConversationStore):
         self._remember(key, [record.head_id, *record.branches])
 
     async def delete_record(self, conversation_id: str, *, expected_revision: str) -> None:
-        """Delete a conversation, and its entries; a fork keeps those that it shares.
+        """Delete a conversation, and its entries; a fork keeps its own.
 
         Raises:
             ConversationConflict: The stored record is another one than expected.
-            LeaseHeldError: Another process keeps holding the session, or that of a fork.
+            LeaseHeldError: Another process keeps holding the session.
 
         """
         key = self._key(conversation_id)

@@ -171,7 +171,12 @@ class Changes:
                 if not wanted.new_id:
                     raise InvalidArgumentError("give the fork an id", option="new_id")
                 fork = await sessions.fork(
-                    agent, wanted.new_id, at=wanted.at, session=session, tenant=tenant
+                    agent,
+                    wanted.new_id,
+                    at=wanted.at,
+                    history="context",
+                    session=session,
+                    tenant=tenant,
                 )
                 return f"{fork.key} continues after record {fork.at}"
             case "rebuild":

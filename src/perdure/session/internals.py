@@ -388,7 +388,7 @@ async def fork_at(
 ) -> None:
     """Begin a session with another one's conversation up to a record, and entries, at once.
 
-    Shares the log up to the end of that record's group; what is too much of it is retracted.
+    Has the log up to the end of that record's group; what is too much of it is retracted.
 
     Raises:
         SessionError: The new session exists.
@@ -432,7 +432,7 @@ async def delete_unchanged(
     """Delete a session that is open here; False if that is not its version any more.
 
     Raises:
-        LeaseHeldError: Another process keeps holding one of its forks.
+        SessionError: A fork of before 0.1.0 reads it.
 
     """
     acts, terms = sessions._acting(), Terms("handover", wait)
@@ -446,7 +446,7 @@ async def drop_history(
     """Remove a session's records before one, where no checkpoint of it needs them.
 
     Raises:
-        LeaseHeldError: Another process keeps holding it, or one of its forks.
+        LeaseHeldError: Another process keeps holding it.
 
     """
     acts, terms = sessions._acting(), Terms("handover", wait)
