@@ -761,9 +761,11 @@ async def test_a_thread_is_copied_once(sessions: SessionManager) -> None:
     await stored(saver, {"a": 1})
     await saver.acopy_thread("t", "copy")
     copied = {"configurable": {"thread_id": "copy"}}
-    assert [found.checkpoint async for found in saver.alist(copied)] == [
-        found.checkpoint async for found in saver.alist({"configurable": {"thread_id": "t"}})
-    ] != []
+    assert (
+        [found.checkpoint async for found in saver.alist(copied)]
+        == [found.checkpoint async for found in saver.alist({"configurable": {"thread_id": "t"}})]
+        != []
+    )
     await stored(saver, {"a": 2})
     with pytest.raises(SessionError, match="copy"):
         await saver.acopy_thread("t", "copy")

@@ -7,11 +7,10 @@ writes nothing to the store.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Mapping
+from collections.abc import AsyncGenerator, Container, Mapping
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import IO, Any, Final, TypeAlias, final
+from typing import IO, Any, Final, final
 
 import anyio
 import anyio.to_thread
@@ -208,39 +207,6 @@ async def _reached(
     return reached
 
 
-@final
-class Digest:
-    """Hash of a session, equal in every store. Blobs count by the names that records have."""
-
-    def __init__(self) -> None:
-        self._writer = bundle.BundleWriter()
-        self._hash = hashlib.sha256()
-
-    @property
-    def value(self) -> str:
-        """The hash so far."""
-        return self._hash.hexdigest()
-
-    async def through(
-        self, source: AsyncGenerator[bundle.Item, None]
-    ) -> AsyncGenerator[bundle.Item, None]:
-        """Yield items unchanged, and add them to the hash."""
-        async with contextlib.aclosing(source):
-            async for item in source:
-                if not isinstance(item, bundle.BundleBlob | bundle.BundleFooter):
-                    self._hash.update(self._writer.line(item))
-                yield item
-
-
-async def digest_of(store: Store, key: SessionKey) -> str:
-    """Return the digest of a session in a store."""
-    digest = Digest()
-    async with contextlib.aclosing(digest.through(items(store, key, blobs=False))) as passed:
-        async for _ in passed:
-            pass
-    return digest.value
-
-
 # Import of a session from bundle items, under a lease, with the original sequence numbers
 
 
@@ -266,15 +232,10 @@ class WrittenSession(msgspec.Struct, frozen=True):
     """The last one under which it was written."""
 
 
-OnEpoch: TypeAlias = Callable[[int], Awaitable[None]]
-
-
 async def land(
     store: Store,
     key: SessionKey,
     items: AsyncGenerator[bundle.Item, None],
-    *,
-    on_epoch: OnEpoch | None = None,
 ) -> WrittenSession:
     """Write a session that the store does not have, and release it.
 
@@ -282,7 +243,6 @@ async def land(
         store: The store to write to.
         key: The session's key in the store.
         items: The complete session.
-        on_epoch: Called with each epoch that was acquired, before any write under it.
 
     Raises:
         ConfigError: The store has a session of this key.
@@ -295,45 +255,15 @@ async def land(
             f"{store.location} has a session {key}: choose another id, or delete it first",
             key=str(key),
         )
-    landing = _SessionWrite(store, key, on_epoch)
+    landing = _SessionWrite(store, key)
     await landing.take(0 if holder is None else holder.epoch)
     return await landing.of(items)
 
 
-async def go_on(
-    store: Store,
-    grant: HeldLease,
-    items: AsyncGenerator[bundle.Item, None],
-    *,
-    on_epoch: OnEpoch | None = None,
-) -> WrittenSession:
-    """Append a session's new records to the part that a store has, and release it.
-
-    Args:
-        store: The store that has the beginning.
-        grant: The lease to write under; it is released.
-        items: The complete session. The store must have its records up to the lease's epoch record.
-        on_epoch: As for `land`.
-
-    Raises:
-        StoreError: The store refused a part of it; the store has an incomplete session.
-
-    """
-    landing = _SessionWrite(store, grant.key, on_epoch)
-    try:
-        await landing.go_on(grant)
-        return await landing.of(items)
-    except BaseException:
-        with anyio.CancelScope(shield=True):
-            await landing.release()
-        raise
-
-
 @final
 class _SessionWrite:
-    def __init__(self, store: Store, key: SessionKey, on_epoch: OnEpoch | None) -> None:
+    def __init__(self, store: Store, key: SessionKey) -> None:
         self._store = store
-        self._on_epoch = on_epoch
         self._key = key
         self._epoch = 0
         self._next = 1
@@ -348,8 +278,6 @@ class _SessionWrite:
         self._records = self._count = self._bytes = self._trimmed = 0
         self._base: Origin | None = None
         """The newest origin of the session, with this store's epoch."""
-        self._present_head = 0
-        """The last record that the store had before."""
         self._taken_ops: set[str] = set()
         """Op ids of inbox items that are in the log."""
 
@@ -359,17 +287,6 @@ class _SessionWrite:
                 await self.add(item)
         await self.finish()
         return WrittenSession(self._key, self._records, self._count, self._bytes, self._epoch)
-
-    async def go_on(self, grant: HeldLease) -> None:
-        """Continue under a lease that was just acquired, after its epoch record."""
-        self._present_head = grant.head
-        await self._begin(grant)
-
-    async def _begin(self, grant: HeldLease) -> None:
-        self._epoch = grant.epoch
-        self._next = self._written = grant.head + 1
-        if self._on_epoch is not None:
-            await self._on_epoch(grant.epoch)
 
     async def release(self) -> None:
         await self._store.release(self._key, self._epoch)
@@ -383,7 +300,8 @@ class _SessionWrite:
                 f"its log ends at {grant.head}, not {self._next}; try again",
                 key=str(self._key),
             )
-        await self._begin(grant)
+        self._epoch = grant.epoch
+        self._next = self._written = grant.head + 1
 
     async def add(self, item: bundle.Item) -> None:
         match item:
@@ -410,10 +328,6 @@ class _SessionWrite:
             payload = encode(self._base)
         if record.kind == TAKEN:
             self._taken_ops.update(decode(payload, InboxTakenPayload).ops)
-        if record.seq == self._present_head:  # where the lease has put its epoch record
-            raise ChangedError(f"{self._key} went on meanwhile: try again", key=str(self._key))
-        if record.seq < self._present_head:
-            return
         await self._reach(record.seq)
         self._append(Entry(record.kind, payload, record.end))
         self._records += 1
@@ -430,7 +344,7 @@ class _SessionWrite:
         if self._next < seq and self._entries and not self._entries[-1].end:
             raise StoreError(f"the log of {self._key} has an epoch within a group at {seq}")
         # Later on, what is missing are epochs and no pruned history.
-        is_pruned = not self._records and not self._present_head and seq - self._next > FEW
+        is_pruned = not self._records and seq - self._next > FEW
         while self._next < seq:
             self._append(Entry(GAP, b"null"))
             if len(self._entries) >= BATCH_RECORDS:

@@ -31,7 +31,7 @@ from perdure.records.keys import SessionKey, require_filters, stored_key
 from perdure.records.manifest import Origin
 from perdure.records.records import FORK, GAP, TAKEN, Record
 from perdure.session.copied import OWN_KINDS
-from perdure.session.copier import CopiedSession, continue_copy, copy_session
+from perdure.session.copier import CopiedSession, OnEpoch, continue_copy, copy_session
 from perdure.session.options import Limits, require_no_backup
 from perdure.session.reach import ReachedBlob, lost_error
 from perdure.session.stored import SessionStore, followed
@@ -266,8 +266,8 @@ class _Mover:
         """Say whether a session has no record and no document; it may never have been opened."""
         if (await self._source.read_documents(key, ())).manifest is not None:
             return False
-        head = await self._head(self._source, key)
-        async with contextlib.aclosing(self._content(self._source, key, head)) as records:
+        head = await followed(self._source).head(key)
+        async with contextlib.aclosing(_content(followed(self._source), key, head)) as records:
             return await anext(records, None) is None
 
     async def _empty_it(self, key: SessionKey) -> None:
@@ -364,9 +364,7 @@ class _Mover:
         await self._read_blobs_back(key)
         return written
 
-    async def _fresh_copy(
-        self, key: SessionKey, note: bundle_files.OnEpoch, draft: Draft
-    ) -> CopiedSession:
+    async def _fresh_copy(self, key: SessionKey, note: OnEpoch, draft: Draft) -> CopiedSession:
         watch, limits = self.watches[self.target.owner], Limits()
         move = partial(copy_session, self._source, key, self.target, key, draft=draft)
         return await move(watch=watch, limits=limits, on_epoch=note)
@@ -374,13 +372,6 @@ class _Mover:
     async def _continued(self, grant: HeldLease, draft: Draft) -> CopiedSession:
         move = partial(continue_copy, self._source, grant.key, self.target, grant)
         return await move(draft=draft, limits=Limits())
-
-    def _content(self, store: Store, key: SessionKey, head: int) -> AsyncGenerator[Record, None]:
-        """Give what a session and its copy both have."""
-        return _content(followed(store), key, head)
-
-    async def _head(self, store: Store, key: SessionKey) -> int:
-        return await followed(store).head(key)
 
     async def _is_another_life(
         self, key: SessionKey, compared: _Compared, before: ReceiptState | None
@@ -443,14 +434,14 @@ class _Mover:
     async def _compare(self, key: SessionKey) -> _Compared:
         """Compare the target's records with the source's, one by one."""
         holder = await self.target.holder(key)
-        head = 0 if holder is None or holder.deleted else await self._head(self.target, key)
+        head = 0 if holder is None or holder.deleted else await followed(self.target).head(key)
         if holder is None or not head:
             return _Compared()
         op_ids: set[str] = set()
         cut = (await followed(self._source).beginning_of(key)).cut
         shared, pruned, has_any, differs = 0, False, False, 0
-        theirs = self._content(self.target, key, head)
-        ours = self._content(self._source, key, await self._head(self._source, key))
+        theirs = _content(followed(self.target), key, head)
+        ours = _content(followed(self._source), key, await followed(self._source).head(key))
         async with contextlib.aclosing(theirs), contextlib.aclosing(ours):
             our = await anext(ours, None)
             async for record in theirs:
