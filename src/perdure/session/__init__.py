@@ -8,6 +8,7 @@
     other writers        inbox, for any process; internals, for an agent's worker
     folding              fold, rebuild
     as it was            point_in_time
+    the store            stored, media, refused
     from outside         fork, delete, prune, retention
     copies               copier, copied, reach
     restores             plan
