@@ -57,7 +57,7 @@ forks.switch()
 
 ABOVE_THE_LOOP = {
     "agent", "archive", "checkpoints", "config", "formats", "golden", "inspector", "memory",
-    "observe", "properties", "restore", "stores", "transfer", "tuning",
+    "observe", "properties", "restore", "serve", "stores", "transfer", "tuning",
     *(f"session/test_{what}.py" for what in (
         "contributors", "copies_meanwhile", "dead_letters", "display", "door", "emitting",
         "exchange", "extend", "forgetting", "forking", "freed", "handover", "inbox", "lost",

@@ -74,12 +74,13 @@ def module_name(path: Path) -> str:
 
 @cache
 def parse(path: Path) -> ast.Module:
-    """Parse a file, once for all tests, without the collector, which would walk all trees again."""
+    """Parse a file once for all tests, and keep it from the collector, which would walk it again."""
     is_collecting = gc.isenabled()
     gc.disable()
     try:
         return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
     finally:
+        gc.freeze()
         if is_collecting:
             gc.enable()
 
