@@ -60,9 +60,10 @@ ABOVE_THE_LOOP = {
     "observe", "properties", "restore", "serve", "stores", "transfer", "tuning",
     *(f"session/test_{what}.py" for what in (
         "contributors", "copies_meanwhile", "dead_letters", "display", "door", "emitting",
-        "exchange", "extend", "forgetting", "forking", "freed", "handover", "inbox", "lost",
-        "meanwhile", "misuse", "own_process", "pruning", "renaming", "rendering", "retention",
-        "retries", "scope", "spilling", "ways_out",
+        "exchange", "extend", "forged_media", "forgetting", "forking", "freed", "handover",
+        "inbox", "lost", "meanwhile", "media", "media_unused", "misuse", "own_process", "pruning",
+        "renaming", "rendering", "reserved_ids", "retention", "retries", "scope", "spilling",
+        "tuning", "ways_out",
     )),
 }  # fmt: skip
 
