@@ -9,16 +9,19 @@ import msgspec
 
 from perdure.memory.context import RetractionPayload, Retractions
 from perdure.memory.documents import TurnPayload
-from perdure.records.json import decode
+from perdure.records.json import decode, encode
+from perdure.records.keys import SessionKey
 from perdure.records.records import (
     MESSAGE_KINDS,
     OUTSIDE,
     RETRACT,
     TAKEN,
     TURN,
+    Entry,
     Record,
     begins_epoch,
 )
+from perdure.store import Store, first_record
 
 _OUTSIDE_KINDS: Final = frozenset({OUTSIDE, TAKEN})
 """Kinds that say that their group is no part of a turn."""
@@ -82,6 +85,26 @@ async def cut_attempt(newest_first: AsyncIterable[Record], turn_id: str) -> CutA
             if turned.phase == "begin" and not turned.resumed:
                 return CutAttempt.of(newer)
     return None
+
+
+async def continued(
+    store: Store, key: SessionKey, epoch: int, before: int | None = None
+) -> tuple[Entry, ...]:
+    """Return what goes before records of a holder that are appended behind another one's epoch.
+
+    If a named turn ran where the log ends for that holder, it says that they go on with it.
+    """
+
+    def decides(record: Record) -> bool:
+        return record.kind == TURN or (begins_epoch(record) and record.epoch <= epoch)
+
+    found = await first_record(store.read_log(key, before=before, reverse=True), decides)
+    if found is None or found.kind != TURN:
+        return ()
+    turned = decode(found.payload, TurnPayload)
+    if not turned.given or turned.phase != "begin":
+        return ()
+    return (Entry(TURN, encode(msgspec.structs.replace(turned, resumed=True)), end=False),)
 
 
 async def request_of(newest_first: AsyncIterable[Record], turn_id: str) -> str | None:

@@ -171,7 +171,8 @@ class _TurnEnds:
             begins = turned.phase == "begin"
             if not begins:
                 self.found.append(TurnEndAt(record.seq, turned.at))
-            elif self._is_open and self._group_end == record.seq - 1:  # else it is in a group
+            elif self._is_open and not turned.resumed and self._group_end == record.seq - 1:
+                # else it is in a group
                 self.found.append(TurnEndAt(record.seq - 1, turned.at))
             self._is_open = begins
             if begins and not turned.resumed:
