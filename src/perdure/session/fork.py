@@ -26,6 +26,7 @@ from perdure.errors import (
     StoreError,
 )
 from perdure.lineage.history import keep_documents, keep_history
+from perdure.memory.attempts import continued
 from perdure.memory.traces import find_turn
 from perdure.records.checkpoints import GROUP, Checkpoint
 from perdure.records.json import decode, encode
@@ -202,6 +203,11 @@ class ForkBuilder:
         if point is not None:
             point = await self._without_epochs(session.key, point)
             if point is not None:
+                if more and not session.missing:
+                    goes_on = await continued(
+                        self._store, session.key, session.epoch, point.seq + 1
+                    )
+                    more = (*goes_on, *more)
                 return await self._begin(session.key, child, point, more, history)
             return await self._begin_anew(session.key, child, more)
         if session.missing or session.end is State.LOST:  # gone, or deleted by its holder
