@@ -97,14 +97,14 @@ def _on_trio() -> Iterator[Steps]:
 def living(backend: str) -> tuple[int, int]:
     """Return how many tasks and timers the running event loop has.
 
-    asyncio keeps some cancelled timers until their time has come; they do not count.
+    Both keep some cancelled timers until their time has come; they do not count.
     """
     if backend == "trio":
         import trio
 
         statistics = trio.lowlevel.current_statistics()
         runner = trio._core._run.GLOBAL_RUN_CONTEXT.runner
-        return statistics.tasks_living, len(runner.deadlines._heap)
+        return statistics.tasks_living, runner.deadlines._active
     import asyncio
 
     timers = [timer for timer in asyncio.get_running_loop()._scheduled if not timer.cancelled()]

@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -53,12 +54,13 @@ hypothesis.settings.load_profile("same")
 
 ABOVE_THE_LOOP = {
     "agent", "archive", "checkpoints", "config", "formats", "golden", "inspector", "memory",
-    "observe", "properties", "restore", "stores", "transfer", "tuning",
+    "observe", "properties", "restore", "serve", "stores", "transfer", "tuning",
     *(f"session/test_{what}.py" for what in (
         "contributors", "copies_meanwhile", "dead_letters", "display", "door", "emitting",
-        "exchange", "extend", "forgetting", "forking", "freed", "handover", "inbox", "lost",
-        "meanwhile", "misuse", "own_process", "pruning", "renaming", "rendering", "retention",
-        "retries", "scope", "spilling", "ways_out",
+        "exchange", "extend", "forged_media", "forgetting", "forking", "freed", "handover",
+        "inbox", "lost", "meanwhile", "media", "media_unused", "misuse", "own_process", "pruning",
+        "renaming", "rendering", "reserved_ids", "retention", "retries", "scope", "spilling",
+        "tuning", "ways_out",
     )),
 }  # fmt: skip
 
@@ -128,6 +130,22 @@ def is_async(item: pytest.Function) -> bool:
 
     hypothesis_inner = getattr(getattr(item.obj, "hypothesis", None), "inner_test", None)
     return inspect.iscoroutinefunction(hypothesis_inner or item.obj)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Write down what a test used of a processor, for ``python -m tests.durations``."""
+    before = cpu_seconds()
+    try:
+        return (yield)
+    finally:
+        item.user_properties.append(("cpu", round(cpu_seconds() - before, 2)))
+
+
+def cpu_seconds() -> float:
+    """Return what this process has used, and the processes that it started and waited for."""
+    children = os.times()
+    return time.process_time() + children.children_user + children.children_system
 
 
 @pytest.fixture(params=["asyncio", "trio"], scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -73,18 +74,43 @@ def module_name(path: Path) -> str:
 
 @cache
 def parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    """Parse a file once for all tests, and keep it from the collector, which would walk it again."""
+    is_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    finally:
+        gc.freeze()
+        if is_collecting:
+            gc.enable()
+
+
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Return what the tests look at of a file: definitions, imports, calls and handlers."""
+    return tuple(node for node in ast.walk(parse(path)) if isinstance(node, LOOKED_AT))
+
+
+LOOKED_AT = (
+    ast.ClassDef,
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.Import,
+    ast.ImportFrom,
+    ast.Call,
+    ast.ExceptHandler,
+)
 
 
 def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(parse(path)):
+    for node in nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
 
 def imports(path: Path) -> Iterator[tuple[str, int]]:
     """Yield the name of each module that a file imports, anywhere in it, and the line."""
-    for node in ast.walk(parse(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

@@ -19,7 +19,7 @@ from typing import Any
 import perdure
 from perdure.agent import Agent, MemoryManager
 from tests import hints
-from tests.source_tree import ROOT, SRC
+from tests.source_tree import ROOT, SRC, parse
 
 PAGE = (ROOT / "docs" / "seeds.md").read_text(encoding="utf-8")
 NAMES = (ROOT / "tests" / "seeds_names.txt").read_text(encoding="utf-8")
@@ -169,7 +169,7 @@ def words() -> frozenset[str]:
     """Return what stands in quotes in the source, and the names of fields as they are written."""
     found = set()
     for path in (SRC / "perdure").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parse(path)):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found.add(node.value)
             elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import shutil
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -40,6 +41,7 @@ def test_a_failure_is_told_with_its_seed_and_fails_again(
     conftest = (explore.ROOT / "tests" / "conftest.py").read_text(encoding="utf-8")
     conftest = conftest.replace("Path(__file__).parents[1]", f"Path({str(explore.ROOT)!r})")
     (tmp_path / "tests" / "conftest.py").write_text(conftest, encoding="utf-8")
+    shutil.copy(explore.ROOT / "tests" / "forks.py", tmp_path / "tests")
     (tmp_path / "tests" / "test_drawn.py").write_text(FAILS, encoding="utf-8")
     monkeypatch.setattr(explore, "ROOT", tmp_path)
     words = explore.command("tests/test_drawn.py", 11, has_examples=True)
@@ -59,7 +61,7 @@ def test_a_failure_is_told_with_its_seed_and_fails_again(
     assert explore.main(["--minutes", "5"]) == 1
     told = capsys.readouterr().out
     assert "run again what has failed" in told
-    assert told.count(" ".join(ran[0])) == 2
+    assert told.count(shlex.join(ran[0])) == 2
     monkeypatch.setattr(explore, "run", lambda words, seconds: None)
     assert explore.main(["--minutes", "5", "--seed", "3"]) == 0
     assert "--seed 3" in capsys.readouterr().out

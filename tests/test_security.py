@@ -26,7 +26,7 @@ from perdure.stores.sqlite import SqliteStore
 from perdure.stores.wrapped import EncryptedStore
 from perdure.testing.conformance._kit import KEY, manifest_of
 from tests.integration.journeys.backends import BACKENDS, ENVIRONMENT, store_of
-from tests.source_tree import files, functions, parse, pyproject
+from tests.source_tree import files, functions, nodes, pyproject
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "perdure"
@@ -64,7 +64,7 @@ def called() -> list[tuple[str, str, ast.Call]]:
     return [
         (path.relative_to(SOURCE).as_posix(), name_of_function(node), node)
         for path in files("src")
-        for node in ast.walk(parse(path))
+        for node in nodes(path)
         if isinstance(node, ast.Call)
     ]
 
@@ -105,7 +105,7 @@ def test_nothing_that_was_read_can_be_run() -> None:
         "runpy",
     }
     for path in files("src"):
-        for node in ast.walk(parse(path)):
+        for node in nodes(path):
             names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and not node.level:
                 names = [node.module or ""]

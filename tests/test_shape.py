@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.source_tree import CODE, ROOT, files, functions, module_name, parse, place, pyproject
+from tests.source_tree import (
+    CODE,
+    ROOT,
+    files,
+    functions,
+    module_name,
+    nodes,
+    parse,
+    place,
+    pyproject,
+)
 
 
 def swallows(handler: ast.ExceptHandler) -> bool:
@@ -60,7 +70,7 @@ def test_no_retired_word_is_a_name() -> None:
             *module_name(path).split("."),
             *(
                 node.name
-                for node in ast.walk(parse(path))
+                for node in nodes(path)
                 if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
             ),
         ]
@@ -73,7 +83,7 @@ def test_a_class_name_means_one_thing() -> None:
     homes: dict[str, list[str]] = {}
     for path in files("src"):
         if "sync" not in path.parts:  # which mirrors the names of the async classes
-            for node in ast.walk(parse(path)):
+            for node in nodes(path):
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     homes.setdefault(node.name, []).append(module_name(path))
     assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
@@ -120,7 +130,7 @@ def test_no_error_is_swallowed() -> None:
     swallowed = [
         place(path, node.lineno)
         for path in files(*CODE)
-        for node in ast.walk(parse(path))
+        for node in nodes(path)
         if isinstance(node, ast.ExceptHandler) and swallows(node)
     ]
     assert swallowed == []
@@ -156,7 +166,7 @@ def test_what_works_for_a_turn_gives_what_it_says_to_the_turn() -> None:
         f"{path.name}:{call.lineno}"
         for path in files("src")
         if module_name(path).split(".")[1:2] and module_name(path).split(".")[1] in packages
-        for call in ast.walk(parse(path))
+        for call in nodes(path)
         if isinstance(call, ast.Call)
         and isinstance(call.func, ast.Attribute)
         and call.func.attr in {"append", "extend"}

@@ -342,7 +342,7 @@ def seen(session: Session) -> dict[str, Any]:
     return {**said, "events": [{**event, "id": None} for event in said["events"]]}
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "file"])
+@pytest.mark.parametrize("kind", ["file", pytest.param("sqlite", marks=pytest.mark.deep)])
 @settings(max_examples=12)
 @given(steps=st.lists(STEPS, min_size=5, max_size=25))
 def test_every_operation_does_what_the_sdk_s_services_do(

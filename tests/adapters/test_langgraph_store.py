@@ -55,7 +55,7 @@ async def same(ours: PerdureStore, theirs: InMemoryStore) -> None:
     assert await ours.alist_namespaces(max_depth=1) == sorted({one[:1] for one in full})
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(steps=st.lists(STEPS, max_size=10))
 def test_it_does_what_the_sdk_s_own_store_does(
     steps: list[Any], tmp_path_factory: pytest.TempPathFactory

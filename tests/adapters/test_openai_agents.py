@@ -329,10 +329,10 @@ async def do_both(
 async def test_each_item_is_popped_by_one_of_many(tmp_path: Path, context_bytes: int) -> None:
     async with perdure.connect(tmp_path, limits=Limits(context_bytes=context_bytes)) as sessions:
         session, other = (PerdureSession("a", sessions) for _ in range(2))
-        items = [user(f"item {number}") for number in range(190)]
+        items = [user(f"item {number}") for number in range(60)]
         await session.add_items(items)
         popped = await asyncio.gather(
-            *((session, other)[number % 2].pop_item() for number in range(200))
+            *((session, other)[number % 2].pop_item() for number in range(70))
         )
         assert sorted(texts(filter(None, popped))) == sorted(texts(items))
         assert popped.count(None) == 10

@@ -886,10 +886,6 @@ asyncio.run(main())
 """
 
 
-async def test_two_processes_that_save_the_same_conversation_lose_nothing(tmp_path: Path) -> None:
-    await several_write(tmp_path, "xy", 2)
-
-
 @pytest.mark.deep
 async def test_processes_that_save_the_same_conversation_lose_nothing(tmp_path: Path) -> None:
     await several_write(tmp_path, "wxyz", 8)

@@ -115,13 +115,15 @@ async def test_a_stream_of_a_session_that_does_not_exist_yet_sees_it_begin() -> 
 
 
 async def test_a_place_beyond_the_log_is_its_end() -> None:
-    async with perdure.connect("memory:", shutdown=Shutdown(signals=False)) as sessions:
-        feed = Feed(sessions, poll=0)
-        await say(sessions, "ada", "one")
+    backing, quiet = MemoryBacking(), Shutdown(signals=False)
+    async with (
+        perdure.connect(MemoryStore(backing=backing), shutdown=quiet) as ours,
+        perdure.connect(MemoryStore(backing=backing), shutdown=quiet) as theirs,
+    ):
+        feed = Feed(ours, poll=0)
+        await say(theirs, "ada", "one")
         events = feed.events(KEY, Cursor(10**9))
-        async with sessions.open("support", tenant="acme") as session:
-            assert await anext(events) is None
-            session.append(Message.user("two"))
-            await session.save()
-            assert "'two'" in str(await anext(events))
+        assert await anext(events) is None
+        await say(theirs, "ada", "two")
+        assert "'two'" in str(await anext(events))
         await events.aclose()

@@ -1168,7 +1168,7 @@ async def test_what_is_lost_presses_on_nobody_and_counts_once() -> None:
         r.append(other, size=300)
         r.saver.lose(lost)
         r.saver.untrack(lost)
-        assert r.saver._core.registry.dirty_bytes == other.pending_bytes > 300
+        assert r.saver.health().unsaved_bytes == other.pending_bytes > 300
 
 
 @pytest.mark.parametrize(("outage", "at_most"), [(1.0, 1.0), (4.0, 4.0), (120.0, 5.0)])

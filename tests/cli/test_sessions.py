@@ -172,7 +172,7 @@ def test_show_has_one_message_with_its_media_in_memory_at_a_time(
         async with perdure.connect(store, shutdown=Shutdown(signals=False)) as sessions:
             async with sessions.open("seen") as session:
                 for _ in range(20):
-                    session.append(Message.user([part(png(4_000_000))]))
+                    session.append(Message.user([part(png(2_000_000))]))
                     await session.save()
 
     anyio.run(write)
@@ -180,7 +180,7 @@ def test_show_has_one_message_with_its_media_in_memory_at_a_time(
     tracemalloc.start()
     try:
         assert command("show", "seen", "--store", str(store)).status == 0
-        assert tracemalloc.get_traced_memory()[1] < 60_000_000
+        assert tracemalloc.get_traced_memory()[1] < 30_000_000
     finally:
         tracemalloc.stop()
 

@@ -53,18 +53,25 @@ def test_both_take_what_fits(text: str) -> None:
     assert list(validator().iter_errors(plain(node))) == []
 
 
-@pytest.mark.parametrize("name", sorted(set(HOSTILE) - BEYOND))
-def test_both_refuse_what_does_not(name: str) -> None:
+def test_both_refuse_what_does_not() -> None:
     """Whatever of the corpus is YAML at all."""
-    text = HOSTILE[name][0]
+    taken = {name: by for name in sorted(set(HOSTILE) - BEYOND) if (by := takers(HOSTILE[name][0]))}
+    assert taken == {}
+
+
+def takers(text: bytes | str) -> list[str]:
+    """Return who takes a file that nobody should."""
     data = text.encode() if isinstance(text, str) else text
     try:
         node = read(data, "x")
     except ConfigError:
-        return  # not for a schema to say
-    with pytest.raises(ConfigError):
+        return []  # not for a schema to say
+    took = [] if list(validator().iter_errors(plain(node))) else ["the schema"]
+    try:
         declaration_of(node, "x")
-    assert list(validator().iter_errors(plain(node)))
+    except ConfigError:
+        return took
+    return [*took, "the parser"]
 
 
 def test_it_knows_every_section_field_and_preset() -> None:

@@ -12,20 +12,19 @@ from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.stores.sqlite import SqliteStore
 from perdure.stores.wrapped import CompressedStore, EncryptedStore
-from perdure.testing.conformance import StoreConformance
+from perdure.testing.conformance import (
+    BlobConformance,
+    DocumentConformance,
+    LogConformance,
+    ReaderConformance,
+    StoreConformance,
+    TrimConformance,
+)
 
 KEY = "ab" * 32
 
 
-class Wrapped(StoreConformance):
-    """Names of a wrapper's own are between it and the inner store."""
-
-    async def test_names_of_a_wrapper_s_own_are_kept(self, store: Store) -> None:
-        with pytest.raises(NotStorableError):
-            await store.put_blobs("", {"x" + "0" * 64: b"sealed"})
-
-
-class TestEncryptedMemoryStore(Wrapped):
+class EncryptedMemory:
     """Encrypted, in memory."""
 
     on_trio = "never"
@@ -34,6 +33,56 @@ class TestEncryptedMemoryStore(Wrapped):
         self.backings: dict[Path, MemoryBacking] = getattr(self, "backings", {})
         backing = self.backings.setdefault(place, MemoryBacking())
         return EncryptedStore(MemoryStore(owner=owner, backing=backing), KEY)
+
+
+class CompressedMemory:
+    """Packed, in memory."""
+
+    on_trio = "never"
+
+    def make_store(self, place: Path, owner: str) -> Store:
+        self.backings: dict[Path, MemoryBacking] = getattr(self, "backings", {})
+        backing = self.backings.setdefault(place, MemoryBacking())
+        return CompressedStore(MemoryStore(owner=owner, backing=backing))
+
+
+class WrappedBlobs(BlobConformance):
+    """Names of a wrapper's own are between it and the inner store."""
+
+    async def test_names_of_a_wrapper_s_own_are_kept(self, store: Store) -> None:
+        with pytest.raises(NotStorableError):
+            await store.put_blobs("", {"x" + "0" * 64: b"sealed"})
+
+
+class TestEncryptedMemoryStore(
+    EncryptedMemory,
+    LogConformance,
+    ReaderConformance,
+    TrimConformance,
+    DocumentConformance,
+    WrappedBlobs,
+):
+    """What it seals: records in their order, documents and blobs."""
+
+
+class TestCompressedMemoryStore(
+    CompressedMemory, ReaderConformance, DocumentConformance, WrappedBlobs
+):
+    """What it packs."""
+
+
+class Wrapped(WrappedBlobs, StoreConformance):
+    """All of the suite."""
+
+
+@pytest.mark.deep
+class TestAllOfEncryptedMemoryStore(EncryptedMemory, Wrapped):
+    """Encrypted, in memory."""
+
+
+@pytest.mark.deep
+class TestAllOfCompressedMemoryStore(CompressedMemory, Wrapped):
+    """Packed, in memory."""
 
 
 @pytest.mark.deep
@@ -55,14 +104,3 @@ class TestEncryptedSqliteStore(Wrapped):
     def make_store(self, place: Path, owner: str) -> Store:
         inner = SqliteStore(place / "kept" / "sessions.db", owner=owner)
         return EncryptedStore(inner, KEY, compression="zstd")
-
-
-class TestCompressedMemoryStore(Wrapped):
-    """Packed, in memory."""
-
-    on_trio = "never"
-
-    def make_store(self, place: Path, owner: str) -> Store:
-        self.backings: dict[Path, MemoryBacking] = getattr(self, "backings", {})
-        backing = self.backings.setdefault(place, MemoryBacking())
-        return CompressedStore(MemoryStore(owner=owner, backing=backing))

@@ -100,6 +100,7 @@ def test_a_conversation_of_pydantic_ai_is_resumed_in_another_process(shell: Shel
     assert shell.run("pydantic_ai_conversation.py", "approve") == ["nothing waits for approval"]
 
 
+@pytest.mark.deep
 def test_a_run_of_langgraph_is_resumed_in_another_process(shell: Shell) -> None:
     pytest.importorskip("langgraph")
     assert shell.run("langgraph_approval.py", "ask") == ["waits for approval: sail to Oosthaven?"]

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from perdure.testing.conformance import StoreConformance
+from perdure.testing.conformance import (
+    DirectoryConformance,
+    DocumentConformance,
+    LogConformance,
+    ReaderConformance,
+    StoreConformance,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,13 +23,24 @@ pytest.importorskip("fcntl")
 from examples.own_backend import OneFileStore  # noqa: E402
 
 
-class TestOneFileStore(StoreConformance):
-    """All of the suite."""
+class OneFile:
+    """The stores of the example."""
 
     on_trio = "never"
 
     def make_store(self, place: Path, owner: str) -> OneFileStore:
         return OneFileStore(place / "kept" / "everything.json", owner=owner)
+
+
+class TestOneFileStore(
+    OneFile, LogConformance, ReaderConformance, DocumentConformance, DirectoryConformance
+):
+    """What it keeps."""
+
+
+@pytest.mark.deep
+class TestAllOfOneFileStore(OneFile, StoreConformance):
+    """All of the suite."""
 
 
 def test_it_keeps_a_greeting(tmp_path: Path) -> None:

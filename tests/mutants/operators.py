@@ -33,6 +33,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.source_tree import parse
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 SQL = "sql"
 NAMED = {"call", "assign", "name"}
@@ -81,7 +83,7 @@ class Package:
         self.trees: dict[Path, ast.Module] = {}
         self.places: dict[str, list[Place]] = {}
         for path in sorted(root.rglob("*.py")):
-            tree = self.trees[path] = ast.parse(path.read_text(encoding="utf-8"))
+            tree = self.trees[path] = parse(path)
             for name, _ in functions(tree):
                 self._add(Place(path, _dotted(root, path), name))
         for path in sorted(root.rglob("*.sql")):

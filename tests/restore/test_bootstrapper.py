@@ -24,7 +24,7 @@ from perdure.restore import (
 )
 from perdure.restore.bootstrapper import Bootstrapped
 from perdure.restore.rebuild import is_memory
-from perdure.session.internals import lines_of, working_context
+from perdure.session.internals import accept, lines_of, working_context
 from perdure.session.session import Session
 from perdure.stores.memory import MemoryBacking, MemoryStore
 
@@ -185,7 +185,7 @@ async def remembered(backing: MemoryBacking) -> None:
     async with opened(backing) as session:
         episode = EpisodicItem(id="ep_1", ts=1.0, turn_ids=("turn_0001",), summary="They met.")
         fact = SemanticItem(id="sem_1", ts=1.0, fact="Likes herring.")
-        session._accept((item_entry(episode), item_entry(fact)))
+        accept(session, (item_entry(episode), item_entry(fact)))
         await session.save()
 
 

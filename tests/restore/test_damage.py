@@ -30,7 +30,7 @@ from perdure.cli.check import audit
 from perdure.memory.compaction import EpisodicItem, SemanticItem, item_entry
 from perdure.memory.context import SNAPSHOT
 from perdure.restore.report import RestorePlan
-from perdure.session.internals import lines_of
+from perdure.session.internals import accept, lines_of, store_below
 from perdure.session.session import Session, render
 from perdure.store import Store
 from perdure.stores.file import FileStore
@@ -80,8 +80,8 @@ async def write(session: Session, who: str) -> None:
         session.append(Message.assistant("Let me see.", tool_calls=[ToolCall("c1", "look")]))
         session.append(Message.tool("c1", {"depth": 4}), Message.assistant("4 m"))
     episode = EpisodicItem(id="e1", ts=1.0, summary=f"{who} was met.")
-    session._accept((item_entry(episode),))
-    session._accept((item_entry(SemanticItem(id="s1", ts=1.0, fact=f"{who} likes herring.")),))
+    accept(session, (item_entry(episode),))
+    accept(session, (item_entry(SemanticItem(id="s1", ts=1.0, fact=f"{who} likes herring.")),))
     session.memory.set("harbor", f"{who}'s harbor")
     session.state.set("mood", {"is": who})
     await session.save()
@@ -98,8 +98,8 @@ async def prepare(root: Path) -> None:
     async with manager(root) as sessions, sessions.open("ada") as ada:
         async with ada.turn("ada-2"):
             ada.append(Message.user("and now?"), Message.assistant("Now we sail."))
-        ada._accept((item_entry(EpisodicItem(id="e2", ts=2.0, summary="They sailed.")),))
-        ada._accept((item_entry(SemanticItem(id="s2", ts=2.0, fact="The wind is west.")),))
+        accept(ada, (item_entry(EpisodicItem(id="e2", ts=2.0, summary="They sailed.")),))
+        accept(ada, (item_entry(SemanticItem(id="s2", ts=2.0, fact="The wind is west.")),))
         ada.memory.set("wind", "west")
         ada.state.set("mood", {"is": "bright"})
         attachment = await ada.attach(changed := Counter())
@@ -646,7 +646,7 @@ async def test_what_lay_in_a_database_is_kept_as_a_blob(kind: str, tmp_path: Pat
             assert [message.text for message in ada.context()] == ["hello"]
             ada.append(Message.user("on"))
             await ada.aclose()
-        kept = sessions._store
+        kept = store_below(sessions)
         blobs = [await kept.get_blob("", name) for name in await kept.blob_names("")]
         assert evidence in blobs
         assert (await sessions.plan_restore("ada")).is_sound

@@ -25,6 +25,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE_KINDS
 from perdure.restore import WorkingContextSnapshotBootstrapOptions
 from perdure.restore.report import RestoreStep
+from perdure.session.internals import store_below
 from perdure.session.manager import SessionManager
 from perdure.store import Store
 from perdure.types import RestorePlan
@@ -79,9 +80,9 @@ async def test_a_plan_says_what_the_restore_does(
             del session.documents[SNAPSHOT]
     chosen = Options(**options)
     async with memory_world.connect() as sessions:
-        before = await records_of(sessions._store)
+        before = await records_of(store_below(sessions))
         plan = await sessions.plan_restore("ada", system_prompt=prompt, options=chosen)
-        assert await records_of(sessions._store) == before
+        assert await records_of(store_below(sessions)) == before
         assert await sessions.plan_restore("ada", system_prompt=prompt, options=chosen) == plan
         config = AgentConfig(name="x", model=EchoModel(), instructions=prompt, restore=chosen)
         async with await AgentFactory(sessions).restore_agent("ada", config) as agent:
@@ -93,7 +94,7 @@ async def test_a_plan_says_what_the_restore_does(
                 step.what for step in report.steps if step.what not in {"read", "caught up"}
             ]
             assert agent.session.context() == list(plan.messages)
-            changed = len(await records_of(sessions._store)) - len(before) - 1
+            changed = len(await records_of(store_below(sessions))) - len(before) - 1
             assert changed == (1 if plan.replaces else len(plan.appended))
             assert plan.system_prompt == agent.context.state.system_prompt
 

@@ -276,7 +276,7 @@ async def test_a_page_of_history_ends_at_a_number_of_bytes() -> None:
 async def test_a_request_costs_no_more_memory_than_its_page(tmp_path: Path) -> None:
     async with serving_of(ECHO, f"file:{tmp_path / 'store'}") as (server, http):
         async with server.sessions.manager.open("a") as session:
-            session.append(*(Message.user("x" * 1_000_000) for _ in range(24)))
+            session.append(*(Message.user("x" * 1_000_000) for _ in range(16)))
         await session.aclose()
         del session
         tracemalloc.start()

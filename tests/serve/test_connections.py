@@ -93,7 +93,7 @@ def test_a_request_that_does_not_come_in_full_ends(serve: Callable[..., Served])
 
 def test_a_client_that_does_not_read_on_is_let_go(serve: Callable[..., Served]) -> None:
     server = serve("--request-timeout", "0.5", "--max-body", "3000000")
-    for _ in range(8):
+    for _ in range(3):
         server.client.post("/agents/a/messages", json={"text": "x" * 2_000_000})
     get = b"GET /agents/a/messages HTTP/1.1\r\n" + HOST + b"\r\n"
     server.client.close()
@@ -105,7 +105,7 @@ def test_a_client_that_does_not_read_on_is_let_go(serve: Callable[..., Served]) 
         while len(process.net_connections()) > 1 and time.monotonic() < end:
             time.sleep(0.05)
         assert len(process.net_connections()) == 1  # which listens
-        assert len(rest(sock)) < 16_000_000
+        assert len(rest(sock)) < 6_000_000
 
 
 @pytest.mark.parametrize("use_uvloop", [False, True])
@@ -161,8 +161,8 @@ def test_a_client_that_does_not_read_on_holds_up_no_stop(
     path: bytes, serve: Callable[..., Served]
 ) -> None:
     server = serve("--grace", "1", "--max-body", "3000000")
-    for _ in range(6):
-        server.client.post("/agents/a/messages", json={"text": "x" * 2_000_000})
+    for _ in range(2):
+        server.client.post("/agents/a/messages", json={"text": "x" * 2_900_000})
     get = b"GET /agents/a/" + path + b" HTTP/1.1\r\nLast-Event-ID: 0\r\n" + HOST + b"\r\n"
     with connect(server, get, buffer=4096) as sock:
         assert sock.recv(1) == b"H"
@@ -228,9 +228,9 @@ async def until(condition: Callable[[], object]) -> None:
 
 def test_silent_connections_make_room_for_others(serve: Callable[..., Served]) -> None:
     server = serve("--max-connections", "4")
-    limits = (96, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    limits = (56, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, limits)
-    silent = [connect(server, b"GET /") for _ in range(150)]
+    silent = [connect(server, b"GET /") for _ in range(70)]
     try:
         for agent in ("a", "b", "c"):
             answer = server.client.post(f"/agents/{agent}/messages", json={"text": "a b"})
@@ -292,6 +292,6 @@ def test_more_connections_than_descriptors_are_refused(monkeypatch: pytest.Monke
 
 
 def test_the_fuzzer_finds_no_answer_that_it_does_not_expect() -> None:
-    command = [sys.executable, "-m", "tests.serve.fuzz", "--requests", "60"]
+    command = [sys.executable, "-m", "tests.serve.fuzz", "--requests", "30"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -20,6 +20,7 @@ from perdure import (
 )
 from perdure.lease import LeaseOptions
 from perdure.records.records import STATE
+from perdure.session.internals import store_below, store_of
 from perdure.session.manager import SessionManager
 from perdure.session.options import Limits
 from perdure.session.runtime import SessionClosed
@@ -68,7 +69,7 @@ async def states_of(session: Session) -> list[Any]:
     """Return the records that contributors have written, as plain values."""
     await session.save()
     records = []
-    async for chunk in session._runtime.store.read_log(session.key):
+    async for chunk in store_of(session).read_log(session.key):
         records += [one for one in chunk.records if one.kind == STATE]
     return records
 
@@ -151,7 +152,7 @@ async def test_a_plugins_file_holds_its_state_and_nothing_else(again: Connect) -
         counter.state = {"entries": [], "config": {}}
         await session.attach(counter)
         await session.aclose()
-        found = await sessions._check().runtime.store.read_documents(
+        found = await store_below(sessions).read_documents(
             session.key, {"plugins/in_context_memory.json"}
         )
         document = found.found["plugins/in_context_memory.json"]

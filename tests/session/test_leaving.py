@@ -28,6 +28,7 @@ from perdure import (
 from perdure._lib import signals
 from perdure.autosave.options import EngineOptions
 from perdure.autosave.reports import ShutdownReport
+from perdure.session.internals import let_go
 from perdure.session.runtime import EventName
 from perdure.store import Outcome, Status
 from perdure.stores.memory import MemoryBacking, MemoryStore
@@ -49,8 +50,7 @@ async def by_close(session: Session) -> None:
 
 
 async def by_idleness(session: Session) -> None:
-    session._lifecycle.unpin(session)
-    await session._lifecycle.idle(session)
+    await let_go(session)
 
 
 async def by_handover(session: Session) -> None:

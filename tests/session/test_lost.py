@@ -115,6 +115,26 @@ async def test_deciding_ends_it(through: str, how: str) -> None:
         assert sessions.lost == ()
 
 
+async def test_a_cut_attempt_is_whole_in_what_the_unsaved_records_begin() -> None:
+    backing = MemoryBacking()
+    async with managed(backing) as sessions:
+        session = await sessions.open("a")
+        session.append(Message.user("before"))
+        with pytest.raises(LeaseLostError):
+            async with session.turn("request-17"):
+                session.append(Message.user("Q"))
+                await session.save()
+                session.append(Message.assistant("half an"))
+                await steal(backing)
+                await session.save()
+        await session.fork_unsaved("mine")
+        async with sessions.open("mine") as mine:
+            assert said(mine) == ["before", "Q", "half an"]
+            async with mine.turn("request-17") as turn:
+                assert [message.text for message in turn.messages] == ["Q", "half an"]
+                assert said(mine) == ["before"]
+
+
 def alive() -> list[Session]:
     return [one for one in gc.get_objects() if type(one) is Session and one.id == "a"]
 

@@ -300,13 +300,13 @@ async def test_what_a_second_opener_says_of_a_session_counts(again: Connect) -> 
         async with sessions.open("a", owner="ada", tags=["two"], autosave=None):
             metadata = session.info.metadata
             assert (metadata.owner, metadata.tags) == ("ada", ["two"])
-            assert session._tracked.options is None
+            assert session.autosave.setting is None
         version = session.version
         async with sessions.open("a", owner="ada"):
             assert session.version == version
-            assert session._tracked.options is None
+            assert session.autosave.setting is None
         async with sessions.open("a", autosave=Autosave.server()):
-            assert session._tracked.options == Autosave.server()
+            assert session.autosave.setting == Autosave.server()
 
 
 async def test_store_that_stays_down_is_reported_at_the_end() -> None:

@@ -28,7 +28,7 @@ from perdure.records.checkpoints import CapturedState
 from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE_KINDS, Record
-from perdure.session.manager import SessionManager
+from perdure.session.internals import store_below
 from perdure.session.runtime import MediaLeftOut
 from perdure.store import Capabilities, Store
 from perdure.stores import EncryptedStore, StateStore
@@ -68,10 +68,6 @@ async def records(store: Store, key: SessionKey = KEY) -> list[Record]:
     return [record async for chunk in store.read_log(key) for record in chunk.records]
 
 
-def store_of(sessions: SessionManager) -> Store:
-    return sessions._check().runtime.store
-
-
 class WholeState:
     """A storage of one whole state, in memory."""
 
@@ -103,9 +99,11 @@ async def test_a_large_image_lies_in_a_blob_and_comes_back(again: Connect) -> No
     async with again() as sessions, sessions.open("ada") as session:
         session.append(said)
         await session.save()
-        [record] = [one for one in await records(store_of(sessions)) if one.kind in MESSAGE_KINDS]
+        [record] = [
+            one for one in await records(store_below(sessions)) if one.kind in MESSAGE_KINDS
+        ]
         assert len(record.payload) < 500
-        assert await store_of(sessions).get_blob("", name_of(image)) == image
+        assert await store_below(sessions).get_blob("", name_of(image)) == image
         assert session.context()[0].content == said.content
         assert (await session.history())[0].value.content == said.content
     async with again() as sessions, sessions.open("ada") as session:
@@ -147,7 +145,9 @@ async def test_media_of_each_shape_lie_in_blobs_and_come_back(
     async with again() as sessions, sessions.open("ada") as session:
         session.append(message)
         await session.save()
-        [record] = [one for one in await records(store_of(sessions)) if one.kind in MESSAGE_KINDS]
+        [record] = [
+            one for one in await records(store_below(sessions)) if one.kind in MESSAGE_KINDS
+        ]
         assert len(record.payload) < 600
     async with again() as sessions, sessions.open("ada") as session:
         [back] = session.context()
@@ -176,8 +176,8 @@ async def test_each_image_lies_in_the_store_once(again: Connect) -> None:
             session.append(Message.user("and this", image_urls=[url(image)]))
             await session.save()
         await session.aclose()
-        assert await store_of(sessions).blob_names("") == [name_of(image)]
-        documents = await store_of(sessions).read_documents(KEY, None)
+        assert await store_below(sessions).blob_names("") == [name_of(image)]
+        documents = await store_below(sessions).read_documents(KEY, None)
         assert all(
             encoded(image)[:1000].encode() not in one.data for one in documents.found.values()
         )
@@ -189,7 +189,7 @@ async def test_a_small_image_stays_in_its_record_and_takes_no_room_of_text(again
             session.append(Message.user("My code word is herring."))
             images = [look(session, number, 30 * KB) for number in range(8)]
             await session.save()
-            assert await store_of(sessions).blob_names("") == []
+            assert await store_below(sessions).blob_names("") == []
             context = session.context("anthropic").messages
             assert "herring" in words(context)
             assert shown(context) == images
@@ -298,7 +298,7 @@ async def test_a_lost_blob_leaves_a_note_and_the_session_goes_on(
     async with again() as sessions, sessions.open("ada") as session:
         lost, kept = look(session, 1), look(session, 2)
         await session.save()
-        await store_of(sessions).remove_blobs("", [name_of(lost)])
+        await store_below(sessions).remove_blobs("", [name_of(lost)])
     async with again() as sessions, sessions.open("ada") as session:
         for format in FORMATS:
             context = session.context(format)
@@ -347,14 +347,14 @@ async def test_media_come_back_to_forks_copies_and_new_names(again: Connect) -> 
                 assert shown(session.context("anthropic").messages) == [image], name
                 results = [one.value for one in await session.history() if one.value.tool_result]
                 assert shown(results[0].tool_result.result) == [image]
-        assert await store_of(sessions).blob_names("") != []
+        assert await store_below(sessions).blob_names("") != []
     async with again() as sessions:
         for name in ("fork", "eve"):
             await sessions.forget(name)
         async with sessions.open("copy") as session:
             assert shown(session.context("anthropic").messages) == [image]
         await sessions.forget("copy")
-        assert await store_of(sessions).blob_names("") == []
+        assert await store_below(sessions).blob_names("") == []
 
 
 async def test_media_come_back_out_of_bundles_backups_and_other_stores(tmp_path: Path) -> None:
@@ -403,7 +403,7 @@ async def test_an_exported_state_has_its_media_in_place(tmp_path: Path) -> None:
         await perdure.import_state(sessions, state)
         async with sessions.open("ada") as session:
             assert shown(session.context("anthropic").messages) == [image]
-            assert await store_of(sessions).blob_names("") == [name_of(image)]
+            assert await store_below(sessions).blob_names("") == [name_of(image)]
 
 
 async def test_media_come_back_through_encryption_and_compression(tmp_path: Path) -> None:
@@ -497,7 +497,7 @@ async def test_what_would_not_be_saved_is_spilled_with_its_media(tmp_path: Path)
     async with perdure.connect(MemoryStore(backing=backing), shutdown=spilling) as sessions:
         async with sessions.open("ada") as session:
             assert shown(session.context("anthropic").messages) == [image]
-            assert await store_of(sessions).blob_names("") == [name_of(image)]
+            assert await store_below(sessions).blob_names("") == [name_of(image)]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -509,7 +509,7 @@ async def test_a_session_that_was_lost_is_forked_with_its_media() -> None:
         first = look(session, 1)
         await session.save()
         second = look(session, 2)
-        holder = await store_of(ours).holder(KEY)
+        holder = await store_below(ours).holder(KEY)
         assert holder is not None
         other = MemoryStore(backing=backing)
         await other.open()
@@ -561,7 +561,7 @@ async def test_only_a_session_with_media_in_blobs_is_of_a_newer_format(again: Co
                 await session.retract(after=0)
                 await session.aclose()
         formats = [
-            (await store_of(sessions).read_documents(SessionKey(name), ())).manifest.format  # type: ignore[union-attr]
+            (await store_below(sessions).read_documents(SessionKey(name), ())).manifest.format  # type: ignore[union-attr]
             for name in ("ada", "bo")
         ]
         assert formats == [2, 1]
@@ -587,7 +587,7 @@ async def test_the_first_media_of_a_session_are_folded_soon_and_those_after_as_t
             await session.save()
         assert not session._folding
         assert len(folds) == 1
-        documents = await store_of(sessions).read_documents(KEY, ())
+        documents = await store_below(sessions).read_documents(KEY, ())
         assert documents.manifest is not None
         assert documents.manifest.format == 2
 
@@ -599,7 +599,7 @@ async def test_posted_media_come_back(again: Connect) -> None:
         async with sessions.open("ada") as session:
             assert shown(session.context("anthropic").messages) == [image]
             await session.save()
-            assert await store_of(sessions).blob_names("") == [name_of(image)]
+            assert await store_below(sessions).blob_names("") == [name_of(image)]
 
 
 async def test_an_interrupted_turn_gives_its_media_back(again: Connect) -> None:
@@ -848,7 +848,7 @@ async def test_what_is_left_out_and_what_is_lost_are_told_once_each(again: Conne
             look(session, number)
         await session.save()
         session.context()
-        await store_of(sessions).remove_blobs("", [name_of(first)])
+        await store_below(sessions).remove_blobs("", [name_of(first)])
         await session.retract(after=version)
         session.context()
         await session.save()
@@ -908,7 +908,7 @@ async def test_media_in_objects_of_registered_types_come_back_to_the_letter(
                 assert [one.tool_result for one in back] == [one.tool_result for one in said]
                 assert [one.tool_calls for one in back] == [one.tool_calls for one in said]
             await session.save()
-            stored = [one.payload for one in await records(store_of(sessions))]
+            stored = [one.payload for one in await records(store_below(sessions))]
             assert [one.count(b'"\\u0070erdure:media:') for one in stored[1:4]] == [0, 1, 0]
 
 

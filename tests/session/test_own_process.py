@@ -55,6 +55,11 @@ async def stored(place: Place) -> set[str]:
         return texts
 
 
+@pytest.mark.parametrize(
+    "place",
+    ["memory", *(pytest.param(kind, marks=pytest.mark.deep) for kind in ("file", "sqlite"))],
+    indirect=True,
+)
 @pytest.mark.parametrize("is_open", [True, False], ids=["open", "closed"])
 @pytest.mark.parametrize("act", ACTS)
 async def test_what_requests_append_at_any_call_of_an_act_is_kept_or_refused(

@@ -235,6 +235,30 @@ async def test_a_turn_without_an_end_is_over_when_the_next_one_begins(again: Con
         assert [item.value.text for item in await view.history()] == ["message 2", "message 3"]
 
 
+@pytest.mark.parametrize("keep_turns", [0, 1])
+@pytest.mark.parametrize("resume", [False, True])
+async def test_a_cut_turn_that_may_be_tried_again_keeps_its_newest_attempt(
+    again: Connect, keep_turns: int, resume: bool
+) -> None:
+    async with again() as sessions:
+        await converse(sessions, "a", "one")
+        session = await sessions.open("a")
+        for text, going_on in (("Q", False), ("Q", False), ("half an", True)):
+            with pytest.raises(ConnectionError):
+                async with session.turn("request-17", resume=going_on):
+                    session.append(Message.user(text))
+                    raise ConnectionError
+        assert (await sessions.prune(Retention(keep_turns=keep_turns), id="a")).pruned
+        async with session.turn("request-17", resume=resume) as turn:
+            assert [message.text for message in turn.messages] == ["Q", "half an"]
+            assert turn.resumed is resume
+            if not resume:
+                session.append(Message.user("Q"))
+        assert said(session) == ["one", "re one", "Q", *["half an"] * resume]
+        assert (await sessions.prune(Retention(keep_turns=0), id="a")).pruned
+        assert await told(session) == []
+
+
 async def test_retracting_everything_of_a_pruned_session_needs_no_history(again: Connect) -> None:
     small = Limits(context_bytes=500)
     async with again(limits=small) as sessions:

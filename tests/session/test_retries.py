@@ -18,9 +18,11 @@ from perdure import (
     Message,
     Session,
     StoreUnavailableError,
+    ToolCall,
     TurnReusedError,
     connect,
 )
+from perdure.agent import Agent, ScriptedModel
 from perdure.records.json import encode
 from perdure.records.keys import SessionKey
 from perdure.records.records import TURN, Entry
@@ -290,6 +292,32 @@ async def test_what_an_opener_appended_behind_a_cut_turn_stays(tmp_path: Path) -
         session.append(Message.user("R"))
         await ask(session)
         assert said(session) == ["R", "Q", "A"]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("how", ["plan", "agent"])
+async def test_a_result_that_a_restore_made_up_goes_with_its_call(how: str, resume: bool) -> None:
+    async with connect("memory:") as sessions:
+        async with sessions.open("ada") as session:
+            session.append(Message.user("before"))
+            with pytest.raises(ConnectionError):
+                async with session.turn("request-17"):
+                    session.append(Message.user("Q"))
+                    session.append(Message.assistant(tool_calls=[ToolCall("c1", "pay", {})]))
+                    raise ConnectionError
+            await session.save()
+            if how == "plan":
+                await session.apply(await session.plan_restore())
+        if how == "agent":
+            async with Agent.create("ada", model=ScriptedModel("A"), sessions=sessions):
+                pass
+        async with sessions.open("ada") as session:
+            assert [one.role for one in session.context()[1:]] == ["user", "assistant", "tool"]
+            session.append(Message.tool("c1", result="paid"))  # from elsewhere: it stays
+            async with session.turn("request-17", resume=resume) as turn:
+                assert [one.role for one in turn.messages] == ["user", "assistant", "tool"]
+                kept = ["user", "assistant", "tool"] if resume else []
+                assert [one.role for one in session.context()] == ["user", *kept, "tool"]
 
 
 async def test_other_turns_and_turns_without_an_id_take_nothing_back() -> None:

@@ -8,6 +8,8 @@ import pytest
 from perdure import EncodedRecord, Message, NotStorableError, SessionClosedError, SessionError
 from perdure.autosave.options import Autosave
 from perdure.errors import TooLargeError
+from perdure.session.internals import store_below
+from perdure.session.manager import SessionManager
 from perdure.session.options import Limits
 from tests.session.conftest import Connect
 
@@ -114,12 +116,12 @@ async def test_a_cancelled_turn_is_saved_as_interrupted(again: Connect) -> None:
     assert kinds == ["begin", "interrupted"]
 
 
-async def phases(sessions: object, agent: str):  # type: ignore[no-untyped-def]
+async def phases(sessions: SessionManager, agent: str):  # type: ignore[no-untyped-def]
     import msgspec
 
     from perdure.records.keys import SessionKey
 
-    async for chunk in sessions._store.read_log(SessionKey(agent)):  # type: ignore[attr-defined]
+    async for chunk in store_below(sessions).read_log(SessionKey(agent)):
         for record in chunk.records:
             if record.kind == "turn":
                 yield msgspec.json.decode(record.payload)["phase"]

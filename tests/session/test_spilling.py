@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import subprocess
@@ -13,14 +14,20 @@ from pathlib import Path
 import anyio
 import pytest
 
-from perdure import ConfigError, Message, Shutdown, UnsavedChangesError, connect
+from perdure import (
+    ConfigError,
+    Message,
+    Shutdown,
+    UnsavedChangesError,
+    connect,
+)
 from perdure.autosave.reports import ShutdownReport
 from perdure.records.keys import SessionKey
 from perdure.session import spill as spilling
 from perdure.session.manager import SessionManager
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
-from perdure.testing.faulty import FaultyStore
+from perdure.testing.faulty import FaultyStore, SwitchedStore
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -66,6 +73,63 @@ async def test_spill_is_replayed_by_the_next_open(tmp_path: Path, how: str) -> N
             assert said(session) == ["saved", "spilled 1", "spilled 2", "spilled 3"]
             assert session.durable_version == session.version
         assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("begun", ["saved", "spilled"])
+@pytest.mark.parametrize("died", [False, True])
+async def test_a_cut_attempt_is_whole_once_its_spill_is_replayed(
+    tmp_path: Path, begun: str, resume: bool, died: bool
+) -> None:
+    backing = MemoryBacking()
+    store = SwitchedStore(MemoryStore(backing=backing))
+    shutdown = Shutdown(
+        deadline=0.2, turn_grace=0, hard_grace=0.2, signals=False, spill=str(tmp_path)
+    )
+    sessions = await connect(store, autosave=None, shutdown=shutdown)
+    session = await sessions.open("a")
+    session.append(Message.user("before"))
+    await session.save()
+    if begun == "spilled":
+        store.down()
+    with contextlib.suppress(anyio.get_cancelled_exc_class()):
+        async with session.turn("request-17"):
+            session.append(Message.user("Q"))
+            if begun == "saved":
+                await session.save()
+                store.down()
+            session.append(Message.assistant("half"))
+            session.append(Message.assistant("an"))
+            raise anyio.get_cancelled_exc_class()
+    session.append(Message.user("outside"))
+    assert len((await sessions.aclose()).spilled) == 1
+    [file] = tmp_path.iterdir()
+    if died:  # amid an open, before the file was removed
+        spilled = file.read_bytes()
+        async with manager(backing, tmp_path) as sessions, sessions.open("a"):
+            pass
+        file.write_bytes(spilled)
+    async with manager(backing, tmp_path) as sessions, sessions.open("a") as session:
+        assert list(tmp_path.iterdir()) == []
+        assert said(session) == ["before", "Q", "half", "an", "outside"]
+        async with session.turn("request-17", resume=resume) as turn:
+            assert [message.text for message in turn.messages] == ["Q", "half", "an"]
+            assert turn.resumed is resume
+        kept = ["Q", "half", "an"] if resume else []
+        assert said(session) == ["before", *kept, "outside"]
+
+
+async def test_what_no_turn_had_is_of_none_once_it_is_replayed(tmp_path: Path) -> None:
+    backing = MemoryBacking()
+    async with manager(backing, tmp_path) as sessions, sessions.open("a") as session:
+        with pytest.raises(ConnectionError):
+            async with session.turn("request-17"):
+                session.append(Message.user("Q"))
+                raise ConnectionError
+    assert (await lose_the_store(backing, tmp_path, "transient")).spilled
+    async with manager(backing, tmp_path) as sessions, sessions.open("a") as session:
+        async with session.turn("request-17"):
+            assert said(session) == ["saved", "spilled 1", "spilled 2", "spilled 3"]
 
 
 async def test_conflicting_spill_is_kept_and_named(tmp_path: Path) -> None:

@@ -515,14 +515,35 @@ def test_in_blocking_style_a_turn_owns_what_its_thread_appends_and_what_is_given
     assert events == [TurnWarned("ada", "request-17", "append")]
 
 
+def test_in_blocking_style_a_turn_owns_the_retraction_of_its_thread_alone() -> None:
+    with connect_blocking("memory:") as sessions, sessions.open("ada") as session:
+        events: list[TurnWarned] = []
+        sessions.on("turn_warned", events.append)
+        start = session.append(Message.user("before"))
+        with pytest.raises(ConnectionError), session.turn("request-17"):
+            session.retract(after=start - 1)
+            raise ConnectionError
+        with pytest.raises(ConnectionError), session.turn("request-17"):
+            assert [message.text for message in session.context()] == ["before"]
+            assert events == []
+            thread = threading.Thread(target=lambda: session.retract(after=start - 1))
+            thread.start()
+            thread.join(60)
+            raise ConnectionError
+        with session.turn("request-17"):
+            assert session.context() == []
+    assert events == [TurnWarned("ada", "request-17", "append")]
+
+
 # how turns wait
 
 
 async def begun_within(timeout: float | None, lasts: float) -> tuple[list[str], list[TurnWarned]]:
     """Begin a turn in a task that a running turn has started and waits for, for some time."""
     told: list[str] = []
-    async with watched() as (session, events):
-        manager = session._lifecycle._runtime
+    events: list[TurnWarned] = []
+    async with memory() as sessions, sessions.open("ada") as session:
+        sessions.on("turn_warned", events.append)
 
         async def second() -> None:
             try:
@@ -536,7 +557,7 @@ async def begun_within(timeout: float | None, lasts: float) -> tuple[list[str], 
                 async with anyio.create_task_group() as group:
                     group.start_soon(second)
             told.append("first")
-        assert manager.turn_waits == {}
+        assert sessions.health().status == "ok"
         return told, events
 
 
@@ -655,7 +676,7 @@ def test_a_close_that_the_turn_waits_for_ends_by_its_deadline(backend: str) -> N
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("timeout", [-1, "3", float("nan")])
+@pytest.mark.parametrize("timeout", [-1, "3", float("nan"), True])
 async def test_a_timeout_that_is_no_number_of_seconds_is_refused(timeout: Any) -> None:
     async with memory() as sessions, sessions.open("a") as session:
         with pytest.raises(InvalidArgumentError, match="invalid timeout="):

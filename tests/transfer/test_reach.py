@@ -28,7 +28,7 @@ BY = {
     "value": ("ada", "memory key"),
     "only_value": ("pruned", "memory key"),
     "result": ("ada", "the tool result of record"),
-    "image": ("ada", "the image/png of record"),
+    "image": ("ada", "the image/png of "),
     "root": ("ada", "the state of checkpoint 2 ('large')"),
     "node": ("ada", "the state of checkpoint 2 ('large')"),
     "leaf": ("ada", "the state of checkpoint 2 ('large')"),

@@ -53,7 +53,7 @@ from perdure.records.messages import Message, decode_message, encode_message
 from perdure.records.records import Entry
 from perdure.records.values import is_plain
 from perdure.session.internals import (
-    Place,
+    LogPlace,
     accept,
     begin_turn,
     has_content,
@@ -164,9 +164,9 @@ class PerdureSession(Adapter):
         self._pinned: Session | None = None
         self._current: Session | None = None
         """What was read or written last, if it was held here then."""
-        self._seen: Place | None = None
+        self._seen: LogPlace | None = None
         """Where what was read last ended, if it was not held here."""
-        self._before: Place | None = None
+        self._before: LogPlace | None = None
         """The same of what was read or written before the newest read."""
         self._texts = _ItemTexts()
 
@@ -332,7 +332,7 @@ class PerdureSession(Adapter):
         return await self._replace(items, expected)
 
     async def _replace(
-        self, items: list[Any], expected: list[Any] | None, *, of: Place | None = None
+        self, items: list[Any], expected: list[Any] | None, *, of: LogPlace | None = None
     ) -> bool:
         entries = self._encoded(items)
         async with self._write(of) as session:
@@ -445,12 +445,12 @@ class PerdureSession(Adapter):
         return await self._connection.peek(self._key)
 
     @property
-    def _place(self) -> Place | None:
+    def _place(self) -> LogPlace | None:
         """Where what was read or written last ended."""
         return self._seen if self._current is None else place_of(self._current)
 
     @asynccontextmanager
-    async def _write(self, of: Place | None = None) -> AsyncGenerator[Session, None]:
+    async def _write(self, of: LogPlace | None = None) -> AsyncGenerator[Session, None]:
         """Hold the session for a change, which is durable at the end of the block.
 
         Args:
@@ -473,7 +473,7 @@ class PerdureSession(Adapter):
 
     @asynccontextmanager
     async def _opened(
-        self, sessions: SessionManager, of: Place | None
+        self, sessions: SessionManager, of: LogPlace | None
     ) -> AsyncGenerator[Session, None]:
         """Open the session to write, unless what the change is of was deleted."""
         places = {place for place in (self._place, of) if place is not None}

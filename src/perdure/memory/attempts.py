@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterable, Iterator, Sequence
-from typing import Final, Self
+from collections.abc import AsyncIterable, Collection, Iterable, Iterator, Sequence
+from typing import Any, Final, Self
 
 import msgspec
 
 from perdure.memory.context import RetractionPayload, Retractions
 from perdure.memory.documents import TurnPayload
-from perdure.records.json import decode
+from perdure.records.json import decode, encode
+from perdure.records.keys import SessionKey
+from perdure.records.messages import MADE_UP
 from perdure.records.records import (
     MESSAGE_KINDS,
     OUTSIDE,
     RETRACT,
     TAKEN,
+    TOOL_CALL,
+    TOOL_RESULT,
     TURN,
+    Entry,
     Record,
     begins_epoch,
 )
+from perdure.store import Store, first_record
 
 _OUTSIDE_KINDS: Final = frozenset({OUTSIDE, TAKEN})
 """Kinds that say that their group is no part of a turn."""
+_MADE_UP: Final = b'"%b":' % MADE_UP.encode()
+
+
+class _Call(msgspec.Struct):
+    id: Any = None
+
+
+class _Payload(msgspec.Struct):
+    tool_calls: list[_Call] = []
+    tool_call_id: Any = None
+
+
+class _Said(msgspec.Struct):
+    tool_payload: _Payload = msgspec.field(default_factory=_Payload)
 
 
 class CutAttempt(msgspec.Struct):
@@ -40,7 +60,7 @@ class CutAttempt(msgspec.Struct):
         retractions = Retractions()
         shown = {record.seq for record in newest_first if retractions.shows(record)}
         attempt: Self | None = None
-        runs = False
+        runs, calls = False, set[Any]()
         for group in _groups(reversed(newest_first)):
             outside = any(record.kind in _OUTSIDE_KINDS for record in group)
             for record in group:
@@ -51,7 +71,11 @@ class CutAttempt(msgspec.Struct):
                     runs = turned.phase == "begin"
                 elif begins_epoch(record):
                     runs = False
-                if attempt is not None and (record.kind == TURN or (runs and not outside)):
+                is_own = record.kind == TURN or (runs and not outside)
+                if record.kind == TOOL_CALL and is_own:
+                    payload = decode(record.payload, _Said).tool_payload
+                    calls.update(call.id for call in payload.tool_calls)
+                if attempt is not None and (is_own or _repairs(record, calls)):
                     attempt.seqs.append(record.seq)
                     if record.kind in MESSAGE_KINDS and record.seq in shown:
                         attempt.messages.append(record)
@@ -84,6 +108,26 @@ async def cut_attempt(newest_first: AsyncIterable[Record], turn_id: str) -> CutA
     return None
 
 
+async def continued(
+    store: Store, key: SessionKey, epoch: int, before: int | None = None
+) -> tuple[Entry, ...]:
+    """Return what goes before records of a holder that are appended behind another one's epoch.
+
+    If a named turn ran where the log ends for that holder, it says that they go on with it.
+    """
+
+    def decides(record: Record) -> bool:
+        return record.kind == TURN or (begins_epoch(record) and record.epoch <= epoch)
+
+    found = await first_record(store.read_log(key, before=before, reverse=True), decides)
+    if found is None or found.kind != TURN:
+        return ()
+    turned = decode(found.payload, TurnPayload)
+    if not turned.given or turned.phase != "begin":
+        return ()
+    return (Entry(TURN, encode(msgspec.structs.replace(turned, resumed=True)), end=False),)
+
+
 async def request_of(newest_first: AsyncIterable[Record], turn_id: str) -> str | None:
     """Return the fingerprint of what was asked in a turn; None if it is not known."""
     async for record in newest_first:
@@ -91,6 +135,13 @@ async def request_of(newest_first: AsyncIterable[Record], turn_id: str) -> str |
         if turned and turned.turn == turn_id and turned.phase == "begin":
             return turned.request
     return None
+
+
+def _repairs(record: Record, calls: Collection[Any]) -> bool:
+    """Whether it is the result that a restore made up for one of some calls: it goes with them."""
+    if record.kind != TOOL_RESULT or _MADE_UP not in record.payload:
+        return False
+    return decode(record.payload, _Said).tool_payload.tool_call_id in calls
 
 
 def _groups(records: Iterable[Record]) -> Iterator[list[Record]]:

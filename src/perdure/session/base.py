@@ -134,7 +134,8 @@ class Turn:
         if turn_id is not None:
             require_name("turn id", turn_id)
         seconds: Any = timeout
-        if timeout is not None and not (isinstance(seconds, int | float) and seconds >= 0):
+        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        if timeout is not None and not (is_number and seconds >= 0):
             message = f"invalid timeout={timeout!r}: give seconds, or None to wait for ever"
             raise InvalidArgumentError(message, option="timeout")
         self._entered = False
@@ -749,12 +750,16 @@ class SessionBase(_Hot):
             InvalidArgumentError: There is no such record.
 
         """
+        return await self._retract(after, turns.get())
+
+    async def _retract(self, after: int, scopes: tuple[TaskScope, ...]) -> int:
+        """Retract for a task that is in these scopes."""
         self._check_open()
         if type(after) is not int or not 0 <= after <= self.version:
             message = f"session {self.key} has records up to {self.version}, none at {after}"
             raise InvalidArgumentError(message, after=after, version=self.version)
         retraction = await self._retraction(RetractionPayload(after))
-        version = self._append(retraction, self._turn_of(turns.get()))
+        version = self._append(retraction, self._turn_of(scopes))
         await self._load_media()
         return version
 

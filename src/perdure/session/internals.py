@@ -205,21 +205,21 @@ def store_below(sessions: SessionManager) -> Store:
     return sessions._check().runtime.store
 
 
-class Place(NamedTuple):
+class LogPlace(NamedTuple):
     """A record of a session's own log: a later session of the same id does not have it."""
 
     seq: int
     epoch: int
 
 
-def place_of(session: Session | SessionView) -> Place:
+def place_of(session: Session | SessionView) -> LogPlace:
     """Return where a session's durable log ended, when it was read or written last."""
     if isinstance(session, SessionBase):
-        return Place(session.durable_version, session.epoch)
-    return Place(session.seq, session._epoch)
+        return LogPlace(session.durable_version, session.epoch)
+    return LogPlace(session.seq, session._epoch)
 
 
-async def is_in_log(store: Store, key: SessionKey, place: Place) -> bool:
+async def is_in_log(store: Store, key: SessionKey, place: LogPlace) -> bool:
     """Return whether the session that has an id now is the one that a place was found in.
 
     Also False if that session was pruned beyond the place: then nothing proves it.

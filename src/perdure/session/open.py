@@ -30,6 +30,7 @@ from perdure.errors import (
 )
 from perdure.lease import LATE, OnHeld, acquire_lease, lease_held
 from perdure.lineage import require_plain
+from perdure.memory.attempts import continued
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry, Record
 from perdure.restore.ladder import restore
@@ -307,9 +308,12 @@ class Opener:
                 session._report_step("spill kept", f"{spilled.name}: {remaining}")
                 continue
             entries = [Entry(record.kind, record.payload, record.end) for record in remaining]
+            if entries:
+                entries = [*await continued(self._runtime.store, key, spilled.epoch), *entries]
             for group in groups_of(entries):
                 session._accept(group)
             await self._runtime.saver.save(session._tracked)
+            session._may_be_cut = True
             await read_again(session)  # turns that ended there are known by their ids
             await anyio.to_thread.run_sync(spill.remove, folder, spilled.name)
             session._report_step("spill replayed", f"{len(remaining)} records of {spilled.name}")

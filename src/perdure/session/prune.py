@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
+from math import inf
 from typing import TYPE_CHECKING, final
 
 import msgspec
@@ -157,10 +158,14 @@ class _PruneProgress:
 class _TurnEnds:
     """The ends of a log's turns, fed record by record; a turn without one ends at the next."""
 
-    __slots__ = ("_group_end", "_is_open", "found")
+    __slots__ = ("_begun_after", "_group_end", "_is_open", "bound", "found")
 
     def __init__(self) -> None:
         self.found: list[TurnEndAt] = []
+        self.bound: float = inf
+        """The last record that may go because of the newest turn: one that has an id, and no end,
+        may be tried again, and that reads its newest attempt from the begin on."""
+        self._begun_after: float = inf
         self._is_open = False
         self._group_end = 0
 
@@ -171,9 +176,13 @@ class _TurnEnds:
             begins = turned.phase == "begin"
             if not begins:
                 self.found.append(TurnEndAt(record.seq, turned.at))
-            elif self._is_open and self._group_end == record.seq - 1:  # else it is in a group
+            elif self._is_open and not turned.resumed and self._group_end == record.seq - 1:
+                # else it is in a group
                 self.found.append(TurnEndAt(record.seq - 1, turned.at))
             self._is_open = begins
+            if begins and not turned.resumed:
+                self._begun_after = self._group_end
+            self.bound = self._begun_after if turned.given and turned.phase != "end" else inf
         if record.end:
             self._group_end = record.seq
 
@@ -304,11 +313,13 @@ class Pruner:
                         epochs.append((record.seq, record.epoch))
         turns, kept_for = ends.found, tuple[CheckpointHold, ...]()
         after = cut_after(turns, retention, now)
-        needed = (await self._chain(key)).needed
-        if needed is not None and needed.event_seq < after:
-            turns = [turn for turn in turns if turn.seq <= needed.event_seq]
-            after = turns[-1].seq if turns else 0
+        needed, bound = (await self._chain(key)).needed, ends.bound
+        if needed is not None and needed.event_seq < min(after, bound):
+            bound = needed.event_seq
             kept_for = (CheckpointHold(key, needed.id),)
+        if bound < after:
+            turns = [turn for turn in turns if turn.seq <= bound]
+            after = turns[-1].seq if turns else 0
         _, epoch = max(begun for begun in epochs if begun[0] <= after)
         return _Cut(after, epoch, sum(turn.seq <= after for turn in turns), kept_for)
 

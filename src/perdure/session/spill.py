@@ -21,6 +21,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final, Literal, TypeVar
@@ -29,11 +30,12 @@ import msgspec
 
 from perdure._lib.files import Folder
 from perdure.errors import ConfigError, CorruptRecordError
+from perdure.memory.documents import TurnPayload
 from perdure.records import records as frames
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.media import LIFTED_KINDS, lifted
-from perdure.records.records import EPOCH, Entry, Record
+from perdure.records.records import EPOCH, TURN, Entry, Record
 from perdure.store import Store, SupportsSpill, capability
 
 log: logging.Logger = logging.getLogger("perdure")
@@ -252,11 +254,20 @@ def missing_records(spilled: SpillFile, log: Sequence[Record]) -> tuple[Record, 
     """
     if not log or log[0].seq != spilled.base or log[0].epoch > spilled.epoch:
         return None  # the session was deleted and made again: epochs never restart
-    own_records = [record for record in log[1:] if record.kind != EPOCH]
+    own_records = [
+        record
+        for before, record in pairwise(log)
+        if record.kind != EPOCH and not (before.kind == EPOCH and _goes_on(record))
+    ]
     for spilled_record, theirs in zip(spilled.records, own_records, strict=False):
         if not _is_same(spilled_record, theirs):
             return None
     return spilled.records[len(own_records) :]
+
+
+def _goes_on(record: Record) -> bool:
+    """Whether it says that the records of an earlier holder follow, as a replay does."""
+    return record.kind == TURN and decode(record.payload, TurnPayload).resumed
 
 
 def _is_same(spilled: Record, theirs: Record) -> bool:

@@ -694,7 +694,8 @@ class Session(Rendered["session.Session"]):
 
         As `perdure.Session.retract`.
         """
-        return self._loop.call(lambda: self._inner.retract(after=after))
+        inner, scopes = self._inner, turns.get()
+        return self._loop.call(lambda: inner._retract(after, scopes))
 
     def unsaved(self) -> tuple[Record, ...]:
         """Return the records that are not durable: also of a session that was lost."""
