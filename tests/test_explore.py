@@ -41,7 +41,6 @@ def test_a_failure_is_told_with_its_seed_and_fails_again(
     conftest = (explore.ROOT / "tests" / "conftest.py").read_text(encoding="utf-8")
     conftest = conftest.replace("Path(__file__).parents[1]", f"Path({str(explore.ROOT)!r})")
     (tmp_path / "tests" / "conftest.py").write_text(conftest, encoding="utf-8")
-    shutil.copy(explore.ROOT / "tests" / "forks.py", tmp_path / "tests")
     (tmp_path / "tests" / "test_drawn.py").write_text(FAILS, encoding="utf-8")
     monkeypatch.setattr(explore, "ROOT", tmp_path)
     words = explore.command("tests/test_drawn.py", 11, has_examples=True)
