@@ -34,6 +34,14 @@ NEED_LOCKS = (
 )
 """What only a lock can tell; without one a dead owner is known by its heartbeat."""
 FORKS = ("test_a_forked_child_does_not_keep_its_parent_alive",)
+OPEN_DRAFTS = (
+    "test_posts_outlive_a_draft",
+    "test_dead_letters_are_the_draft_s",
+    "test_an_overtaken_holder_publishes_nothing",
+    "test_an_overtaken_holder_writes_nothing",
+    "test_either_it_is_published_or_taken_over",
+)
+"""A draft whose log is open cannot be removed on Windows: an open of its id fails until then."""
 
 
 def run_with(plugin: str, paths: list[str], without: tuple[str, ...]) -> int:
@@ -54,7 +62,7 @@ def run_with(plugin: str, paths: list[str], without: tuple[str, ...]) -> int:
 
 
 def test_the_file_store_works_by_the_means_of_windows() -> None:
-    assert run_with("tests.platforms.windows", WINDOWS, FORKS) > 100
+    assert run_with("tests.platforms.windows", WINDOWS, (*FORKS, *OPEN_DRAFTS)) > 100
 
 
 def test_the_file_store_works_without_any_locks() -> None:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 LONG = 60.0
 
-_RESERVED: list[socket.socket] = []
 _DEATHSIG = 1
 
 
@@ -35,7 +34,7 @@ def free_port() -> int:
         except OSError:
             name.close()
         else:
-            _RESERVED.append(name)
+            atexit.register(name.close)
             return port
 
 

@@ -47,6 +47,7 @@ class Pooler:
         self._free = list(self._wires)
         self._changed = threading.Condition()
         self._clients: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
 
@@ -58,6 +59,9 @@ class Pooler:
         for one in (self._listener, *self._clients, *self._wires):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:  # they see the end, and hold no socket that is closed below
+            thread.join(10)
+        for one in (self._listener, *self._clients, *self._wires):
             one.close()
         for server in self._servers:
             server.close()
@@ -71,7 +75,9 @@ class Pooler:
         return found
 
     def _start(self, target: Any, *args: Any) -> None:
-        threading.Thread(target=target, args=args, daemon=True).start()
+        thread = threading.Thread(target=target, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def _accept(self) -> None:
         while True:

@@ -394,6 +394,22 @@ async def test_a_source_that_is_made_again_meanwhile_is_not_mixed_with_the_new_o
         assert await two._store.drafts("") == []
 
 
+async def test_a_fork_whose_draft_goes_with_its_source_says_that_the_source_went(
+    place: Place,
+) -> None:
+    store = PausingStore(place())
+    async with connect(store, shutdown=QUIET) as first, connect(place(), shutdown=QUIET) as second:
+        await converse(first, "a", "one")
+        pause = store.pause("write_documents", lambda key, *_: key == SessionKey("new"))
+
+        async def make() -> None:
+            with pytest.raises(SessionNotFoundError, match="was deleted while new was made of it"):
+                await first.fork("a", "new")
+
+        await meanwhile(pause, make, lambda: second.forget(id="a"))
+        assert [info.key.agent for info in await second.list()] == []
+
+
 async def test_a_source_that_is_pruned_meanwhile_is_copied_as_it_is_then(place: Place) -> None:
     store = PausingStore(place())
     async with connect(store, shutdown=QUIET) as one, connect(place(), shutdown=QUIET) as two:

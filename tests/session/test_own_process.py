@@ -147,7 +147,7 @@ async def test_an_open_of_the_old_name_waits_until_a_rename_is_done(place: Place
                 await anyio.wait_all_tasks_blocked()
                 assert not opened
 
-            pause = store.pause("put_blobs")
+            pause = store.pause("publish")
             await meanwhile(pause, lambda: sessions.rename("a", "new"), then)
         (session,) = opened
         assert session.context() == []

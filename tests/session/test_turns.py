@@ -425,16 +425,21 @@ async def test_what_comes_behind_a_turn_whose_end_was_refused_is_outside() -> No
 # what the context was before the attempt
 
 
+async def push_out(session: Session) -> None:
+    """Leave a cut attempt that has pushed an older message out of the context."""
+    session.append(Message.user("old"))
+    with pytest.raises(ConnectionError):
+        async with session.turn("request-17"):
+            for _ in range(20):
+                session.append(Message.user("m" * 100))
+            raise ConnectionError
+
+
 @pytest.mark.anyio
 async def test_a_retry_has_the_older_messages_again_that_the_attempt_had_pushed_out() -> None:
     async with memory(limits=Limits(context_bytes=1_000)) as sessions:
         session = await sessions.open("ada")
-        session.append(Message.user("old"))
-        with pytest.raises(ConnectionError):
-            async with session.turn("request-17"):
-                for _ in range(20):
-                    session.append(Message.user("m" * 100))
-                raise ConnectionError
+        await push_out(session)
         assert "old" not in said(session)
         assert await tried_again(session) == ["old"]
 
@@ -444,12 +449,7 @@ async def test_what_is_appended_while_the_context_is_read_anew_is_in_it() -> Non
     store = Store()
     limits = Limits(context_bytes=1_000)
     async with connect(store, limits=limits) as sessions, sessions.open("ada") as session:
-        session.append(Message.user("old"))
-        with pytest.raises(ConnectionError):
-            async with session.turn("request-17"):
-                for _ in range(20):
-                    session.append(Message.user("m" * 100))
-                raise ConnectionError
+        await push_out(session)
         asked = anyio.Event()
 
         async def pay() -> None:
@@ -467,12 +467,7 @@ async def test_what_is_taken_back_while_the_context_is_read_anew_is_not_in_it() 
     store = Store()
     limits = Limits(context_bytes=1_000)
     async with connect(store, limits=limits) as sessions, sessions.open("ada") as session:
-        session.append(Message.user("old"))
-        with pytest.raises(ConnectionError):
-            async with session.turn("request-17"):
-                for _ in range(20):
-                    session.append(Message.user("m" * 100))
-                raise ConnectionError
+        await push_out(session)
         before = session.version
         session.append(Message.user("undone"))
 

@@ -534,7 +534,9 @@ class _Copier:
             await self._leave(self._target.release)
 
     async def _leave(self, act: Callable[[SessionKey, int], Awaitable[None]]) -> None:
-        with anyio.CancelScope(shield=True), anyio.move_on_after(LEAVING), suppress(StoreError):
+        # Whoever took the draft over has removed it.
+        gone = suppress(StoreError, LeaseLostError)
+        with anyio.CancelScope(shield=True), anyio.move_on_after(LEAVING), gone:
             await act(self._new, self._done.epoch)
 
 
