@@ -4,6 +4,7 @@
     python -m tests.mutants --seed 7 --count 60  others, drawn from the same packages
     python -m tests.mutants --only sqlite        a group, or mutants by their names
     python -m tests.mutants --fast               on asyncio alone, and the quickest tests
+    python -m tests.mutants --default            by the tests of the README's command alone
     python -m tests.mutants --only "Core.hold: drop call drop 1"    one that was drawn, again
 
 Each mutant runs in a copy of the tree, against the tests that run its function: which ones is
@@ -52,8 +53,6 @@ KILLERS = Path(__file__).with_name("killers.txt")
 COPIED = ("src", "tests", "pyproject.toml", "README.md", "docs", "examples", "CHANGELOG.md")
 QUIET = (
     "-q",
-    "-m",
-    "",
     "-p",
     "no:cacheprovider",
     "-p",
@@ -80,8 +79,10 @@ class Result:
 class Tree:
     """A copy of the repository in which one mutant after the other runs."""
 
-    def __init__(self, parent: Path, name: str, like: Path = ROOT) -> None:
+    def __init__(self, parent: Path, name: str, like: Path = ROOT, *, deep: bool = True) -> None:
         self.root = parent / name
+        self.marks = ["-m", ""] if deep else []
+        """Which tests run: all, or those of the README's command."""
         for part in COPIED:
             old, new = like / part, self.root / part
             if old.is_dir():
@@ -94,7 +95,8 @@ class Tree:
         """Run tests, and return pytest's status, None if it hangs, and what it said."""
         path = f"{self.source}{os.pathsep}{self.root}"
         env = {**os.environ, "PYTHONPATH": path, **more}
-        command = [sys.executable, "-m", "pytest", "-p", "tests.mutants.recording", *QUIET, *tests]
+        command = [sys.executable, "-m", "pytest", "-p", "tests.mutants.recording"]
+        command += [*QUIET, *self.marks, *tests]
         with subprocess.Popen(
             command,
             cwd=self.root,
@@ -390,7 +392,7 @@ def judged(mutants: list[Mutant], options: argparse.Namespace) -> list[Result]:
         trees: Queue[Tree] = Queue()
         ids = "\n".join({test for tests in known.values() for test in tests})
         for number in range(min(AT_ONCE, options.jobs)):
-            tree = Tree(scratch, f"tree-{number}", base.root)
+            tree = Tree(scratch, f"tree-{number}", base.root, deep=not options.default)
             (tree.root / "known.txt").write_text(ids, encoding="utf-8")
             trees.put(tree)
 
@@ -404,7 +406,8 @@ def judged(mutants: list[Mutant], options: argparse.Namespace) -> list[Result]:
             return result
 
         with ThreadPoolExecutor(trees.qsize()) as pool:
-            return [note_killer(result) for result in pool.map(one, mutants)]
+            results = pool.map(one, mutants)
+            return list(results if options.default else map(note_killer, results))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -418,6 +421,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=60, help="how many to draw")
     parser.add_argument("--only", action="append", metavar="GROUP", help="a group, or a name")
     parser.add_argument("--fast", action="store_true", help="asyncio alone, the quickest tests")
+    parser.add_argument("--default", action="store_true", help="leave out the deep tests")
     parser.add_argument("--record", action="store_true", help="record the tests anew")
     parser.add_argument("--jobs", type=int, default=AT_ONCE, help="mutants at a time, 2 at most")
     parser.add_argument("--scratch", help="where to copy the tree to; it must not exist")

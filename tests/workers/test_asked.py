@@ -13,6 +13,7 @@ import anyio
 import pytest
 
 from perdure import Message, Shutdown, connect
+from tests.servers.valkey import valkey
 from tests.workers.asker import AGENT
 from tests.workers.test_workers import ROOT, urls
 
@@ -47,7 +48,16 @@ async def found(url: str) -> tuple[list[str], list[str]]:
 
 @pytest.mark.parametrize("kind", ["file", "sqlite"])
 def test_each_request_is_answered_once_and_what_others_say_stays(tmp_path: Path, kind: str) -> None:
-    url, dice = urls(tmp_path)[kind], random.Random(kind)
+    asked(urls(tmp_path)[kind], random.Random(kind))
+
+
+@pytest.mark.deep
+def test_each_request_is_answered_once_on_valkey_too() -> None:
+    with valkey() as server:
+        asked(server.url, random.Random("valkey"))
+
+
+def asked(url: str, dice: random.Random) -> None:
     told = [line for seed in range(KILLS) for line in killed(url, seed, dice.randrange(2, 15))]
     told += killed(url, KILLS, 1_000_000)
     assert f"done {TURNS - 1}" in told
