@@ -44,7 +44,6 @@ Lines = Callable[[str], list[logging.LogRecord]]
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Lines:
     """Return what was logged of a line of the page, once level and fields were compared."""
-    caplog.set_level(logging.INFO, "perdure")
 
     def find(start: str) -> list[logging.LogRecord]:
         message, level, fields = documented(start)
@@ -58,7 +57,8 @@ def lines(caplog: pytest.LogCaptureFixture) -> Lines:
     return find
 
 
-async def test_start_drain_and_stop(lines: Lines) -> None:
+async def test_start_drain_and_stop(lines: Lines, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "perdure")
     async with perdure.connect("memory:", shutdown=QUIET) as sessions:
         (connected,) = lines("connected")
         async with sessions.open("ada") as session, session.turn():
@@ -70,7 +70,8 @@ async def test_start_drain_and_stop(lines: Lines) -> None:
     assert (connected.location, draining.sessions, stopped.clean) == ("memory:", 1, True)
 
 
-async def test_an_outage_and_its_end(lines: Lines) -> None:
+async def test_an_outage_and_its_end(lines: Lines, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "perdure")
     store = FaultyStore(MemoryStore(), fail_on="append_many", times=None)
     autosave = Autosave.write_through()
     async with perdure.connect(store, autosave=autosave, shutdown=QUIET, engine=HASTY) as sessions:
