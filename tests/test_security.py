@@ -167,7 +167,8 @@ async def test_a_planted_pickle_is_not_run(
     assert outcome.status is Status.OK
     await store.release(KEY, grant.epoch)
     await store.aclose()
-    async with connect(store_of(kind, tmp_path), shutdown=QUIET) as sessions:
+    store = store_of(kind, tmp_path)
+    async with connect(store, shutdown=QUIET) as sessions:
         with pytest.raises(PerdureError):
             view = await sessions.load(KEY.agent, session=KEY.session, tenant=KEY.tenant)
             assert view is not None
@@ -175,7 +176,7 @@ async def test_a_planted_pickle_is_not_run(
         with pytest.raises(PerdureError):
             session = await sessions.open(KEY.agent, session=KEY.session, tenant=KEY.tenant)
             session.context()
-        assert await sessions._store.get_blob("", name_of(planted)) == planted
+        assert await store.get_blob("", name_of(planted)) == planted
     assert not ran.exists()
     pickle.loads(pickle.dumps(Planted(ran)))
     assert ran.exists()  # it would have shown

@@ -14,6 +14,7 @@ import pytest
 from perdure import Message, Shutdown, connect, store_for
 from perdure.agent import Agent, AgentConfig, AgentFactory, EchoModel
 from perdure.session.manager import SessionManager
+from perdure.store import Store
 from perdure.stores.memory import MemoryBacking, MemoryStore
 
 
@@ -23,13 +24,16 @@ class World:
     def __init__(self, content: MemoryBacking | Path) -> None:
         self.content = content
         self.kills = 0
+        self.store: Store
+        """What the newest process has of it."""
 
     def connect(self, **options: object) -> SessionManager:
         """Return what a new process connects with."""
         options.setdefault("shutdown", Shutdown(signals=False))
         content = self.content
-        store = MemoryStore(backing=content) if isinstance(content, MemoryBacking) else None
-        return connect(store or store_for(content), **options)  # type: ignore[arg-type]
+        is_memory = isinstance(content, MemoryBacking)
+        self.store = MemoryStore(backing=content) if is_memory else store_for(content)
+        return connect(self.store, **options)  # type: ignore[arg-type]
 
     @asynccontextmanager
     async def agent(

@@ -45,6 +45,7 @@ from perdure.session.internals import store_of
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests.agent.conftest import Configure, World
 from tests.agent.test_worker import Blocked
+from tests.forged import forge
 
 
 async def said(agent: Agent) -> list[str]:
@@ -159,11 +160,11 @@ async def test_the_answer_settles_it_in_the_very_group_that_ends_the_turn(
             await agent.ask("hello")
             log = [
                 (record.kind, record.end)
-                async for chunk in sessions._check().runtime.store.read_log(agent.session.key)
+                async for chunk in world.store.read_log(agent.session.key)
                 for record in chunk.records
             ]
             assert log[-2:] == [("admitted", False), ("turn", True)]
-        documents = await sessions._check().runtime.store.read_documents(agent.session.key)
+        documents = await world.store.read_documents(agent.session.key)
         assert LEDGER not in documents.found  # nothing is under way: no document
 
 
@@ -180,8 +181,7 @@ async def test_after_a_fold_what_is_left_is_found_in_a_document(
         documents = await sessions.load("ada")
         assert documents is not None
         async with await AgentFactory(sessions).create_agent(configured(), agent_id="ada") as agent:
-            store = sessions._check().runtime.store
-            assert LEDGER in (await store.read_documents(agent.session.key)).found
+            assert LEDGER in (await world.store.read_documents(agent.session.key)).found
             assert [one.message.text for one in agent.unfinished] == ["left"]
             await agent.dismiss()
             assert agent.unfinished == ()
@@ -214,10 +214,9 @@ async def audited(world: World) -> list[Any]:
     """Return what a whole check of the store finds."""
     from perdure.cli.check import audit
 
-    async with world.connect() as sessions:
-        store = sessions._check().runtime.store
-        (listed,) = await store.sessions()
-        found = await audit(store, listed.key)
+    async with world.connect():
+        (listed,) = await world.store.sessions()
+        found = await audit(world.store, listed.key)
         return [one for one in found.findings if one.problem]
 
 
@@ -407,10 +406,9 @@ async def test_without_a_history_nothing_is_admitted(world: World, configured: C
             await agent.post_user_message("secret words")
             await agent.ask("more of them")
             await agent.session.save()
-            store = sessions._check().runtime.store
             payloads = [
                 record.payload
-                async for chunk in store.read_log(agent.session.key)
+                async for chunk in world.store.read_log(agent.session.key)
                 for record in chunk.records
             ]
     assert not any(b"secret words" in one or b"more of them" in one for one in payloads)
@@ -632,7 +630,8 @@ async def test_no_other_message_is_taken_for_the_one_that_was_admitted(
             seqs = [item.seq for item in await agent.session.history() if item.kind == "message"]
             where = seqs[2] + off
             entry = change_entry(ADMITTED, "x", at=1.0, turn="turn_0009", attempts=1, seq=where)
-            agent.session._accept((entry,))
+        await agent.session.aclose()
+        await forge(memory_world.store, "ada", entry)
         async with await AgentFactory(sessions).create_agent(configured(), agent_id="ada") as agent:
             assert agent.unfinished == ()
 

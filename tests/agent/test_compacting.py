@@ -29,6 +29,7 @@ from perdure.session.session import Session
 from perdure.stores.memory import MemoryStore
 from perdure.testing.faulty import FaultyStore
 from tests.agent.conftest import Configure, World
+from tests.forged import forge
 
 PLANTED = {
     "critical_issue": "The bilge pump of the Sula is broken.",
@@ -522,8 +523,9 @@ async def test_what_a_session_keeps_less_of_than_the_budget_is_compacted_and_not
 async def test_an_episode_of_another_log_hides_nothing_that_was_said(world: World) -> None:
     """S1-15: it says that more is summed up than there is, as one that was copied by hand may."""
     foreign = EpisodicItem(id="ep_x", ts=1.0, summary="They sailed.", as_of_seq=10**9)
+    async with world.connect():
+        await forge(world.store, "ada", item_entry(foreign))
     async with world.connect() as sessions, sessions.open("ada") as session:
-        session._accept([item_entry(foreign)])
         await talk(session, 3)
         assert (await managed(session).compact("Be kind.")).turn_ids == ("turn_0001", "turn_0002")
         told = [one.text for one in session.context() if one.role == "user"]

@@ -216,7 +216,7 @@ async def test_the_intent_is_durable_before_the_call_and_settled_with_the_result
             assert agent.context.ledger.effects == ()
             kinds = [
                 (record.kind, record.end)
-                async for chunk in sessions._check().runtime.store.read_log(agent.session.key)
+                async for chunk in world.store.read_log(agent.session.key)
                 for record in chunk.records
             ]
     names = [kind for kind, _ in kinds]
@@ -563,11 +563,10 @@ async def test_a_tool_without_effects_leaves_no_record_of_them(
         config = configured(model=ScriptedModel(call("look"), "done"), tools=[look])
         async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
             await agent.ask("go")
-            store = sessions._check().runtime.store
             await agent.session.save()
             kinds = [
                 record.kind
-                async for chunk in store.read_log(agent.session.key)
+                async for chunk in memory_world.store.read_log(agent.session.key)
                 for record in chunk.records
             ]
     assert EFFECT not in kinds

@@ -20,15 +20,14 @@ from perdure.agent import (
     call,
 )
 from perdure.records.records import CONTEXT, MESSAGE_KINDS
-from perdure.session.manager import SessionManager
 from perdure.stores.memory import MemoryStore
 from tests.agent.conftest import Configure, World
 
 
-async def payloads(sessions: SessionManager, agent: Agent) -> list[tuple[str, bytes]]:
+async def payloads(world: World, agent: Agent) -> list[tuple[str, bytes]]:
     await agent.session.save()
     found = []
-    async for chunk in sessions._check().runtime.store.read_log(agent.session.key):
+    async for chunk in world.store.read_log(agent.session.key):
         found += [(record.kind, record.payload) for record in chunk.records]
     return found
 
@@ -70,7 +69,7 @@ async def test_without_history_nothing_that_is_said_leaves_a_record(
                 "user",
                 "assistant",
             ]
-            records = await payloads(sessions, agent)
+            records = await payloads(world, agent)
     assert not {kind for kind, _ in records} & {CONTEXT, *MESSAGE_KINDS}
     assert not any(b"secret" in payload or b"three" in payload for _, payload in records)
 
@@ -204,7 +203,7 @@ async def test_credentials_are_kept_out_of_config_and_metadata(
         async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
             agent.session.describe(title="T", team="x", auth={"token": "sk-hidden-2"})
             await agent.ask("hello")
-            records = await payloads(sessions, agent)
+            records = await payloads(world, agent)
             stored = agent.session.info.metadata.extra
     assert not any(b"sk-hidden" in payload for _, payload in records)
     assert msgspec.json.decode(stored["auth"]) == {"token": "[redacted]"}
@@ -233,7 +232,7 @@ async def test_tool_arguments_lose_only_the_keys_that_the_user_lists(
         async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
             await agent.ask("hello")
             (asked,) = [one for one in agent.session.context() if one.tool_calls]
-            records = await payloads(sessions, agent)
+            records = await payloads(memory_world, agent)
     assert got == [("sk-hidden", "t-1")]
     (stored,) = asked.tool_calls
     assert stored.arguments == {"password": "[redacted]", "token": "t-1"}

@@ -63,8 +63,8 @@ async def test_a_screenshot_of_any_size_reaches_the_model_as_an_image(
         assert "herring" in words(rendered.messages)
         assert encoded(images[0])[:500] not in words(rendered.messages)
         assert wrongs(rendered) == []
-    async with world.connect() as sessions:
-        names = await sessions._check().runtime.store.blob_names("")
+    async with world.connect():
+        names = await world.store.blob_names("")
         assert sorted(names) == sorted(name_of(image) for image in images)
 
 

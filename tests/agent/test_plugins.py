@@ -109,9 +109,7 @@ async def test_an_agents_model_is_noted(world: World, configured: Configure) -> 
             await agent.ask("hello")
             session = agent.session
         await session.aclose()
-        found = await sessions._check().runtime.store.read_documents(
-            session.key, {"plugins/agent_config.json"}
-        )
+        found = await world.store.read_documents(session.key, {"plugins/agent_config.json"})
     document = found.found["plugins/agent_config.json"].data
     assert b'"model": "ScriptedModel"' in document
     assert b'"strategy": "compaction"' in document

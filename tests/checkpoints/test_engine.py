@@ -25,6 +25,7 @@ from perdure.checkpoints.chain import sealed, state_hash
 from perdure.records.checkpoints import CapturedState, ExplicitState
 from perdure.records.keys import SessionKey
 from perdure.stores.memory import MemoryBacking, MemoryStore
+from perdure.testing import Sandbox
 from tests.session.conftest import Connect
 from tests.session.lives import converse, looks, said
 
@@ -97,7 +98,7 @@ async def test_a_checkpoint_and_its_event_are_one_group(again: Connect) -> None:
         assert events[1].detail == {"snapshot": made.id}
         assert events[1].token_id == inside.token_id == turn.number == 1
         assert before.token_id == after.token_id == 0
-        store = sessions._store
+        store = again.store
         async for chunk in store.read_log(session.key, after=made.event_seq, limit=2):
             kinds = [(one.kind, one.end) for one in chunk.records]
             assert kinds == [("checkpoint", False), ("event", True)]
@@ -110,18 +111,19 @@ async def test_an_event_must_be_json(again: Connect) -> None:
         assert session.events.emit("custom").timestamp == 1
 
 
-async def test_the_clock_goes_on_after_a_kill(again: Connect) -> None:
+async def test_the_clock_goes_on_after_a_kill() -> None:
     """S3-G2: times come from the session's own records, wherever it is opened again."""
-    async with again() as sessions, sessions.open("a") as session:
-        for _ in range(3):
-            session.events.emit("custom")
-        await session.save()
-        view = await sessions.load("a")  # nothing of it is folded yet
+    async with Sandbox() as sandbox:
+        async with sandbox.sessions.open("a") as session:
+            for _ in range(3):
+                session.events.emit("custom")
+            await session.save()
+        view = await sandbox.sessions.load("a")  # nothing of it is folded yet
         assert view is not None
         assert [one.timestamp for one in await view.events.read()] == [1, 2, 3]
-        assert view._contents.clock == 3
-    async with again() as sessions, sessions.open("a") as session:
-        assert session.events.emit("custom").timestamp == 4
+        await sandbox.reopen()
+        async with sandbox.sessions.open("a") as session:
+            assert session.events.emit("custom").timestamp == 4
 
 
 async def test_a_captured_checkpoint_copies_nothing(again: Connect) -> None:
@@ -197,7 +199,7 @@ async def test_a_state_has_types_and_a_hash_of_its_content(again: Connect) -> No
 async def test_large_states_share_what_they_have_in_common(again: Connect) -> None:
     async with again() as sessions:
         session = await sessions.open("a")
-        store = sessions._store
+        store = again.store
         await session.checkpoints.create("one", LARGE)
         first = set(await store.blob_names(""))
         more = {"items": [*LARGE["items"], {"id": 400, "text": "one more"}]}
@@ -280,9 +282,7 @@ async def test_going_back_is_a_new_entry_and_history_stays(again: Connect) -> No
         session.events.emit("custom", "after")
         second = await session.checkpoints.create("two")
         later = await whole(session)
-        log = [
-            one async for chunk in sessions._store.read_log(session.key) for one in chunk.records
-        ]
+        log = [one async for chunk in again.store.read_log(session.key) for one in chunk.records]
 
         back = await session.checkpoints.rollback(first.id, replay=True)
         assert back.checkpoint.label == "rollback::one#1"
@@ -293,9 +293,7 @@ async def test_going_back_is_a_new_entry_and_history_stays(again: Connect) -> No
         forth = await session.checkpoints.rollback(second.id)
         assert forth.events == ()
         assert await whole(session) == later
-        after = [
-            one async for chunk in sessions._store.read_log(session.key) for one in chunk.records
-        ]
+        after = [one async for chunk in again.store.read_log(session.key) for one in chunk.records]
         assert after[: len(log)] == log
         restored = [await session.checkpoints.restore(n) for n in (2, forth.checkpoint.id)]
         assert restored[0] is not None
@@ -334,12 +332,12 @@ async def test_a_given_state_comes_back_and_the_session_stays(again: Connect) ->
     async with again() as sessions, sessions.open("a") as session:
         first = await session.checkpoints.create("given", LARGE)
         await talk(session, "one")
-        blobs = await sessions._store.blob_names("")
+        blobs = await again.store.blob_names("")
         back = await session.checkpoints.rollback(first.id)
         assert back.state == LARGE
         assert back.checkpoint.state == first.state
         assert said(session) == ["one"]
-        assert sorted(await sessions._store.blob_names("")) == sorted(blobs)
+        assert sorted(await again.store.blob_names("")) == sorted(blobs)
 
 
 async def test_what_cannot_be_gone_back_to_changes_nothing(again: Connect) -> None:
@@ -349,7 +347,7 @@ async def test_what_cannot_be_gone_back_to_changes_nothing(again: Connect) -> No
         version = session.version
         with pytest.raises(CheckpointNotFoundError, match="no checkpoint 5"):
             await session.checkpoints.rollback(5)
-        await sessions._store.remove_blobs("", [made.state.root])
+        await again.store.remove_blobs("", [made.state.root])
         with pytest.raises(CorruptRecordError, match=made.state.root):
             await session.checkpoints.rollback(made.id)
         assert session.version == version
@@ -582,7 +580,7 @@ async def test_pruning_leaves_tombstones_and_frees_states(again: Connect) -> Non
         with pytest.raises(CheckpointNotFoundError, match="was pruned"):
             await session.checkpoints.rollback(1)
         await session.aclose()
-        store = sessions._store
+        store = again.store
         found, reached = await garbage(
             store, "", set(await store.blob_names("")), [await audit(store, SessionKey("a"))]
         )
@@ -631,7 +629,7 @@ async def test_a_fork_at_a_checkpoint_begins_there(again: Connect) -> None:
         here = await session.checkpoints.create("and here")
         then = await whole(session)
         await talk(session, "two")
-        blobs = await sessions._store.blob_names("")
+        blobs = await again.store.blob_names("")
         await sessions.fork("a", "b", at=here)
         await session.checkpoints.prune(keep=0)
         async with sessions.open("b") as fork:
@@ -645,7 +643,7 @@ async def test_a_fork_at_a_checkpoint_begins_there(again: Connect) -> None:
             assert await whole(fork) == then
             assert (await fork.checkpoints.create("own")).id == 4
             assert (await fork.checkpoints.verify()).ok
-        assert len(blobs) <= len(await sessions._store.blob_names(""))
+        assert len(blobs) <= len(await again.store.blob_names(""))
         async with sessions.open("c") as other:
             await other.save()
         with pytest.raises(ConfigError, match="does not stand"):

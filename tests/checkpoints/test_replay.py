@@ -33,6 +33,7 @@ from perdure.records.checkpoints import ExplicitState, KernelEvent
 from perdure.records.records import CHECKPOINT, EVENT, Entry
 from perdure.session.export import export_pair, import_pair
 from perdure.stores.memory import MemoryBacking, MemoryStore
+from tests.forged import forge
 
 
 def event(timestamp: int, kind: str = "custom", **more: Any) -> KernelEvent:
@@ -158,12 +159,12 @@ async def test_a_replay_from_a_checkpoint_that_is_not_there_is_refused(tmp_path:
 
 async def test_an_event_put_in_between_is_found(tmp_path: Path) -> None:
     """S3-10: also one that the log itself took for its own."""
-    async with perdure.connect(tmp_path / "kept") as sessions:
+    place = tmp_path / "kept"
+    async with perdure.connect(place) as sessions:
         await told(sessions)
-        async with sessions.open("ada") as session:
-            forged = event(3, "custom", label="forged")
-            session._accept((Entry(EVENT, msgspec.json.encode(forged)),))
-            await session.save()
+    async with perdure.connect(store := perdure.store_for(place)) as sessions:
+        forged = event(3, "custom", label="forged")
+        await forge(store, "ada", Entry(EVENT, msgspec.json.encode(forged)))
         view = await sessions.load("ada")
         assert view is not None
         with pytest.raises(ReplayDivergedError, match="time 3 comes after"):
@@ -559,23 +560,21 @@ async def test_a_replay_that_nobody_waits_for_is_told_to_end(
 
 async def test_a_checkpoint_that_was_changed_in_the_log_is_found() -> None:
     """S3-10 S3-G3: also where the log and the document agree on the changed one."""
-    async with perdure.connect("memory:") as sessions:
+    async with perdure.connect(store := MemoryStore()) as sessions:
         async with sessions.open("ada") as session:
             made = await session.checkpoints.create("real", {"balance": 10})
-            forged = msgspec.structs.replace(
-                made,
-                id=2,
-                timestamp=made.timestamp + 2,
-                event_seq=session.version,
-                previous=made.hash,
-                state=ExplicitState(value=msgspec.Raw(b'{"balance":99}'), size=14),
-            )
-            told = event(
-                made.timestamp + 3, "snapshot_created", label="real", detail={"snapshot": 2}
-            )
-            made_entry = Entry(CHECKPOINT, msgspec.json.encode(forged), end=False)
-            session._accept((made_entry, Entry(EVENT, msgspec.json.encode(told))))
-            await session.save()
+            await session.aclose()
+        forged = msgspec.structs.replace(
+            made,
+            id=2,
+            timestamp=made.timestamp + 2,
+            event_seq=session.version,
+            previous=made.hash,
+            state=ExplicitState(value=msgspec.Raw(b'{"balance":99}'), size=14),
+        )
+        told = event(made.timestamp + 3, "snapshot_created", label="real", detail={"snapshot": 2})
+        made_entry = Entry(CHECKPOINT, msgspec.json.encode(forged), end=False)
+        await forge(store, "ada", made_entry, Entry(EVENT, msgspec.json.encode(told)))
         view = await sessions.load("ada")
         assert view is not None
         report = await view.events.replay()
@@ -587,7 +586,8 @@ async def test_a_checkpoint_that_was_changed_in_the_log_is_found() -> None:
 async def test_a_state_that_is_not_as_it_was_is_found_by_a_replay() -> None:
     """S3-10: the chain and the events are sound; what a checkpoint is of has changed."""
     backing, quiet = MemoryBacking(), perdure.Shutdown(signals=False)
-    async with perdure.connect(MemoryStore(backing=backing), shutdown=quiet) as sessions:
+    store = MemoryStore(backing=backing)
+    async with perdure.connect(store, shutdown=quiet) as sessions:
         async with sessions.open("ada") as session:
             large = await session.checkpoints.create("large", {"text": "x" * 300_000})
             session.append(Message.user("Hello"))
@@ -619,7 +619,7 @@ async def test_a_state_that_is_not_as_it_was_is_found_by_a_replay() -> None:
         kept[place] = whole
 
         assert isinstance(large.state, ExplicitState)
-        await sessions._store.remove_blobs("", [large.state.root])
+        await store.remove_blobs("", [large.state.root])
         (problem,) = (await view.events.replay()).problems
         assert (
             problem.startswith(f"record {large.event_seq}") or f"checkpoint {large.id}:" in problem
@@ -639,25 +639,23 @@ async def test_an_event_names_the_checkpoint_that_it_is_of(
     label: str | None, id: int, says: str | None
 ) -> None:
     """S3-10 S3-12: its label and its number are those of the checkpoint before it."""
-    async with perdure.connect("memory:") as sessions:
+    async with perdure.connect(store := MemoryStore()) as sessions:
         async with sessions.open("ada") as session:
             first = await session.checkpoints.create("first", {"n": 1})
-            second = sealed(
-                msgspec.structs.replace(
-                    first,
-                    id=2,
-                    label="real",
-                    timestamp=first.timestamp + 2,
-                    event_seq=session.version,
-                    previous=first.hash,
-                )
+            await session.aclose()
+        second = sealed(
+            msgspec.structs.replace(
+                first,
+                id=2,
+                label="real",
+                timestamp=first.timestamp + 2,
+                event_seq=session.version,
+                previous=first.hash,
             )
-            told = event(
-                first.timestamp + 3, "snapshot_created", label=label, detail={"snapshot": id}
-            )
-            made = Entry(CHECKPOINT, msgspec.json.encode(second), end=False)
-            session._accept((made, Entry(EVENT, msgspec.json.encode(told))))
-            await session.save()
+        )
+        told = event(first.timestamp + 3, "snapshot_created", label=label, detail={"snapshot": id})
+        made = Entry(CHECKPOINT, msgspec.json.encode(second), end=False)
+        await forge(store, "ada", made, Entry(EVENT, msgspec.json.encode(told)))
         view = await sessions.load("ada")
         assert view is not None
         problems = (await view.events.replay()).problems

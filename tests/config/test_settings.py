@@ -17,8 +17,9 @@ from tests.config.conftest import AgentFolder
 QUIET = Shutdown(signals=False)
 
 
-def autosave_of(sessions: SessionManager) -> Autosave | None:
-    return sessions._autosave
+async def autosave_of(sessions: SessionManager) -> Autosave | None:
+    async with sessions:
+        return sessions.autosave.setting
 
 
 def connected(
@@ -44,19 +45,19 @@ async def test_arguments_come_first_then_the_environment_then_the_file(
     folder: AgentFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     text = "store: ./file\nautosave: {debounce: 1, max_delay: 3, max_records: 7}\n"
-    sessions = connected(folder, text)
-    assert autosave_of(sessions) == Autosave(debounce=1.0, max_delay=3.0, max_records=7)
+    meant = Autosave(debounce=1.0, max_delay=3.0, max_records=7)
+    assert await autosave_of(connected(folder, text, "memory:")) == meant
     monkeypatch.setenv("PERDURE_URL", str(tmp_path / "environment"))
     monkeypatch.setenv("PERDURE_AUTOSAVE_MAX_DELAY", "5")
-    sessions = connected(folder, text)
-    assert autosave_of(sessions) == Autosave(debounce=1.0, max_delay=5.0, max_records=7)
-    await said_in(sessions)
+    meant = Autosave(debounce=1.0, max_delay=5.0, max_records=7)
+    assert await autosave_of(connected(folder, text)) == meant
+    await said_in(connected(folder, text))
     monkeypatch.setenv("PERDURE_AUTOSAVE", "server")
-    assert autosave_of(connected(folder, text)) == Autosave(debounce=2.0, max_delay=5.0)
+    assert await autosave_of(connected(folder, text)) == Autosave(debounce=2.0, max_delay=5.0)
     given = Autosave(debounce=0.5)
-    sessions = connected(folder, text, str(tmp_path / "argument"), autosave=given)
-    assert autosave_of(sessions) == given
-    await said_in(sessions)
+    place = str(tmp_path / "argument")
+    assert await autosave_of(connected(folder, text, place, autosave=given)) == given
+    await said_in(connected(folder, text, place, autosave=given))
     assert {path.name for path in tmp_path.iterdir()} == {"gus", "environment", "argument"}
     assert not (folder.path / "file").exists()
 
@@ -76,16 +77,16 @@ async def test_autosave_is_a_preset_or_settings(
     folder: AgentFolder, said: str, meant: Autosave | None
 ) -> None:
     sessions = connected(folder, f"autosave: {said}\n", "memory:")
-    assert autosave_of(sessions) == meant
+    assert await autosave_of(sessions) == meant
 
 
 async def test_off_in_the_file_stays_off(
     folder: AgentFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PERDURE_AUTOSAVE_DEBOUNCE", "1")
-    assert autosave_of(connected(folder, "autosave: off\n", "memory:")) is None
+    assert await autosave_of(connected(folder, "autosave: off\n", "memory:")) is None
     monkeypatch.setenv("PERDURE_AUTOSAVE", "server")
-    switched_on = autosave_of(connected(folder, "autosave: off\n", "memory:"))
+    switched_on = await autosave_of(connected(folder, "autosave: off\n", "memory:"))
     assert switched_on == Autosave(debounce=1.0, max_delay=10.0)
 
 

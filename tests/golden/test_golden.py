@@ -15,6 +15,7 @@ from perdure.errors import SessionError
 from perdure.records import records
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Origin
+from perdure.session.stored import followed
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryStore
 from perdure.transfer import migrate
@@ -46,8 +47,9 @@ async def test_every_session_of_a_golden_store_goes_on(golden: Path, tmp_path: P
     root = copy_of(golden, tmp_path)
     expected = json.loads((golden / "expected.json").read_text("utf-8"))
     keys = [key for key in SESSIONS if expected[str(key)]["there"]]
-    async with perdure.connect(root, shutdown=Shutdown(signals=False)) as sessions:
-        based = [key for key in keys if (await sessions._store.base_of(key) or Origin()).at]
+    store = FileStore(root)
+    async with perdure.connect(store, shutdown=Shutdown(signals=False)) as sessions:
+        based = [key for key in keys if (await followed(store).base_of(key) or Origin()).at]
         assert based  # forks, copies and renames of before
         for key in based:
             with pytest.raises(SessionError, match="perdure migrate"):
@@ -97,9 +99,10 @@ async def test_what_is_numbered_after_a_base_is_made_plain_by_a_migration(tmp_pa
 
 async def test_forks_of_before_go_first_or_with_what_they_read(tmp_path: Path) -> None:
     root = copy_of(GOLDEN, tmp_path)
-    async with perdure.connect(root, shutdown=Shutdown(signals=False)) as sessions:
+    store = FileStore(root)
+    async with perdure.connect(store, shutdown=Shutdown(signals=False)) as sessions:
         for key in SESSIONS:
-            base = await sessions._store.base_of(key)
+            base = await followed(store).base_of(key)
             if base is None or base.parent is None:
                 continue
             parent = base.parent

@@ -37,6 +37,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.messages import encode_message
 from perdure.records.records import ADMITTED, APPROVAL, EFFECT, ENDING, EVENT, Entry
 from perdure.restore.rebuild import context_entry
+from perdure.session.internals import accept
 from perdure.session.session import Session
 from perdure.store import Batch, Status
 from perdure.stores.file import FileStore
@@ -61,9 +62,9 @@ def session(
     return keep
 
 
-def connected(root: Path, owner: str, **options: Any) -> Any:
-    store = FileStore(root, owner=owner)
-    return perdure.connect(store, autosave=None, shutdown=Shutdown(signals=False), **options)
+def connected(root: Path | FileStore, owner: str = "") -> Any:
+    store = FileStore(root, owner=owner) if isinstance(root, Path) else root
+    return perdure.connect(store, autosave=None, shutdown=Shutdown(signals=False))
 
 
 @session("everything")
@@ -76,7 +77,7 @@ async def everything(root: Path) -> None:
         await _remember(opened)
         await opened.attach(_Plugin({"notes": ["one", "two"]}))
         opened.append(EncodedRecord("app:rating", b'{"stars": 5}'))
-        opened._accept((Entry(EVENT, b'{"event":"something happened"}'),))
+        accept(opened, (Entry(EVENT, b'{"event":"something happened"}'),))
         await opened.save()
     async with connected(root, "second") as sessions:
         opened = await sessions.open("everything")
@@ -113,7 +114,8 @@ async def _talk(opened: Session) -> None:
         pass
     opened.append(Message.user("A mistake"))
     await opened.retract(after=start)
-    opened._accept(
+    accept(
+        opened,
         (
             context_entry(
                 [Message.system("You are kind."), Message.user("A summary of it")],
@@ -122,7 +124,7 @@ async def _talk(opened: Session) -> None:
                 system_prompt_sha256=None,
                 reason="compaction",
             ),
-        )
+        ),
     )
 
 
@@ -141,13 +143,14 @@ async def _remember(opened: Session) -> None:
             "pair": (1, 2),
         },
     )
-    opened._accept(
+    accept(
+        opened,
         (
             item_entry(
                 EpisodicItem(id="e1", ts=START, turn_ids=("turn_0001",), summary="They met.")
             ),
             item_entry(SemanticItem(id="s1", ts=START, fact="The harbor is in Oosthaven.")),
-        )
+        ),
     )
 
 
@@ -187,8 +190,8 @@ async def tail(root: Path) -> None:
 @session("Größe & *?", session="Ünïcode", tenant="ACME / Inc.")
 async def strange_names(root: Path) -> None:
     """Names that no file may have, in a tenant with blobs."""
-    async with connected(root, "third") as sessions:
-        store = sessions._store
+    store = FileStore(root, owner="third")
+    async with connected(store) as sessions:
         blobs = {hashlib.sha256(data).hexdigest(): data for data in BLOBS}
         await store.put_blobs("ACME / Inc.", blobs)
         opened = await sessions.open("Größe & *?", session="Ünïcode", tenant="ACME / Inc.")
@@ -294,7 +297,7 @@ async def half_deleted(root: Path) -> None:
     async with connected(root, "ninth") as sessions:
         opened = await sessions.open("half deleted")
         opened.append(Message.user("still here"))
-        opened._accept((Entry(ENDING, b"{}"),))
+        accept(opened, (Entry(ENDING, b"{}"),))
         await opened.save()
 
 
@@ -358,22 +361,22 @@ async def begun(root: Path) -> None:
         opened = await sessions.open("begun")
         for name in ("first", "second", "answered"):
             entry = Admitted(id=name, message=msgspec.Raw(admitted), at=START, asked=f"{name} turn")
-            opened._accept((Entry(ADMITTED, encode(entry)),))
+            accept(opened, (Entry(ADMITTED, encode(entry)),))
         for name in ("mail", "sent"):
             effect = Effect(
                 id=f"key-{name}", turn="t-1", call=name, tool="send_mail", policy="ask", at=START
             )
-            opened._accept((Entry(EFFECT, encode(effect)),))
+            accept(opened, (Entry(EFFECT, encode(effect)),))
         approval = Approval(id="ask-1", turn="t-1", call="c-9", tool="open_door", at=START)
-        opened._accept((Entry(APPROVAL, encode(approval)),))
-        opened._accept((change_entry(ADMITTED, "first", turn="t-1", attempts=1),))
-        opened._accept((change_entry(EFFECT, "key-mail", state="begun"),))
+        accept(opened, (Entry(APPROVAL, encode(approval)),))
+        accept(opened, (change_entry(ADMITTED, "first", turn="t-1", attempts=1),))
+        accept(opened, (change_entry(EFFECT, "key-mail", state="begun"),))
         await opened.save()
     async with connected(root, "sixteenth") as sessions:
         opened = await sessions.open("begun")
-        opened._accept((change_entry(ADMITTED, "answered", state=OVER),))
-        opened._accept((change_entry(EFFECT, "key-sent", state=OVER),))
-        opened._accept((change_entry(EFFECT, "key-mail", state="unknown"),))
+        accept(opened, (change_entry(ADMITTED, "answered", state=OVER),))
+        accept(opened, (change_entry(EFFECT, "key-sent", state=OVER),))
+        accept(opened, (change_entry(EFFECT, "key-mail", state="unknown"),))
         await opened.save()
 
 

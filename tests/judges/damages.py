@@ -20,7 +20,7 @@ from perdure.records.json import decode
 from perdure.records.manifest import FoldedDocuments, HistoryIndex
 from perdure.records.media import referred
 from perdure.records.messages import RESULT_REF
-from perdure.session.internals import store_of
+from perdure.session.internals import store_of, working_context
 from perdure.session.stored import followed
 from perdure.transfer import verify_backup
 from tests.crash.scratch import scratch
@@ -177,7 +177,7 @@ async def names_of(url: str) -> Names:
         )
         image = next(
             medium.name
-            for payload in ada._contents.context.messages()
+            for payload in working_context(ada).messages()
             for medium in referred(payload)
         )
         [state] = [one.state for one in await ada.checkpoints.states() if one.label == "large"]

@@ -42,13 +42,12 @@ async def test_opening_a_session_again_takes_two_reads_and_a_page_of_history_one
     tmp_path: Path,
 ) -> None:
     quiet = perdure.Shutdown(signals=False)
-    async with perdure.connect(f"sqlite:///{tmp_path}/a.db", shutdown=quiet) as sessions:
+    store = SqliteStore(tmp_path / "a.db")
+    async with perdure.connect(store, shutdown=quiet) as sessions:
         async with sessions.open("ada") as session:
             session.append(Message.user("a"))
             await session.aclose()
-        inner = followed(sessions._store).inner
-        assert isinstance(inner, SqliteStore)
-        calls = count_reads(inner)
+        calls = count_reads(store)
         async with sessions.open("ada") as session:
             assert len(calls) == 2  # its holder, then all the rest after the lease was acquired
             await session.history(limit=1)
@@ -57,13 +56,12 @@ async def test_opening_a_session_again_takes_two_reads_and_a_page_of_history_one
 
 async def test_a_load_is_one_read(tmp_path: Path) -> None:
     quiet = perdure.Shutdown(signals=False)
-    async with perdure.connect(f"sqlite:///{tmp_path}/a.db", shutdown=quiet) as sessions:
+    store = SqliteStore(tmp_path / "a.db")
+    async with perdure.connect(store, shutdown=quiet) as sessions:
         async with sessions.open("ada") as session:
             session.append(Message.user("a"))
             await session.aclose()
-        inner = followed(sessions._store).inner
-        assert isinstance(inner, SqliteStore)
-        calls = count_reads(inner)
+        calls = count_reads(store)
         assert await sessions.load("ada")
         assert await sessions.load("ada", context=False)
         assert len(calls) == 2
