@@ -2,71 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import anyio
 import pytest
 
 from perdure import LeaseLostError, Message, SessionManager, Shutdown, connect
+from perdure.lease import COURTESY
 from perdure.records.keys import SessionKey
-from perdure.session.session import Session
+from perdure.session.lifecycle import FIRST_TURN
 from perdure.stores.memory import MemoryBacking, MemoryStore
-from perdure.testing.faulty import SwitchedStore
+from perdure.testing.faulty import FaultyStore, SwitchedStore
+from tests._virtual import BACKENDS, run
+from tests.asking import ask
+from tests.pausing import PausingStore
+from tests.session.conftest import Connect
+from tests.session.lives import said
 
 pytestmark = pytest.mark.anyio
 
-Connect = Callable[..., SessionManager]
 KEY = SessionKey("a")
+QUIET = Shutdown(signals=False)
 
 
-async def until_asked(sessions: SessionManager) -> None:
-    """Wait until a manager has begun to hand the session over."""
-    runtime = sessions._connected.runtime  # type: ignore[union-attr]
+def closings(sessions: SessionManager) -> list[Any]:
+    """Note what of a manager's leaves memory from now on."""
+    closed: list[Any] = []
+    sessions.on("closed", closed.append)
+    return closed
+
+
+async def until_given(closed: list[Any]) -> None:
+    """Wait until a session was handed over."""
     with anyio.fail_after(60):
-        while KEY not in runtime.pending_loads:
+        while not closed:
             await anyio.sleep(0.005)
+    assert [one.why for one in closed] == ["handed over"]
 
 
-async def opened(sessions: SessionManager) -> None:
-    """Open the session elsewhere."""
-    await sessions.open("a")
-
-
-async def test_a_turn_that_a_handover_waits_for_may_open_its_session(again: Connect) -> None:
-    async with again() as one, again() as two:
+async def test_a_turn_that_a_handover_waits_for_may_open_its_session() -> None:
+    backing = MemoryBacking()
+    async with connect(MemoryStore(backing=backing), shutdown=QUIET) as one:
+        closed = closings(one)
         session = await one.open("a")
-        async with anyio.create_task_group() as group, session.turn():
-            group.start_soon(opened, two)
-            await until_asked(one)
+        async with session.turn():
+            await ask(backing, "a")
             with anyio.fail_after(60):
                 async with one.open("a") as same:
                     assert same is session
             session.append(Message.user("still mine"))
+        await until_given(closed)
 
 
-async def test_whoever_has_just_opened_it_has_a_turn_first(again: Connect) -> None:
-    async with again() as one, again() as two:
-        got: list[Session] = []
-
-        async def want() -> None:
-            got.append(await two.open("a"))
-
-        async with anyio.create_task_group() as group:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_whoever_has_just_opened_it_has_a_turn_first(backend: str) -> None:
+    async def main() -> None:
+        backing = MemoryBacking()
+        async with connect(MemoryStore(backing=backing), shutdown=QUIET) as one:
+            closed = closings(one)
             session = await one.open("a")
-            group.start_soon(want)
-            await until_heard(two)
+            await ask(backing, "a")
+            await anyio.sleep(0.9 * FIRST_TURN)
             async with session.turn():
                 session.append(Message.user("first"))
-        assert [message.text for message in got[0].context()] == ["first"]
+            await until_given(closed)
+            assert said(await one.open("a")) == ["first"]
 
-
-async def until_heard(sessions: SessionManager) -> None:
-    """Wait until a manager has asked, and the other has had the time to hear of it."""
-    runtime = sessions._connected.runtime  # type: ignore[union-attr]
-    with anyio.fail_after(60):
-        while KEY not in runtime.pending_loads:
-            await anyio.sleep(0.001)
-    await anyio.sleep(0.02)
+    run(backend, main)
 
 
 async def test_turns_that_wait_already_come_before_the_handover(again: Connect) -> None:
@@ -120,60 +122,58 @@ async def test_turns_go_on_while_a_handover_waits_for_the_store() -> None:
             session.append(Message.user("saved"))
         session.append(Message.user("not yet"))
         store.fail_next("append_many", times=1000)
-        other = MemoryStore(backing=backing)
-        await other.open()
-        holder = await other.holder(KEY)
-        assert holder is not None
-        await other.request_handover(KEY, holder)
-        runtime = one._connected.runtime  # type: ignore[union-attr]
+        closed = closings(one)
+        await ask(backing, "a")
         with anyio.fail_after(60):
-            while KEY not in one._connected.lifecycle._handing_over:  # type: ignore[union-attr]
-                await anyio.sleep(0.001)
             session.append(Message.user("goes on"))
             assert await one.open("a") is session
-            assert KEY not in runtime.pending_loads
-            store.up()
-            while KEY in runtime.sessions:
-                await anyio.sleep(0.005)
-        assert await other.head(KEY) == session.version
+        assert not closed
+        store.up()
+        await until_given(closed)
+        assert await store.head(KEY) == session.version
 
 
-async def test_an_ask_that_comes_while_it_is_opened_is_not_forgotten() -> None:
-    backing = MemoryBacking()
-    async with connect(MemoryStore(backing=backing), shutdown=Shutdown(signals=False)) as one:
-        lifecycle = one._connected.lifecycle  # type: ignore[union-attr]
-        async with anyio.create_task_group() as group:
-            opening = anyio.Event()
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_ask_that_comes_while_it_is_opened_is_not_forgotten(backend: str) -> None:
+    async def main() -> None:
+        backing = MemoryBacking()
+        store = PausingStore(MemoryStore(backing=backing))
+        async with connect(store, shutdown=QUIET) as one:
+            closed = closings(one)
+            acquired = store.pause("acquire", after=True)
+            async with anyio.create_task_group() as group:
+                group.start_soon(opened, one)
+                await acquired.reached.wait()
+                await ask(backing, "a")
+                acquired.go()
+            await until_given(closed)
+            began = anyio.current_time()
+            await one.open("a")  # it lets whoever asked have it first
+            assert anyio.current_time() - began >= COURTESY
 
-            async def open_it() -> None:
-                opening.set()
-                await one.open("a")
+    run(backend, main)
 
-            group.start_soon(open_it)
-            await opening.wait()
-            await until_asked(one)  # here: that it is being opened
-            group.start_soon(lifecycle.hand_over, KEY)
-        runtime = one._connected.runtime  # type: ignore[union-attr]
-        with anyio.fail_after(60):
-            while KEY in runtime.sessions:
-                await anyio.sleep(0.005)
-        assert lifecycle.given(KEY) == 1
-        assert lifecycle.given(KEY) == 0
+
+async def opened(sessions: SessionManager) -> None:
+    await sessions.open("a")
 
 
 @pytest.mark.parametrize("stopping", [False, True])
 async def test_a_handover_that_the_store_does_not_answer_is_one_line_in_the_log(
     stopping: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = SwitchedStore(MemoryStore())
-    async with connect(store, shutdown=Shutdown(signals=False)) as sessions:
-        connected = sessions._connected
-        assert connected is not None
-        store.down()
+    backing = MemoryBacking()
+    counted = FaultyStore(MemoryStore(backing=backing), times=0)
+    store = SwitchedStore(counted)
+    async with connect(store, shutdown=QUIET) as sessions:
+        await store.acquire(KEY, after=0)  # as of an open that has failed
         if stopping:
             sessions.drain()
-        await connected.runtime.host.call(connected.lifecycle.hand_over, SessionKey("elsewhere"))
-        store.up()
+        store.fail_next("holder")
+        looks = counted.calls["holder"]
+        await ask(backing, "a")
+        await store.holder(KEY)  # raises unless it was asked before
+        assert counted.calls["holder"] == looks + 1
     told = [one for one in caplog.records if "handover failed" in one.getMessage()]
     assert [one.exc_info for one in told] == ([] if stopping else [None])
     assert "background task failed" not in caplog.text

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,6 @@ from perdure import (
     UnsavedChangesError,
     connect,
 )
-from perdure._lib import signals
 from perdure.autosave.options import EngineOptions
 from perdure.autosave.reports import ShutdownReport
 from perdure.session.internals import let_go
@@ -34,42 +35,44 @@ from perdure.store import Outcome, Status
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing import FaultyStore, SwitchedStore
 from tests._virtual import BACKENDS, run
-from tests.session.conftest import Connect
+from tests.asking import ask
+from tests.conftest import ROOT
+from tests.session.conftest import Connect, Place
 from tests.session.lives import said
 from tests.session.test_meanwhile import QUIET, Store
 
 pytestmark = pytest.mark.anyio
 
 
-def runtime(sessions: SessionManager) -> Any:
-    return sessions._connected.runtime  # type: ignore[union-attr]
-
-
-async def by_close(session: Session) -> None:
+async def by_close(session: Session, _: MemoryBacking) -> None:
     await session.aclose()
 
 
-async def by_idleness(session: Session) -> None:
+async def by_idleness(session: Session, _: MemoryBacking) -> None:
     await let_go(session)
 
 
-async def by_handover(session: Session) -> None:
-    await session._lifecycle.hand_over(session.key)
+async def by_handover(session: Session, backing: MemoryBacking) -> None:
+    await ask(backing, session.id)
+    with anyio.fail_after(60):
+        while session.is_writable:
+            await anyio.sleep(0.005)
 
 
 @pytest.mark.parametrize("leave", [by_close, by_idleness, by_handover])
 async def test_a_session_whose_release_failed_opens_again(
-    leave: Callable[[Session], Any], caplog: pytest.LogCaptureFixture
+    leave: Callable[[Session, MemoryBacking], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = SwitchedStore(MemoryStore())
+    backing = MemoryBacking()
+    store = SwitchedStore(MemoryStore(backing=backing))
     async with connect(store, shutdown=QUIET) as sessions:
         session = await sessions.open("a")
         session.append(Message.user("one"))
         await session.save()
         store.fail_next("release")
-        await leave(session)
-        assert "release failed" in caplog.text
+        await leave(session, backing)
         again = await sessions.open("a")
+        assert "release failed" in caplog.text
         assert again is not session
         again.append(Message.user("two"))
         assert said(again) == ["one", "two"]
@@ -204,8 +207,9 @@ async def test_a_session_that_is_closed_with_its_manager_says_so(again: Connect)
     assert (await session.save()).version == session.version
 
 
-async def test_a_load_that_waits_for_others_ends_when_its_manager_drains(again: Connect) -> None:
-    async with again() as one, again() as two:
+async def test_a_load_that_waits_for_others_ends_when_its_manager_drains(place: Place) -> None:
+    store = FaultyStore(place(), times=0)
+    async with connect(place(), shutdown=QUIET) as one, connect(store, shutdown=QUIET) as two:
         session = await one.open("a")
         refused = anyio.Event()
 
@@ -217,7 +221,7 @@ async def test_a_load_that_waits_for_others_ends_when_its_manager_drains(again: 
         async with anyio.create_task_group() as group, session.turn():
             group.start_soon(want)
             with anyio.fail_after(20):
-                while not runtime(two).pending_loads:
+                while not store.calls["request_handover"]:
                     await anyio.sleep(0)
                 two.drain()
                 await refused.wait()
@@ -267,26 +271,41 @@ def test_a_store_that_does_not_close_costs_no_more_than_a_second(
     assert "the store did not close in time" in caplog.text
 
 
+TOLD_TO_END = """
+import os, signal, sys
+import anyio
+from perdure import Message, Shutdown, connect
+from perdure._lib import signals
+from tests._virtual import run
+from tests.session.test_leaving import Hanging
+
+async def main():
+    sessions = await connect(Hanging(), shutdown=Shutdown(deadline=3, turn_grace=1, hard_grace=0.5))
+    (await sessions.open("a")).append(Message.user("one"))
+    began = anyio.current_time()
+
+    def end():
+        print(anyio.current_time() - began, flush=True)
+        os._exit(0)
+
+    signals.end_process = end
+    signal.raise_signal(signal.SIGTERM)
+    while True:  # whatever it is told
+        try:
+            await anyio.sleep_forever()
+        except BaseException:
+            pass
+
+run(sys.argv[1], main)
+"""
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_process_that_is_told_to_end_has_ended_when_it_was_promised(
-    backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_is_told_to_end_has_ended_when_it_was_promised(backend: str) -> None:
     """By ``deadline + hard_grace``, though neither its body nor its store comes to an end."""
-
-    async def main() -> None:
-        shutdown = Shutdown(signals=False, deadline=3, turn_grace=1, hard_grace=0.5)
-        sessions = await connect(Hanging(), shutdown=shutdown)
-        (await sessions.open("a")).append(Message.user("one"))
-        connected, ended, began = sessions._connected, anyio.Event(), anyio.current_time()
-        assert connected is not None
-        monkeypatch.setattr(signals, "end_process", ended.set)
-        connected.closing.drain()
-        connected.runtime.host.spawn(connected._end)
-        await ended.wait()
-        assert anyio.current_time() - began <= 3.5
-        await sessions.aclose()
-
-    run(backend, main)
+    command = [sys.executable, "-c", TOLD_TO_END, backend]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert float(done.stdout) <= 3.5
 
 
 class Watched(MemoryStore):
@@ -317,7 +336,7 @@ def test_a_close_that_is_cancelled_twice_leaves_nothing_running() -> None:
             await task
         assert session.durable_version == session.version
         assert store.closed
-        assert not runtime(sessions).host.running
+        assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(main())
 
@@ -376,15 +395,18 @@ def test_a_loop_that_ends_under_a_manager_closes_its_store(backend: str) -> None
 async def test_a_session_in_quarantine_is_not_given_and_stays_as_it_is(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    store = SwitchedStore(MemoryStore())
+    backing = MemoryBacking()
+    store = SwitchedStore(MemoryStore(backing=backing))
     async with connect(store, shutdown=QUIET) as sessions:
         session = await sessions.open("a")
+        async with session.turn():  # so that a handover need not wait for one
+            pass
         store.fail_next(how="permanent")
         session.append(Message.user("refused"))
         with pytest.raises(SessionQuarantinedError):
             await session.save()
         caplog.clear()
-        await session._lifecycle.hand_over(session.key)
+        await ask(backing, "a")
         assert caplog.text == ""
         session.retry()
         await session.save()

@@ -46,6 +46,7 @@ from perdure.transfer import (
 )
 from perdure.types import Medium
 from tests.images import encoded, part, png, shown, url, words
+from tests._virtual import BACKENDS, run
 from tests.session.conftest import Connect
 
 KB = 1000
@@ -567,29 +568,40 @@ async def test_only_a_session_with_media_in_blobs_is_of_a_newer_format(again: Co
         assert formats == [2, 1]
 
 
-async def test_the_first_media_of_a_session_are_folded_soon_and_those_after_as_text_is(
-    again: Connect,
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_first_media_of_a_session_are_folded_soon_and_those_after_as_text_is(
+    backend: str,
 ) -> None:
     """Earlier releases refuse the session from then on; a fold for each image would cost much."""
-    async with again() as sessions, sessions.open("ada") as session:
-        folds: list[Any] = []
-        sessions.on("folded", folds.append)
-        for _ in range(30):
-            session.append(Message.user("x" * 100))
-        await session.save()
-        look(session, 1)
-        await session.save()
-        with anyio.fail_after(30):
-            while not folds:
-                await anyio.sleep(0)
-        for number in range(2, 6):
-            look(session, number, 300 * KB)
+
+    async def main() -> None:
+        store = MemoryStore()
+        quiet = Shutdown(signals=False)
+        async with (
+            perdure.connect(store, shutdown=quiet) as sessions,
+            sessions.open("ada") as session,
+        ):
+            folds: list[Any] = []
+            sessions.on("folded", folds.append)
+            for _ in range(30):
+                session.append(Message.user("x" * 100))
             await session.save()
-        assert not session._folding
-        assert len(folds) == 1
-        documents = await store_below(sessions).read_documents(KEY, ())
-        assert documents.manifest is not None
-        assert documents.manifest.format == 2
+            await anyio.sleep(10)
+            assert folds == []
+            look(session, 1)
+            await session.save()
+            await anyio.sleep(1)
+            assert len(folds) == 1
+            for number in range(2, 6):
+                look(session, number, 300 * KB)
+                await session.save()
+            await anyio.sleep(10)
+            assert len(folds) == 1
+            documents = await store.read_documents(KEY, ())
+            assert documents.manifest is not None
+            assert documents.manifest.format == 2
+
+    run(backend, main)
 
 
 async def test_posted_media_come_back(again: Connect) -> None:

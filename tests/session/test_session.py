@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
+from pathlib import Path
+
 import anyio
 import pytest
 
-from perdure import EncodedRecord, Message, NotStorableError, SessionClosedError, SessionError
+from perdure import (
+    EncodedRecord,
+    Message,
+    NotStorableError,
+    SessionClosedError,
+    SessionError,
+    Shutdown,
+    connect,
+)
 from perdure.autosave.options import Autosave
 from perdure.errors import TooLargeError
 from perdure.session.internals import store_below
 from perdure.session.manager import SessionManager
 from perdure.session.options import Limits
 from tests.session.conftest import Connect
+
+QUIET = Shutdown(signals=False)
 
 
 def contents(messages: list[Message]) -> list[object]:
@@ -318,21 +332,28 @@ async def test_describe_shows_in_info_and_listing(again: Connect) -> None:
         assert (info.title, info.owner, info.tags) == ("A talk", "o1", ("t1",))
 
 
-async def test_what_was_said_long_ago_is_not_kept_one_by_one(again: Connect) -> None:
-    async with again(limits=Limits(fold_records=20), autosave=None) as sessions:
+async def test_what_was_said_long_ago_is_not_kept_one_by_one(tmp_path: Path) -> None:
+    limits = Limits(fold_records=20)
+    async with connect(tmp_path, limits=limits, autosave=None, shutdown=QUIET) as sessions:
         folds: list[object] = []
         sessions.on("folded", folds.append)
         session = await sessions.open("a", owner="ada")
-        for number in range(200):
-            session.describe(title=f"title {number}", number=number)
-            if number % 30 == 0:
-                await session.save()
-                await anyio.wait_all_tasks_blocked()
-        await session.aclose()
+        tracemalloc.start()
+        try:
+            for number in range(200):
+                session.describe(title=f"title {number}", number=f"{number}" * 1000)
+                if number % 30 == 0:
+                    await session.save()
+                    await anyio.wait_all_tasks_blocked()
+            await session.aclose()
+            gc.collect()
+            kept, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
         assert len(folds) > 1
-        assert len(session._behind._session_tail) < 100
+        assert kept < 100 * 3000
         assert session.info.metadata.title == "title 199"
-    async with again() as sessions, sessions.open("a") as session:
+    async with connect(tmp_path, shutdown=QUIET) as sessions, sessions.open("a") as session:
         assert session.info.metadata.title == "title 199"
         assert session.info.metadata.owner == "ada"
 

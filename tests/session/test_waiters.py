@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
+import traceback
+import tracemalloc
 from types import FrameType
 from typing import Any
 
-from perdure import Message, connect
+from perdure import Message, Session, connect
+from perdure.autosave.tracked import Waiters
 
 PACKAGE = "perdure"
 
@@ -88,19 +92,35 @@ def test_a_save_costs_the_same_whoever_waits_for_a_later_one() -> None:
 
 
 def test_who_gives_up_again_and_again_leaves_nothing_behind() -> None:
+    def waiters() -> int:
+        gc.collect()
+        return sum(type(one) is Waiters for one in gc.get_objects())
+
+    async def give_up(session: Session, times: int) -> None:
+        for _ in range(times):
+            task = asyncio.ensure_future(session.wait_durable(1_000_000))
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
     async def main() -> int:
         async with connect("memory:", autosave=None) as sessions:
             session = await sessions.open("x")
+            others = waiters()
             patient = asyncio.ensure_future(session.wait_durable(10))
-            for _ in range(300):
-                task = asyncio.ensure_future(session.wait_durable(1_000_000))
-                await asyncio.sleep(0)
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-            left = sys.getsizeof(session._tracked.waiters._heap)  # type: ignore[union-attr]
+            await give_up(session, 20)
+            before, _ = tracemalloc.get_traced_memory()
+            await give_up(session, 500)
+            assert waiters() == others + 1
+            after, _ = tracemalloc.get_traced_memory()
             patient.cancel()
-            await asyncio.gather(patient, return_exceptions=True)
-            assert session._tracked.waiters is None
-            return left
+            [cancelled] = await asyncio.gather(patient, return_exceptions=True)
+            traceback.clear_frames(cancelled.__traceback__)
+            assert waiters() == others
+            return after - before
 
-    assert asyncio.run(main()) < 1000
+    tracemalloc.start()
+    try:
+        assert asyncio.run(main()) < 10_000
+    finally:
+        tracemalloc.stop()
