@@ -45,8 +45,8 @@ from perdure.transfer import (
     write_bundle,
 )
 from perdure.types import Medium
-from tests.images import encoded, part, png, shown, url, words
 from tests._virtual import BACKENDS, run
+from tests.images import encoded, part, png, shown, url, words
 from tests.session.conftest import Connect
 
 KB = 1000

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
-import traceback
 import tracemalloc
 from types import FrameType
 from typing import Any
+
+import anyio
 
 from perdure import Message, Session, connect
 from perdure.autosave.tracked import Waiters
@@ -98,24 +99,22 @@ def test_who_gives_up_again_and_again_leaves_nothing_behind() -> None:
 
     async def give_up(session: Session, times: int) -> None:
         for _ in range(times):
-            task = asyncio.ensure_future(session.wait_durable(1_000_000))
-            await asyncio.sleep(0)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            with anyio.move_on_after(0):
+                await session.wait_durable(1_000_000)
 
     async def main() -> int:
         async with connect("memory:", autosave=None) as sessions:
             session = await sessions.open("x")
             others = waiters()
-            patient = asyncio.ensure_future(session.wait_durable(10))
-            await give_up(session, 20)
-            before, _ = tracemalloc.get_traced_memory()
-            await give_up(session, 500)
-            assert waiters() == others + 1
-            after, _ = tracemalloc.get_traced_memory()
-            patient.cancel()
-            [cancelled] = await asyncio.gather(patient, return_exceptions=True)
-            traceback.clear_frames(cancelled.__traceback__)
+            async with anyio.create_task_group() as group:
+                group.start_soon(session.wait_durable, 10)
+                await give_up(session, 20)
+                assert waiters() == others + 1
+                before, _ = tracemalloc.get_traced_memory()
+                await give_up(session, 500)
+                gc.collect()
+                after, _ = tracemalloc.get_traced_memory()
+                group.cancel_scope.cancel()
             assert waiters() == others
             return after - before
 
