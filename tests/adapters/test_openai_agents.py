@@ -354,14 +354,16 @@ async def test_popping_item_by_item_writes_no_more_than_a_record_each(
     assert len(after) - len(before) < 200 * 100
 
 
-async def test_a_read_takes_no_lease_and_creates_nothing(sessions: SessionManager) -> None:
+async def test_a_read_takes_no_lease_and_creates_nothing(
+    sessions: SessionManager, tmp_path: Path
+) -> None:
     session = PerdureSession("a", sessions)
     assert await session.get_items() == []
     assert await session.pop_item() is None
     await session.clear_session()
     await session.drop_run_state()
     assert await sessions.list() == []
-    async with perdure.connect(sessions._store.location) as others:
+    async with perdure.connect(tmp_path / "store") as others:
         async with PerdureSession("a", others) as theirs:
             await theirs.add_items([user("hello")])
             assert await session.get_items() == [user("hello")]

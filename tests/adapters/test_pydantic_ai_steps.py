@@ -192,7 +192,7 @@ async def test_a_run_is_continued_after_a_restart(tmp_path: Path) -> None:
         assert (await Agent(TestModel()).run("And then?", message_history=messages)).output
 
 
-async def test_a_snapshot_costs_what_was_added(sessions: SessionManager) -> None:
+async def test_a_snapshot_costs_what_was_added(sessions: SessionManager, tmp_path: Path) -> None:
     store = PerdureStepStore(sessions)
     texts = [f"{at} " * 500 for at in range(40)]
     for size in range(1, len(texts) + 1):
@@ -200,8 +200,9 @@ async def test_a_snapshot_costs_what_was_added(sessions: SessionManager) -> None
     view = await sessions.load("one", session="steps")
     assert view is not None
     total = 0
-    async for chunk in view._contents._store.read_log(view.key):
-        total += sum(len(each.payload) for each in chunk.records)
+    async with perdure.connect(place := perdure.store_for(tmp_path / "store")):
+        async for chunk in place.read_log(view.key):
+            total += sum(len(each.payload) for each in chunk.records)
     assert total < 2 * sum(map(len, texts))
     latest = await store.latest_snapshot(run_id="one")
     assert latest.messages == history(*texts)

@@ -11,10 +11,12 @@ from perdure.archive import Archives
 from perdure.cli.check import audit, collect, garbage
 from perdure.errors import CorruptRecordError
 from perdure.records.keys import SessionKey
+from perdure.session.internals import accept
 from perdure.session.manager import SessionManager
 from perdure.session.retention import Retention
 from perdure.store import Store
 from perdure.stores.file import FileStore
+from perdure.stores.memory import MemoryStore
 from perdure.transfer import migrate, read_bundle, write_bundle
 from tests.archive.trees import Tree, look, make
 
@@ -157,14 +159,15 @@ async def test_an_archive_that_names_what_it_must_not_is_refused(tmp_path: Path)
     for path in ("../evil", "/tmp/perdure-evil", ".perdure/restoring.json", "a/../../b"):
         page = line_of(FileEntry(path, 1, name_of(data)))
         archive = Archive(id=path, at=0.0, files=1, bytes=1, pages=(name_of(page),))
-        async with perdure.connect("memory:") as sessions, sessions.open("agent") as session:
+        store = MemoryStore()
+        async with perdure.connect(store) as sessions, sessions.open("agent") as session:
             archives = Archives(session, tmp_path / "home")
-            await archives._store.put_blobs("", {name_of(page): page, name_of(data): data})
-            session._accept((entry_of(archive, []),))
+            await store.put_blobs("", {name_of(page): page, name_of(data): data})
+            accept(session, (entry_of(archive, []),))
             with pytest.raises(CorruptRecordError, match="is refused"):
                 await archives.restore()
             wrong = msgspec.structs.replace(archive, id="counts", files=2)
-            session._accept((entry_of(wrong, []),))
+            accept(session, (entry_of(wrong, []),))
             with pytest.raises(CorruptRecordError):
                 await archives.restore()
     assert sorted(one.name for one in tmp_path.iterdir()) in ([], ["home"])

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import anyio
 
-from perdure import Message, SessionManager, Shutdown, connect
+from perdure import Message, Session, SessionManager, Shutdown, connect
+from perdure.store import Store
 from tests.crash import places
 from tests.crash.forks import Child, Event, Report
 from tests.crash.hooks import Act, Tripwire
@@ -24,7 +25,7 @@ KEYS = ("first", "second", "third", "fourth")
 QUIET = Shutdown(signals=False)
 
 
-async def work(sessions: SessionManager, report: Report) -> None:
+async def work(sessions: SessionManager, store: Store, report: Report) -> None:
     """Post before, while and after somebody holds the session."""
 
     async def post(key: str) -> None:
@@ -36,31 +37,31 @@ async def work(sessions: SessionManager, report: Report) -> None:
     await post(KEYS[1])
     async with sessions.open(AGENT) as session:
         await post(KEYS[2])
-        await until_taken(sessions)
+        await until_taken(session, store)
         async with session.turn():
             report("turn")
         await session.aclose()
     await post(KEYS[3])
-    async with sessions.open(AGENT):
-        await until_taken(sessions)
+    async with sessions.open(AGENT) as session:
+        await until_taken(session, store)
     report("through")
 
 
-async def until_taken(sessions: SessionManager) -> None:
+async def until_taken(session: Session, store: Store) -> None:
     """Wait until nothing waits for the session any more."""
-    runtime = sessions._connected.runtime  # type: ignore[union-attr]
-    (session,) = runtime.sessions.values()
-    while await runtime.store.receive(session.key, session.epoch):
+    while await store.receive(session.key, session.epoch):
         await anyio.sleep(0.005)
 
 
-async def judge(sessions: SessionManager, report: Report, posted: list[str], least: int) -> None:
+async def judge(
+    sessions: SessionManager, store: Store, report: Report, posted: list[str], least: int
+) -> None:
     """Retry what was posted, and compare."""
     for again in ("retried", "opened anew"):
         for key in posted[least:] if again == "retried" else posted:
             await sessions.post(AGENT, Message.user(key), Message.assistant(f"{key}!"), key=key)
         async with sessions.open(AGENT) as session:
-            await until_taken(sessions)
+            await until_taken(session, store)
             found = [message.text for message in session.context()]
             await session.aclose()
         wanted = [text for key in posted for text in (key, f"{key}!")]
@@ -70,8 +71,9 @@ async def judge(sessions: SessionManager, report: Report, posted: list[str], lea
 
 def _run(root: Path, main: object, report: Report, *arguments: object) -> None:
     async def whole() -> None:
-        async with connect(places.make(root, None), shutdown=QUIET) as sessions:
-            await main(sessions, report, *arguments)  # type: ignore[operator]
+        store = places.make(root, None)
+        async with connect(store, shutdown=QUIET) as sessions:
+            await main(sessions, store, report, *arguments)  # type: ignore[operator]
 
     asyncio.run(whole())
 

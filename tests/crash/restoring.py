@@ -31,6 +31,7 @@ from perdure.restore import (
     WorkingContextSnapshotBootstrapOptions,
     WorkingContextSnapshotBootstrapper,
 )
+from perdure.session.internals import accept
 from tests.crash.forks import Child, Report
 from tests.crash.hooks import Act, Tripwire
 from tests.crash.scratch import scratch
@@ -75,7 +76,7 @@ def prepare(root: Path) -> None:
                 session.append(Message.user("hello"), Message.assistant("hi"))
             session.memory.set("harbor", "north")
             session.state.set("mood", "calm")
-            session._accept((item_entry(EpisodicItem(id="e1", ts=1.0, summary="They met.")),))
+            accept(session, (item_entry(EpisodicItem(id="e1", ts=1.0, summary="They met.")),))
             await session.aclose()  # folded
             session = await sessions.open("ada")
             async with session.turn():

@@ -15,6 +15,7 @@ from typing import Any
 
 from perdure import Limits, Message, Session, SessionManager, Shutdown, connect
 from perdure.memory.compaction import EpisodicItem, item_entry
+from perdure.session.internals import accept
 from tests.crash import places
 from tests.crash.forks import Child, Report
 from tests.crash.hooks import Act, Tripwire
@@ -37,7 +38,7 @@ async def talk(session: Session, text: str) -> None:
         session.memory.set(f"about {text}", text * 400)
         session.state.set("plan", {"said": text})
         session.state.set(f"at {text}", text)
-        session._accept((item_entry(EpisodicItem(id=text, ts=0.0, summary=text)),))
+        accept(session, (item_entry(EpisodicItem(id=text, ts=0.0, summary=text)),))
 
 
 async def begin(root: Path, report: Report) -> None:

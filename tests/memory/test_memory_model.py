@@ -18,10 +18,11 @@ from perdure import Limits, Shutdown, connect
 from perdure.errors import TooLargeError
 from perdure.memory import working_memory
 from perdure.memory.index import MEMORY, blob_names, fold_memory
-from perdure.session.internals import kill
+from perdure.session.internals import fold_soon, kill
 from perdure.session.manager import SessionManager
 from perdure.session.session import Session
 from perdure.stores.memory import MemoryBacking, MemoryStore
+from tests._virtual import run as virtually
 
 LIMIT = 5500
 PRIORITIES = ["low", "normal", "high", "critical"]
@@ -136,8 +137,8 @@ class Story:
 
     async def _fold(self) -> None:
         await self._save()
-        connected = self.sessions._check()
-        await connected.lifecycle.fold(self.session)
+        fold_soon(self.session)
+        await anyio.sleep(1)  # of virtual time: until it is at rest
         await self._check_stored()
 
     async def _reopen(self) -> None:
@@ -214,6 +215,6 @@ def test_a_memory_is_what_a_dict_would_be(
             await story.step(len(told), ("all",))
             await story.sessions.aclose()
 
-        anyio.run(run, backend=backend)
+        virtually(backend, run)
 
     holds()

@@ -128,8 +128,14 @@ async def look(session: Session) -> State:
         "episodic": await lines_of(session, "episodic.jsonl"),
         "semantic": await lines_of(session, "semantic.jsonl"),
         "history": len(await session.history(limit=1000)),
-        "known turns": [session._contents.turn_ids.get(f"ada-{number}") for number in (1, 2)],
+        "known turns": [await known_turn(session, f"ada-{number}") for number in (1, 2)],
     }
+
+
+async def known_turn(session: Session, id: str) -> tuple[bool, int]:
+    """Return whether a turn of this id has ended before, and its number."""
+    async with session.turn(id) as turn:
+        return turn.replayed, turn.number
 
 
 @pytest.fixture(scope="module")
@@ -550,7 +556,7 @@ async def test_strict_raises_for_a_damaged_manifest(kind: str, tmp_path: Path) -
     async with connect(store(), autosave=None, shutdown=QUIET) as sessions:
         async with sessions.open("eve" if kind == "fork" else "ada") as first, first.turn():
             first.append(Message.user("hello"))
-            first._accept((item_entry(EpisodicItem(id="e1", ts=1.0, summary="They met.")),))
+            accept(first, (item_entry(EpisodicItem(id="e1", ts=1.0, summary="They met.")),))
         if kind == "fork":
             await sessions.fork("eve", "ada")
             async with sessions.open("ada", owner="ada") as ada:

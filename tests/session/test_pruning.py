@@ -529,8 +529,8 @@ async def test_what_comes_of_a_pruned_session_is_what_its_own_log_says(again: Co
 
 
 async def test_a_prune_that_another_one_overtakes_does_not_set_the_cut_back(place: Place) -> None:
-    store, texts = PausingStore(place()), [str(n) for n in range(8)]
-    async with connect(store, shutdown=QUIET) as first, connect(place(), shutdown=QUIET) as second:
+    store, other, texts = PausingStore(place()), place(), [str(n) for n in range(8)]
+    async with connect(store, shutdown=QUIET) as first, connect(other, shutdown=QUIET) as second:
         await converse(first, "a", *texts)
         pause = store.pause("acquire")  # it has decided what to cut
 
@@ -540,7 +540,7 @@ async def test_a_prune_that_another_one_overtakes_does_not_set_the_cut_back(plac
             lambda: second.prune(Retention(keep_turns=1), id="a"),
         )
         assert report.pruned == ()
-        seen = await audit(second._store, SessionKey("a"))
+        seen = await audit(other, SessionKey("a"))
         assert [found.detail for found in seen.findings if found.problem] == []
         before = await looks(await second.load("a"))
         assert [text for _, text in before["told"]] == ["7", "re 7"]

@@ -41,6 +41,7 @@ from tests import _virtual
 from tests.session.test_meanwhile import Store
 
 Append = Callable[..., object]
+Choice = Callable[[Session, Turn], Append]
 
 
 def memory(**options: Any) -> SessionManager:
@@ -157,13 +158,11 @@ async def test_a_turn_owns_its_own_retraction_and_a_history_that_it_extends() ->
 # where the context is lost
 
 
-async def in_a_generator_driven_by_a_task_for_each_item(
-    session: Session, append: Callable[[Turn], Append]
-) -> None:
+async def in_a_generator_driven_by_a_task_for_each_item(session: Session, append: Choice) -> None:
     async def answer() -> AsyncGenerator[None, None]:
         async with session.turn("request-17") as turn:
             yield
-            append(turn)(Message.user("Q"))
+            append(session, turn)(Message.user("Q"))
             raise ConnectionError
 
     items = answer()
@@ -171,28 +170,28 @@ async def in_a_generator_driven_by_a_task_for_each_item(
         await asyncio.ensure_future(anext(items))  # type: ignore[arg-type]
 
 
-async def entered_by_a_helper(session: Session, append: Callable[[Turn], Append]) -> None:
+async def entered_by_a_helper(session: Session, append: Choice) -> None:
     async with contextlib.AsyncExitStack() as stack:
         entering = stack.enter_async_context(session.turn("request-17"))
         turn = await asyncio.create_task(entering)
-        append(turn)(Message.user("Q"))
+        append(session, turn)(Message.user("Q"))
         raise ConnectionError
 
 
-async def entered_within_a_time(session: Session, append: Callable[[Turn], Append]) -> None:
+async def entered_within_a_time(session: Session, append: Choice) -> None:
     entered = session.turn("request-17")
     turn = await asyncio.wait_for(entered.__aenter__(), 60)
-    append(turn)(Message.user("Q"))
+    append(session, turn)(Message.user("Q"))
     await turn.__aexit__(ConnectionError, ConnectionError(), None)
     raise ConnectionError
 
 
-async def by_a_thread_of_an_executor(session: Session, append: Callable[[Turn], Append]) -> None:
+async def by_a_thread_of_an_executor(session: Session, append: Choice) -> None:
     loop, told = asyncio.get_running_loop(), asyncio.Event()
     async with session.turn("request-17") as turn:
 
         def work() -> None:
-            loop.call_soon_threadsafe(append(turn), Message.user("Q"))
+            loop.call_soon_threadsafe(append(session, turn), Message.user("Q"))
             loop.call_soon_threadsafe(told.set)
 
         await loop.run_in_executor(None, work)
@@ -209,7 +208,7 @@ if sys.version_info < (3, 12):  # later it awaits in the caller's own task
     LOST.append(entered_within_a_time)
 
 
-async def lost_in(way: Any, append: Callable[[Turn], Append]) -> tuple[list[str], list[TurnWarned]]:
+async def lost_in(way: Any, append: Choice) -> tuple[list[str], list[TurnWarned]]:
     async with watched() as (session, events):
         with pytest.raises(ConnectionError):
             await way(session, append)
@@ -218,14 +217,14 @@ async def lost_in(way: Any, append: Callable[[Turn], Append]) -> tuple[list[str]
 
 @pytest.mark.parametrize("way", LOST)
 def test_where_the_context_is_lost_the_turn_s_own_append_is_its_own(way: Any) -> None:
-    assert asyncio.run(lost_in(way, lambda turn: turn.append))[0] == []
+    assert asyncio.run(lost_in(way, lambda _, turn: turn.append))[0] == []
 
 
 @pytest.mark.parametrize("way", LOST)
 def test_there_session_append_is_outside_and_that_is_told_once(
     way: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    left, events = asyncio.run(lost_in(way, lambda turn: turn._session.append))
+    left, events = asyncio.run(lost_in(way, lambda session, _: session.append))
     assert left == ["Q"]
     assert [(event.session, event.turn) for event in events] == [("ada", "request-17")]
     [record] = caplog.records
