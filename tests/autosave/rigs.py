@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+import anyio
+
 from perdure._lib.loop import loop_clock
 from perdure._lib.tasks import Host
 from perdure.autosave.engine import Autosaver
@@ -19,6 +21,23 @@ from tests.autosave.inline_store import DirectStore, InlineStore
 CALM = Autosave(debounce=2.0, max_delay=10.0)
 PLAIN = EngineOptions(jitter=0.0, eager=False)
 """No jitter and no adaption: due times are what the options say."""
+
+
+class Clock:
+    """The loop's clock as an engine reads it: counted, put forward, or cut off once."""
+
+    def __init__(self) -> None:
+        self._now = loop_clock()
+        self.reads = 0
+        self.ahead = 0.0
+        self.interrupt: BaseException | None = None
+
+    def __call__(self) -> float:
+        self.reads += 1
+        if self.interrupt is not None:
+            error, self.interrupt = self.interrupt, None
+            raise error
+        return self._now() + self.ahead
 
 
 def entry(n: int = 0, *, size: int = 0) -> Entry:
@@ -44,6 +63,18 @@ class Rig:
         self.count += count
         return self.saver.append(t, tuple(entry(n, size=size) for n in numbers))
 
+    async def outlasts_an_outage(self) -> bool:
+        """Whether saving goes on after one: for nothing else is in flight when the store is tried."""
+        t = self.track("after an outage")
+        self.store.down = True
+        self.append(t)
+        with anyio.move_on_after(200):
+            await self.saver.save(t)
+        assert self.saver.health().breaker == "open"
+        self.store.down = False
+        await anyio.sleep(200)
+        return self.stored(t) == 1
+
     def stored(self, t: Tracked) -> int:
         return len(self.store.logs.get(t.key, []))
 
@@ -57,6 +88,7 @@ async def rig(
     *,
     autosave: Autosave | None = CALM,
     engine: EngineOptions = PLAIN,
+    clock: Clock | None = None,
 ) -> AsyncIterator[Rig]:
     store = store or InlineStore()
     host = Host()
@@ -69,7 +101,7 @@ async def rig(
         host,
         autosave=autosave,
         engine=engine,
-        clock=loop_clock(),
+        clock=clock or loop_clock(),
         seed=0,
         on_event=events.append,
     )

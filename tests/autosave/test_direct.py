@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
+from perdure.autosave.core import Core
 from perdure.autosave.events import Saved, SaveFailed
 from perdure.autosave.options import Autosave, EngineOptions
 from perdure.errors import SessionQuarantinedError
@@ -165,51 +166,36 @@ async def test_an_answer_that_comes_after_a_save_was_given_up_counts_for_nothing
         assert t.durable == 0
         assert await r.saver.save(t) == 2
         assert r.stored(t) == 2
-        assert r.saver._core.in_flight == 0
-
-
-def interrupted(owner: Any, name: str, interrupt: KeyboardInterrupt, *, at_entry: bool) -> None:
-    """Have a Ctrl-C come once, as a method is entered or has done its work."""
-    method = getattr(owner, name)
-
-    def once(*args: object) -> None:
-        setattr(owner, name, method)
-        if not at_entry:
-            method(*args)
-        raise interrupt
-
-    setattr(owner, name, once)
-
-
-def where_it_begins(r: Rig, interrupt: KeyboardInterrupt) -> None:
-    interrupted(r.saver._writer, "_start", interrupt, at_entry=True)
-
-
-def where_it_is_captured(r: Rig, interrupt: KeyboardInterrupt) -> None:
-    interrupted(r.saver._core, "capture_alone", interrupt, at_entry=False)
-
-
-def where_the_store_has_it(r: Rig, interrupt: KeyboardInterrupt) -> None:
-    interrupted(r.saver._writer, "_begin", interrupt, at_entry=False)
+        assert await r.outlasts_an_outage()
 
 
 @pytest.mark.parametrize(
-    ("where", "is_launched"),
+    ("owner", "method", "at_entry", "is_launched"),
     [
-        (where_it_begins, False),
-        (where_it_begins, True),
-        (where_it_is_captured, False),
-        (where_the_store_has_it, False),
-        (where_the_store_has_it, True),
+        (Core, "capture_alone", False, False),
+        (DirectStore, "begin_append", True, False),
+        (DirectStore, "begin_append", True, True),
+        (DirectStore, "begin_append", False, False),
+        (DirectStore, "begin_append", False, True),
     ],
 )
 async def test_a_save_that_an_interrupt_cuts_off_is_in_doubt_and_sent_again(
-    where: Any, is_launched: bool
+    owner: type, method: str, at_entry: bool, is_launched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As it is captured, before the store has it, or behind that."""
+    act, interrupts = getattr(owner, method), [KeyboardInterrupt("now")]
+
+    def interrupted(*args: object) -> object:
+        if not interrupts:
+            return act(*args)
+        if not at_entry:
+            act(*args)
+        raise interrupts.pop()
+
+    monkeypatch.setattr(owner, method, interrupted)
     options = Autosave(max_records=1) if is_launched else CALM
     async with rig(DirectStore(latency=(0.1,)), engine=PLAIN, autosave=options) as r:
         t = r.track()
-        where(r, KeyboardInterrupt("now"))
         with pytest.raises(KeyboardInterrupt):  # noqa: PT012  # either may be the one
             r.append(t)
             await r.saver.save(t)
@@ -217,7 +203,7 @@ async def test_a_save_that_an_interrupt_cuts_off_is_in_doubt_and_sent_again(
         (failed,) = r.of(SaveFailed)
         assert failed.in_doubt
         assert "KeyboardInterrupt('now') came while it was sent" in str(failed.error)
-        assert r.saver._core.in_flight == 0
         assert await r.saver.save(t) == 1
         assert r.stored(t) == 1
         assert r.saver.health().reasons == ()
+        assert await r.outlasts_an_outage()

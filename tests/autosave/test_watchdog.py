@@ -9,11 +9,17 @@ from typing import Any
 import anyio
 import pytest
 
+from perdure._lib.loop import OneShotEvent, event_maker
 from perdure.autosave import events
+from perdure.autosave.core import Core
+from perdure.autosave.jobs import StateCapture
 from perdure.autosave.options import Autosave, EngineOptions
+from perdure.autosave.schedule import Schedule
 from perdure.autosave.tracked import Tracked
+from perdure.records.keys import SessionKey
+from perdure.store import Outcome
 from tests.autosave.inline_store import DirectStore, InlineStore
-from tests.autosave.rigs import PLAIN, Rig, rig
+from tests.autosave.rigs import PLAIN, Clock, Rig, rig
 
 LOOKS = 15.0
 """Seconds within which the watchdog has looked twice, and what it started has run."""
@@ -30,6 +36,16 @@ class Breaker:
     def refuse(self, error: Exception) -> None:
         def spawn(fn: Callable[..., Any], *args: object) -> None:
             raise error
+
+        self._host.spawn = spawn  # type: ignore[assignment]
+
+    def refuse_of(self, owner: type, error: Exception) -> None:
+        """Refuse only what an object of this type has done."""
+
+        def spawn(fn: Callable[..., Any], *args: object) -> None:
+            if isinstance(getattr(fn, "__self__", None), owner):
+                raise error
+            self._spawn(fn, *args)
 
         self._host.spawn = spawn  # type: ignore[assignment]
 
@@ -110,15 +126,15 @@ async def test_a_save_that_somebody_waits_for_is_served_by_a_fresh_worker() -> N
 async def test_workers_that_died_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     async with rig(InlineStore(parallelism=2)) as r:
         sessions = [r.track(name) for name in "abcd"]
-        capture = r.saver._core.capture
+        capture = Core.capture
         dying = ["one", "two"]
 
-        def die(now: float) -> Any:
+        def die(core: Core, now: float) -> Any:
             if dying:
                 raise MemoryError(dying.pop())
-            return capture(now)
+            return capture(core, now)
 
-        monkeypatch.setattr(r.saver._core, "capture", die)
+        monkeypatch.setattr(Core, "capture", die)
         for t in sessions:
             r.append(t)
         await anyio.sleep(12 + LOOKS)
@@ -126,13 +142,34 @@ async def test_workers_that_died_are_replaced(monkeypatch: pytest.MonkeyPatch) -
         assert is_well(r)
 
 
-async def test_a_worker_that_is_woken_and_does_not_come_is_replaced() -> None:
+class Deaf(OneShotEvent):
+    """An event that hears nothing the first time."""
+
+    def __init__(self, event: OneShotEvent, heard: list[OneShotEvent]) -> None:
+        self._event, self._heard = event, heard
+
+    @property
+    def was_set(self) -> bool:
+        return self._event.was_set
+
+    def set(self) -> None:
+        if self._heard:
+            self._event.set()
+        self._heard.append(self)
+
+    async def wait(self) -> None:
+        await self._event.wait()
+
+
+async def test_a_worker_that_is_woken_and_does_not_come_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make, heard = event_maker(), list[OneShotEvent]()
+    monkeypatch.setattr("perdure.autosave.writer.event_maker", lambda: lambda: Deaf(make(), heard))
     async with rig() as r:
         t = r.track()
         r.append(t)
         await r.saver.save(t)
-        (parked,) = r.saver._writer._parked
-        parked.event = type("Deaf", (), {"set": lambda self: None, "was_set": False})()
         r.append(t)
         await anyio.sleep(2 + LOOKS)
         assert r.stored(t) == 2
@@ -141,36 +178,21 @@ async def test_a_worker_that_is_woken_and_does_not_come_is_replaced() -> None:
 
 
 async def test_an_answer_that_never_comes_is_given_up_and_the_records_are_sent_again() -> None:
-    store = DirectStore()
-    async with rig(store, engine=PLAIN) as r:
-        t = r.track()
-        begin, lost = store.begin_append, []
+    lost: list[Any] = []
 
-        def lose(batch: Any, then: Any) -> bool:
+    class Loses(DirectStore):
+        def begin_append(self, batch: Any, done: Any) -> bool:
             if lost:
-                return begin(batch, then)
-            lost.append(then)
+                return super().begin_append(batch, done)
+            lost.append(done)
             return True
 
-        r.saver._writer._begin = lose  # type: ignore[assignment]
+    async with rig(Loses(), engine=PLAIN) as r:
+        t = r.track()
         r.append(t)
         assert await r.saver.save(t) == 1
         assert len(lost) == 1
         assert r.stored(t) == 1
-
-
-async def test_a_timer_that_is_gone_is_started_again() -> None:
-    async with rig() as r:
-        t = await unsaved(r)
-        timer = r.saver._timer
-        # As if its task had ended, and nobody had noticed.
-        task, timer._running = timer._running, object()
-        timer._woken.set()
-        await anyio.sleep(1)
-        timer._running = task
-        await anyio.sleep(2 + LOOKS)
-        assert r.stored(t) == 1
-        assert is_well(r)
 
 
 PATIENT = Autosave(debounce=30.0, max_delay=120.0)
@@ -206,11 +228,17 @@ async def test_a_timer_that_is_gone_is_noticed_long_before_anything_is_late() ->
         assert is_well(r)
 
 
-async def test_a_session_that_waits_nowhere_is_found() -> None:
+async def test_a_session_that_waits_nowhere_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = Schedule.begin
+
+    def lose(schedule: Schedule, t: Tracked, now: float) -> None:
+        if t.key != SessionKey("a"):
+            begin(schedule, t, now)
+
+    monkeypatch.setattr(Schedule, "begin", lose)
     async with rig() as r:
         t, other = r.track("a"), r.track("b")
         r.append(t)
-        r.saver._core.schedule._fresh.clear()
         for _ in range(30):  # others are served all the time
             r.append(other)
             await anyio.sleep(1)
@@ -255,19 +283,24 @@ async def test_a_job_that_holds_a_session_for_its_time_is_no_stall() -> None:
 
 
 async def test_nothing_looks_while_nothing_is_unsaved() -> None:
-    async with rig() as r:
+    clock = Clock()
+    async with rig(clock=clock) as r:
         t = await unsaved(r)
         await r.saver.save(t)
         await anyio.sleep(LOOKS)
-        assert not r.saver._watchdog.armed
+        reads = clock.reads
+        await anyio.sleep(100)
+        assert clock.reads == reads
 
 
 async def test_a_loop_that_does_not_run_is_told() -> None:
-    async with rig() as r:
+    clock = Clock()
+    async with rig(clock=clock) as r:
         await unsaved(r)
-        watchdog = r.saver._watchdog
-        assert watchdog.reasons(anyio.current_time() + 30) == []
-        (reason,) = watchdog.reasons(anyio.current_time() + 60)
+        clock.ahead = 30.0
+        assert r.saver.health().reasons == ()
+        clock.ahead = 60.0
+        (reason,) = r.saver.health().reasons
         assert "has not run the watchdog" in reason
 
 
@@ -283,30 +316,29 @@ async def test_a_breaker_that_is_open_is_no_stall() -> None:
         assert r.of(events.Stalled) == []
 
 
-def cut_off_as_it_is_answered(r: Rig) -> None:
-    writer = r.saver._writer
-    clock = writer._clock
+def cut_off_as_it_is_answered(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, interrupts = DirectStore.begin_append, [KeyboardInterrupt()]
 
-    def interrupted() -> float:
-        if not writer._flights and r.saver._core.in_flight:
-            writer._clock = clock
-            raise KeyboardInterrupt
-        return clock()
+    def interrupted(store: DirectStore, batch: Any, done: Any) -> bool:
+        def then(outcome: Outcome) -> None:
+            clock.interrupt = interrupts.pop() if interrupts else None
+            done(outcome)
 
-    writer._clock = interrupted
+        return begin(store, batch, then)
+
+    monkeypatch.setattr(DirectStore, "begin_append", interrupted)
 
 
-def cut_off_as_it_is_captured(r: Rig) -> None:
-    core: Any = r.saver._core
-    capture = core.capture
+def cut_off_as_it_is_captured(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    capture = Core.capture
 
-    def interrupted(now: float) -> None:
-        core.capture = capture
-        capture(now)
+    def interrupted(core: Core, now: float) -> None:
+        monkeypatch.setattr(Core, "capture", capture)
+        capture(core, now)
         core.in_flight = 0  # nor was it counted
         raise KeyboardInterrupt
 
-    core.capture = interrupted
+    monkeypatch.setattr(Core, "capture", interrupted)
 
 
 @pytest.mark.parametrize(
@@ -314,24 +346,25 @@ def cut_off_as_it_is_captured(r: Rig) -> None:
     [(DirectStore, cut_off_as_it_is_answered), (InlineStore, cut_off_as_it_is_captured)],
 )
 async def test_a_save_in_flight_that_nobody_has_is_told_and_sent_again(
-    store: Any, cut_off: Any, caplog: pytest.LogCaptureFixture
+    store: Any, cut_off: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with rig(store()) as r:
+    clock = Clock()
+    cut_off(clock, monkeypatch)
+    async with rig(store(), clock=clock) as r:
         r.host.on_exit = lambda error: None
         t, other = r.track("a"), r.track("b")
-        cut_off(r)
         r.append(t)
         await anyio.sleep(12)
         assert t.inflight == 1
-        while not r.of(events.Stalled):  # others are served all the time
+        for _ in range(100):  # others are served all the time
+            if r.of(events.Stalled):
+                break
             r.append(other)
             await anyio.sleep(1)
-            assert r.saver._core.steps < 100
         health = r.saver.health()
         assert health.status == "failing"
         assert "session a: due, unsaved for" in health.reasons[0]
         assert "its save was cut off" in health.reasons[0]
-        assert r.saver._core.in_flight == 0
         await anyio.sleep(LOOKS)
         assert (r.stored(t), t.durable) == (1, 1)
         assert is_well(r)
@@ -339,6 +372,7 @@ async def test_a_save_in_flight_that_nobody_has_is_told_and_sent_again(
         assert [event.in_doubt for event in r.of(events.SaveFailed)] == [True]
         logged = [one for one in caplog.records if one.name == "perdure.autosave"]
         assert [one.levelname for one in logged].count("ERROR") == 1
+        assert await r.outlasts_an_outage()
 
 
 async def test_contributors_whose_task_could_not_be_started_are_asked_later() -> None:
@@ -350,20 +384,12 @@ async def test_contributors_whose_task_could_not_be_started_are_asked_later() ->
             asked.append("a")
 
         t.before_capture = contribute
-        ask = r.saver._contributors.ask
-
-        def ask_in_vain(sessions: Any) -> None:
-            broken = Breaker(r)
-            broken.refuse(RuntimeError("no task today"))
-            try:
-                ask(sessions)
-            finally:
-                broken.mend()
-
-        r.saver._writer._prepare = ask_in_vain
+        broken = Breaker(r)
+        broken.refuse_of(StateCapture, RuntimeError("no task today"))
         r.append(t)
         await anyio.sleep(10)
         assert (r.stored(t), t.preparing) == (0, True)
+        broken.mend()
         await anyio.sleep(LOOKS)
         assert (r.stored(t), asked) == (1, ["a"])
         assert is_well(r)

@@ -276,11 +276,9 @@ def check_end(told: Told) -> None:
         left = (t.pending, t.pending_bytes, t.captured_bytes, t.waiters, t.oldest_at, t.inflight)
         if any(bool(one) for one in left):
             problems.append(f"{t.key}: left over {left}")
-    registry = r.saver._registry
-    if registry.dirty_bytes or registry.unsaved or registry.failed:
-        problems.append(f"unsaved after all: {registry.dirty_bytes} bytes, {registry.unsaved}")
-    if r.saver._core.in_flight:
-        problems.append(f"in flight after all: {r.saver._core.in_flight}")
+    health = r.saver.health()
+    if health.unsaved_bytes or health.unsaved:
+        problems.append(f"unsaved after all: {health.unsaved_bytes} bytes, {health.unsaved}")
 
 
 def check(story: Story, told: Told) -> None:

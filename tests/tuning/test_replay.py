@@ -46,15 +46,15 @@ async def live(r: Rig, t: Tracked, session: tuple[WorkloadChange, ...]) -> None:
 @pytest.mark.parametrize("autosave", SETTINGS, ids=label)
 @pytest.mark.parametrize("debounce", [2.0, 0.4])
 def test_a_replay_is_what_the_engine_does(
-    backend: str, autosave: Autosave, debounce: float
+    backend: str, autosave: Autosave, debounce: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same saves, and each record durable at the same time, to two slots of the wheel."""
     workload = made_up(sessions=4, seconds=400, seed=7)
     store = InlineStore(latency=(0.01,), parallelism=64)
+    monkeypatch.setattr("perdure.autosave.schedule.DEBOUNCE", debounce)
 
     async def run() -> list[float]:
         async with rig(store, autosave=autosave) as r:
-            r.saver._core.schedule.debounce = debounce
             tracked = [r.track(str(n)) for n in range(len(workload.sessions))]
             async with anyio.create_task_group() as group:
                 for t, session in zip(tracked, workload.sessions, strict=True):
