@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.records import open_sealed, seal
 from perdure.stores.file import FileStore
 from perdure.stores.file.leases import FileOwner, LeaseFile
+from perdure.stores.file.log import LogWriter
 
 KEY = SessionKey("agent")
 
@@ -47,6 +50,26 @@ def rewrite_lease(path: Path, **changes: object) -> None:
     """Change what a lease says."""
     lease = msgspec.json.decode(open_sealed(path.read_bytes()) or b"")
     path.write_bytes(seal(msgspec.json.encode({**lease, **changes})))
+
+
+def writers() -> int:
+    """Return how many sessions' writers are in memory."""
+    gc.collect()
+    return sum(type(one) is LogWriter for one in gc.get_objects())
+
+
+def open_folders(root: Path) -> set[str]:
+    """Return the folders of agents of which this process has a file open."""
+    here, agents = Path("/proc/self/fd"), root.resolve() / "agents"
+    if not here.exists():
+        pytest.skip("the kernel does not tell which files are open")
+    found = set()
+    for one in here.iterdir():
+        with contextlib.suppress(OSError):  # the listing's own
+            path = one.readlink()
+            if path.is_relative_to(agents) and path != agents:
+                found.add(path.relative_to(agents).parts[0])
+    return found
 
 
 class Disk:

@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 import anyio
+import anyio.from_thread
 import pytest
 
 from perdure.errors import (
@@ -26,12 +27,10 @@ from perdure.stores.file import (
     FileStore,
     documents as folding,
     leases,
-    log as trimming,
     log as writing,
     reader as reading,
     reader as streaming,
     segments as chain,
-    store as acts,
 )
 from perdure.stores.file.leases import FileOwner
 from perdure.testing.conformance._kit import (
@@ -571,14 +570,13 @@ async def test_a_trim_while_a_reader_looks_is_no_damage(
     reader = await open_store("reader")
     if again:
         await store.trim(KEY, grant.epoch, 10)
-    writer = store._held_sessions._writers[KEY]
-    read_first = chain.read_first
+    read_first, loop = chain.read_first, anyio.lowlevel.current_token()
 
     def trimmed_meanwhile(log, epoch, number, key):
         if number == (0 if place == "find_tip" else 3):
             monkeypatch.setattr(chain, "read_first", read_first)
-            trimming.trim(writer, 30)
-            acts.release(writer)
+            anyio.from_thread.run(store.trim, KEY, grant.epoch, 30, token=loop)
+            anyio.from_thread.run(store.release, KEY, grant.epoch, token=loop)
         return read_first(log, epoch, number, key)
 
     monkeypatch.setattr(chain, "read_first", trimmed_meanwhile)

@@ -8,18 +8,20 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import anyio
 import pytest
 
 from perdure._lib.files import Folder
 from perdure.errors import CorruptRecordError, LeaseLostError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry
-from perdure.store import Batch, Status
-from perdure.stores.file import leases, log
+from perdure.store import Batch, HeldLease, Status
+from perdure.stores.file import FileStore, leases, log
 from perdure.testing.conformance._kit import append, append_ok, entries, group, read, take
-from tests.stores.file.kit import KEY, lease_of, log_folder, segments
+from tests.stores.file.kit import KEY, lease_of, log_folder, open_folders, segments
 
 
 def texts(count: int, size: int = 100) -> list[str]:
@@ -309,10 +311,25 @@ anyio.run(main)
     assert (done.returncode, done.stdout) == (0, "all of it is there\n"), done.stderr
 
 
-async def test_a_file_that_somebody_cut_is_not_written_to(store, root: Path) -> None:
+@pytest.fixture
+async def thrifty(open_store, monkeypatch: pytest.MonkeyPatch) -> FileStore:
+    """A store that has three sessions' files open at most."""
+    monkeypatch.setattr("perdure.stores.file.store.open_files_limit", lambda: 12)
+    return await open_store("one")
+
+
+async def closed_file(store, root: Path) -> HeldLease:
+    """Hold a session of which the files were closed, since others were used."""
     grant = await take(store)
     await append_ok(store, grant, 2, *group("a"))
-    store._home.files.close(store._held_sessions._writers[KEY])
+    for name in "xyz":
+        await append_ok(store, await take(store, SessionKey(name)), 2, *group("a"))
+    assert KEY.agent not in open_folders(root)
+    return grant
+
+
+async def test_a_file_that_somebody_cut_is_not_written_to(thrifty, root: Path) -> None:
+    grant = await closed_file(store := thrifty, root)
     path = log_folder(root) / "1-0.jsonl"
     os.truncate(path, path.stat().st_size - 5)
     outcome = await append(store, grant, 3, *group("b"))
@@ -321,10 +338,8 @@ async def test_a_file_that_somebody_cut_is_not_written_to(store, root: Path) -> 
     assert str(path) in str(outcome.error)
 
 
-async def test_a_file_that_somebody_wrote_to_is_not_gone_on_with(store, root: Path) -> None:
-    grant = await take(store)
-    await append_ok(store, grant, 2, *group("a"))
-    store._home.files.close(store._held_sessions._writers[KEY])
+async def test_a_file_that_somebody_wrote_to_is_not_gone_on_with(thrifty, root: Path) -> None:
+    grant = await closed_file(store := thrifty, root)
     path = log_folder(root) / "1-0.jsonl"
     with path.open("ab") as file:
         file.write(b"x\n")
@@ -341,26 +356,21 @@ async def test_a_folder_that_was_removed_is_nobody_s_session(store, root: Path) 
     assert not (root / "agents" / "agent").exists()
 
 
-async def test_few_files_stay_open_and_every_session_goes_on(store) -> None:
-    store._home.files._limit = 3
+async def test_few_files_stay_open_and_every_session_goes_on(thrifty, root: Path) -> None:
+    store = thrifty
     keys = [SessionKey(f"s{n}") for n in range(8)]
     grants = [await take(store, key) for key in keys]
     for round_ in range(3):
         for grant in grants:
             await append_ok(store, grant, 2 + round_, *group(str(round_)))
-        open_now = [
-            writer
-            for writer in store._held_sessions._writers.values()
-            if writer._folder is not None
-        ]
-        assert len(open_now) == 3
+        assert len(open_folders(root)) == 3
     for key in keys:
         assert len(await read(store, key)) == 4
 
 
-async def test_few_folders_stay_open_when_inboxes_are_read(store) -> None:
+async def test_few_folders_stay_open_when_inboxes_are_read(thrifty) -> None:
     """What a server does all the time for sessions that say nothing."""
-    store._home.files._limit = 3
+    store = thrifty
     grants = [await take(store, SessionKey(f"s{n}")) for n in range(12)]
     before = len(os.listdir("/dev/fd"))
     for grant in grants:
@@ -377,25 +387,32 @@ async def test_kinds_of_the_store_s_own_are_refused(store) -> None:
     await append_ok(store, grant, 2, *group("a"))
 
 
-async def test_an_abandoned_append_is_waited_for_without_a_thread(store) -> None:
+async def test_an_abandoned_append_is_waited_for_without_a_thread(store, disk) -> None:
     grant = await take(store)
-    writer = store._held_sessions._writers[KEY]
-    writer.lock.acquire()
-    import anyio
+    outcomes, syncing, go_on = [], threading.Event(), threading.Event()
 
-    outcomes = []
+    def hang() -> None:
+        syncing.set()
+        go_on.wait(60)
 
     async def send() -> None:
         outcomes.append(await append(store, grant, 2, *group("a")))
 
+    disk.before_sync = hang
     async with anyio.create_task_group() as tasks:
+        async with anyio.create_task_group() as given_up:
+            given_up.start_soon(send)
+            while not syncing.is_set():
+                await anyio.sleep(0.001)
+            given_up.cancel_scope.cancel()
+        threads = threading.active_count()
         tasks.start_soon(send)
         await anyio.wait_all_tasks_blocked()
         for _ in range(5):
             await anyio.lowlevel.checkpoint()
-        assert store._opened.appends.busy == 0
+        assert threading.active_count() == threads
         assert not outcomes
-        writer.lock.release()
+        go_on.set()
     assert outcomes[0].status is Status.OK
 
 
