@@ -361,9 +361,9 @@ class Judge:
                 else:
                     lives.append(life)
 
-    async def live(self, manager: SessionManager) -> None:
+    async def live(self, manager: SessionManager, store: Store) -> None:
         """Compare sessions that are open with what the log and their unsaved records say."""
-        store = manager._store
+        whole = lineage_of(store)
         for info in await store.sessions(limit=1000):
             id = info.key.agent
             if id.startswith("perdure:") or any(
@@ -377,7 +377,7 @@ class Judge:
                         session.unsaved(),
                         session.version,
                     )
-                    log = [line for line in await read_log(store, info.key) if line.seq <= version]
+                    log = [line for line in await read_log(whole, info.key) if line.seq <= version]
                     last = log[-1].seq if log else 0
                     log += [
                         Line(one.seq, one.epoch, one.kind, one.payload, one.end)
@@ -597,7 +597,8 @@ async def play(
             else made
         )
 
-    main = await connect(store("main"), plan)
+    mine = store("main")
+    main = await connect(mine, plan)
     twin = await connect(store("twin"), plan) if plan.twin else None
     actors = [Actor(main, "main", place, journal, plan.theme.ids)]
     if twin is not None:
@@ -612,7 +613,7 @@ async def play(
             if f"before:{id}.{step}" not in plan.skip:
                 await actors[0].act(name, "before", f"{id}.{step}", own, (id,))
     for phase in range(plan.phases):
-        await judge.note_seen(main._store)
+        await judge.note_seen(mine)
         other = Other(plan, place, journal, phase) if plan.other else None
         async with anyio.create_task_group() as group:
             if other is not None:
@@ -621,8 +622,8 @@ async def play(
                 tasks = plan.tasks if len(actors) == 1 else (plan.tasks + 1) // 2
                 group.start_soon(in_tasks, actor, actor.name, plan, phase, tasks)
         if twin is None and other is None:
-            await judge.live(main)
-        await judge.note_seen(main._store)
+            await judge.live(main, mine)
+        await judge.note_seen(mine)
     await _closed(journal, "twin", twin, dies=False)
     await _closed(journal, "main", main, dies=plan.dies)
     await judge.everything()

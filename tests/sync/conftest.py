@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import anyio
 import anyio.to_thread
 import pytest
 
@@ -39,16 +40,16 @@ class GatedStore:
         return await self._store.append_many(batches)
 
 
-def phases(sessions: SessionManager, session: Session) -> list[str]:
+def phases(backing: MemoryBacking, session: Session) -> list[str]:
     """Return what the log says of a session's turns."""
 
     async def read() -> list[str]:
-        log = sessions._inner._store.read_log(session.key)
+        log = MemoryStore(backing=backing).read_log(session.key)
         async with contextlib.aclosing(log):
             records = [record async for chunk in log for record in chunk.records]
         return [json.loads(one.payload)["phase"] for one in records if one.kind == "turn"]
 
-    return sessions._loop.call(read)
+    return anyio.run(read)
 
 
 @pytest.fixture

@@ -271,7 +271,7 @@ def test_ctrl_c_ends_the_wait_and_not_the_closing(
         assert sessions.load("mia").context()[0].text == "Hello"  # type: ignore[union-attr]
 
 
-def test_ctrl_c_in_a_body_saves_what_was_accepted(again: Connect) -> None:
+def test_ctrl_c_in_a_body_saves_what_was_accepted(again: Connect, backing: MemoryBacking) -> None:
     with pytest.raises(KeyboardInterrupt), again(autosave=None) as sessions:
         session = sessions.open("mia")
         with session.turn():
@@ -279,7 +279,7 @@ def test_ctrl_c_in_a_body_saves_what_was_accepted(again: Connect) -> None:
             raise KeyboardInterrupt
     with again() as sessions, sessions.open("mia") as session:
         assert [message.text for message in session.context()] == ["Hello"]
-        assert phases(sessions, session) == ["begin", "interrupted"]
+        assert phases(backing, session) == ["begin", "interrupted"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
@@ -308,7 +308,7 @@ def test_a_forked_child_is_refused_and_does_not_hang(again: Connect) -> None:
         assert len(sessions.load("mia").context()) == 2  # type: ignore[union-attr]
 
 
-def test_threads_lose_and_double_nothing(again: Connect) -> None:
+def test_threads_lose_and_double_nothing(again: Connect, backing: MemoryBacking) -> None:
     def work(name: str, count: int) -> None:
         with sessions.open("shared") as session:
             for number in range(count):
@@ -326,7 +326,7 @@ def test_threads_lose_and_double_nothing(again: Connect) -> None:
         texts = [message.text for message in session.context() if message.role == "user"]
         assert sorted(texts) == sorted(f"{name} {n}" for name in "abcd" for n in range(10))
         # No turn of one thread has anything of another's in it.
-        assert phases(sessions, session) == ["begin", "end"] * 40
+        assert phases(backing, session) == ["begin", "end"] * 40
 
 
 def test_codec_code_of_the_user_cannot_wait_for_itself(again: Connect) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import perdure.sync
 from perdure import Message, SessionError, Shutdown
+from perdure.stores.memory import MemoryBacking
 from perdure.sync.loop import LoopThread
 from tests.sync.conftest import Connect, GatedStore, phases
 
@@ -53,13 +54,15 @@ def test_another_thread_waits_for_its_turn(again: Connect) -> None:
     assert order == ["first", "second"]
 
 
-def test_an_error_closes_the_turn_as_interrupted_and_saves_it(again: Connect) -> None:
+def test_an_error_closes_the_turn_as_interrupted_and_saves_it(
+    again: Connect, backing: MemoryBacking
+) -> None:
     with again(autosave=None) as sessions, sessions.open("mia") as session:
         with pytest.raises(ZeroDivisionError), session.turn():
             session.append(Message.user("Hello"))
             1 / 0  # noqa: B018
         assert session.durable_version == session.version
-        assert phases(sessions, session) == ["begin", "interrupted"]
+        assert phases(backing, session) == ["begin", "interrupted"]
 
 
 def test_a_retry_by_id_is_the_same_turn(again: Connect) -> None:
@@ -80,7 +83,7 @@ def test_nothing_is_sent_before_it_is_durable(again: Connect) -> None:
 
 
 def test_ctrl_c_in_the_queue_leaves_it(
-    again: Connect, ctrl_c_when: Callable[[threading.Event], None]
+    again: Connect, ctrl_c_when: Callable[[threading.Event], None], backing: MemoryBacking
 ) -> None:
     waits, done = threading.Event(), threading.Event()
     with again() as sessions, sessions.open("mia") as session:
@@ -110,11 +113,11 @@ def test_ctrl_c_in_the_queue_leaves_it(
         watcher.join()
         with session.turn() as turn:
             assert turn.number == 2
-        assert phases(sessions, session) == ["begin", "end", "begin", "end"]
+        assert phases(backing, session) == ["begin", "end", "begin", "end"]
 
 
 def test_ctrl_c_while_a_turn_is_saved_does_not_cut_it(
-    gated: GatedStore, ctrl_c_when: Callable[[threading.Event], None]
+    gated: GatedStore, ctrl_c_when: Callable[[threading.Event], None], backing: MemoryBacking
 ) -> None:
     with perdure.sync.connect(gated, autosave=None, shutdown=QUIET) as sessions:
         session = sessions.open("mia")
@@ -126,10 +129,10 @@ def test_ctrl_c_while_a_turn_is_saved_does_not_cut_it(
         gated.gate.set()
         with session.turn() as turn:  # comes after the one that is being saved
             assert turn.number == 2
-        assert phases(sessions, session) == ["begin", "end", "begin", "end"]
+        assert phases(backing, session) == ["begin", "end", "begin", "end"]
 
 
-def test_a_turn_that_was_given_up_is_interrupted(again: Connect) -> None:
+def test_a_turn_that_was_given_up_is_interrupted(again: Connect, backing: MemoryBacking) -> None:
     with again() as sessions, sessions.open("mia") as session:
         turn = session.turn()
         turn.__enter__()
@@ -137,7 +140,7 @@ def test_a_turn_that_was_given_up_is_interrupted(again: Connect) -> None:
         turn._in_turn.thread = 0
         with session.turn():
             pass
-        assert phases(sessions, session) == ["begin", "interrupted", "begin", "end"]
+        assert phases(backing, session) == ["begin", "interrupted", "begin", "end"]
 
 
 class Interrupted:
@@ -156,7 +159,9 @@ class Interrupted:
         raise KeyboardInterrupt
 
 
-def test_ctrl_c_just_behind_the_beginning_interrupts_the_turn(again: Connect) -> None:
+def test_ctrl_c_just_behind_the_beginning_interrupts_the_turn(
+    again: Connect, backing: MemoryBacking
+) -> None:
     with again() as sessions, sessions.open("mia") as session:
         turn = session.turn()
         turn._loop = Interrupted(sessions._loop, done=True)  # type: ignore[assignment]
@@ -164,10 +169,12 @@ def test_ctrl_c_just_behind_the_beginning_interrupts_the_turn(again: Connect) ->
             turn.__enter__()
         with session.turn():
             pass
-        assert phases(sessions, session) == ["begin", "interrupted", "begin", "end"]
+        assert phases(backing, session) == ["begin", "interrupted", "begin", "end"]
 
 
-def test_ctrl_c_just_before_the_end_ends_the_turn_all_the_same(again: Connect) -> None:
+def test_ctrl_c_just_before_the_end_ends_the_turn_all_the_same(
+    again: Connect, backing: MemoryBacking
+) -> None:
     with again() as sessions, sessions.open("mia") as session:
         turn = session.turn()
         turn.__enter__()
@@ -176,10 +183,12 @@ def test_ctrl_c_just_before_the_end_ends_the_turn_all_the_same(again: Connect) -
             turn.__exit__(None, None, None)
         with session.turn():
             pass
-        assert phases(sessions, session) == ["begin", "end"] * 2
+        assert phases(backing, session) == ["begin", "end"] * 2
 
 
-def test_a_turn_that_is_given_up_before_it_begins_never_begins(again: Connect) -> None:
+def test_a_turn_that_is_given_up_before_it_begins_never_begins(
+    again: Connect, backing: MemoryBacking
+) -> None:
     with again() as sessions, sessions.open("mia") as session:
         turn = session.turn()
         sessions._loop.post(turn._life.give_up)
@@ -187,7 +196,7 @@ def test_a_turn_that_is_given_up_before_it_begins_never_begins(again: Connect) -
             turn.__enter__()
         with session.turn():
             pass
-        assert phases(sessions, session) == ["begin", "end"]
+        assert phases(backing, session) == ["begin", "end"]
 
 
 def test_a_turn_open_while_the_manager_closes_is_interrupted(again: Connect) -> None:
