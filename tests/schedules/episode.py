@@ -363,7 +363,7 @@ class Judge:
 
     async def live(self, manager: SessionManager, store: Store) -> None:
         """Compare sessions that are open with what the log and their unsaved records say."""
-        whole = lineage_of(store)
+        logs = lineage_of(store)
         for info in await store.sessions(limit=1000):
             id = info.key.agent
             if id.startswith("perdure:") or any(
@@ -377,7 +377,7 @@ class Judge:
                         session.unsaved(),
                         session.version,
                     )
-                    log = [line for line in await read_log(whole, info.key) if line.seq <= version]
+                    log = [line for line in await read_log(logs, info.key) if line.seq <= version]
                     last = log[-1].seq if log else 0
                     log += [
                         Line(one.seq, one.epoch, one.kind, one.payload, one.end)
