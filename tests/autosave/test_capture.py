@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+
+import anyio
 from hypothesis import given, strategies as st
 
 from perdure.autosave.core import as_group, size_of, whole_groups
-from perdure.autosave.tracked import OVERHEAD
+from perdure.autosave.tracked import OVERHEAD, Tracked
 from perdure.records.records import Entry
-from tests.autosave.rigs import rig
+from tests.autosave.rigs import Rig, rig
 
 
 def entry(size: int, *, end: bool) -> Entry:
@@ -45,7 +48,11 @@ def test_a_record_weighs_more_than_its_payload() -> None:
 
 
 async def test_nothing_is_kept_of_a_session_whose_contributors_were_asked() -> None:
-    async with rig() as r:
+    def tracked() -> int:
+        gc.collect()
+        return sum(type(one) is Tracked for one in gc.get_objects())
+
+    async def saved(r: Rig) -> None:
         t = r.track()
 
         async def contribute() -> None:
@@ -55,4 +62,10 @@ async def test_nothing_is_kept_of_a_session_whose_contributors_were_asked() -> N
         r.append(t)
         await r.saver.save(t)
         assert r.stored(t) == 2
-        assert r.saver._contributors._locks == {}
+        r.saver.untrack(t)
+
+    async with rig() as r:
+        others = tracked()
+        await saved(r)
+        await anyio.sleep(10)  # what was to look at it has gone on
+        assert tracked() == others
