@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from typing import Final, final
 
@@ -34,9 +34,8 @@ from perdure.session.copier import CopiedSession, continue_copy, copy_session
 from perdure.session.options import Limits, require_no_backup
 from perdure.session.reach import ReachedBlob, lost_error
 from perdure.session.stored import SessionStore, followed
-from perdure.store import DeadLetter, Draft, HeldLease, PendingItem, Store, first_record
+from perdure.store import Draft, HeldLease, PendingItem, Store, first_record
 from perdure.transfer import bundle_files, receipts
-from perdure.transfer.bundle import neutral
 from perdure.transfer.bundle_files import ChangedError, dead_letters_of
 from perdure.transfer.receipts import EQUAL, LETTER, WRITTEN
 from perdure.transfer.second_look import Moment, look_again, moment_of
@@ -130,14 +129,12 @@ async def _move_all(
         await require_no_backup(store)
     keys = await _listed(source, tenants)
     report.sessions = len(keys)
-
-    def wanted(keys: Iterable[SessionKey]) -> set[SessionKey]:
-        return {key for key in keys if tenants is None or key.tenant in tenants}
-
-    mover.waiting = wanted(await source.sessions_with_pending_items())
-    letters = wanted(await with_dead_letters(source))
-    mover.letters = letters | wanted(await with_dead_letters(target))
-    others = mover.waiting | letters
+    mover.behind = {
+        *await source.sessions_with_pending_items(),
+        *await with_dead_letters(source),
+    }
+    others = {key for key in mover.behind if tenants is None or key.tenant in tenants}
+    mover.behind.update(await with_dead_letters(target))
     for key in await _listed(target, tenants):
         holder = await source.holder(key)
         if holder is not None and holder.deleted:
@@ -156,15 +153,14 @@ async def _move_all(
             progress(MigrationProgress(done, len(keys), key))
 
     await each(keys, move, at_once=AT_ONCE)
+    report.open = len(mover.open)
 
 
 async def with_dead_letters(store: Store) -> list[SessionKey]:
     """List the sessions that have dead letters, none where the store keeps none."""
-    return (
-        await store.sessions_with_pending_items(dead_letters=True)
-        if store.capabilities.dead_letters
-        else []
-    )
+    if not store.capabilities.dead_letters:
+        return []
+    return await store.sessions_with_pending_items(dead_letters=True)
 
 
 async def _listed(store: Store, tenants: Sequence[str] | None) -> list[SessionKey]:
@@ -212,12 +208,10 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     """The target's first record that the source does not have; 0 for none."""
     next: int = 0
     """The source's first record that the target does not have; 0 for none."""
-    has_other_documents: bool = False
-    """Whether the target's are not the source's, where it has all records."""
-    is_written: bool = False
-    """Whether only migrations from this source have written what the target has."""
-    is_past: bool = False
-    """Whether the source has deleted, pruned or begun anew what the target has."""
+    is_damaged: bool = False
+    """Whether documents of the target are damaged."""
+    is_superseded: bool = False
+    """Whether this source had all that the target has, and has deleted, pruned or begun it anew."""
     is_outdated: bool = False
     """Whether the source has pruned more, or a release before 0.1.0 numbered it after a base."""
 
@@ -232,14 +226,14 @@ def decide(found: Found) -> Act:
         return Act.WRITE if found.has_content else Act.NOTHING
     # 2. It has another one than the source: an earlier one of the source's, or one of its own.
     if found.ours.deleted or found.differs:
-        if not (found.is_written and found.is_past):
+        if not found.is_superseded:
             return Act.REFUSE
         return Act.REPLACE if found.has_content else Act.REMOVE
     # 3. It has nothing else than the source, but cannot be continued: the lease takes a number.
     if found.is_outdated or 0 < found.next <= found.theirs.head + 1:
         return Act.REPLACE
     # 4. It has the beginning.
-    if found.next or found.has_other_documents:
+    if found.next or found.is_damaged or found.ours.manifest != found.theirs.manifest:
         return Act.CONTINUE
     # 5. It has all.
     return Act.KEEP if found.has_content else Act.NOTHING
@@ -251,31 +245,31 @@ class _Mover:
         self.source = source
         self.target = target
         self.report = Migration()
-        self.waiting: set[SessionKey] = set()
-        """Sessions with pending items in the source."""
-        self.letters: set[SessionKey] = set()
-        """Sessions with dead letters in one of the stores."""
+        self.behind: set[SessionKey] = set()
+        """Sessions with pending items in the source, or with dead letters in one of the stores."""
+        self.open: set[SessionKey] = set()
+        """Sessions that a process holds in the source."""
         self.watches = {target.owner: OwnerWatch(LeaseOptions(), anyio.current_time)}
         self._on_held: OnHeld = on_held
         self._wait = wait
         self._receipts = receipts.Receipts(source, target)
         self._sound: dict[str, set[str]] = {}
         """Names of the blobs that were read back, with all that they name, by tenant."""
-        self._open: set[SessionKey] = set()
 
     async def move(self, key: SessionKey) -> None:
         """Copy what the target lacks of a session: records, pending items and dead letters."""
         stored_key(key.agent)  # a source may be anybody's: it brings no keys, and no journal
         await look_again(self.source, key, lambda: self._move(key))
-        if key in self.waiting or key in self.letters:
-            await look_again(self.source, key, lambda: self._move_posts(key))
+        if key in self.behind:
+            move = partial(self._move_posts, key)
+            if reasons := await look_again(self.source, key, move, is_wrong=bool):
+                raise errors.StoreError("; ".join(reasons), key=str(key))
 
     async def _move(self, key: SessionKey) -> None:
         holder = await self.source.holder(key)
         if holder is not None and not (holder.deleted or holder.released or holder.alive is False):
-            self._open.add(key)
-            self.report.open = len(self._open)
-        if await self._is_known(key):
+            self.open.add(key)
+        if await self._receipts.has(EQUAL, key, *await self._moments(key)):
             self.report.there += 1
             return
         found = await self._look(key)
@@ -305,23 +299,16 @@ class _Mover:
 
     # comparing
 
-    async def _is_known(self, key: SessionKey) -> bool:
-        """Return whether both were found equal, and neither has changed since."""
-        ours, theirs = await moment_of(self.source, key), await moment_of(self.target, key)
-        return await self._receipts.has(EQUAL, key, ours, theirs)
+    async def _moments(self, key: SessionKey) -> tuple[Moment, Moment]:
+        return await moment_of(self.source, key), await moment_of(self.target, key)
 
     async def _look(self, key: SessionKey) -> Found:
-        ours, theirs = await moment_of(self.source, key), await moment_of(self.target, key)
+        ours, theirs = await self._moments(key)
         cut = (await followed(self.source).beginning_of(key)).cut
         has_records, differs, following = await self._compare(key, cut)
         has_content = has_records or ours.manifest is not None
         if not theirs.head:
-            return Found(ours=ours, theirs=theirs, has_content=has_content)
-        holder = await self.target.holder(key)
-        first = await first_record(self.source.read_log(key, limit=1))
-        # Epochs never start again; a source that went back to an earlier state has old ones.
-        draft = None if holder is None else holder.draft
-        is_anew = first is not None and draft is not None and first.epoch > draft.generation
+            return Found(ours=ours, theirs=theirs, has_content=has_content, next=following)
         base = await followed(self.target).base_of(key) or Origin()
         return Found(
             ours=ours,
@@ -329,11 +316,23 @@ class _Mover:
             has_content=has_content,
             differs=differs,
             next=following,
-            has_other_documents=not following and await self._has_other_documents(key),
-            is_written=await self._receipts.cover(key),
-            is_past=ours.deleted or is_anew or differs <= cut,
+            is_damaged=bool((await self.target.read_documents(key)).damaged),
+            is_superseded=(ours.deleted or differs > 0)
+            and (ours.deleted or differs <= cut or await self._is_begun_anew(key))
+            and await self._receipts.cover(key),
             is_outdated=cut > base.cut or base.at > 0,
         )
+
+    async def _is_begun_anew(self, key: SessionKey) -> bool:
+        """Return whether the source's session began after the target's was copied.
+
+        Epochs never start again. A source that went back to an earlier state has old ones.
+        """
+        copy = await self.target.holder(key)
+        first = await first_record(self.source.read_log(key, limit=1))
+        if copy is None or copy.draft is None or first is None:
+            return False
+        return first.epoch > copy.draft.generation
 
     async def _compare(self, key: SessionKey, cut: int) -> tuple[bool, int, int]:
         """Return whether the source has records, and both stores' first that the other lacks."""
@@ -354,40 +353,31 @@ class _Mover:
                 our = await anext(ours, None)
         return has_records, 0 if is_related else differs, our.seq if our else 0
 
-    async def _has_other_documents(self, key: SessionKey) -> bool:
-        ours = await followed(self.source).read_documents(key)
-        theirs = await followed(self.target).read_documents(key)
-        listed = [
-            documents.manifest and msgspec.structs.replace(neutral(documents.manifest), base=None)
-            for documents in (ours, theirs)
-        ]
-        return listed[0] != listed[1] or ours.found != theirs.found
-
     def _refusal(self, key: SessionKey, found: Found) -> errors.StoreError:
-        source, target, differs = self.source.location, self.target.location, found.differs
+        source, target = self.source.location, self.target.location
         why = (
-            f"{source} has deleted {key}, and {target} has it: it was written there since, or never "
-            "came from here"
-            if found.ours.deleted
-            else f"{target} has another session {key}: its record {differs} is not in {source}, or "
-            "another one there"
+            f"{target} has another session {key}: its record {found.differs} is not in {source}, "
+            "or another one there"
         )
-        tenant = f" --tenant {key.tenant}" if key.tenant else ""
-        return errors.StoreError(
-            f"{why}; keep both by `perdure rename {key.agent} NEW-ID --session {key.session}"
-            f"{tenant} --store TARGET`, or give that one up by `perdure forget {key.agent} "
-            f"--session {key.session}{tenant} --store TARGET`, and migrate again",
-            key=str(key),
-            seq=differs,
+        if found.ours.deleted:
+            why = (
+                f"{source} has deleted {key}, and {target} has it: it was written there since, or "
+                "never came from here"
+            )
+        message = (
+            f"{why}; keep both by `perdure rename {key.agent} NEW-ID {_place(key)}`, or give that "
+            f"one up by `perdure forget {key.agent} {_place(key)}`, and migrate again"
         )
+        return errors.StoreError(message, key=str(key), seq=found.differs)
 
     # writing
 
     @contextlib.asynccontextmanager
     async def _lease(self, key: SessionKey, theirs: Moment) -> AsyncGenerator[HeldLease, None]:
         """Hold the target's session, which nobody has written since that moment."""
-        hold = partial(bundle_files.leased, on_held=self._on_held, wait=self._wait)
-        async with hold(self.target, key, watches=self.watches) as grant:
+        watches, on_held, wait = self.watches, self._on_held, self._wait
+        lease = bundle_files.leased(self.target, key, watches=watches, on_held=on_held, wait=wait)
+        async with lease as grant:
             if (grant.epoch, grant.head) != (theirs.epoch + 1, theirs.head + 1):
                 message = f"{key} changed in {self.target.location} meanwhile: try again"
                 raise ChangedError(message, key=str(key))
@@ -407,13 +397,14 @@ class _Mover:
         if newest is None:
             raise ChangedError(f"{key} was deleted while it was read: try again", key=str(key))
         draft = Draft(source=key, generation=newest.epoch, up_to=newest.seq, purpose="migrate")
-        written = await self._written(key, draft, grant)
         try:
+            written = await self._write(key, draft, grant)
+        except errors.LeaseHeldError as error:  # it may be what a killed run had on its way
+            raise ChangedError(str(error), key=str(key)) from error
+        found = None
+        with contextlib.suppress(ChangedError):  # the target's log may lack what it says it has
             found = await self._look(key)
-            is_same = not found.differs and not 0 < found.next <= newest.seq
-        except ChangedError:  # a log has not all that its store says
-            is_same = False
-        if not is_same or (await self.target.read_documents(key)).damaged:
+        if not found or found.differs or 0 < found.next <= newest.seq or found.is_damaged:
             raise errors.StoreError(
                 f"session {key} is not the same in {self.target.location} after it was "
                 "written: another program writes there, or the store is not sound",
@@ -425,26 +416,13 @@ class _Mover:
         self.report.bytes += written.bytes
         return found
 
-    async def _written(
-        self, key: SessionKey, draft: Draft, grant: HeldLease | None
-    ) -> CopiedSession:
-        copy = partial(copy_session, watch=self.watches[self.target.owner])
+    async def _write(self, key: SessionKey, draft: Draft, grant: HeldLease | None) -> CopiedSession:
+        source, target, limits = self.source, self.target, Limits()
         if grant is not None:
-            return await continue_copy(
-                self.source, key, self.target, grant, draft=draft, limits=Limits()
-            )
-        try:
-            return await copy(
-                self.source,
-                key,
-                self.target,
-                key,
-                draft=draft,
-                limits=Limits(),
-                on_epoch=partial(self._receipts.leave, WRITTEN, key),
-            )
-        except errors.LeaseHeldError as error:  # it may be what a killed run had on its way
-            raise ChangedError(str(error), key=str(key)) from error
+            return await continue_copy(source, key, target, grant, draft=draft, limits=limits)
+        copy = partial(copy_session, source, key, target, key, draft=draft, limits=limits)
+        note = partial(self._receipts.leave, WRITTEN, key)
+        return await copy(watch=self.watches[target.owner], on_epoch=note)
 
     async def _read_blobs_back(self, key: SessionKey) -> None:
         """Read all blobs that the target's copy reaches, and copy again those that it lacks.
@@ -477,32 +455,38 @@ class _Mover:
         """Delete the target's session; what was posted to it there goes by way of the source."""
         await require_unread(followed(self.target), self.target, key)
         async with self._lease(key, found.theirs) as grant:
-            await self._require_no_own_letters(key)
+            if own := await self._not_in_source(key, copies=False):
+                raise errors.StoreError(
+                    f"{self.target.location} has {len(own)} dead letters of {key}, which would be "
+                    f"lost if it were deleted or written again there: `perdure inbox {key.agent} "
+                    f"{_place(key)} --retry --all` lets them wait again, or --drop removes them; "
+                    "then migrate again",
+                    key=str(key),
+                    count=len(own),
+                )
             if not found.ours.deleted:
                 await self._keep_own_posts(key, grant.epoch)
             await self.target.delete(key, grant.epoch)
 
     async def _acknowledge(self, key: SessionKey, found: Found) -> None:
         """Leave receipts that both are equal, if nobody has written one since, or is about to."""
-        now = await moment_of(self.source, key), await moment_of(self.target, key)
+        now = await self._moments(key)
         holder = await self.target.holder(key)
         if now == (found.ours, found.theirs) and holder is not None and holder.released:
             await self._receipts.leave(WRITTEN, key, await receipts.written_under(self.target, key))
             await self._receipts.leave(EQUAL, key, *now)
 
-    # pending items
+    # pending items and dead letters
 
-    async def _move_posts(self, key: SessionKey) -> None:
-        try:
-            await self._post(key)
-        finally:
-            if key in self.letters:
-                await self._move_letters(key)
+    async def _move_posts(self, key: SessionKey) -> list[str]:
+        """Copy pending items and dead letters; return why some stay behind."""
+        why: list[str] = []
+        await self._post(key, why)
+        await self._move_letters(key, why)
+        return why
 
     async def _posted(self, key: SessionKey) -> list[PendingItem]:
         """Return the source's pending items, without taking the lease."""
-        if key not in self.waiting:
-            return []
         holder = await self.source.holder(key)
         epoch = 0 if holder is None else holder.epoch
         return await self.source.receive(key, epoch, limit=bundle_files.ALL)
@@ -521,74 +505,48 @@ class _Mover:
         own = [item for item in waiting if item.op_id not in known and item.kind != FORK]
         if own:
             await self.source.enqueue(key, own)
-            self.waiting.add(key)
+            self.behind.add(key)
 
-    async def _post(self, key: SessionKey) -> None:
-        """Post what waits in the source to the target; the op id makes a repeat a no-op.
-
-        Raises:
-            NotStorableError: Some are damaged, or refused by the target; the others were posted.
-
-        """
-        refused: list[errors.NotStorableError] = []
+    async def _post(self, key: SessionKey, why: list[str]) -> None:
+        """Post what waits in the source to the target; the op id makes a repeat a no-op."""
+        refused: list[str] = []
         for item in await self._posted(key):
             if item.damage:
-                refused.append(errors.NotStorableError(item.damage, key=str(key)))
+                refused.append(item.damage)
                 continue
             try:
                 new = await self.target.enqueue(key, [item])
             except errors.NotStorableError as error:
-                refused.append(error)
+                refused.append(str(error))
             else:
                 self.report.posted += new
         if refused:
-            raise errors.NotStorableError(
-                f"{len(refused)} of its posts cannot be stored there: {refused[0]}",
-                key=str(key),
-                count=len(refused),
-            ) from refused[0]
+            why.append(f"{len(refused)} of its posts cannot be stored there: {refused[0]}")
 
-    # dead letters
-
-    async def _move_letters(self, key: SessionKey) -> None:
-        """Copy the dead letters that the target lacks, and drop those that the source dropped.
-
-        Raises:
-            StoreError: The target does not support dead letters.
-            NotStorableError: Some are damaged; the others were copied.
-
-        """
+    async def _move_letters(self, key: SessionKey, why: list[str]) -> None:
+        """Copy the dead letters that the target lacks, and drop those that the source dropped."""
         if dropped := await self._not_in_source(key, copies=True):
             await self.target.drop_dead_letters(key, dropped)
-        ours, theirs = (
-            await dead_letters_of(self.source, key),
-            await dead_letters_of(self.target, key),
-        )
+        ours = await dead_letters_of(self.source, key)
+        theirs = {letter.item.op_id: letter for letter in await dead_letters_of(self.target, key)}
         readable = [letter for letter in ours if not letter.item.damage]
-        new = [letter for letter in readable if letter not in theirs]
-        if new:
-            await self._set_aside(key, new)
+        new = [letter for letter in readable if theirs.get(letter.item.op_id) != letter]
+        if new and not self.target.capabilities.dead_letters:
+            why.append(
+                f"{self.target.location} keeps no dead letters, and {len(new)} of {key} stay "
+                "behind: `perdure inbox` in the source lists them; retry or drop them"
+            )
+        elif new:
+            async with self._lease(key, await moment_of(self.target, key)) as grant:
+                for letter in new:
+                    await self._receipts.leave(LETTER, key, letter.item.op_id, letter.at)
+                await self.target.reject(key, grant.epoch, new)
+            self.report.dead_letters += len(new)
         if len(readable) < len(ours):
-            raise errors.NotStorableError(
+            why.append(
                 f"{len(ours) - len(readable)} of its dead letters are damaged: `perdure inbox "
-                f"{key.agent}` shows them, and --drop removes them",
-                key=str(key),
-                count=len(ours) - len(readable),
+                f"{key.agent}` shows them, and --drop removes them"
             )
-
-    async def _set_aside(self, key: SessionKey, letters: Sequence[DeadLetter]) -> None:
-        if not self.target.capabilities.dead_letters:
-            raise errors.StoreError(
-                f"{self.target.location} keeps no dead letters, and {len(letters)} of {key} stay "
-                "behind: `perdure inbox` in the source lists them; retry or drop them",
-                key=str(key),
-                count=len(letters),
-            )
-        async with self._lease(key, await moment_of(self.target, key)) as grant:
-            for letter in letters:
-                await self._receipts.leave(LETTER, key, letter.item.op_id, letter.at)
-            await self.target.reject(key, grant.epoch, letters)
-        self.report.dead_letters += len(letters)
 
     async def _not_in_source(self, key: SessionKey, *, copies: bool) -> list[str]:
         """Return the target's dead letters that the source has not: copied ones, or all others."""
@@ -600,18 +558,11 @@ class _Mover:
             and copies is await self._receipts.has(LETTER, key, letter.item.op_id, letter.at)
         ]
 
-    async def _require_no_own_letters(self, key: SessionKey) -> None:
-        own = await self._not_in_source(key, copies=False)
-        if own:
-            tenant = f" --tenant {key.tenant}" if key.tenant else ""
-            raise errors.StoreError(
-                f"{self.target.location} has {len(own)} dead letters of {key}, which would be "
-                f"lost if it were deleted or written again there: `perdure inbox {key.agent} "
-                f"--session {key.session}{tenant} --store TARGET --retry --all` lets them wait "
-                "again, or --drop removes them; then migrate again",
-                key=str(key),
-                count=len(own),
-            )
+
+def _place(key: SessionKey) -> str:
+    """Return where a session is in the target, for a command."""
+    tenant = f" --tenant {key.tenant}" if key.tenant else ""
+    return f"--session {key.session}{tenant} --store TARGET"
 
 
 async def _content(store: SessionStore, key: SessionKey, head: int) -> AsyncGenerator[Record, None]:

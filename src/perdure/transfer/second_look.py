@@ -30,19 +30,22 @@ class Moment(msgspec.Struct, frozen=True):
     """What changes with every change of a session, but not with its posts and dead letters."""
 
     epoch: int
+    """The newest one; 0 for a session that was never begun."""
     deleted: bool
     head: int
     manifest: Manifest | None
+    """Without fields that only its store or its log gives."""
 
 
 async def moment_of(store: Store, key: SessionKey) -> Moment:
-    """Return a session's moment; one that was never begun has epoch 0."""
+    """Return a session's moment."""
     manifest = (await store.read_documents(key, ())).manifest
-    head = await store.head(key)
-    holder = await store.holder(key)
+    head, holder = await store.head(key), await store.holder(key)
+    if manifest is not None:
+        manifest = msgspec.structs.replace(neutral(manifest), base=None)
     if holder is None:
-        return Moment(0, False, head, manifest and neutral(manifest))
-    return Moment(holder.epoch, holder.deleted, head, manifest and neutral(manifest))
+        return Moment(0, False, head, manifest)
+    return Moment(holder.epoch, holder.deleted, head, manifest)
 
 
 async def look_again(
