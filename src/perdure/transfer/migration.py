@@ -35,9 +35,9 @@ from perdure.session.options import Limits, require_no_backup
 from perdure.session.reach import ReachedBlob, lost_error
 from perdure.session.stored import SessionStore, followed
 from perdure.store import Draft, HeldLease, PendingItem, Store, first_record
-from perdure.transfer import bundle_files, receipts
+from perdure.transfer import bundle_files
 from perdure.transfer.bundle_files import ChangedError, dead_letters_of
-from perdure.transfer.receipts import EQUAL, LETTER, WRITTEN
+from perdure.transfer.receipts import Receipts
 from perdure.transfer.second_look import Moment, look_again, moment_of
 
 AT_ONCE: Final = 8
@@ -252,7 +252,7 @@ class _Mover:
         self.watches = {target.owner: OwnerWatch(LeaseOptions(), anyio.current_time)}
         self._on_held: OnHeld = on_held
         self._wait = wait
-        self._receipts = receipts.Receipts(source, target)
+        self._receipts = Receipts(source, target)
         self._sound: dict[str, set[str]] = {}
         """Names of the blobs that were read back, with all that they name, by tenant."""
 
@@ -269,10 +269,11 @@ class _Mover:
         holder = await self.source.holder(key)
         if holder is not None and not (holder.deleted or holder.released or holder.alive is False):
             self.open.add(key)
-        if await self._receipts.has(EQUAL, key, *await self._moments(key)):
+        ours, theirs = await self._moments(key)
+        if theirs.head and await self._receipts.has("equal", key, ours, theirs):
             self.report.there += 1
             return
-        found = await self._look(key)
+        found = await self._look(key, ours, theirs)
         match decide(found):
             case Act.REFUSE:
                 raise self._refusal(key, found)
@@ -284,26 +285,25 @@ class _Mover:
             case Act.KEEP:
                 await self._read_blobs_back(key)
                 self.report.there += 1
-                await self._acknowledge(key, found)
+                await self._note_equal(key, found)
             case Act.CONTINUE:
                 async with self._lease(key, found.theirs) as grant:
                     found = await self._copy(key, grant)
                 self.report.continued += 1
-                await self._acknowledge(key, found)
+                await self._note_equal(key, found)
             case Act.WRITE | Act.REPLACE as act:
                 if act is Act.REPLACE:
                     await self._remove(key, found)
                 found = await self._copy(key)
                 self.report.copied += 1
-                await self._acknowledge(key, found)
+                await self._note_equal(key, found)
 
     # comparing
 
     async def _moments(self, key: SessionKey) -> tuple[Moment, Moment]:
         return await moment_of(self.source, key), await moment_of(self.target, key)
 
-    async def _look(self, key: SessionKey) -> Found:
-        ours, theirs = await self._moments(key)
+    async def _look(self, key: SessionKey, ours: Moment, theirs: Moment) -> Found:
         cut = (await followed(self.source).beginning_of(key)).cut
         has_records, differs, following = await self._compare(key, cut)
         has_content = has_records or ours.manifest is not None
@@ -381,7 +381,7 @@ class _Mover:
             if (grant.epoch, grant.head) != (theirs.epoch + 1, theirs.head + 1):
                 message = f"{key} changed in {self.target.location} meanwhile: try again"
                 raise ChangedError(message, key=str(key))
-            await self._receipts.leave(WRITTEN, key, grant.epoch)
+            await self._receipts.leave("written", key, grant.epoch)
             yield grant
 
     async def _copy(self, key: SessionKey, grant: HeldLease | None = None) -> Found:
@@ -403,7 +403,7 @@ class _Mover:
             raise ChangedError(str(error), key=str(key)) from error
         found = None
         with contextlib.suppress(ChangedError):  # the target's log may lack what it says it has
-            found = await self._look(key)
+            found = await self._look(key, *await self._moments(key))
         if not found or found.differs or 0 < found.next <= newest.seq or found.is_damaged:
             raise errors.StoreError(
                 f"session {key} is not the same in {self.target.location} after it was "
@@ -421,7 +421,7 @@ class _Mover:
         if grant is not None:
             return await continue_copy(source, key, target, grant, draft=draft, limits=limits)
         copy = partial(copy_session, source, key, target, key, draft=draft, limits=limits)
-        note = partial(self._receipts.leave, WRITTEN, key)
+        note = partial(self._receipts.leave, "written", key)
         return await copy(watch=self.watches[target.owner], on_epoch=note)
 
     async def _read_blobs_back(self, key: SessionKey) -> None:
@@ -468,13 +468,9 @@ class _Mover:
                 await self._keep_own_posts(key, grant.epoch)
             await self.target.delete(key, grant.epoch)
 
-    async def _acknowledge(self, key: SessionKey, found: Found) -> None:
-        """Leave receipts that both are equal, if nobody has written one since, or is about to."""
-        now = await self._moments(key)
-        holder = await self.target.holder(key)
-        if now == (found.ours, found.theirs) and holder is not None and holder.released:
-            await self._receipts.leave(WRITTEN, key, await receipts.written_under(self.target, key))
-            await self._receipts.leave(EQUAL, key, *now)
+    async def _note_equal(self, key: SessionKey, found: Found) -> None:
+        # Moments never come again: it does not matter whether one of them has passed already.
+        await self._receipts.leave("equal", key, found.ours, found.theirs)
 
     # pending items and dead letters
 
@@ -539,7 +535,7 @@ class _Mover:
         elif new:
             async with self._lease(key, await moment_of(self.target, key)) as grant:
                 for letter in new:
-                    await self._receipts.leave(LETTER, key, letter.item.op_id, letter.at)
+                    await self._receipts.leave("letter", key, letter.item.op_id, letter.at)
                 await self.target.reject(key, grant.epoch, new)
             self.report.dead_letters += len(new)
         if len(readable) < len(ours):
@@ -555,7 +551,7 @@ class _Mover:
             letter.item.op_id
             for letter in await dead_letters_of(self.target, key)
             if letter.item.op_id not in ours
-            and copies is await self._receipts.has(LETTER, key, letter.item.op_id, letter.at)
+            and copies is await self._receipts.has("letter", key, letter.item.op_id, letter.at)
         ]
 
 
@@ -567,6 +563,8 @@ def _place(key: SessionKey) -> str:
 
 async def _content(store: SessionStore, key: SessionKey, head: int) -> AsyncGenerator[Record, None]:
     """Yield the records up to *head* that a copy has as they are."""
+    if not head:
+        return
     async with contextlib.aclosing(bundle_files.settled_records(store, key, head)) as log:
         async for record in log:
             if record.kind not in OWN_KINDS and record.kind != GAP:

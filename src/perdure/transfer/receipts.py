@@ -1,5 +1,9 @@
 """Receipts of migrations: small blobs in the target that say what an earlier run did.
 
+    written    what a session has under an epoch was written, or deleted, by migrations alone
+    equal      a session was found equal to its source, each as of a moment
+    letter     a dead letter was copied: its op id, and its time
+
 No record references them, so garbage collection of blobs must ask `current` first. A receipt of an
 older state of the target, such as before a program wrote the session there, is garbage.
 """
@@ -9,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection
 from contextlib import suppress
-from typing import Any, Final, Literal, TypeAlias, final
+from typing import Any, Literal, TypeAlias, final
 
 import msgspec
 
@@ -21,12 +25,6 @@ from perdure.store import Store, first_record
 from perdure.transfer.second_look import moment_of
 
 Kind: TypeAlias = Literal["written", "equal", "letter"]
-WRITTEN: Final = "written"
-"""What a session has under an epoch was written, or deleted, by migrations alone."""
-EQUAL: Final = "equal"
-"""A session was found equal to its source, each as of a moment."""
-LETTER: Final = "letter"
-"""A dead letter was copied: its op id, and its time."""
 
 
 class _Receipt(msgspec.Struct, frozen=True, array_like=True, tag="migrated"):
@@ -60,7 +58,7 @@ class Receipts:
 
     async def cover(self, key: SessionKey) -> bool:
         """Return whether migrations alone have written what the target has of a session."""
-        return await self.has(WRITTEN, key, await written_under(self._target, key))
+        return await self.has("written", key, await written_under(self._target, key))
 
 
 async def written_under(store: Store, key: SessionKey) -> int:
@@ -79,7 +77,7 @@ async def written_under(store: Store, key: SessionKey) -> int:
 
 async def was_removed(source: Store, target: Store, key: SessionKey, epoch: int) -> bool:
     """Return whether a migration deleted a session under this epoch."""
-    return await Receipts(source, target).has(WRITTEN, key, epoch)
+    return await Receipts(source, target).has("written", key, epoch)
 
 
 async def current(store: Store, tenant: str, names: Collection[str]) -> set[str]:
@@ -96,9 +94,9 @@ async def current(store: Store, tenant: str, names: Collection[str]) -> set[str]
 
 async def _is_current(store: Store, receipt: _Receipt) -> bool:
     key, facts = receipt.key, list(receipt.facts)
-    if receipt.kind == LETTER:
+    if receipt.kind == "letter":
         known = await store.dead_letters(key) if store.capabilities.dead_letters else []
         return any([letter.item.op_id, letter.at] == facts for letter in known)
-    if receipt.kind == EQUAL:
+    if receipt.kind == "equal":
         return encode(await moment_of(store, key)) == encode(facts[-1])
     return facts == [await written_under(store, key)]
