@@ -527,3 +527,80 @@ async def test_nothing_is_read_of_a_session_that_has_not_changed() -> None:
     assert (await migrate(counting, target)).there == 1
     assert counting.calls["head"] > 0
     assert counting.calls["read_log"] == 0
+
+
+# what the target's own programs do
+
+
+async def test_what_is_written_under_a_lease_from_before_both_were_equal_is_not_deleted() -> None:
+    source, backing = MemoryStore(), MemoryBacking()
+    await says(source, "a", "one")
+    target = MemoryStore(backing=backing)
+    await opened(source, target)
+    await migrate(source, target)
+    async with perdure.connect(MemoryStore(backing=backing)) as sessions:
+        session = await sessions.open("a")
+        assert (await migrate(source, target)).failed == {}  # both are equal, and one is held
+        session.append(Message.user("there"))
+        await session.save()
+        async with perdure.connect(source) as originals:
+            await originals.delete("a")
+        await source.open()
+        why = (await migrate(source, target)).failed["a"]
+    assert "it was written there since" in why
+    assert await said(target, "a") == (["one", "there"], ["one", "there"])
+
+
+async def test_what_was_only_opened_in_the_target_goes_with_its_original() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    await says(source, "a", "one")
+    await opened(source, target)
+    await migrate(source, target)
+    await says(target, "a")
+    async with perdure.connect(source) as sessions:
+        await sessions.delete("a")
+    await opened(source, target)
+    done = await migrate(source, target)
+    assert (done.failed, done.deleted, await target.sessions()) == ({}, 1, [])
+
+
+async def test_a_session_that_was_only_opened_in_the_target_takes_one_that_was_pruned() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    await says(source, "a", *(f"turn {number}" for number in range(6)))
+    async with perdure.connect(source) as sessions:
+        await sessions.prune(Retention(keep_turns=1), id="a")
+    await says(target, "a")
+    await opened(source, target)
+    assert (await migrate(source, target)).failed == {}
+    assert await said(target, "a") == await said(source, "a")
+
+
+@pytest.mark.parametrize("scheme", ["encrypted+file", "file"])
+async def test_sessions_are_compared_where_nothing_says_that_they_are_equal(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PERDURE_KEY", "ab" * 32)
+    source = MemoryStore()
+    await says(source, "a", "one")
+    await forked(source)
+    target = perdure.store_for(f"{scheme}:{tmp_path / 'target'}")
+    await source.open()
+    await target.open()
+    assert (await migrate(source, target)).copied == 3
+    await target.remove_blobs("", await target.blob_names(""))
+    done = await migrate(source, target)
+    assert (done.failed, done.there, done.continued) == ({}, 3, 0)
+    await target.aclose()
+
+
+async def test_damaged_documents_of_a_copy_are_written_again() -> None:
+    backing = MemoryBacking()
+    source, target = MemoryStore(), MemoryStore(backing=backing)
+    await says(source, "a", "one")
+    await opened(source, target)
+    assert (await migrate(source, target)).copied == 1
+    await target.remove_blobs("", await target.blob_names(""))
+    documents = backing.sessions[A].documents
+    documents["session.json"] = b"?"
+    assert (await migrate(source, target)).failed == {}
+    assert (await target.read_documents(A)).damaged == ()
