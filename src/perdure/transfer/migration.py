@@ -24,17 +24,15 @@ from perdure import errors
 from perdure._lib.tasks import each
 from perdure.lease import LeaseOptions, OnHeld, OwnerWatch, while_beating
 from perdure.lineage import require_unread
-from perdure.memory.documents import InboxTakenPayload
-from perdure.records.json import decode
 from perdure.records.keys import SessionKey, require_filters, stored_key
 from perdure.records.manifest import Origin
-from perdure.records.records import FORK, GAP, TAKEN, Record
+from perdure.records.records import FORK, GAP, Record
 from perdure.session.copied import OWN_KINDS
 from perdure.session.copier import CopiedSession, continue_copy, copy_session
 from perdure.session.options import Limits, require_no_backup
 from perdure.session.reach import ReachedBlob, lost_error
 from perdure.session.stored import SessionStore, followed
-from perdure.store import Draft, HeldLease, PendingItem, Store, first_record
+from perdure.store import Draft, HeldLease, Store, first_record
 from perdure.transfer import bundle_files
 from perdure.transfer.bundle_files import ChangedError, dead_letters_of
 from perdure.transfer.receipts import Receipts
@@ -481,24 +479,13 @@ class _Mover:
         await self._move_letters(key, why)
         return why
 
-    async def _posted(self, key: SessionKey) -> list[PendingItem]:
-        """Return the source's pending items, without taking the lease."""
-        holder = await self.source.holder(key)
-        epoch = 0 if holder is None else holder.epoch
-        return await self.source.receive(key, epoch, limit=bundle_files.ALL)
-
     async def _keep_own_posts(self, key: SessionKey, epoch: int) -> None:
         """Have the source keep what was posted in the target, which then comes from there."""
-        waiting = await self.target.receive(key, epoch, limit=bundle_files.ALL)
-        if not waiting:
-            return
-        known = {item.op_id for item in await self._posted(key)}
-        async with contextlib.aclosing(followed(self.source).read_log(key)) as log:
-            async for chunk in log:
-                for record in chunk.records:
-                    if record.kind == TAKEN:
-                        known.update(decode(record.payload, InboxTakenPayload).ops)
-        own = [item for item in waiting if item.op_id not in known and item.kind != FORK]
+        own = [
+            item
+            for item in await self.target.receive(key, epoch, limit=bundle_files.ALL)
+            if item.kind != FORK and not await self._receipts.has("post", key, item.op_id)
+        ]
         if own:
             await self.source.enqueue(key, own)
             self.behind.add(key)
@@ -506,10 +493,13 @@ class _Mover:
     async def _post(self, key: SessionKey, why: list[str]) -> None:
         """Post what waits in the source to the target; the op id makes a repeat a no-op."""
         refused: list[str] = []
-        for item in await self._posted(key):
+        holder = await self.source.holder(key)
+        epoch = 0 if holder is None else holder.epoch
+        for item in await self.source.receive(key, epoch, limit=bundle_files.ALL):
             if item.damage:
                 refused.append(item.damage)
                 continue
+            await self._receipts.leave("post", key, item.op_id)
             try:
                 new = await self.target.enqueue(key, [item])
             except errors.NotStorableError as error:
