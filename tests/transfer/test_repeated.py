@@ -757,3 +757,25 @@ async def test_what_a_fork_of_an_earlier_release_reads_is_not_written_again() ->
     await source.open()
     assert "is read by c" in (await migrate(source, target)).failed["p"]
     assert await said(target, "c") == (["one"],) * 2
+
+
+async def test_a_deletion_that_is_followed_writes_nothing_to_the_source() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    await says(source, "a", "one")
+    await opened(source, target)
+    await migrate(source, target)
+    await target.enqueue(A, [PendingItem("op/0", MESSAGE, b'{"role":"user","content":"x"}', 1.0)])
+    async with perdure.connect(source) as sessions:
+        await sessions.delete("a")
+    await opened(source)
+    done = await migrate(source, target)
+    assert (done.failed, done.deleted) == ({}, 1)
+    assert await source.sessions_with_pending_items() == []
+
+
+async def test_no_store_brings_the_keys_of_another() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    await opened(source, target)
+    await source.acquire(SessionKey("perdure:keyring"), after=0)
+    assert list((await migrate(source, target)).failed) == ["perdure:keyring"]
+    assert await target.holder(SessionKey("perdure:keyring")) is None
