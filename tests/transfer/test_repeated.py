@@ -14,11 +14,13 @@ from perdure import Message, Retention
 from perdure.errors import StoreError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE
+from perdure.session.stored import followed
 from perdure.store import PendingItem
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore
 from perdure.transfer import migrate, read_bundle, write_bundle
 from tests.pausing import PausingStore, meanwhile
+from tests.references import fork_as_before, say_as_before
 
 A, P = SessionKey("a"), SessionKey("p")
 
@@ -50,6 +52,16 @@ async def says(store: MemoryStore, id: str, *texts: str) -> None:
     async with perdure.connect(store) as sessions, sessions.open(id) as session:
         for text in texts:
             session.append(Message.user(text))
+
+
+async def keeps_one_of(store: MemoryStore, id: str, *texts: str) -> None:
+    """Have a session of so many turns, and prune all but the last."""
+    async with perdure.connect(store) as sessions:
+        async with sessions.open(id) as session:
+            for text in texts:
+                async with session.turn():
+                    session.append(Message.user(text))
+        assert (await sessions.prune(Retention(keep_turns=1), id=id)).pruned
 
 
 async def said(store: MemoryStore, id: str) -> tuple[list[str], list[str]]:
@@ -457,7 +469,7 @@ async def test_what_its_holder_writes_before_it_lets_go_is_not_deleted_after_its
         session = await sessions.open("a")  # nothing was written yet
         session.append(Message.user("there"))
         why = (await migrate(source, target)).failed["a"]
-    assert why.endswith("changed in memory: meanwhile: try again")
+    assert "memory: has deleted a, and memory: has it: it was written there since" in why
     assert await said(target, "a") == (["one", "there"], ["one", "there"])
 
 
@@ -504,17 +516,16 @@ async def test_a_source_that_has_lost_records_takes_none_from_the_target() -> No
     assert await said(target, "a") == (["one", "two"], ["one", "two"])
 
 
-async def test_pruned_history_is_pruned_in_the_target_too(tmp_path: Path) -> None:
+async def test_pruned_history_is_pruned_in_the_target_too() -> None:
     source, target = MemoryStore(), MemoryStore()
-    await says(source, "a", *(f"turn {number}" for number in range(6)))
+    await says(source, "a", "first")
     await opened(source, target)
     await migrate(source, target)
-    async with perdure.connect(source) as sessions:
-        await sessions.prune(Retention(keep_turns=1), id="a")
+    await keeps_one_of(source, "a", "one", "two", "three")
     await opened(source, target)
     assert (await migrate(source, target)).failed == {}
-    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    assert await lines(source, A, ours) == await lines(target, A, theirs)
+    assert await said(target, "a") == await said(source, "a")
+    assert (await said(target, "a"))[1] == ["three"]
 
 
 async def test_nothing_is_read_of_a_session_that_has_not_changed() -> None:
@@ -527,3 +538,244 @@ async def test_nothing_is_read_of_a_session_that_has_not_changed() -> None:
     assert (await migrate(counting, target)).there == 1
     assert counting.calls["head"] > 0
     assert counting.calls["read_log"] == 0
+
+
+# what the target's own programs do
+
+
+async def test_what_is_written_under_a_lease_from_before_both_were_equal_is_not_deleted() -> None:
+    source, backing = MemoryStore(), MemoryBacking()
+    await says(source, "a", "one")
+    target = MemoryStore(backing=backing)
+    await opened(source, target)
+    await migrate(source, target)
+    async with perdure.connect(MemoryStore(backing=backing)) as sessions:
+        session = await sessions.open("a")
+        assert (await migrate(source, target)).failed == {}  # both are equal, and one is held
+        session.append(Message.user("there"))
+        await session.save()
+        async with perdure.connect(source) as originals:
+            await originals.delete("a")
+        await source.open()
+        why = (await migrate(source, target)).failed["a"]
+    assert "it was written there since" in why
+    assert await said(target, "a") == (["one", "there"], ["one", "there"])
+
+
+async def test_what_was_only_opened_in_the_target_goes_with_its_original() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    await says(source, "a", "one")
+    await opened(source, target)
+    await migrate(source, target)
+    await says(target, "a")
+    async with perdure.connect(source) as sessions:
+        await sessions.delete("a")
+    await opened(source, target)
+    done = await migrate(source, target)
+    assert (done.failed, done.deleted, await target.sessions()) == ({}, 1, [])
+
+
+async def test_a_session_that_was_only_opened_in_the_target_takes_one_that_was_pruned() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    await keeps_one_of(source, "a", "one", "two", "three")
+    await says(target, "a")
+    await opened(source, target)
+    assert (await migrate(source, target)).failed == {}
+    assert await said(target, "a") == await said(source, "a")
+
+
+@pytest.mark.parametrize("scheme", ["encrypted+file", "file"])
+async def test_sessions_are_compared_where_nothing_says_that_they_are_equal(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PERDURE_KEY", "ab" * 32)
+    source = MemoryStore()
+    await says(source, "a", "one")
+    await forked(source)
+    target = perdure.store_for(f"{scheme}:{tmp_path / 'target'}")
+    await source.open()
+    await target.open()
+    assert (await migrate(source, target)).copied == 3
+    await target.remove_blobs("", await target.blob_names(""))
+    done = await migrate(source, target)
+    assert (done.failed, done.there, done.continued) == ({}, 3, 0)
+    await target.aclose()
+
+
+async def test_damaged_documents_of_a_copy_are_written_again() -> None:
+    backing = MemoryBacking()
+    source, target = MemoryStore(), MemoryStore(backing=backing)
+    await says(source, "a", "one")
+    await opened(source, target)
+    assert (await migrate(source, target)).copied == 1
+    await target.remove_blobs("", await target.blob_names(""))
+    documents = backing.sessions[A].documents
+    documents["session.json"] = b"?"
+    assert (await migrate(source, target)).failed == {}
+    assert (await target.read_documents(A)).damaged == ()
+
+
+async def test_what_was_folded_in_the_target_since_is_not_deleted_after_its_original() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    await says(source, "a", "one")
+    await opened(source, target)
+    await migrate(source, target)
+    async with perdure.connect(target) as sessions:
+        await sessions.rebuild_working_context("a")
+    async with perdure.connect(source) as sessions:
+        await sessions.delete("a")
+    await opened(source, target)
+    assert "it was written there since" in (await migrate(source, target)).failed["a"]
+    assert await said(target, "a") == (["one"], ["one"])
+
+
+async def test_a_session_of_the_targets_own_is_left_alone_by_one_of_which_the_same_is_pruned() -> (
+    None
+):
+    source, target = MemoryStore(), MemoryStore()
+    await keeps_one_of(source, "a", "one", "two", "three")
+    await says(target, "a", "own")
+    await opened(source, target)
+    why = (await migrate(source, target)).failed["a"]
+    assert "has another session a: its record 2 is not in memory:" in why
+    assert await said(target, "a") == (["own"], ["own"])
+
+
+async def test_a_copy_of_which_all_is_pruned_is_written_again_under_the_same_lease() -> None:
+    backing = MemoryBacking()
+    source, target = MemoryStore(backing=backing), MemoryStore()
+    await opened(source, target)
+    async with perdure.connect(MemoryStore(backing=backing)) as sessions:
+        session = await sessions.open("a")
+        session.append(Message.user("first"))
+        await session.save()
+        assert (await migrate(source, target)).copied == 1
+        for number in range(3):
+            async with session.turn():
+                session.append(Message.user(f"turn {number}"))
+        await session.aclose()
+        assert (await sessions.prune(Retention(keep_turns=1), id="a")).pruned
+    assert (await migrate(source, target)).failed == {}
+    assert await said(target, "a") == await said(MemoryStore(backing=backing), "a")
+
+
+# posts
+
+
+@pytest.mark.parametrize("then", ["taken", "deleted"])
+async def test_a_post_that_came_from_the_source_does_not_go_back(then: str) -> None:
+    source, target = MemoryStore(), MemoryStore()
+    await says(source, "p", "one", "two")
+    async with perdure.connect(source) as sessions:
+        await sessions.post("p", Message.user("posted"))
+    await opened(source, target)
+    assert (await migrate(source, target)).posted == 1
+    if then == "taken":
+        await keeps_one_of(source, "p", "three", "four", "five")
+    else:
+        async with perdure.connect(source) as sessions:
+            await sessions.delete("p")
+    await opened(source, target)
+    done = await migrate(source, target)
+    assert (done.failed, done.copied, done.deleted) == ({}, then == "taken", then == "deleted")
+    assert await source.sessions_with_pending_items() == []
+    assert await target.sessions_with_pending_items() == []
+
+
+async def test_a_program_that_takes_a_post_while_it_is_read_is_in_nobodys_way() -> None:
+    backing = MemoryBacking()
+    source, target = PausingStore(MemoryStore(backing=backing)), MemoryStore()
+    await says(MemoryStore(backing=backing), "p", "one")
+    async with perdure.connect(MemoryStore(backing=backing)) as sessions:
+        await sessions.post("p", Message.user("posted"))
+    for store in (source, target):
+        await store.open()
+    pause = source.pause("receive")
+
+    async def takes() -> None:
+        await says(MemoryStore(backing=backing), "p", "two")
+
+    done = await meanwhile(pause, lambda: migrate(source, target), takes)
+    assert (done.failed, done.posted) == ({}, 0)
+
+
+# what is damaged, or of an earlier release
+
+
+async def test_blobs_that_the_target_has_lost_are_put_back() -> None:
+    class Lossy(MemoryStore):
+        """A store that says that it has blobs which it has not."""
+
+        async def renew(self, tenant: str, names: Any) -> set[str]:
+            return set()
+
+    source, target = MemoryStore(), Lossy()
+    async with perdure.connect(source) as sessions, sessions.open("a") as session:
+        session.memory.set("large", "v" * 20_000)
+    await opened(source, target)
+    names = set(await source.blob_names(""))
+    assert names
+    for run in range(2):
+        assert (await migrate(source, target)).failed == {}
+        assert names < set(await target.blob_names(""))
+        if not run:
+            await target.remove_blobs("", await target.blob_names(""))
+
+
+async def test_damaged_documents_of_the_source_are_not_taken_for_the_sessions() -> None:
+    backing = MemoryBacking()
+    source, target = MemoryStore(backing=backing), MemoryStore()
+    await says(source, "a", "one")
+    backing.sessions[A].documents["session.json"] = b"?"
+    await opened(source, target)
+    why = (await migrate(source, target)).failed["a"]
+    assert "session.json of a is damaged: `perdure rebuild` makes it anew" in why
+    assert await target.sessions() == []
+
+
+async def test_a_copy_that_an_earlier_release_made_of_a_fork_becomes_plain() -> None:
+    backing, there = MemoryBacking(), MemoryBacking()
+    source, target = MemoryStore(backing=backing), MemoryStore(backing=there)
+    await says(source, "p", "one")
+    await opened(source, target)
+    await fork_as_before(source, "p", "c")
+    await say_as_before(source, "c", "two")
+    there.sessions.update(copy.deepcopy(backing.sessions))
+    assert (await migrate(source, target)).failed == {}
+    base = await followed(target).base_of(SessionKey("c"))
+    assert base is None
+    assert await said(target, "c") == (["one", "two"],) * 2
+
+
+async def test_what_a_fork_of_an_earlier_release_reads_is_not_written_again() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    await says(source, "p", "one")
+    await opened(source, target)
+    await migrate(source, target)
+    await fork_as_before(target, "p", "c")
+    await keeps_one_of(source, "p", "two", "three", "four")
+    await source.open()
+    assert "is read by c" in (await migrate(source, target)).failed["p"]
+    assert await said(target, "c") == (["one"],) * 2
+
+
+async def test_a_deletion_that_is_followed_writes_nothing_to_the_source() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    await says(source, "a", "one")
+    await opened(source, target)
+    await migrate(source, target)
+    await target.enqueue(A, [PendingItem("op/0", MESSAGE, b'{"role":"user","content":"x"}', 1.0)])
+    async with perdure.connect(source) as sessions:
+        await sessions.delete("a")
+    await opened(source)
+    done = await migrate(source, target)
+    assert (done.failed, done.deleted) == ({}, 1)
+    assert await source.sessions_with_pending_items() == []
+
+
+async def test_no_store_brings_the_keys_of_another() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    await opened(source, target)
+    await source.acquire(SessionKey("perdure:keyring"), after=0)
+    assert list((await migrate(source, target)).failed) == ["perdure:keyring"]
+    assert await target.holder(SessionKey("perdure:keyring")) is None

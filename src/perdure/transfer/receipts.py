@@ -1,147 +1,120 @@
-"""Receipts of a migration: small blobs in the target that record what an earlier run did.
+"""Receipts of migrations: small blobs in the target that say what an earlier run did.
 
-    equal      a session was found equal to its source, each as it was then
-    untouched  only a migration has written a session under an epoch
-    life       which of several sessions of the same key was copied
-    removed    a migration deleted a copy to write it again; the user did not delete it
-    letter     a dead letter was copied from the source
+    written    what a session has under an epoch was written, or deleted, by migrations alone
+    equal      a session was found equal to its source, each as of a moment
+    post       a pending item was copied: its op id
+    letter     a dead letter was copied: its op id, and its time
 
 No record references them, so garbage collection of blobs must ask `current` first. A receipt of an
-older state of the target, such as before a program opened the session there, is garbage.
+older state of the target, such as before a program wrote the session there, is garbage.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-from collections.abc import Collection, Sequence
-from typing import Any, Final
+from collections.abc import Collection, Container, Mapping
+from contextlib import suppress
+from typing import Any, Literal, TypeAlias, final
 
 import msgspec
 
-from perdure.errors import ConfigError, FormatError
+from perdure.errors import FormatError
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Manifest
-from perdure.records.posts import DeadLetter
-from perdure.store import Store
-from perdure.transfer import bundle_files
-from perdure.transfer.bundle import neutral, neutral_record
+from perdure.records.records import HOLDER_KINDS
+from perdure.store import Store, first_record
+from perdure.transfer.bundle_files import ALL
+from perdure.transfer.second_look import moment_of
 
-EQUAL, UNTOUCHED, LIFE, REMOVED, LETTER = "equal", "untouched", "life", "removed", "letter"
-_PARTS: Final = {EQUAL: 5, UNTOUCHED: 4, LIFE: 4, REMOVED: 4, LETTER: 5}
+Kind: TypeAlias = Literal["written", "equal", "post", "letter"]
 
 
-class ReceiptState(msgspec.Struct, frozen=True):
-    """Summary of a session that changes with every change of it."""
-
-    epoch: int
-    head: int
-    manifest: Manifest | None
-
-
-async def state_of(store: Store, key: SessionKey) -> ReceiptState | None:
-    """Return the state of a session; None if there is none or it was deleted."""
-    manifest = (await store.read_documents(key, ())).manifest
-    head = await store.head(key)
-    holder = await store.holder(key)
-    if holder is None or holder.deleted:
-        return None
-    return ReceiptState(holder.epoch, head, None if manifest is None else neutral(manifest))
+class _Receipt(msgspec.Struct, frozen=True, array_like=True, tag="migrated"):
+    kind: Kind
+    key: SessionKey
+    source: str
+    facts: tuple[Any, ...]
 
 
-def name(receipt: bytes) -> str:
-    """Return the blob name of a receipt."""
-    return hashlib.sha256(receipt).hexdigest()
+@final
+class Receipts:
+    """The receipts of migrations from one store into another."""
+
+    def __init__(self, source: Store, target: Store) -> None:
+        self._source = source
+        self._target = target
+
+    def _receipt(self, kind: Kind, key: SessionKey, facts: tuple[Any, ...]) -> tuple[str, bytes]:
+        data = encode(_Receipt(kind, key, self._source.location, facts))
+        return hashlib.sha256(data).hexdigest(), data
+
+    async def leave(self, kind: Kind, key: SessionKey, *facts: object) -> None:
+        """Leave a receipt."""
+        name, data = self._receipt(kind, key, facts)
+        await self._target.put_blobs(key.tenant, {name: data})
+
+    async def has(self, kind: Kind, key: SessionKey, *facts: object) -> bool:
+        """Return whether there is a receipt."""
+        name, _ = self._receipt(kind, key, facts)
+        return await self._target.get_blob(key.tenant, name) is not None
+
+    async def cover(self, key: SessionKey) -> bool:
+        """Return whether migrations alone have written what the target has of a session."""
+        return await self.has("written", key, await written_under(self._target, key))
 
 
-def equal(source: Store, key: SessionKey, original: ReceiptState, copied: ReceiptState) -> bytes:
-    """Return the receipt that the original and the copy of a session were equal."""
-    return encode([EQUAL, key, source.location, original, copied])
+async def written_under(store: Store, key: SessionKey) -> int:
+    """Return the newest epoch that wrote anything of a session, or deleted it; 0 without one.
 
-
-def untouched(source: Store, key: SessionKey, epoch: int) -> bytes:
-    """Return the receipt that only a migration has written a session in the target."""
-    return encode([UNTOUCHED, key, source.location, epoch])
-
-
-def life(source: Store, key: SessionKey, mark: object) -> bytes:
-    """Return the receipt of a session, with a mark that distinguishes it from others of its key."""
-    return encode([LIFE, key, source.location, mark])
-
-
-def removed(source: Store, key: SessionKey, epoch: int) -> bytes:
-    """Return the receipt that a migration deleted a copy, to write it again."""
-    return encode([REMOVED, key, source.location, epoch])
-
-
-def copied_letter(source: Store, key: SessionKey, letter: DeadLetter) -> bytes:
-    """Return the receipt of a dead letter that was copied from the source."""
-    return encode([LETTER, key, source.location, letter.item.op_id, letter.at])
-
-
-async def is_untouched(source: Store, target: Store, key: SessionKey, epoch: int) -> bool:
-    """Say whether only migrations have written the target's copy of a session.
-
-    A run that is killed between taking its lease and writing its receipt leaves an epoch without a
-    receipt, under which nothing was written. So the newest epoch with a record or a fold counts.
+    Whoever only opened it, and a run that was killed before its first write, changed nothing.
     """
-    if await _has(target, key, untouched(source, key, epoch)):
-        return True
-    manifest = (await target.read_documents(key, ())).manifest
-    newest = 0 if manifest is None else manifest.epoch
-    log = bundle_files.settled_records(target, key, await target.head(key))
-    async with contextlib.aclosing(log) as records:
-        async for record in records:
-            if neutral_record(record) is not None:
-                newest = max(newest, record.epoch)
-    for earlier in range(epoch - 1, max(newest, 1) - 1, -1):
-        if await _has(target, key, untouched(source, key, earlier)):
-            return True
-    return not newest
+    holder = await store.holder(key)
+    manifest = (await store.read_documents(key, ())).manifest
+    log = store.read_log(key, reverse=True)
+    newest = await first_record(log, lambda record: record.kind not in HOLDER_KINDS)
+    folded = 0 if manifest is None else manifest.epoch
+    written = 0 if newest is None else newest.epoch
+    return max(folded, written) or (0 if holder is None else holder.epoch)
 
 
 async def was_removed(source: Store, target: Store, key: SessionKey, epoch: int) -> bool:
-    """Say whether a migration deleted a session under an epoch, to write it again."""
-    return await _has(target, key, removed(source, key, epoch))
-
-
-async def _has(store: Store, key: SessionKey, receipt: bytes) -> bool:
-    return await store.get_blob(key.tenant, name(receipt)) is not None
+    """Return whether a migration deleted a session under this epoch."""
+    return await Receipts(source, target).has("written", key, epoch)
 
 
 async def current(store: Store, tenant: str, names: Collection[str]) -> set[str]:
     """Return the names of those blobs that are receipts and match the store's present state."""
-    receipts: list[tuple[str, list[Any]]] = []
-    for blob in sorted(names):
-        data = await store.get_blob(tenant, blob)
-        parts = None if data is None else _parts(data)
-        if parts is not None:
-            receipts.append((blob, parts))
-    valid = {blob for blob, parts in receipts if await _is_current(store, parts)}
-    copied = {parts[1] for blob, parts in receipts if blob in valid and parts[0] == UNTOUCHED}
-    return valid | {blob for blob, parts in receipts if parts[0] == LIFE and parts[1] in copied}
+    valid: set[str] = set()
+    waiting: dict[SessionKey, set[str]] = {}
+    for name in sorted(names):
+        data = await store.get_blob(tenant, name)
+        if data is not None and data.startswith(b'["migrated",'):
+            with suppress(FormatError):
+                receipt = decode(data, _Receipt)
+                if receipt.kind == "post" and receipt.key not in waiting:
+                    waiting[receipt.key] = await _waiting(store, receipt.key)
+                if await _is_current(store, receipt, waiting):
+                    valid.add(name)
+    return valid
 
 
-def _parts(data: bytes) -> list[Any] | None:
-    """Return a receipt's parts, with the key decoded; None if the blob is not a receipt."""
-    if not data.startswith(tuple(encode([kind])[:-1] + b"," for kind in _PARTS)):
-        return None
-    with contextlib.suppress(FormatError, ConfigError, msgspec.ValidationError):
-        parts = decode(data, list[Any])
-        if len(parts) == _PARTS[parts[0]]:
-            return [parts[0], msgspec.convert(parts[1], SessionKey), *parts[2:]]
-    return None
-
-
-async def _is_current(store: Store, parts: Sequence[Any]) -> bool:
-    kind, key = parts[:2]
-    if kind == LETTER:
-        known = await store.dead_letters(key) if store.capabilities.dead_letters else []
-        return any([letter.item.op_id, letter.at] == parts[3:] for letter in known)
-    if kind == EQUAL:
-        copied = await state_of(store, key)
-        return copied is not None and encode(copied) == encode(parts[4])
+async def _waiting(store: Store, key: SessionKey) -> set[str]:
     holder = await store.holder(key)
-    is_newest = holder is not None and holder.epoch == parts[3]
-    return is_newest and holder is not None and holder.deleted is (kind == REMOVED)
+    epoch = 0 if holder is None else holder.epoch
+    return {item.op_id for item in await store.receive(key, epoch, limit=ALL)}
+
+
+async def _is_current(
+    store: Store, receipt: _Receipt, waiting: Mapping[SessionKey, Container[str]]
+) -> bool:
+    key, facts = receipt.key, list(receipt.facts)
+    match receipt.kind:
+        case "written":
+            return facts == [await written_under(store, key)]
+        case "equal":
+            return encode(await moment_of(store, key)) == encode(facts[-1])
+        case "post":
+            return facts[0] in waiting[key]
+        case "letter":
+            known = await store.dead_letters(key) if store.capabilities.dead_letters else []
+            return any([letter.item.op_id, letter.at] == facts for letter in known)

@@ -2,26 +2,50 @@
 
 What reads a session without a lease reads its documents, its log and its blobs one after the other.
 A program that writes, prunes, renames or forgets it meanwhile can make them look as if they did not
-fit together. So a look that found something wrong counts only if the session, and those that it was
-forked from, were the same before and after it; otherwise it is taken again.
+fit together. So a look that found something wrong counts only if the session was the same before
+and after it; otherwise it is taken again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import anyio
+import msgspec
 
 from perdure.errors import PerdureError, StoreUnavailableError
 from perdure.records.keys import SessionKey
-from perdure.session.stored import followed
+from perdure.records.manifest import Manifest
 from perdure.store import Store
+from perdure.transfer.bundle import neutral
 
 T = TypeVar("T")
 
 PAUSES: Final = (0.05, 0.1, 0.2, 0.4, 0.8)
 """Seconds before each further look."""
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """What changes with every change of a session, but not with its posts and dead letters."""
+
+    epoch: int
+    """The newest one; 0 for a session that was never begun."""
+    deleted: bool
+    head: int
+    manifest: Manifest | None
+    """Without fields that only its store or its log gives."""
+
+
+async def moment_of(store: Store, key: SessionKey) -> Moment:
+    """Return a session's moment."""
+    manifest = (await store.read_documents(key, ())).manifest
+    head, holder = await store.head(key), await store.holder(key)
+    if manifest is not None:
+        manifest = msgspec.structs.replace(neutral(manifest), base=None)
+    if holder is None:
+        return Moment(0, False, head, manifest)
+    return Moment(holder.epoch, holder.deleted, head, manifest)
 
 
 async def look_again(
@@ -41,33 +65,23 @@ async def look_again(
 
     """
     for pause in PAUSES:
-        before = await moment_of(store, key)
+        before = await _seen(store, key)
         try:
             seen = await look()
         except StoreUnavailableError:  # it may be in the middle of a takeover
             pass
         except PerdureError:
-            if before == await moment_of(store, key):
+            if before == await _seen(store, key):
                 raise
         else:
-            if not is_wrong(seen) or before == await moment_of(store, key):
+            if not is_wrong(seen) or before == await _seen(store, key):
                 return seen
         await anyio.sleep(pause)
     return await look()
 
 
-async def moment_of(store: Store, key: SessionKey) -> list[Any]:
-    """Return marks that change with every change of a session, or of one that it is a fork of."""
-    marks: list[Any] = []
-    above: SessionKey | None = key
+async def _seen(store: Store, key: SessionKey) -> Moment | str:
     try:
-        while above is not None and above not in marks:  # a damaged store's may be a circle
-            holder = await store.holder(above)
-            manifest = (await store.read_documents(above, ())).manifest
-            lease = None if holder is None else (holder.epoch, holder.deleted)
-            marks += [above, lease, manifest, await store.head(above)]
-            base = await followed(store).base_of(above)
-            above = None if base is None else base.parent
+        return await moment_of(store, key)
     except PerdureError as error:
-        marks.append(str(error))
-    return marks
+        return str(error)
