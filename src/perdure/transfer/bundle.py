@@ -215,6 +215,26 @@ class _Line(msgspec.Struct, kw_only=True):
     sha256: str | None = None
 
 
+def record_of(line: bytes) -> Record:
+    """Return the record of a line that a `Reader` has read before."""
+    return _record(decode(line, _Line))
+
+
+def blob_of(line: bytes) -> bytes:
+    """Return the bytes of a blob's line that a `Reader` has read before."""
+    return _data(decode(line, _Line))
+
+
+def _record(line: _Line) -> Record:
+    return Record(line.n or 0, 0, line.k, bytes(line.r), line.end is True)
+
+
+def _data(line: _Line) -> bytes:
+    if line.text is not None:
+        return line.text.encode()
+    return base64.b64decode(line.data or "", validate=True)
+
+
 _NO_EXPORT: Final = "if it is your own, copy the session with `perdure migrate` instead"
 
 
@@ -307,7 +327,7 @@ class Reader:
         if seq > before + 1 and not self._is_whole:
             raise self._corrupt(f"an epoch is within a group, before {seq}")
         self._seq, self._is_whole = seq, line.end is True
-        record = Record(seq, 0, line.k, bytes(line.r), line.end is True)
+        record = _record(line)
         try:  # what an import reads of them
             if line.k == BASE:
                 # A log that begins with documents has it at the number of the last removed one.
@@ -406,10 +426,8 @@ class Reader:
         return data
 
     def _bytes(self, line: _Line) -> bytes:
-        if line.text is not None:
-            return line.text.encode()
         try:
-            return base64.b64decode(line.data or "", validate=True)
+            return _data(line)
         except ValueError:
             raise self._corrupt("its data is not base64") from None
 
