@@ -331,7 +331,8 @@ async def _copied(store: Store, key: SessionKey, file: BundleFile) -> WrittenSes
         if file.letters:
             await store.reject(key, epoch, file.letters)
 
-    draft = Draft(source=key, generation=0, up_to=file.head, purpose="restore")
+    head = await followed(view).head(key)
+    draft = Draft(source=key, generation=0, up_to=head, purpose="restore")
     copy = partial(copy_session, view, key, store, key, draft=draft, watch=watch, limits=Limits())
     done = await while_beating(
         (store,), partial(copy, on_epoch=put_letters), watches={store.owner: watch}
