@@ -6,7 +6,7 @@ import hashlib
 import sys
 import threading
 from collections.abc import AsyncGenerator, Collection
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any, final
 
@@ -125,11 +125,14 @@ class BundleFile:
     ) -> AsyncGenerator[BundleFile, None]:
         """Open a bundle, and check all of it; *target* is what its session becomes."""
         run = anyio.to_thread.run_sync
-        file = await run(cls, path, target)
-        with file._file:
-            while await run(file._scan):
+        with closing(await run(cls, path, target)) as file:
+            while await run(file.scan):
                 pass
             yield file
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
     @property
     def base(self) -> Origin | None:
@@ -141,8 +144,8 @@ class BundleFile:
         """Its last record."""
         return self._runs[-1].last if self._runs else 0
 
-    def _scan(self) -> bool:
-        """Read about a part, and return whether there is more."""
+    def scan(self) -> bool:
+        """Read and check about a part, and return whether there is more. Blocking."""
         stop = self._at + PART
         while self._at < stop:
             line = read_line(self._file, bundle.MOST_LINE)
