@@ -12,7 +12,7 @@ import msgspec
 from perdure.errors import CorruptRecordError, PerdureError
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
-from perdure.records.records import Record
+from perdure.records.records import HOLDER_KINDS, Record
 from perdure.session.reach import Reach, ReachedBlob, lost_error
 from perdure.store import (
     Capabilities,
@@ -23,9 +23,9 @@ from perdure.store import (
     PendingItem,
     SessionInfo,
     Store,
+    first_record,
 )
 from perdure.transfer import backups, bundle_files, receipts
-from perdure.transfer.bundle import neutral_record
 from perdure.transfer.migration import Migration, MigrationProgress, keys_of, migrate
 from perdure.transfer.second_look import PAUSES
 from perdure.transfer.views import SessionsView
@@ -338,23 +338,14 @@ async def _leave_alone(view: BackupView, target: Store, summary: RestoreSummary)
     """Hide the sessions that were deleted, or that have newer records, since the backup."""
     for key in view.keys:
         holder = await target.holder(key)
-        if holder is None:
-            continue
-        if holder.draft is not None and holder.deleted:
-            continue  # a run was killed in the middle of it
+        if holder is None or (holder.deleted and holder.draft is not None):
+            continue  # it was never there, or a run was killed in the middle of it
         if holder.deleted:
             if not await receipts.was_removed(view, target, key, holder.epoch):
                 summary.forgotten.append(str(key))
                 view.hidden.add(key)
-        elif await _is_newer(view, target, key):
+            continue
+        log = target.read_log(key, after=await view.head(key))
+        if await first_record(log, lambda record: record.kind not in HOLDER_KINDS):
             summary.failed[str(key)] = f"{target.location} has {key} newer than the backup; {_CURE}"
             view.hidden.add(key)
-
-
-async def _is_newer(view: BackupView, target: Store, key: SessionKey) -> bool:
-    log = target.read_log(key, after=await view.head(key))
-    async with contextlib.aclosing(log) as chunks:
-        async for chunk in chunks:
-            if any(neutral_record(record) is not None for record in chunk.records):
-                return True
-    return False

@@ -309,11 +309,12 @@ async def read_bundle(store: Store, path: Path, *, key: SessionKey | None = None
         stored_key(key.agent)
     async with BundleFile.opened(path, key) as file:
         await require_no_backup(store)
-        return await _copied(store, key or file.key, file)
+        return await _copied(store, key or file.content.key, file)
 
 
 async def _copied(store: Store, key: SessionKey, file: BundleFile) -> WrittenSession:
-    if file.letters and not store.capabilities.dead_letters:
+    letters = file.letters
+    if letters and not store.capabilities.dead_letters:
         raise StoreError(
             f"{file.path} holds dead letters, and {store.location} keeps none: use another store",
             path=file.path,
@@ -324,12 +325,12 @@ async def _copied(store: Store, key: SessionKey, file: BundleFile) -> WrittenSes
             f"{store.location} has a session {key}: choose another id, or delete it first",
             key=str(key),
         )
-    view = BundleView(store, key, file, await _continued(store, key, file.base))
+    view = BundleView(store, key, file, await _continued(store, key, file.content.base))
     watch = OwnerWatch(LeaseOptions(), anyio.current_time)
 
     async def put_letters(epoch: int) -> None:
-        if file.letters:
-            await store.reject(key, epoch, file.letters)
+        if letters:
+            await store.reject(key, epoch, letters)
 
     head = await followed(view).head(key)
     draft = Draft(source=key, generation=0, up_to=head, purpose="restore")
@@ -337,7 +338,7 @@ async def _copied(store: Store, key: SessionKey, file: BundleFile) -> WrittenSes
     done = await while_beating(
         (store,), partial(copy, on_epoch=put_letters), watches={store.owner: watch}
     )
-    return WrittenSession(key, file.count, done.blobs, done.bytes, done.epoch)
+    return WrittenSession(key, file.content.count, done.blobs, done.bytes, done.epoch)
 
 
 async def _continued(store: Store, key: SessionKey, base: Origin | None) -> int:
@@ -375,4 +376,4 @@ async def is_bundle(path: Path) -> bool:
 async def bundle_key(path: Path) -> SessionKey:
     """Read and check all of a bundle, and return its session's key; errors as `read_bundle`."""
     async with BundleFile.opened(path) as file:
-        return file.key
+        return file.content.key

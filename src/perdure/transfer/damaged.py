@@ -19,7 +19,7 @@ from perdure.records.json import encode
 from perdure.records.keys import SessionKey
 from perdure.records.records import MISSING, Record
 from perdure.session.reach import Reach, ReachedBlob
-from perdure.store import Documents, Store, past_damage
+from perdure.store import Documents, Store, first_record, past_damage
 from perdure.transfer import bundle
 from perdure.transfer.bundle_files import dead_letters_of, items_of, reached_blobs, write_items
 
@@ -178,71 +178,51 @@ class _Salvaging:
         reason = "the log ends before them"
         while True:
             try:
-                async with aclosing(self._run(at)) as run:
-                    async for entry in run:
-                        at = entry.last if isinstance(entry, MissingRecords) else entry.seq
-                        yield entry
+                async with aclosing(self._store.read_log(self._key, after=at)) as log:
+                    async for chunk in log:
+                        for record in chunk.records:
+                            if at and record.seq > at + 1:  # a pruned log begins anywhere
+                                yield MissingRecords(at + 1, record.seq - 1, "nobody knows why")
+                            at = record.seq
+                            yield record
                 break
             except CorruptRecordError as error:
                 reason = str(error).partition("; ")[0]
                 next_seq = error.facts.get("next")
                 following = next_seq if isinstance(next_seq, int) else await self._next_readable(at)
-            if not following:
+            # In a larger read, damage after this record may hide it: read it alone.
+            found = await self._one(following) if following else None
+            if found is None:
                 break
             if following > at + 1:
                 yield MissingRecords(at + 1, following - 1, reason)
-            # In a larger read, damage after this record may hide it: read it alone.
-            record = await self._one(following)
-            if record is None:
-                break
             at = following
-            yield record
+            yield found
         if at < self.report.head:
             yield MissingRecords(at + 1, self.report.head, reason)
 
-    async def _run(self, after: int) -> AsyncGenerator[Record | MissingRecords, None]:
-        """Yield records up to damage; a pruned log does not begin at its first record."""
-        at = after
-        async with aclosing(self._store.read_log(self._key, after=after)) as log:
-            async for chunk in log:
-                for record in chunk.records:
-                    if at and record.seq > at + 1:
-                        yield MissingRecords(at + 1, record.seq - 1, "nobody knows why")
-                    at = record.seq
-                    yield record
-
     async def _next_readable(self, at: int) -> int:
-        """Return the number of the first readable record after *at*, 0 for none."""
-        seq, head = at + 1, self.report.head
-        step = 1
-        while seq <= head or (not head and seq <= at + ONE_BY_ONE):
-            if await self._is_readable(seq):
-                return seq if step == 1 else await self._first_of_run(seq - step, seq)
-            if seq - at >= ONE_BY_ONE:
-                step *= 2
-            seq += step
-        return 0 if step == 1 else await self._first_of_run(seq - step, head + 1)
+        """Return the number of the first readable record after *at*, 0 for none.
 
-    async def _first_of_run(self, low: int, high: int) -> int:
-        """Return where the readable run that reaches *high* begins; *low* cannot be read."""
+        After many that cannot be read, only some are tried, and then those in between.
+        """
+        last = self.report.head or at + ONE_BY_ONE
+        low, step = at, 1
+        while low + step <= last and await self._one(low + step) is None:
+            low += step
+            step *= 2 if low - at >= ONE_BY_ONE else 1
+        high = min(low + step, last + 1)
         while high - low > 1:
             middle = (low + high) // 2
-            if await self._is_readable(middle):
-                high = middle
-            else:
+            if await self._one(middle) is None:
                 low = middle
-        return high if high <= self.report.head else 0
-
-    async def _is_readable(self, seq: int) -> bool:
-        return await self._one(seq) is not None
+            else:
+                high = middle
+        return high if high <= last else 0
 
     async def _one(self, seq: int) -> Record | None:
         log = self._store.read_log(self._key, after=seq - 1, before=seq + 1, limit=1)
         try:
-            async with aclosing(log) as chunks:
-                async for chunk in chunks:
-                    for record in chunk.records:
-                        return record if record.seq == seq else None
+            return await first_record(log, lambda record: record.seq == seq)
         except CorruptRecordError:
             return None
-        return None

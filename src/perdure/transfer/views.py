@@ -19,12 +19,12 @@ from perdure.errors import CorruptRecordError
 from perdure.records.chunks import name_of
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import FoldedDocument, Manifest, Origin
-from perdure.records.media import LIFTED_KINDS, holds_references, severed
+from perdure.records.manifest import FoldedDocument, Origin
+from perdure.records.media import LIFTED_KINDS, severed
 from perdure.records.posts import DeadLetter
 from perdure.records.records import BASE, GAP, Record
 from perdure.records.references import spelled
-from perdure.store import Document, Documents, LeaseState, LogChunk, Store
+from perdure.store import Documents, LeaseState, LogChunk, Store
 from perdure.stores.delegate import DelegatingStore, ReadOnlyStore
 from perdure.transfer import bundle
 
@@ -95,28 +95,18 @@ class _Run(msgspec.Struct):
 
 @final
 class BundleFile:
-    """A bundle that was read and checked once: some of it, and where the rest is in the file."""
+    """A bundle that was read and checked once: what is few of it, and where the rest is."""
 
     def __init__(self, path: Path, target: SessionKey | None) -> None:
         self.path: str = str(path)
         self._file = open_regular(path)
         self._lock = threading.Lock()
-        self._reader = bundle.Reader(self.path, target)
         self._at = 0
         self._runs: list[_Run] = []
-        self._begun: Origin | None = None
-        """The newest origin in its log."""
         self._blobs: dict[str, tuple[int, int]] = {}
-        self._listed: dict[str, Document] = {}
-        self._manifest: Manifest | None = None
-        self._is_severed = False
-        """Whether something refers to media that are not in it: lost ones, or another session's."""
-        self.key: SessionKey
-        self.letters: list[DeadLetter] = []
+        self.content = bundle.Reader(self.path, target)
         self.documents = Documents()
         """None unless all of them are there, as they were when they were folded."""
-        self.count: int = 0
-        """How many records it has."""
 
     @classmethod
     @asynccontextmanager
@@ -134,16 +124,6 @@ class BundleFile:
         """Close the file."""
         self._file.close()
 
-    @property
-    def base(self) -> Origin | None:
-        """What precedes its log."""
-        return self._reader.base
-
-    @property
-    def head(self) -> int:
-        """Its last record."""
-        return self._runs[-1].last if self._runs else 0
-
     def scan(self) -> bool:
         """Read and check about a part, and return whether there is more. Blocking."""
         stop = self._at + PART
@@ -152,62 +132,61 @@ class BundleFile:
             if line == b"":
                 self._end()
                 return False
-            self._take(self._reader.item(line), line or b"")
+            self._take(self.content.item(line), line or b"")
         return True
 
     def _take(self, item: bundle.Item, line: bytes) -> None:
-        match item:
-            case bundle.BundleHeader(key):
-                self.key = key
-            case DeadLetter():
-                self.letters.append(_without_references(item))
-            case bundle.BundleBlob(name):  # they come before the records
-                self._blobs[name] = self._at, len(line)
-            case Record():
-                self._take_record(item, line)
-            case bundle.BundleDocument(name, document):
-                self._listed[name] = document
-                self._is_severed |= severed(document.data, self._blobs) != document.data
-            case Manifest():
-                self._manifest = item
+        if isinstance(item, bundle.BundleBlob):
+            self._blobs[item.name] = self._at, len(line)
+        elif isinstance(item, Record):
+            run = self._runs[-1] if self._runs else None
+            if run is None or run.end != self._at or run.end - run.begin >= PART:
+                after = item.seq - 1 if run is None else run.last
+                run = _Run(after, item.seq, self._at, self._at, hashlib.sha256())
+                self._runs.append(run)
+            run.last, run.end = item.seq, self._at + len(line)
+            run.sha256.update(line)
         self._at += len(line)
 
-    def _take_record(self, record: Record, line: bytes) -> None:
-        run = self._runs[-1] if self._runs else None
-        if run is None or run.end != self._at or run.end - run.begin >= PART:
-            after = self.head if self._runs else record.seq - 1
-            run = _Run(after, record.seq, self._at, self._at, hashlib.sha256())
-            self._runs.append(run)
-        run.last, run.end = record.seq, self._at + len(line)
-        run.sha256.update(line)
-        self.count += 1
-        self._is_severed |= self._severed(record) is not record
-        if record.kind == BASE:
-            self._begun = self.base
-
     def _end(self) -> None:
-        if not self._reader.ended:
+        content, manifest = self.content, self.content.manifest
+        if not content.ended:
             raise CorruptRecordError(
                 f"{self.path} is not a whole bundle: its end is missing; export the session again",
                 path=self.path,
             )
-        manifest, begun = self._manifest, self._begun
         if self._runs:  # what was pruned is not filled
-            cut = 0 if begun is None else max(begun.cut - begun.at, 0)
-            self._runs[0].after = min(self._runs[0].after, cut)
+            self._runs[0].after = min(self._runs[0].after, content.cut)
+        last = self._runs[-1].last if self._runs else 0
         end = 1 if manifest is None else max(manifest.as_of_seq, 1)
-        if end > self.head:
-            self._runs.append(_Run(self.head, end, self._at, self._at, hashlib.sha256()))
-        if manifest is not None and not self._is_severed:
-            found = {n: self._listed[n] for n in manifest.documents if n in self._listed}
-            listed = {name: FoldedDocument.of(d.as_of_seq, d.data) for name, d in found.items()}
+        if end > last:
+            self._runs.append(_Run(last, end, self._at, self._at, hashlib.sha256()))
+        if manifest is not None and not content.is_severed:
+            found = {name: content.documents.get(name) for name in manifest.documents}
+            listed = {n: d and FoldedDocument.of(d.as_of_seq, d.data) for n, d in found.items()}
             if listed == manifest.documents:
-                self.documents = Documents(manifest, found)
+                self.documents = Documents(manifest, {n: d for n, d in found.items() if d})
+
+    @property
+    def head(self) -> int:
+        """The last record."""
+        return self._runs[-1].last
+
+    @property
+    def letters(self) -> list[DeadLetter]:
+        """The dead letters; no post refers to media."""
+        return [
+            msgspec.structs.replace(
+                letter,
+                item=msgspec.structs.replace(letter.item, payload=spelled(letter.item.payload)),
+            )
+            for letter in self.content.letters
+        ]
 
     def _severed(self, record: Record) -> Record:
         """Return a record without references to media that are not in the bundle."""
         payload = record.payload
-        if record.kind in LIFTED_KINDS and holds_references(payload):
+        if record.kind in LIFTED_KINDS:
             payload = severed(payload, self._blobs)
         is_same = payload == record.payload
         return record if is_same else msgspec.structs.replace(record, payload=payload)
@@ -247,13 +226,6 @@ class BundleFile:
 
     def _changed(self) -> CorruptRecordError:
         return CorruptRecordError(f"{self.path} was changed while it was read", path=self.path)
-
-
-def _without_references(letter: DeadLetter) -> DeadLetter:
-    if not holds_references(letter.item.payload):  # no post has any
-        return letter
-    post = msgspec.structs.replace(letter.item, payload=spelled(letter.item.payload))
-    return msgspec.structs.replace(letter, item=post)
 
 
 @final
@@ -302,7 +274,7 @@ class BundleView(SessionsView):
         if key != self._key:
             return await self.inner.read_documents(key, names)
         have = self._file.documents
-        if have.manifest is None or key != self._file.key:
+        if have.manifest is None or key != self._file.content.key:
             return Documents()
         wanted = have.found if names is None else names
         return Documents(have.manifest, {n: d for n, d in have.found.items() if n in wanted})
