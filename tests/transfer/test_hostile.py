@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import anyio
 import pytest
 
 import perdure
@@ -39,6 +40,7 @@ from perdure.transfer.bundle import (
     BundleWriter,
     Item,
 )
+from tests.pausing import PausingStore
 from tests.transfer.hostile import ran
 
 KEY = SessionKey("agent", tenant="theirs")
@@ -300,6 +302,43 @@ async def test_gaps_cost_no_more_than_their_numbers(tmp_path: Path) -> None:
     done = await read_bundle(store, bundle(tmp_path / "one.jsonl", *records))
     assert (done.records, done.epoch) == (2000, 1)
     assert await store.head(KEY) == records[-1].seq
+
+
+@pytest.mark.parametrize("what", ["record", "blob"])
+async def test_a_bundle_that_is_changed_while_it_is_imported_lands_nothing(
+    what: str, tmp_path: Path
+) -> None:
+    """What was judged is what is written: not what somebody put in its place meanwhile."""
+    store = PausingStore(MemoryStore())
+    await store.open()
+    data = b"the picture" * 100
+    blob = BundleBlob(name_of(data), data)
+    path = bundle(tmp_path / "one.jsonl", blob, referring(1, len(data), blob.name), said(3))
+    lines = path.read_bytes().splitlines(keepends=True)
+    place = 1 if what == "blob" else 3
+    lines[place] = lines[place].replace(b"dGhl", b"dGhm").replace(b'"x"', b'"y"')
+
+    async def act() -> None:
+        with pytest.raises(StoreError, match="changed while it was read"):
+            await read_bundle(store, path)
+
+    pause = store.pause("acquire")
+    async with anyio.create_task_group() as group:
+        group.start_soon(act)
+        await pause.reached.wait()
+        path.write_bytes(b"".join(lines))
+        pause.go()
+    assert await store.head(KEY) == 0
+
+
+async def test_blobs_that_nothing_names_are_not_written(tmp_path: Path) -> None:
+    store = MemoryStore()
+    await store.open()
+    done = await read_bundle(
+        store, bundle(tmp_path / "one.jsonl", BundleBlob(name_of(b"x"), b"x"), said(2))
+    )
+    assert (done.records, done.blobs) == (1, 0)
+    assert await store.blob_names(KEY.tenant) == []
 
 
 async def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path: Path) -> None:

@@ -301,7 +301,7 @@ async def read_bundle(store: Store, path: Path, *, key: SessionKey | None = None
         InvalidArgumentError: The key is of perdure's own, and no scope.
         LeaseHeldError: Another process makes a session of this key.
         StoreError: It has dead letters, and the store does not support them; or the store lacks
-            the session that it continues, or refused a part of it.
+            the session that it continues, or refused a part of it; or the file was changed.
         UnsupportedVersionError: A newer release wrote it.
 
     """

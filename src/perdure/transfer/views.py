@@ -15,7 +15,7 @@ import anyio.to_thread
 import msgspec
 
 from perdure._lib.files import open_regular, read_line
-from perdure.errors import CorruptRecordError
+from perdure.errors import CorruptRecordError, StoreError
 from perdure.records.chunks import name_of
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
@@ -224,8 +224,9 @@ class BundleFile:
             self._file.seek(at)
             return self._file.read(size)
 
-    def _changed(self) -> CorruptRecordError:
-        return CorruptRecordError(f"{self.path} was changed while it was read", path=self.path)
+    def _changed(self) -> StoreError:
+        message = f"{self.path} was changed while it was read: import it again"
+        return StoreError(message, path=self.path)
 
 
 @final
