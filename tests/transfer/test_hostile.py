@@ -21,7 +21,7 @@ from perdure.errors import (
 from perdure.records.chunks import name_of
 from perdure.records.json import encode
 from perdure.records.keys import BACKUP_JOURNAL, SCOPES, SessionKey, keyring_of
-from perdure.records.manifest import Manifest, Origin
+from perdure.records.manifest import FoldedDocument, Manifest, Origin
 from perdure.records.posts import DeadLetter
 from perdure.records.records import BASE, CONTEXT, EPOCH, GAP, MESSAGE, TAKEN, Record
 from perdure.store import Document, PendingItem
@@ -264,6 +264,26 @@ async def test_no_export_has_more_than_an_import_writes_at_once(
     with pytest.raises(TooLargeError, match="more than 2 dead letters"):
         await write_bundle(store, KEY, tmp_path / "one.jsonl")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("how", ["own", "other id", "changed", "lost", "other's media"])
+async def test_only_whole_documents_of_the_session_itself_are_taken(
+    how: str, tmp_path: Path
+) -> None:
+    store = MemoryStore()
+    await store.open()
+    folded = referring(1, 7, "0" * 64).payload if how == "other's media" else b"{}"
+    data = b"x" if how == "changed" else folded
+    listed = {"x.json": FoldedDocument.of(2, folded)}
+    manifest = Manifest(key=KEY, epoch=0, as_of_seq=4, documents=listed)
+    documents = [] if how == "lost" else [BundleDocument("x.json", Document(data, 2))]
+    key = SessionKey("other", tenant="theirs") if how == "other id" else KEY
+    await read_bundle(store, bundle(tmp_path / "one", said(2), *documents, manifest), key=key)
+    found = await store.read_documents(key)
+    assert (found.manifest is not None, *found.found) == (
+        (True, "x.json") if how == "own" else (False,)
+    )
+    assert await store.head(key) == 4  # the last number is the manifest's
 
 
 async def test_documents_without_a_manifest_are_not_taken(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ async def test_a_bundle_of_what_begins_with_documents_has_them(
 ) -> None:
     source, target = MemoryStore(), MemoryStore()
     async with connect(source, shutdown=QUIET) as sessions:
-        await converse(sessions, "a", "one", "two", "large " + "x" * 3000)
+        await converse(sessions, "a", *map(str, range(40)), "large " + "x" * 3000)
         await sessions.prune(Retention(keep_turns=1), id="a")
         await sessions.fork("a", "fork", history=history)
         before = await look(sessions, "fork")
