@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from perdure.errors import CorruptRecordError
 from perdure.records.keys import SessionKey
 from perdure.records.records import GAP, Record
+from perdure.store import LogChunk
+from perdure.stores.delegate import DelegatingStore
 from perdure.stores.memory import MemoryStore
 from perdure.testing.conformance._kit import append_ok, group, take
-from perdure.transfer import backup, views, write_bundle
+from perdure.transfer import backup, read_bundle, restore_backup, salvage, views, write_bundle
 from perdure.transfer.backup_view import BackupView
 from perdure.transfer.views import BundleFile, BundleView
 
@@ -81,3 +84,60 @@ async def test_a_backups_session_is_read_as_from_its_store() -> None:
     read = await _read(view, KEY)
     assert [(r.seq, r.epoch, r.kind) for r in read] == [(r.seq, r.epoch, r.kind) for r in expected]
     await _alike(view, KEY, read)
+
+
+class Lossy(DelegatingStore):
+    """A store that has lost records, or cannot read them."""
+
+    def __init__(self, store: Any, lost: set[int], *, damaged: bool) -> None:
+        super().__init__(store)
+        self._lost = lost
+        self._damaged = damaged
+
+    async def read_log(self, key: SessionKey, **span: Any) -> Any:
+        for record in await _read(self.inner, key, **span):
+            if key == KEY and record.seq in self._lost:
+                if self._damaged:
+                    raise CorruptRecordError(f"record {record.seq} is damaged; restore it")
+                continue
+            yield LogChunk((record,))
+
+
+@pytest.mark.parametrize("lost", [{5}, {13}], ids=["in the middle", "the last"])
+async def test_a_backup_that_has_lost_a_record_restores_no_session_without_it(
+    lost: set[int],
+) -> None:
+    store, kept, new = await _filled(), MemoryStore(), MemoryStore()
+    for one in (kept, new):
+        await one.open()
+    assert not (await backup(store, kept)).failed
+    assert [entry.kind for entry in (await _read(kept, KEY))[-2:]] == ["kept", "point"]
+    assert len(await _read(kept, KEY)) == 14
+    restored = await restore_backup(Lossy(kept, lost, damaged=False), new)
+    assert "is damaged after record" in restored.failed["ada"]
+    assert await new.head(KEY) == 0
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [[(10, 12), (14, 20)], [(3, 2500)], [(2, 2), (100, 1500), (2900, 3001)]],
+    ids=["one between", "many", "some"],
+)
+async def test_a_salvage_finds_each_record_that_can_be_read(
+    lost: list[tuple[int, int]], tmp_path: Path
+) -> None:
+    store, new = MemoryStore(), MemoryStore()
+    for one in (store, new):
+        await one.open()
+    grant = await take(store, KEY)
+    await append_ok(store, grant, 2, *[entry for n in range(3000) for entry in group(str(n))])
+    numbers = {seq for first, last in lost for seq in range(first, last + 1)}
+    damaged = Lossy(store, numbers, damaged=True)
+    found = await salvage(damaged, KEY, tmp_path / "left")
+    assert [(run.first, run.last) for run in found.missing] == lost
+    assert found.records == 3000 - len(numbers)
+    await read_bundle(new, tmp_path / "left")
+    there = {record.seq: record.payload for record in await _read(new, KEY)}
+    for record in await _read(store, KEY):
+        if record.kind != "epoch" and record.seq not in numbers:
+            assert there[record.seq] == record.payload

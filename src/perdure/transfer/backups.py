@@ -370,7 +370,7 @@ class _Run:
         if documents.damaged:
             documents = Documents()  # a restore rebuilds them from the log
         head = await self.source.head(key)
-        goes_on = await self._goes_on(key, point, documents.manifest)
+        goes_on = await self._goes_on(key, point)
         # What a killed run has copied, what was lost, and what a fork begins with, is in none of
         # the new records.
         is_every = point.lacks > 0 or is_resumed or documents.manifest is None
@@ -433,12 +433,10 @@ class _Run:
         readable = [item for item in waiting if not item.damage]
         return readable, [letter for letter in letters if not letter.item.damage], damaged
 
-    async def _goes_on(self, key: SessionKey, point: RunPoint, manifest: Manifest | None) -> bool:
+    async def _goes_on(self, key: SessionKey, point: RunPoint) -> bool:
         """Say whether the source still has, unpruned, the records that the backup has."""
         if not point.head:
             return True
-        if _cut(point.manifest) != _cut(manifest):
-            return False
         first = await first_record(self.source.read_log(key, limit=1))
         last = await first_record(self.source.read_log(key, after=point.head - 1, limit=1))
         if first is None or first.seq != point.first or last is None:
@@ -622,7 +620,3 @@ def _kept(record: Record) -> BackupLine:
 def _plain(manifest: Manifest | None) -> Manifest | None:
     null = msgspec.Raw(b"null")
     return None if manifest is None else msgspec.structs.replace(manifest, position=null)
-
-
-def _cut(manifest: Manifest | None) -> int:
-    return 0 if manifest is None or manifest.base is None else manifest.base.cut
