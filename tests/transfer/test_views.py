@@ -113,7 +113,11 @@ async def test_a_backup_that_has_lost_a_record_restores_no_session_without_it(
     assert not (await backup(store, kept)).failed
     assert [entry.kind for entry in (await _read(kept, KEY))[-2:]] == ["kept", "point"]
     assert len(await _read(kept, KEY)) == 14
-    restored = await restore_backup(Lossy(kept, lost, damaged=False), new)
+    lossy = Lossy(kept, lost, damaged=False)
+    for reverse in (False, True):
+        with pytest.raises(CorruptRecordError, match="is damaged after record"):
+            await _read(await BackupView.of(lossy), KEY, reverse=reverse)
+    restored = await restore_backup(lossy, new)
     assert "is damaged after record" in restored.failed["ada"]
     assert await new.head(KEY) == 0
 
