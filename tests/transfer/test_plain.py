@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from perdure import Message, Retention, SessionManager, Shutdown, connect
+from perdure import Message, Retention, SessionManager, Shutdown, connect, store_for
 from perdure.cli.check import audit
 from perdure.errors import SessionError, StoreError
 from perdure.memory.ledger import change_entry
@@ -181,6 +181,42 @@ async def test_a_bundle_of_what_begins_with_documents_has_them(
         assert (await sessions.rebuild_working_context(new, dry_run=True)).wrong == ()
         await sessions.fork(new, "fork of it")
         assert (await look(sessions, "fork of it"))["said"] == [*before["said"], "on"]
+
+
+@pytest.mark.parametrize("kind", ["file", "sqlite", "memory"])
+async def test_a_pruned_session_has_the_same_bundle_from_every_store(
+    kind: str, tmp_path: Path
+) -> None:
+    """Also where the store removes no more than whole files or rows of what was pruned."""
+    urls = {"file": str(tmp_path / "one"), "sqlite": f"sqlite:///{tmp_path}/one.db"}
+    source: Any = store_for(urls[kind]) if kind in urls else MemoryStore()
+    imported, moved = MemoryStore(), store_for(tmp_path / "two")
+    async with connect(source, shutdown=QUIET) as sessions, sessions.open("a") as session:
+        for number in range(20):
+            async with session.turn():
+                session.append(Message.user(f"question {number}"))
+        await session.save()
+        await sessions.prune(Retention(keep_turns=3), id="a")
+    for store in (source, imported, moved):
+        await store.open()
+    key = SessionKey("a")
+    await write_bundle(source, key, tmp_path / "first")
+    written = (tmp_path / "first").read_bytes()
+    log = b"".join(line for line in written.splitlines() if line.startswith(b'{"n":'))
+    assert b"question 3" not in log
+    assert b"question 18" in log
+    await read_bundle(imported, tmp_path / "first")
+    await read_bundle(imported, tmp_path / "first", key=SessionKey("other"))
+    assert (await migrate(source, moved)).failed == {}
+    for place, store in (("second", imported), ("third", moved)):
+        await write_bundle(store, key, tmp_path / place)
+        assert (tmp_path / place).read_bytes() == written
+    for store in (source, moved):
+        await store.aclose()
+    async with connect(imported, shutdown=QUIET) as sessions:
+        view = await sessions.load("other")
+        assert view is not None
+        assert len(await view.history(limit=100)) == 3
 
 
 @pytest.mark.parametrize("new", ["fork", "other"])

@@ -25,11 +25,12 @@ from perdure.errors import (
     TooLargeError,
 )
 from perdure.lease import LeaseOptions, OnHeld, OwnerWatch, acquire_lease, while_beating
-from perdure.records.json import BOM
+from perdure.records.json import BOM, encode
 from perdure.records.keys import SessionKey, stored_key
 from perdure.records.manifest import Origin
 from perdure.records.posts import DeadLetter
-from perdure.records.records import Record
+from perdure.records.records import BASE, Record
+from perdure.session.copied import OWN_KINDS
 from perdure.session.copier import copy_session
 from perdure.session.options import Limits, require_no_backup
 from perdure.session.reach import SALVAGE, Reach, ReachedBlob, lost_error, reach_of
@@ -60,7 +61,11 @@ async def items(store: Store, key: SessionKey) -> AsyncGenerator[bundle.Item, No
     letters = await dead_letters_of(store, key)
     _require_readable(key, letters)
     lost: list[ReachedBlob] = []
-    blobs = await reached_blobs(await reach(store, key, documents, head), lost)
+    if documents.manifest is None:
+        session_reach = await reach(store, key, documents, head)
+    else:
+        session_reach = await reach_of(store, key, documents, content(store, key, head))
+    blobs = await reached_blobs(session_reach, lost)
     if lost:
         raise lost_error(key, lost, SALVAGE)
     records = content(store, key, head)
@@ -122,10 +127,19 @@ async def dead_letters_of(store: Store, key: SessionKey) -> list[DeadLetter]:
 
 
 async def content(store: Store, key: SessionKey, head: int) -> AsyncGenerator[Record, None]:
-    """Yield the log up to record *head*, without the store's own records and fields."""
-    async with aclosing(settled_records(store, key, head)) as log:
+    """Yield the log up to record *head*, without the store's own records and fields.
+
+    What was pruned is named once, by its last number, wherever the store has that.
+    """
+    base = await followed(store).base_of(key) or Origin()
+    is_plain = not base.at  # else it is a fork of before
+    cut = base.cut if is_plain else 0
+    if cut:
+        yield Record(cut, 0, BASE, encode(Origin(cut=cut, folded=base.folded)), end=True)
+    async with aclosing(settled_records(store, key, head, after=cut)) as log:
         async for record in log:
-            if (neutral := bundle.neutral_record(record)) is not None:
+            neutral = bundle.neutral_record(record)
+            if neutral is not None and not (is_plain and record.kind in OWN_KINDS):
                 yield neutral
 
 
@@ -187,7 +201,7 @@ async def reach(
         lineage = followed(store)
         documents, head = await lineage.read_documents(key), head + base.at
         return await reach_of(lineage, key, documents, settled_records(lineage, key, head))
-    return await reach_of(store, key, documents, content(store, key, head))
+    return await reach_of(store, key, documents, settled_records(store, key, head))
 
 
 async def reached_blobs(reach: Reach, lost: list[ReachedBlob]) -> dict[str, bytes | None]:

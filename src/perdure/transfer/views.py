@@ -158,7 +158,8 @@ class BundleFile:
         if self._runs:  # what was pruned is not filled
             self._runs[0].after = min(self._runs[0].after, content.cut)
         last = self._runs[-1].last if self._runs else 0
-        end = 1 if manifest is None else max(manifest.as_of_seq, 1)
+        end = content.cut + 1  # a copy takes up to one record at least
+        end = end if manifest is None else max(manifest.as_of_seq, end)
         if end > last:
             self._runs.append(_Run(last, end, self._at, self._at, hashlib.sha256()))
         if manifest is not None and not content.is_severed:
