@@ -14,8 +14,13 @@ import pytest
 import perdure
 from perdure import Limits, Message, Retention, SessionKey
 from perdure.errors import ConfigError, LeaseHeldError, StoreError
+from perdure.records.chunks import name_of
+from perdure.records.json import encode
+from perdure.records.manifest import Manifest
+from perdure.records.records import MESSAGE, Entry
 from perdure.store import open_read_only
 from perdure.stores.memory import MemoryBacking, MemoryStore
+from perdure.testing.conformance._kit import append_ok, take
 from perdure.transfer import (
     backup,
     backups,
@@ -182,6 +187,41 @@ async def test_a_run_that_was_killed_is_gone_on_with(tmp_path: Path) -> None:
     key = [SessionKey("ada")]
     was = await bundles(source, key, tmp_path / "was")
     assert await bundles(tmp_path / "new", key, tmp_path / "is") == was
+
+
+async def test_a_blob_that_the_last_run_did_not_come_to_is_copied_by_the_next() -> None:
+    """It was killed behind the record that names it, or the source had lost it."""
+    source, target, key = MemoryStore(), MemoryStore(), SessionKey("ada")
+    await source.open()
+    await target.open()
+    data = b"what a tool returned"
+    name = name_of(data)
+    payload = encode(
+        {"role": "tool", "tool_payload": {"perdure_tool_result_ref": {"sha256": name}}}
+    )
+    grant = await take(source, key)
+    await append_ok(source, grant, 2, Entry(MESSAGE, payload, end=True))
+    await source.put_blobs("", {name: data})
+    await source.write_documents(key, {}, Manifest(key=key, epoch=grant.epoch, as_of_seq=2))
+    await source.release(key, grant.epoch)
+
+    killed = PausingStore(target)
+    pause = killed.pause("put_blobs")
+    async with anyio.create_task_group() as group:
+        group.start_soon(backup, source, killed)
+        await pause.reached.wait()
+        group.cancel_scope.cancel()
+    assert await target.blob_names("") == []
+    assert (await backup(source, target)).failed == {}
+    assert await target.blob_names("") == [name]
+
+    other = MemoryStore()
+    await other.open()
+    await source.remove_blobs("", [name])
+    await backup(source, other)
+    await source.put_blobs("", {name: data})
+    assert (await backup(source, other)).failed == {}
+    assert await other.get_blob("", name) == data
 
 
 async def test_what_was_forgotten_stays_forgotten(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import anyio
 import pytest
 
 import perdure
@@ -20,7 +21,7 @@ from perdure.errors import (
 from perdure.records.chunks import name_of
 from perdure.records.json import encode
 from perdure.records.keys import BACKUP_JOURNAL, SCOPES, SessionKey, keyring_of
-from perdure.records.manifest import Manifest, Origin
+from perdure.records.manifest import FoldedDocument, Manifest, Origin
 from perdure.records.posts import DeadLetter
 from perdure.records.records import BASE, CONTEXT, EPOCH, GAP, MESSAGE, TAKEN, Record
 from perdure.store import Document, PendingItem
@@ -39,6 +40,7 @@ from perdure.transfer.bundle import (
     BundleWriter,
     Item,
 )
+from tests.pausing import PausingStore
 from tests.transfer.hostile import ran
 
 KEY = SessionKey("agent", tenant="theirs")
@@ -190,7 +192,7 @@ async def test_a_fork_whose_parent_is_not_there_lands_nothing(tmp_path: Path) ->
     grant = await take(store, parent)
     await append_ok(store, grant, 2, *group("before"))
     await read_bundle(store, path)
-    assert await store.head(KEY) == 3
+    assert await store.head(KEY) == 5  # both of the parent's, and all of its own
 
 
 def referring(times: int, size: int, name: str, kind: str = MESSAGE) -> Record:
@@ -264,6 +266,26 @@ async def test_no_export_has_more_than_an_import_writes_at_once(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("how", ["own", "other id", "changed", "lost", "other's media"])
+async def test_only_whole_documents_of_the_session_itself_are_taken(
+    how: str, tmp_path: Path
+) -> None:
+    store = MemoryStore()
+    await store.open()
+    folded = referring(1, 7, "0" * 64).payload if how == "other's media" else b"{}"
+    data = b"x" if how == "changed" else folded
+    listed = {"x.json": FoldedDocument.of(2, folded)}
+    manifest = Manifest(key=KEY, epoch=0, as_of_seq=4, documents=listed)
+    documents = [] if how == "lost" else [BundleDocument("x.json", Document(data, 2))]
+    key = SessionKey("other", tenant="theirs") if how == "other id" else KEY
+    await read_bundle(store, bundle(tmp_path / "one", said(2), *documents, manifest), key=key)
+    found = await store.read_documents(key)
+    assert (found.manifest is not None, *found.found) == (
+        (True, "x.json") if how == "own" else (False,)
+    )
+    assert await store.head(key) == 4  # the last number is the manifest's
+
+
 async def test_documents_without_a_manifest_are_not_taken(tmp_path: Path) -> None:
     store = MemoryStore()
     await store.open()
@@ -300,6 +322,43 @@ async def test_gaps_cost_no_more_than_their_numbers(tmp_path: Path) -> None:
     done = await read_bundle(store, bundle(tmp_path / "one.jsonl", *records))
     assert (done.records, done.epoch) == (2000, 1)
     assert await store.head(KEY) == records[-1].seq
+
+
+@pytest.mark.parametrize("what", ["record", "blob"])
+async def test_a_bundle_that_is_changed_while_it_is_imported_lands_nothing(
+    what: str, tmp_path: Path
+) -> None:
+    """What was judged is what is written: not what somebody put in its place meanwhile."""
+    store = PausingStore(MemoryStore())
+    await store.open()
+    data = b"the picture" * 100
+    blob = BundleBlob(name_of(data), data)
+    path = bundle(tmp_path / "one.jsonl", blob, referring(1, len(data), blob.name), said(3))
+    lines = path.read_bytes().splitlines(keepends=True)
+    place = 1 if what == "blob" else 3
+    lines[place] = lines[place].replace(b"dGhl", b"dGhm").replace(b'"x"', b'"y"')
+
+    async def act() -> None:
+        with pytest.raises(StoreError, match="changed while it was read"):
+            await read_bundle(store, path)
+
+    pause = store.pause("acquire")
+    async with anyio.create_task_group() as group:
+        group.start_soon(act)
+        await pause.reached.wait()
+        path.write_bytes(b"".join(lines))
+        pause.go()
+    assert await store.head(KEY) == 0
+
+
+async def test_blobs_that_nothing_names_are_not_written(tmp_path: Path) -> None:
+    store = MemoryStore()
+    await store.open()
+    done = await read_bundle(
+        store, bundle(tmp_path / "one.jsonl", BundleBlob(name_of(b"x"), b"x"), said(2))
+    )
+    assert (done.records, done.blobs) == (1, 0)
+    assert await store.blob_names(KEY.tenant) == []
 
 
 async def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import anyio
 import pytest
 
-from perdure import Message, Retention, SessionManager, Shutdown, connect
+from perdure import Message, Retention, SessionManager, Shutdown, connect, store_for
 from perdure.cli.check import audit
-from perdure.errors import SessionError
+from perdure.errors import SessionError, StoreError
 from perdure.memory.ledger import change_entry
 from perdure.records.keys import SessionKey
 from perdure.records.records import BASE, EFFECT, ENDING, FORK
@@ -165,7 +165,7 @@ async def test_a_bundle_of_what_begins_with_documents_has_them(
 ) -> None:
     source, target = MemoryStore(), MemoryStore()
     async with connect(source, shutdown=QUIET) as sessions:
-        await converse(sessions, "a", "one", "two", "large " + "x" * 3000)
+        await converse(sessions, "a", *map(str, range(40)), "large " + "x" * 3000)
         await sessions.prune(Retention(keep_turns=1), id="a")
         await sessions.fork("a", "fork", history=history)
         before = await look(sessions, "fork")
@@ -181,6 +181,96 @@ async def test_a_bundle_of_what_begins_with_documents_has_them(
         assert (await sessions.rebuild_working_context(new, dry_run=True)).wrong == ()
         await sessions.fork(new, "fork of it")
         assert (await look(sessions, "fork of it"))["said"] == [*before["said"], "on"]
+
+
+@pytest.mark.parametrize("kind", ["file", "sqlite", "memory"])
+async def test_a_pruned_session_has_the_same_bundle_from_every_store(
+    kind: str, tmp_path: Path
+) -> None:
+    """Also where the store removes no more than whole files or rows of what was pruned."""
+    urls = {"file": str(tmp_path / "one"), "sqlite": f"sqlite:///{tmp_path}/one.db"}
+    source: Any = store_for(urls[kind]) if kind in urls else MemoryStore()
+    imported, moved = MemoryStore(), store_for(tmp_path / "two")
+    async with connect(source, shutdown=QUIET) as sessions, sessions.open("a") as session:
+        for number in range(20):
+            async with session.turn():
+                session.append(Message.user(f"question {number}"))
+        await session.save()
+        await sessions.prune(Retention(keep_turns=3), id="a")
+    for store in (source, imported, moved):
+        await store.open()
+    key = SessionKey("a")
+    await write_bundle(source, key, tmp_path / "first")
+    written = (tmp_path / "first").read_bytes()
+    log = b"".join(line for line in written.splitlines() if line.startswith(b'{"n":'))
+    assert b"question 3" not in log
+    assert b"question 18" in log
+    await read_bundle(imported, tmp_path / "first")
+    await read_bundle(imported, tmp_path / "first", key=SessionKey("other"))
+    assert (await migrate(source, moved)).failed == {}
+    for place, store in (("second", imported), ("third", moved)):
+        await write_bundle(store, key, tmp_path / place)
+        assert (tmp_path / place).read_bytes() == written
+    for store in (source, moved):
+        await store.aclose()
+    async with connect(imported, shutdown=QUIET) as sessions:
+        view = await sessions.load("other")
+        assert view is not None
+        assert len(await view.history(limit=100)) == 3
+
+
+@pytest.mark.parametrize("new", ["fork", "other"])
+async def test_a_bundle_of_a_fork_of_before_is_plain_where_its_parent_is(
+    tmp_path: Path, new: str
+) -> None:
+    source, target = MemoryBacking(), MemoryBacking()
+    async with connect(MemoryStore(backing=source), shutdown=QUIET) as sessions:
+        await converse(sessions, "parent", "one", "large " + "x" * 3000)
+    old, here = MemoryStore(backing=source), MemoryStore(backing=target)
+    for store in (old, here):
+        await store.open()
+    await fork_as_before(old, "parent", "fork")
+    await say_as_before(old, "fork", "mine")
+    for id in ("fork", "parent"):
+        await write_bundle(old, SessionKey(id), tmp_path / id)
+    with pytest.raises(StoreError, match="import that session first"):
+        await read_bundle(here, tmp_path / "fork")
+    assert await here.drafts("") == []
+    await read_bundle(here, tmp_path / "parent")
+    await read_bundle(here, tmp_path / "fork", key=SessionKey(new))
+    async with connect(MemoryStore(backing=source), shutdown=QUIET) as sessions:
+        before = await look(sessions, "fork")
+    async with connect(MemoryStore(backing=target), shutdown=QUIET) as sessions:
+        assert await look(sessions, new) == before
+        await sessions.delete("parent")
+        async with sessions.open(new) as session:
+            session.append(Message.user("on"))
+            await session.aclose()
+        assert (await look(sessions, new))["said"] == [*before["said"], "on"]
+
+
+async def test_an_import_that_was_killed_leaves_nothing_and_is_repeated(tmp_path: Path) -> None:
+    source, new = MemoryStore(), MemoryBacking()
+    async with connect(source, shutdown=QUIET) as sessions:
+        await converse(sessions, "a", "one", "large " + "x" * 3000)
+        before = await look(sessions, "a")
+    await source.open()
+    await write_bundle(source, SessionKey("a"), tmp_path / "bundle")
+    killed = PausingStore(MemoryStore(backing=new))
+    await killed.open()
+    pause = killed.pause("publish")
+    async with anyio.create_task_group() as group:
+        group.start_soon(read_bundle, killed, tmp_path / "bundle")
+        await pause.reached.wait()
+        assert await killed.sessions() == []
+        killed.left = 0
+        group.cancel_scope.cancel()
+    await killed._store.aclose()
+    again = MemoryStore(backing=new)
+    await again.open()
+    await read_bundle(again, tmp_path / "bundle")
+    async with connect(again, shutdown=QUIET) as sessions:
+        assert await look(sessions, "a") == before
 
 
 @pytest.mark.parametrize("history", ["full", "context"])

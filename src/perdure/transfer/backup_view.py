@@ -12,7 +12,7 @@ import msgspec
 from perdure.errors import CorruptRecordError, PerdureError
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
-from perdure.records.records import Record
+from perdure.records.records import HOLDER_KINDS, Record
 from perdure.session.reach import Reach, ReachedBlob, lost_error
 from perdure.store import (
     Capabilities,
@@ -20,18 +20,16 @@ from perdure.store import (
     Document,
     Documents,
     LeaseState,
-    LogChunk,
     PendingItem,
     SessionInfo,
     Store,
+    first_record,
 )
-from perdure.stores.delegate import DelegatingStore, ReadOnlyStore
 from perdure.transfer import backups, bundle_files, receipts
-from perdure.transfer.bundle import neutral_record
 from perdure.transfer.migration import Migration, MigrationProgress, keys_of, migrate
 from perdure.transfer.second_look import PAUSES
+from perdure.transfer.views import SessionsView
 
-CHUNK = 500
 _CURE = "it stays as it is: to have both, restore the backup into an empty store"
 
 
@@ -63,11 +61,11 @@ class VerifyReport(msgspec.Struct, kw_only=True):
 
 
 @final
-class BackupView(DelegatingStore):
+class BackupView(SessionsView):
     """Read-only view of a backup's sessions, each as of its newest point."""
 
     def __init__(self, store: Store) -> None:
-        super().__init__(ReadOnlyStore(store))
+        super().__init__(store)
         self._points: dict[SessionKey, tuple[int, backups.RunPoint]] = {}
         self.hidden: set[SessionKey] = set()
         """Sessions that the view leaves out."""
@@ -123,47 +121,21 @@ class BackupView(DelegatingStore):
                 }
         return sorted(keys.difference(self._points))
 
-    async def read_log(
-        self,
-        key: SessionKey,
-        *,
-        after: int = 0,
-        before: int | None = None,
-        limit: int | None = None,
-        reverse: bool = False,
-    ) -> AsyncGenerator[LogChunk, None]:
-        """Read a session's records under their original sequence numbers.
-
-        Raises:
-            CorruptRecordError: The backup lacks one, or they are in disorder.
-
-        """
-        last = 0
-        records: list[Record] = []
-        remaining = -1 if limit is None else limit
-        async with contextlib.aclosing(self.entries(key)) as entries:
+    async def records(
+        self, key: SessionKey, after: int, before: int, *, reverse: bool
+    ) -> AsyncGenerator[Record, None]:
+        head = await self.head(key)
+        step, at = (-1, head + 1) if reverse else (1, 0)
+        async with contextlib.aclosing(self.entries(key, reverse=reverse)) as entries:
             async for entry in entries:
-                if entry.kind != backups.KEPT:
-                    continue
                 record = decode(entry.payload, backups.BackupLine).record()
-                if last and record.seq != last + 1:
-                    raise self._incomplete(key, last)
-                last = record.seq
-                if record.seq <= after or (before is not None and record.seq >= before):
-                    continue
-                records.append(record)
-                if not reverse and (len(records) == remaining or len(records) >= CHUNK):
-                    yield LogChunk(tuple(records))
-                    remaining -= len(records)
-                    records = []
-                    if remaining == 0:
-                        return
-        if last < await self.head(key):
-            raise self._incomplete(key, last)
-        if reverse:
-            records = records[::-1][:limit]
-        if records:
-            yield LogChunk(tuple(records))
+                if at and record.seq != at + step:
+                    raise self._incomplete(key, at)
+                at = record.seq
+                if after < at < before:
+                    yield record
+        if at < head and not reverse:
+            raise self._incomplete(key, at)
 
     def _incomplete(self, key: SessionKey, last: int) -> CorruptRecordError:
         return CorruptRecordError(
@@ -173,16 +145,19 @@ class BackupView(DelegatingStore):
             seq=last,
         )
 
-    async def entries(self, key: SessionKey) -> AsyncGenerator[Record, None]:
-        """Yield the backup's entries of a session up to its newest point."""
+    async def entries(
+        self, key: SessionKey, *, reverse: bool = False
+    ) -> AsyncGenerator[Record, None]:
+        """Yield the backup's entries of a session's records up to its newest point."""
         if key in self.hidden or key not in self._points:
             return
         at, point = self._points[key]
-        log = self.inner.read_log(key, after=point.begin, before=at)
+        log = self.inner.read_log(key, after=point.begin, before=at, reverse=reverse)
         async with contextlib.aclosing(log) as chunks:
             async for chunk in chunks:
                 for record in chunk.records:
-                    yield record
+                    if record.kind == backups.KEPT:
+                        yield record
 
     async def head(self, key: SessionKey) -> int:
         """Return the last record of the newest point."""
@@ -288,15 +263,14 @@ async def _verify(view: BackupView, key: SessionKey, sound: set[str]) -> int:
     """Check a session, passing over *sound* blobs, and return how many records it has."""
     point = view.point(key)
     assert point is not None  # as it was listed
-    total, count = "", 0
+    found, count = backups.RunPoint(), 0
     documents = await view.read_documents(key)
     reach = Reach(view, key, documents)
     async with contextlib.aclosing(view.entries(key)) as entries:
         async for entry in entries:
-            if entry.kind == backups.KEPT:
-                total, count = backups.hashed(total, entry.payload), count + 1
-                reach.feed(decode(entry.payload, backups.BackupLine).record())
-    if total != point.sum:
+            reach.feed(found.take(entry.payload))
+            count += 1
+    if found.sum != point.sum:
         raise CorruptRecordError(
             f"the records of {key} in {view.location} are not those that were written", key=str(key)
         )
@@ -364,23 +338,14 @@ async def _leave_alone(view: BackupView, target: Store, summary: RestoreSummary)
     """Hide the sessions that were deleted, or that have newer records, since the backup."""
     for key in view.keys:
         holder = await target.holder(key)
-        if holder is None:
-            continue
-        if holder.draft is not None and holder.deleted:
-            continue  # a run was killed in the middle of it
+        if holder is None or (holder.deleted and holder.draft is not None):
+            continue  # it was never there, or a run was killed in the middle of it
         if holder.deleted:
             if not await receipts.was_removed(view, target, key, holder.epoch):
                 summary.forgotten.append(str(key))
                 view.hidden.add(key)
-        elif await _is_newer(view, target, key):
+            continue
+        log = target.read_log(key, after=await view.head(key))
+        if await first_record(log, lambda record: record.kind not in HOLDER_KINDS):
             summary.failed[str(key)] = f"{target.location} has {key} newer than the backup; {_CURE}"
             view.hidden.add(key)
-
-
-async def _is_newer(view: BackupView, target: Store, key: SessionKey) -> bool:
-    log = target.read_log(key, after=await view.head(key))
-    async with contextlib.aclosing(log) as chunks:
-        async for chunk in chunks:
-            if any(neutral_record(record) is not None for record in chunk.records):
-                return True
-    return False

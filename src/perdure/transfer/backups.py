@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import Final, final
 
 import anyio
@@ -30,6 +30,7 @@ from perdure.records.json import decode, encode
 from perdure.records.keys import BACKUP_JOURNAL, SessionKey
 from perdure.records.manifest import Manifest, origin_in
 from perdure.records.records import EPOCH, Entry, Record
+from perdure.session.lifecycle import append_durably
 from perdure.session.options import require_no_backup
 from perdure.session.reach import RESTORE, Reach, ReachedBlob, lost_error
 from perdure.store import (
@@ -38,7 +39,6 @@ from perdure.store import (
     Documents,
     HeldLease,
     PendingItem,
-    Status,
     Store,
     first_record,
 )
@@ -69,26 +69,35 @@ class BackupLine(msgspec.Struct, frozen=True, omit_defaults=True):
         return Record(self.n, self.e, self.k, bytes(self.r), self.end)
 
 
-class RunPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """State of a session at the end of a run."""
+class RunPoint(msgspec.Struct, kw_only=True):
+    """State of a session at the end of a run, and of what a run has written so far."""
 
-    head: int
+    head: int = 0
     """The source's last record."""
-    epoch: int
+    epoch: int = 0
     """The source's newest epoch."""
-    begin: int
+    begin: int = 0
     """The backup's entry after which the session's records begin."""
     first: int = 0
     """Sequence number of its first record."""
     mark: str = ""
     """Hash of its last record, to check that the source still has it."""
     sum: str = ""
-    """Checksum of all of its records."""
+    """Checksum of all of its records: a hash chain."""
     manifest: Manifest | None = None
     posts: list[PendingItem] = []
     letters: list[DeadLetter] = []
     lacks: int = 0
     """How many blobs the source had lost: the next run looks for them again."""
+
+    def take(self, payload: bytes) -> Record:
+        """Take in the next `BackupLine`, and return its record."""
+        record = decode(payload, BackupLine).record()
+        self.first = self.first or record.seq
+        self.head = record.seq
+        self.mark = hashlib.sha256(payload).hexdigest()
+        self.sum = hashlib.sha256(self.sum.encode() + payload).hexdigest()
+        return record
 
 
 class Backup(msgspec.Struct, kw_only=True):
@@ -209,59 +218,39 @@ class SessionEnd(msgspec.Struct):
 
     head: int = 0
     """The last entry of the backup's log."""
-    point: RunPoint | None = None
     at: int = 0
-    """The point's sequence number in the backup's log."""
-    is_clean: bool = False
-    """Whether no entry follows the point."""
-    begin: int = 0
-    first: int = 0
-    last: BackupLine | None = None
-    """The newest record after the point."""
-    sum: str = ""
-
-
-def hashed(before: str, payload: bytes) -> str:
-    """Return the checksum of records after one more: a hash chain."""
-    return hashlib.sha256(before.encode() + payload).hexdigest()
+    """The newest point's."""
+    point: RunPoint | None = None
 
 
 async def end_of(target: Store, key: SessionKey) -> SessionEnd:
-    """Find the newest point, and the entries that a killed run appended after it."""
+    """Find the newest point."""
     end = SessionEnd()
-    behind: list[bytes] = []
-    log = target.read_log(key, reverse=True)
-    clean = True
-    async with contextlib.aclosing(log) as chunks:
-        async for chunk in chunks:
-            for record in chunk.records:
-                end.head = end.head or record.seq
-                if record.kind == POINT:
-                    end.point, end.at = decode(record.payload, RunPoint), record.seq
-                    end.is_clean = clean
-                    return _resumed(end, behind)
-                if record.kind == EPOCH:
-                    continue
-                clean = False
-                if end.begin:
-                    continue  # looking for the point only
-                if record.kind == KEPT:
-                    behind.append(record.payload)
-                elif record.kind == ANEW:
-                    end.begin = record.seq
-    return _resumed(end, behind)
 
+    def is_point(record: Record) -> bool:
+        end.head = end.head or record.seq
+        return record.kind == POINT
 
-def _resumed(end: SessionEnd, behind: list[bytes]) -> SessionEnd:
-    """Apply the entries after the point; *behind* has the newest first."""
-    if end.point is not None and not end.begin:
-        end.begin, end.first, end.sum = end.point.begin, end.point.first, end.point.sum
-    for payload in reversed(behind):
-        end.sum = hashed(end.sum, payload)
-    if behind:
-        end.last = decode(behind[0], BackupLine)
-        end.first = end.first or decode(behind[-1], BackupLine).n
+    found = await first_record(target.read_log(key, reverse=True), is_point)
+    if found is not None:
+        end.at, end.point = found.seq, decode(found.payload, RunPoint)
     return end
+
+
+async def _resumed(target: Store, key: SessionKey, end: SessionEnd) -> tuple[RunPoint, bool]:
+    """Return the newest point with what a killed run appended after it, and whether it did."""
+    point = RunPoint() if end.point is None else msgspec.structs.replace(end.point)
+    is_resumed = False
+    if end.head > end.at:
+        async with contextlib.aclosing(target.read_log(key, after=end.at)) as log:
+            async for chunk in log:
+                for record in chunk.records:
+                    if record.kind == ANEW:
+                        point = RunPoint(begin=record.seq)
+                    elif record.kind == KEPT:
+                        point.take(record.payload)
+                    is_resumed = is_resumed or record.kind != EPOCH
+    return point, is_resumed
 
 
 class _Saved(msgspec.Struct, frozen=True):
@@ -367,31 +356,34 @@ class _Run:
         if holder is not None and holder.deleted and key not in self._waiting:
             self._deleted.add(key)  # since it was listed
             return _Saved()
-        end = await self._end(key)
+        end, point, is_resumed = await self._end(key)
         # In this order: what is taken from the inbox is in the log by then.
         epoch = 0 if holder is None else holder.epoch
         posts, letters, damaged = await self._posted(key, epoch)
         manifest = (await self.source.read_documents(key, ())).manifest
         head = await self.source.head(key)
-        if end.is_clean and end.point is not None:
-            was = end.point
+        if end.point is not None and not is_resumed and not point.lacks:
             now = (head, epoch, _plain(manifest), posts, letters)
-            same = (was.head, was.epoch, was.manifest, was.posts, was.letters) == now
-            if same and not was.lacks:
+            if now == (point.head, point.epoch, point.manifest, point.posts, point.letters):
                 return _Saved(damaged, is_there=True)
         documents = await self.source.read_documents(key)
         if documents.damaged:
             documents = Documents()  # a restore rebuilds them from the log
         head = await self.source.head(key)
-        goes_on = await self._goes_on(key, end, documents.manifest)
+        goes_on = await self._goes_on(key, point)
+        # What a killed run has copied, what was lost, and what a fork begins with, is in none of
+        # the new records.
+        is_every = point.lacks > 0 or is_resumed or documents.manifest is None
+        point.epoch, point.posts, point.letters = epoch, posts, letters
+        point.manifest = _plain(documents.manifest)
         async with self._lease(key) as grant:
             if grant.head != end.head + 1:  # by a run that was taken for dead, and was not
                 raise errors.StoreUnavailableError(
                     f"{key} was written in {self.target.location} by another run: try again",
                     key=str(key),
                 )
-            writing = _SessionBackup(self, grant, end if goes_on else None, documents)
-            lost = await writing.bring(head, epoch, posts, letters)
+            writing = _SessionBackup(self, grant, point, documents)
+            lost = await writing.bring(head, is_anew=not goes_on, is_every=is_every)
         if lost:
             cure = f"all else of it is in the backup; {RESTORE}, and run this again"
             damaged = damaged or str(lost_error(key, lost, cure))
@@ -399,15 +391,16 @@ class _Run:
             self._erased.add(key.tenant)
         return _Saved(damaged, is_written=True)
 
-    async def _end(self, key: SessionKey) -> SessionEnd:
+    async def _end(self, key: SessionKey) -> tuple[SessionEnd, RunPoint, bool]:
         """Find how far the backup reaches; delete a damaged one, to be written again in full."""
         try:
-            return await end_of(self.target, key)
+            end = await end_of(self.target, key)
+            return end, *await _resumed(self.target, key, end)
         except errors.CorruptRecordError:
             async with self._lease(key) as grant:
                 await self.target.delete(key, grant.epoch)
             self._erased.add(key.tenant)
-            return SessionEnd()
+            return SessionEnd(), RunPoint(), False
 
     async def _posted(
         self, key: SessionKey, epoch: int
@@ -440,35 +433,15 @@ class _Run:
         readable = [item for item in waiting if not item.damage]
         return readable, [letter for letter in letters if not letter.item.damage], damaged
 
-    async def _goes_on(self, key: SessionKey, end: SessionEnd, manifest: Manifest | None) -> bool:
+    async def _goes_on(self, key: SessionKey, point: RunPoint) -> bool:
         """Say whether the source still has, unpruned, the records that the backup has."""
-        point = end.point
-        if end.last is None and (point is None or not point.head):
+        if not point.head:
             return True
-        if (
-            point is not None
-            and end.begin == point.begin
-            and _cut(point.manifest) != _cut(manifest)
-        ):
+        first = await first_record(self.source.read_log(key, limit=1))
+        last = await first_record(self.source.read_log(key, after=point.head - 1, limit=1))
+        if first is None or first.seq != point.first or last is None:
             return False
-        first = await self._record(key, after=0)
-        if first is None or first.seq != end.first:
-            return False
-        if end.last is not None:
-            at, mark = end.last.n, _mark(end.last)
-        else:
-            assert point is not None
-            at, mark = point.head, point.mark
-        last = await self._record(key, after=at - 1)
-        return last is not None and last.seq == at and _mark(_kept(last)) == mark
-
-    async def _record(self, key: SessionKey, *, after: int) -> Record | None:
-        log = self.source.read_log(key, after=after, limit=1)
-        async with contextlib.aclosing(log) as chunks:
-            async for chunk in chunks:
-                for record in chunk.records:
-                    return record
-        return None
+        return hashlib.sha256(encode(_kept(last))).hexdigest() == point.mark
 
     # blobs
 
@@ -536,137 +509,60 @@ class _Run:
         return leased(self.target, key, watches=self.watches, wait=self._wait)
 
     async def _note(self, kind: str, what: object) -> None:
-        await append(self.target, self._journal, self._noted + 1, [Entry(kind, encode(what))])
+        entries = (Entry(kind, encode(what)),)
+        journal = self._journal
+        await append_durably(
+            self.target, Batch(journal.key, journal.epoch, self._noted + 1, entries)
+        )
         self._noted += 1
-
-
-async def append(target: Store, grant: HeldLease, first: int, entries: list[Entry]) -> None:
-    """Append to a log of the backup.
-
-    Raises:
-        StoreError: The store refused the batch.
-
-    """
-    batch = Batch(grant.key, grant.epoch, first, tuple(entries))
-    outcome = (await target.append_many([batch]))[0]
-    if outcome.status is not Status.OK:
-        raise errors.StoreError(
-            f"{target.location} did not take what belongs to {grant.key}: {outcome.error}",
-            key=str(grant.key),
-        ) from outcome.error
 
 
 @final
 class _SessionBackup:
     """Update of one session's backup in one run."""
 
-    def __init__(
-        self, run: _Run, grant: HeldLease, end: SessionEnd | None, documents: Documents
-    ) -> None:
+    def __init__(self, run: _Run, grant: HeldLease, point: RunPoint, documents: Documents) -> None:
         self._run = run
         self._grant = grant
         self._key = grant.key
         self._next = grant.head + 1
         self._entries: list[Entry] = []
         self._size = 0
+        self._point = point
         self._documents = documents
-        self._reach = Reach(run.source, grant.key, documents)
-        # What a killed run has copied, what was lost, and what a fork begins with, is in none of
-        # the new records.
-        lacks = end is not None and end.point is not None and end.point.lacks > 0
-        is_resumed = end is not None and end.last is not None
-        self._every = lacks or is_resumed or documents.manifest is None
-        self._anew = end is None
-        self._begin = 0 if end is None else end.begin
-        self._first = 0 if end is None else end.first
-        self._sum = "" if end is None else end.sum
-        self._at, self._mark = 0, ""
-        if end is not None and end.last is not None:
-            self._at, self._mark = end.last.n, _mark(end.last)
-        elif end is not None and end.point is not None and end.begin == end.point.begin:
-            self._at, self._mark = end.point.head, end.point.mark
 
-    async def bring(
-        self,
-        head: int,
-        epoch: int,
-        posts: list[PendingItem],
-        letters: list[DeadLetter],
-    ) -> list[ReachedBlob]:
+    async def bring(self, head: int, *, is_anew: bool, is_every: bool) -> list[ReachedBlob]:
         """Append the new records up to *head*, then the point that completes the session.
 
         Returns the blobs that the source has lost: they are not in the backup.
         """
-        if self._anew:
-            self._begin = self._next
+        run, key, point = self._run, self._key, self._point
+        if is_anew:
+            point.head, point.first, point.mark, point.sum = 0, 0, "", ""
+            point.begin = self._next
             self._add(Entry(ANEW, b"{}"))
-        async with contextlib.aclosing(self._records(head)) as records:
+        reach = Reach(run.source, key, self._documents)
+        records = bundle_files.settled_records(run.source, key, head, after=point.head)
+        async with contextlib.aclosing(records):
             async for record in records:
-                await self._take(record)
+                reach.feed(record)
+                payload = encode(_kept(record))
+                point.take(payload)
+                run.report.records += 1
+                self._add(Entry(KEPT, payload, record.end))
+                if record.end and self._size >= PART:
+                    await self._flush()
         await self._flush()
-        lost = await self._put_blobs(head)
-        point = RunPoint(
-            head=self._at,
-            epoch=epoch,
-            begin=self._begin,
-            first=self._first,
-            mark=self._mark,
-            sum=self._sum,
-            manifest=_plain(self._documents.manifest),
-            posts=posts,
-            letters=letters,
-            lacks=len(lost),
-        )
+        if is_every:
+            reach = await bundle_files.reach(run.source, key, self._documents, head)
+        lost = await run.put_blobs(reach, key.tenant)  # before the point that counts on them
+        point.lacks = len(lost)
         self._add(Entry(POINT, encode(point)))
         await self._flush()
         await self._put_documents(self._documents)
-        if self._anew:
-            await self._run.target.trim(self._key, self._grant.epoch, self._begin)
+        if is_anew:
+            await run.target.trim(key, self._grant.epoch, point.begin)
         return lost
-
-    async def _put_blobs(self, head: int) -> list[ReachedBlob]:
-        """Copy what is reached, before the point that counts on it."""
-        run, key = self._run, self._key
-        reach = self._reach
-        if self._every:
-            reach = await bundle_files.reach(run.source, key, self._documents, head)
-        return await run.put_blobs(reach, key.tenant)
-
-    async def _records(self, head: int) -> AsyncGenerator[Record, None]:
-        at = self._at
-        log = self._run.source.read_log(self._key, after=at, before=head + 1)
-        async with contextlib.aclosing(log) as chunks:
-            async for chunk in chunks:
-                if not chunk.settled:
-                    raise errors.StoreUnavailableError(
-                        f"session {self._key} is just being taken over: try again",
-                        key=str(self._key),
-                    )
-                for record in chunk.records:
-                    if at and record.seq != at + 1:
-                        raise errors.StoreUnavailableError(
-                            f"session {self._key} was pruned while it was read: try again",
-                            key=str(self._key),
-                        )
-                    at = record.seq
-                    yield record
-        if at < head:
-            raise errors.StoreUnavailableError(
-                f"session {self._key} ended at {at} while it was read: try again",
-                key=str(self._key),
-            )
-
-    async def _take(self, record: Record) -> None:
-        line = _kept(record)
-        payload = encode(line)
-        self._first = self._first or record.seq
-        self._at, self._mark = record.seq, _mark(line)
-        self._sum = hashed(self._sum, payload)
-        self._reach.feed(record)
-        self._run.report.records += 1
-        self._add(Entry(KEPT, payload, record.end))
-        if record.end and self._size >= PART:
-            await self._flush()
 
     def _add(self, entry: Entry) -> None:
         self._entries.append(entry)
@@ -677,7 +573,8 @@ class _SessionBackup:
         if not self._entries:
             return
         entries, self._entries = self._entries, []
-        await append(self._run.target, self._grant, self._next, entries)
+        batch = Batch(self._key, self._grant.epoch, self._next, tuple(entries))
+        await append_durably(self._run.target, batch)
         self._next += len(entries)
         self._run.report.bytes += self._size
         self._size = 0
@@ -720,14 +617,6 @@ def _kept(record: Record) -> BackupLine:
     return BackupLine(record.seq, record.epoch, record.kind, msgspec.Raw(payload), record.end)
 
 
-def _mark(line: BackupLine) -> str:
-    return hashlib.sha256(encode(line)).hexdigest()
-
-
 def _plain(manifest: Manifest | None) -> Manifest | None:
     null = msgspec.Raw(b"null")
     return None if manifest is None else msgspec.structs.replace(manifest, position=null)
-
-
-def _cut(manifest: Manifest | None) -> int:
-    return 0 if manifest is None or manifest.base is None else manifest.base.cut

@@ -215,12 +215,32 @@ class _Line(msgspec.Struct, kw_only=True):
     sha256: str | None = None
 
 
+def record_of(line: bytes) -> Record:
+    """Return the record of a line that a `Reader` has read before."""
+    return _record(decode(line, _Line))
+
+
+def blob_of(line: bytes) -> bytes:
+    """Return the bytes of a blob's line that a `Reader` has read before."""
+    return _data(decode(line, _Line))
+
+
+def _record(line: _Line) -> Record:
+    return Record(line.n or 0, 0, line.k, bytes(line.r), line.end is True)
+
+
+def _data(line: _Line) -> bytes:
+    if line.text is not None:
+        return line.text.encode()
+    return base64.b64decode(line.data or "", validate=True)
+
+
 _NO_EXPORT: Final = "if it is your own, copy the session with `perdure migrate` instead"
 
 
 @final
 class Reader:
-    """Decoder of lines to items; detects missing and changed lines.
+    """Decoder of lines to items; detects missing and changed lines, and keeps what is few.
 
     Args:
         source: Name of the source, for error messages.
@@ -231,18 +251,31 @@ class Reader:
     def __init__(self, source: str, key: SessionKey | None = None) -> None:
         self._source = source
         self._keys = set() if key is None else {key}
-        self._blobs: dict[str, int] = {}
         self._kept = KeptItems()
-        self.base: Origin | None = None
-        """The newest origin that its log names, else its manifest's."""
         self._hash = hashlib.sha256()
         self._lines = 0
         self._bytes_read = 0
-        self._seq = 1
         self._is_whole = True
         """Whether the last record ends its group."""
         self._missing = 0
         """Sequence numbers that were left out so far."""
+        self.key: SessionKey
+        """That of its first line."""
+        self.blobs: dict[str, int] = {}
+        """The sizes of its blobs."""
+        self.letters: list[DeadLetter] = []
+        self.documents: dict[str, Document] = {}
+        self.manifest: Manifest | None = None
+        self.base: Origin | None = None
+        """The newest origin that its log names, else its manifest's."""
+        self.cut: int = 0
+        """How many records that would begin its log were removed, as the log says."""
+        self.seq: int = 1
+        """The last record."""
+        self.count: int = 0
+        """How many it has."""
+        self.is_severed: bool = False
+        """Whether something refers to media that are not in it: lost ones, or another session's."""
         self.ended: bool = False
         """Whether the footer was read; until then the bundle is incomplete."""
 
@@ -284,14 +317,16 @@ class Reader:
         if line.n is not None:
             return self._record(line, line.n)
         if line.dead_letter is not None:
+            self.letters.append(line.dead_letter)
             return line.dead_letter
         if line.blob is not None:
             data = self._blob(line)
-            self._blobs[line.blob] = len(data)
+            self.blobs[line.blob] = len(data)
             return BundleBlob(line.blob, data)
         if line.document is not None:
             document = Document(self._bytes(line), line.as_of)
             self._require_media(document.data)
+            self.documents[line.document] = document
             return BundleDocument(line.document, document)
         if line.manifest is not None:
             return self._manifest(line.manifest)
@@ -300,18 +335,20 @@ class Reader:
     def _record(self, line: _Line, seq: int) -> Record:
         if line.k in HOLDER_KINDS:
             raise self._corrupt(f"a record of the kind {line.k} is a store's own")
-        before = self._seq
+        before = self.seq
         if seq <= before:
             raise self._corrupt(f"record {seq} is out of order after {before}")
         self._leave_out(seq)
         if seq > before + 1 and not self._is_whole:
             raise self._corrupt(f"an epoch is within a group, before {seq}")
-        self._seq, self._is_whole = seq, line.end is True
-        record = Record(seq, 0, line.k, bytes(line.r), line.end is True)
+        self.seq, self._is_whole = seq, line.end is True
+        self.count += 1
+        record = _record(line)
         try:  # what an import reads of them
             if line.k == BASE:
                 # A log that begins with documents has it at the number of the last removed one.
                 self.base = self._origin(decode(record.payload, Origin), seq)
+                self.cut = max(self.base.cut - self.base.at, 0)
             elif line.k == TAKEN:
                 decode(record.payload, InboxTakenPayload)
         except CorruptRecordError as error:
@@ -327,8 +364,9 @@ class Reader:
     def _require_media(self, data: bytes) -> None:
         """Refuse references that say another size of a blob than it has."""
         for medium in referred(data):
-            size = self._blobs.get(medium.name, medium.bytes)  # without its blob, it is lost
-            if size != medium.bytes:
+            size = self.blobs.get(medium.name)
+            self.is_severed = self.is_severed or size is None
+            if size not in {None, medium.bytes}:
                 raise self._corrupt(f"a medium of {medium.bytes} bytes is a blob of {size}")
 
     def _manifest(self, manifest: Manifest) -> Manifest:
@@ -337,6 +375,7 @@ class Reader:
         if manifest.base is not None:
             origin = self._origin(manifest.base, manifest.as_of_seq)
             self.base = self.base or origin
+        self.manifest = manifest
         return manifest
 
     def _origin(self, base: Origin, head: int) -> Origin:
@@ -351,7 +390,7 @@ class Reader:
                 if key in self._keys:
                     raise self._corrupt("the session would continue itself")
         for name in filter(None, (base.kept, base.folded)):
-            if name not in self._blobs:
+            if name not in self.blobs:
                 raise self._corrupt(f"the session begins with the blob {name}, which is not in it")
         # What precedes its own log is another session's, or kept, or was removed.
         is_there = base.parent is not None or bool(base.kept) or base.at <= base.cut
@@ -364,11 +403,11 @@ class Reader:
 
     def _require_whole(self) -> None:
         if not self._is_whole:
-            raise self._corrupt(f"the log ends within a group, at {self._seq}")
+            raise self._corrupt(f"the log ends within a group, at {self.seq}")
 
     def _leave_out(self, seq: int) -> None:
         """Count the numbers that are missing before *seq*."""
-        self._missing += max(seq - self._seq - 1, 0)
+        self._missing += max(seq - self.seq - 1, 0)
         if self._missing > MOST_MISSING:
             raise self._corrupt(f"more than {MOST_MISSING} records are missing before {seq}")
 
@@ -381,6 +420,7 @@ class Reader:
             )
         key = stored_key(line.agent, line.session, line.tenant)
         self._keys.add(key)
+        self.key = key
         return BundleHeader(key, version)
 
     def _end(self, line: _Line) -> BundleFooter:
@@ -406,10 +446,8 @@ class Reader:
         return data
 
     def _bytes(self, line: _Line) -> bytes:
-        if line.text is not None:
-            return line.text.encode()
         try:
-            return base64.b64decode(line.data or "", validate=True)
+            return _data(line)
         except ValueError:
             raise self._corrupt("its data is not base64") from None
 

@@ -18,10 +18,10 @@ from perdure.errors import CorruptRecordError, PerdureError, SessionNotFoundErro
 from perdure.records.json import encode
 from perdure.records.keys import SessionKey
 from perdure.records.records import MISSING, Record
-from perdure.session.reach import Reach
-from perdure.store import DeadLetter, Documents, Store, past_damage
+from perdure.session.reach import Reach, ReachedBlob
+from perdure.store import Documents, Store, first_record, past_damage
 from perdure.transfer import bundle
-from perdure.transfer.bundle_files import dead_letters_of, write_items
+from perdure.transfer.bundle_files import dead_letters_of, items_of, reached_blobs, write_items
 
 ONE_BY_ONE: Final = 1000
 """Records that are tried one by one after damage, before the step size doubles."""
@@ -86,7 +86,6 @@ async def salvage(store: Store, key: SessionKey, path: Path) -> Salvage:
     token = past_damage.set(True)
     try:
         salvaging = _Salvaging(store, key)
-        await salvaging.look()
         salvaging.report.bytes = await write_items(path, salvaging.items())
         return salvaging.report
     finally:
@@ -97,22 +96,19 @@ class _Salvaging:
     def __init__(self, store: Store, key: SessionKey) -> None:
         self._store = store
         self._key = key
-        self._documents = Documents()
-        self._blobs: list[str] = []
-        self._letters: list[DeadLetter] = []
         self.report = Salvage(key=key)
 
-    async def look(self) -> None:
-        """Read all of the session once, and fill the report."""
+    async def items(self) -> AsyncGenerator[bundle.Item, None]:
+        """Read all of the session once, and fill the report; then yield the bundle's items."""
         report = self.report
-        await self._look_at_documents()
+        documents = await self._documents()
         try:
-            head = await self._store.head(self._key)
+            report.head = await self._store.head(self._key)
         except CorruptRecordError:
-            head = 0
-        manifest = self._documents.manifest
-        report.head = max(head, manifest.as_of_seq if manifest is not None else 0)
-        reach = Reach(self._store, self._key, self._documents)
+            report.head = 0
+        if documents.manifest is not None:
+            report.head = max(report.head, documents.manifest.as_of_seq)
+        reach = Reach(self._store, self._key, documents)
         async with aclosing(self._log()) as log:
             async for entry in log:
                 if isinstance(entry, MissingRecords):
@@ -124,66 +120,34 @@ class _Salvaging:
             raise SessionNotFoundError(
                 f"there is no session {self._key} in {self._store.location}", key=str(self._key)
             )
-        await self._look_at_blobs(reach)
-        await self._look_at_letters()
+        lost: list[ReachedBlob] = []
+        blobs = await reached_blobs(reach, lost)
+        report.blobs, report.lost_blobs = len(blobs), sorted(blob.name for blob in lost)
+        letters = await dead_letters_of(self._store, self._key)
+        sound = [letter for letter in letters if not letter.item.damage]
+        report.dead_letters, report.lost_dead_letters = len(sound), len(letters) - len(sound)
+        records = self._records()
+        items = items_of(self._store, self._key, sound, blobs, records, documents)
+        async with aclosing(items):
+            async for item in items:
+                yield item
+        yield bundle.BundleFooter()
 
-    async def _look_at_documents(self) -> None:
+    async def _documents(self) -> Documents:
+        """Return the intact documents, and the manifest of these alone."""
         try:
-            self._documents = await self._store.read_documents(self._key)
+            have = await self._store.read_documents(self._key)
         except PerdureError as error:
             self.report.lost_documents.append(f"all of them: {error}")
-        else:
-            self.report.lost_documents += self._documents.damaged
-            self.report.unproven_tail = self._documents.unproven_tail
-            if self._documents.manifest is not None:
-                self.report.documents = sorted(self._documents.found)
-
-    async def _look_at_letters(self) -> None:
-        letters = await dead_letters_of(self._store, self._key)
-        self._letters = [letter for letter in letters if not letter.item.damage]
-        self.report.dead_letters = len(self._letters)
-        self.report.lost_dead_letters = len(letters) - len(self._letters)
-
-    async def _look_at_blobs(self, reach: Reach) -> None:
-        async with aclosing(reach.blobs()) as blobs:
-            async for blob in blobs:
-                if blob.is_lost:
-                    self.report.lost_blobs.append(blob.name)
-                elif not blob.why:  # else the log has it
-                    self._blobs.append(blob.name)
-        self._blobs.sort()
-        self.report.lost_blobs.sort()
-        self.report.blobs = len(self._blobs)
-
-    async def _blob(self, name: str) -> bytes | None:
-        try:
-            return await self._store.get_blob(self._key.tenant, name)
-        except CorruptRecordError:
-            return None
-
-    async def items(self) -> AsyncGenerator[bundle.Item, None]:
-        """Yield the bundle's items; call `look` first."""
-        yield bundle.BundleHeader(self._key, 2 if self._letters else 1)
-        for letter in self._letters:
-            yield letter
-        for name in self._blobs:
-            data = await self._blob(name)
-            if data is not None:
-                yield bundle.BundleBlob(name, data)
-        async with aclosing(self._records()) as records:
-            async for record in records:
-                yield record
-        manifest = self._documents.manifest
-        if manifest is not None:
-            for name, document in sorted(self._documents.found.items()):
-                yield bundle.BundleDocument(name, document)
-            listed = {
-                name: entry
-                for name, entry in manifest.documents.items()
-                if name in self._documents.found
-            }
-            yield msgspec.structs.replace(manifest, documents=listed)
-        yield bundle.BundleFooter()
+            return Documents()
+        self.report.lost_documents += have.damaged
+        self.report.unproven_tail = have.unproven_tail
+        if have.manifest is None:
+            return Documents()
+        self.report.documents = sorted(have.found)
+        every = have.manifest.documents
+        listed = {name: every[name] for name in every if name in have.found}
+        return Documents(msgspec.structs.replace(have.manifest, documents=listed), have.found)
 
     async def _records(self) -> AsyncGenerator[Record, None]:
         """Yield the log in complete groups, with one ``missing`` record per lost run."""
@@ -214,71 +178,51 @@ class _Salvaging:
         reason = "the log ends before them"
         while True:
             try:
-                async with aclosing(self._run(at)) as run:
-                    async for entry in run:
-                        at = entry.last if isinstance(entry, MissingRecords) else entry.seq
-                        yield entry
+                async with aclosing(self._store.read_log(self._key, after=at)) as log:
+                    async for chunk in log:
+                        for record in chunk.records:
+                            if at and record.seq > at + 1:  # a pruned log begins anywhere
+                                yield MissingRecords(at + 1, record.seq - 1, "nobody knows why")
+                            at = record.seq
+                            yield record
                 break
             except CorruptRecordError as error:
                 reason = str(error).partition("; ")[0]
                 next_seq = error.facts.get("next")
                 following = next_seq if isinstance(next_seq, int) else await self._next_readable(at)
-            if not following:
+            # In a larger read, damage after this record may hide it: read it alone.
+            found = await self._one(following) if following else None
+            if found is None:
                 break
             if following > at + 1:
                 yield MissingRecords(at + 1, following - 1, reason)
-            # In a larger read, damage after this record may hide it: read it alone.
-            record = await self._one(following)
-            if record is None:
-                break
             at = following
-            yield record
+            yield found
         if at < self.report.head:
             yield MissingRecords(at + 1, self.report.head, reason)
 
-    async def _run(self, after: int) -> AsyncGenerator[Record | MissingRecords, None]:
-        """Yield records up to damage; a pruned log does not begin at its first record."""
-        at = after
-        async with aclosing(self._store.read_log(self._key, after=after)) as log:
-            async for chunk in log:
-                for record in chunk.records:
-                    if at and record.seq > at + 1:
-                        yield MissingRecords(at + 1, record.seq - 1, "nobody knows why")
-                    at = record.seq
-                    yield record
-
     async def _next_readable(self, at: int) -> int:
-        """Return the number of the first readable record after *at*, 0 for none."""
-        seq, head = at + 1, self.report.head
-        step = 1
-        while seq <= head or (not head and seq <= at + ONE_BY_ONE):
-            if await self._is_readable(seq):
-                return seq if step == 1 else await self._first_of_run(seq - step, seq)
-            if seq - at >= ONE_BY_ONE:
-                step *= 2
-            seq += step
-        return 0 if step == 1 else await self._first_of_run(seq - step, head + 1)
+        """Return the number of the first readable record after *at*, 0 for none.
 
-    async def _first_of_run(self, low: int, high: int) -> int:
-        """Return where the readable run that reaches *high* begins; *low* cannot be read."""
+        After many that cannot be read, only some are tried, and then those in between.
+        """
+        last = self.report.head or at + ONE_BY_ONE
+        low, step = at, 1
+        while low + step <= last and await self._one(low + step) is None:
+            low += step
+            step *= 2 if low - at >= ONE_BY_ONE else 1
+        high = min(low + step, last + 1)
         while high - low > 1:
             middle = (low + high) // 2
-            if await self._is_readable(middle):
-                high = middle
-            else:
+            if await self._one(middle) is None:
                 low = middle
-        return high if high <= self.report.head else 0
-
-    async def _is_readable(self, seq: int) -> bool:
-        return await self._one(seq) is not None
+            else:
+                high = middle
+        return high if high <= last else 0
 
     async def _one(self, seq: int) -> Record | None:
         log = self._store.read_log(self._key, after=seq - 1, before=seq + 1, limit=1)
         try:
-            async with aclosing(log) as chunks:
-                async for chunk in chunks:
-                    for record in chunk.records:
-                        return record if record.seq == seq else None
+            return await first_record(log, lambda record: record.seq == seq)
         except CorruptRecordError:
             return None
-        return None
