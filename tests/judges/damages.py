@@ -17,7 +17,7 @@ from perdure.memory.index import MEMORY, MemoryIndex
 from perdure.records.archives import blobs_of, entry_of
 from perdure.records.checkpoints import ExplicitState
 from perdure.records.json import decode
-from perdure.records.manifest import FoldedDocuments, HistoryIndex
+from perdure.records.manifest import FoldedDocuments
 from perdure.records.media import referred
 from perdure.records.messages import RESULT_REF
 from perdure.session.internals import store_of, working_context
@@ -140,18 +140,15 @@ class Names(NamedTuple):
     file: str
     folded: str
     document: str
-    index: str
-    segment: str
 
 
 async def names_of(url: str) -> Names:
     """Find a blob for each way in which the sessions that `fill` makes reach them."""
     async with perdure.connect(url, read_only=True) as sessions:
         ada = await sessions.load("ada")
-        pruned, copied = await sessions.load("pruned"), await sessions.load("copied")
+        pruned = await sessions.load("pruned")
         assert ada is not None
         assert pruned is not None
-        assert copied is not None
         store = followed(store_of(ada))
 
         async def blob(name: str) -> bytes:
@@ -167,9 +164,7 @@ async def names_of(url: str) -> Names:
             return str(chosen[0].sha256)
 
         base = await store.base_of(pruned.key)
-        own = await store.base_of(copied.key)
         assert base is not None
-        assert own is not None
         result = next(
             message.tool_result.extra[RESULT_REF]
             for message in ada.context()
@@ -200,8 +195,6 @@ async def names_of(url: str) -> Names:
             file=next(name for entry in entries for name in blobs_of(entry)),
             folded=base.folded,
             document=folded.documents["working_context_snapshot.json"].sha256,
-            index=own.kept,
-            segment=decode(await blob(own.kept), HistoryIndex).pieces[0].blob,
         )
 
 
@@ -259,8 +252,7 @@ STORE = [
     Damage("a file of an archive lost", "ada", lambda at, n: at.blob(n.file, lost)),
     Damage("the documents at a cut lost", "pruned", lambda at, n: at.blob(n.folded, lost)),
     Damage("a document at a cut flipped", "pruned", lambda at, n: at.blob(n.document, flipped)),
-    Damage("the index of a copy's history lost", "copied", lambda at, n: at.blob(n.index, lost)),
-    Damage("a copy's history flipped", "copied", lambda at, n: at.blob(n.segment, flipped)),
+    Damage("a record of a copy changed", "copied", lambda at, _: at.record("copied", flipped)),
 ]
 
 VERIFY, RESTORE = "backup --verify", "restore-backup"
@@ -278,7 +270,7 @@ BACKUPS = [
     Damage("the root of a state lost", "ada", lambda at, n: at.blob(n.root, lost)),
     Damage("a chunk of a state flipped", "ada", lambda at, n: at.blob(n.leaf, flipped)),
     Damage("a file of an archive lost", "ada", lambda at, n: at.blob(n.file, lost)),
-    Damage("a copy's history lost", "copied", lambda at, n: at.blob(n.segment, lost)),
+    Damage("a record of a copy lost", "copied", lambda at, _: at.record("copied", lost), BOTH),
 ]
 BACKUPS = [one._replace(found_by=BOTH) if one.found_by == ALL else one for one in BACKUPS]
 

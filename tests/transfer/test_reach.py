@@ -36,8 +36,6 @@ BY = {
     "file": ("ada", "archive "),
     "folded": ("pruned", "what the session was at record"),
     "document": ("pruned", "working_context_snapshot.json of record"),
-    "index": ("copied", "the history up to record"),
-    "segment": ("copied", "the history from record"),
 }
 """Who reaches each blob, and through what."""
 
@@ -81,7 +79,7 @@ async def test_each_blob_is_reached_and_a_lost_one_is_named_with_what_needs_it(a
             await store.remove_blobs("", [name])
             problems = (await audit(store, SessionKey(id))).problems
             assert any(name in one.detail for one in problems), field
-            if field not in {"folded", "document", "index", "segment"}:  # else reading fails first
+            if field not in {"folded", "document"}:  # else reading fails first
                 [problem] = problems
                 assert by in problem.detail, field
                 assert problem.cure
