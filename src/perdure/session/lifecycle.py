@@ -37,7 +37,6 @@ from perdure.errors import (
     UnsavedChangesError,
 )
 from perdure.lease import OnHeld, acquire_lease
-from perdure.lineage import require_plain
 from perdure.records.json import encode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Origin, origin_in
@@ -739,11 +738,10 @@ class ExclusiveAccess:
             watch=runtime.watch,
             on_held=terms.on_held,
             wait=terms.wait,
+            check=None if goes else partial(self.store.require_plain, key),
             new=new,
         )
         async with self.still_held(key, grant.epoch, grant.head) as hold:
-            if not goes:
-                require_plain(key, await self.store.base_of(key))
             if grant.created and not new:
                 await hold.withdraw()  # an empty one, which the lease has made
                 raise SessionNotFoundError(f"session {key} was deleted meanwhile", key=str(key))

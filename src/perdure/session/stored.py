@@ -45,6 +45,7 @@ from perdure.store import (
     Draft,
     HeldLease,
     InboxLimit,
+    LeaseState,
     LogChunk,
     Outcome,
     PendingItem,
@@ -184,6 +185,20 @@ class SessionStore(DelegatingStore):
             return held.base
         manifest = (await self.inner.read_documents(key, ())).manifest
         return await lineage.base_of(self.inner, key, manifest)
+
+    async def require_plain(self, key: SessionKey, holder: LeaseState | None) -> None:
+        """Refuse to acquire a session of before that is numbered after a base.
+
+        Asked before each acquisition, so it reads no more than the holder, if that says enough: a
+        new session is none of them, and neither is a copy.
+
+        Raises:
+            CorruptRecordError: The session's log is damaged.
+            SessionError: It is such a session.
+
+        """
+        if holder is not None and not holder.deleted and holder.draft is None:
+            lineage.require_plain(key, await self.base_of(key))
 
     def assume_plain(self, key: SessionKey) -> None:
         """Take it as known that nothing comes before a session's own log."""
