@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import anyio
@@ -8,6 +9,7 @@ import pytest
 import perdure
 from perdure import Message, Shutdown
 from tests.cli.conftest import Command
+from tests.golden.reader import GOLDEN, copy_of
 
 
 def said(store: Path, id: str, session: str = "default") -> list[str]:
@@ -104,6 +106,19 @@ def test_prune_lets_old_turns_and_unused_sessions_go(command: Command, store: Pa
     assert command("prune", "--older-than", "90d", *at).out == "0 sessions pruned, 0 forgotten\n"
     assert command("prune", "--older-than", "0h", "--json", *at).json["expired"]
     assert said(store, "bob") == []
+
+
+def test_prune_prunes_all_that_may_be_and_says_what_may_not(
+    command: Command, tmp_path: Path
+) -> None:
+    at = ("--store", str(copy_of(GOLDEN, tmp_path)))
+    ran = command("prune", "--keep-turns", "0", *at)
+    assert ran.status == 1
+    assert re.search(r"^\S+: pruned: ", ran.out, re.MULTILINE)
+    assert re.search(r"^\S+: not pruned: .*perdure migrate", ran.out, re.MULTILINE)
+    again = command("prune", "--keep-turns", "0", "--json", *at)
+    assert again.status == 1
+    assert [refusal for refusal in again.json["refused"] if "perdure migrate" in refusal["why"]]
 
 
 @pytest.mark.parametrize("tokens", [(), ("--older-than", "soon"), ("--keep-turns", "-1")])

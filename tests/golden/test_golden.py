@@ -138,6 +138,18 @@ async def test_forks_of_before_go_first_or_with_what_they_read(tmp_path: Path) -
     raise AssertionError("there is no fork")
 
 
+async def test_what_may_not_be_pruned_keeps_no_other_from_it_and_is_named(tmp_path: Path) -> None:
+    root = copy_of(GOLDEN, tmp_path)
+    async with perdure.connect(root, shutdown=Shutdown(signals=False)) as sessions:
+        report = await sessions.prune(Retention(keep_turns=0))
+        based = [key for key in SESSIONS if (await sessions._store.base_of(key) or Origin()).at]
+    refused = {refusal.key: refusal.why for refusal in report.refused}
+    assert report.pruned
+    assert refused.keys() >= {key for key in based if not key.tenant}
+    assert not refused.keys() & {pruned.key for pruned in report.pruned}
+    assert all("perdure migrate" in why for why in refused.values())
+
+
 def test_every_kind_of_record_stands_in_a_golden_store() -> None:
     """A release that adds a kind adds a session that holds it: `python -m tests.golden.write`."""
     known = {

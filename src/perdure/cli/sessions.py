@@ -634,7 +634,8 @@ async def prune(
     """Prune old history, and forget sessions that were not used for long.
 
     Context, memory and states of a session stay as they are. With both --keep options, a turn
-    stays if either keeps it. Sessions that another process holds are left alone.
+    stays if either keeps it. Sessions that another process holds are left alone. If some may not be
+    pruned, the others are, and the exit status is 1.
 
     Args:
         id: Only this agent; default: all.
@@ -656,13 +657,13 @@ async def prune(
         )
     if where.json:
         print_json(msgspec.to_builtins(report))
-        return 0
-    say_pruned(report)
-    say(
-        f"{len(report.pruned)} sessions pruned, {len(report.expired)} forgotten"
-        f"{'; nothing was removed' * report.dry_run}"
-    )
-    return 0
+    else:
+        say_pruned(report)
+        say(
+            f"{len(report.pruned)} sessions pruned, {len(report.expired)} forgotten"
+            f"{'; nothing was removed' * report.dry_run}"
+        )
+    return 1 if report.refused else 0
 
 
 def _days(age: str) -> float:
@@ -692,3 +693,5 @@ def say_pruned(report: PruneReport) -> None:
         say(f"{key}: another process holds it: left alone")
     for key in report.damaged:
         say(f"{key}: cannot be read: left alone; `perdure check` says why")
+    for refusal in report.refused:
+        say(f"{refusal.key}: not pruned: {refusal.why}")

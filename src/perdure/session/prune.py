@@ -93,6 +93,13 @@ class CheckpointHold(msgspec.Struct, frozen=True):
     """The oldest checkpoint of the session itself: prune it first, to let the history go."""
 
 
+class PruneRefusal(msgspec.Struct, frozen=True):
+    """A session that may not be pruned, and why not, with the cure."""
+
+    key: SessionKey
+    why: str
+
+
 class PruneReport(msgspec.Struct, frozen=True, kw_only=True):
     """What was pruned, or would be."""
 
@@ -103,6 +110,8 @@ class PruneReport(msgspec.Struct, frozen=True, kw_only=True):
     """Sessions that another process holds: they were left alone."""
     damaged: tuple[SessionKey, ...] = ()
     """Sessions that cannot be read: they were left alone, too."""
+    refused: tuple[PruneRefusal, ...] = ()
+    """Sessions that may not be pruned, unless it was one alone: then its error is raised."""
     kept_for: tuple[CheckpointHold, ...] = ()
     """Sessions that keep more than the retention asks for, since they have checkpoints."""
     dry_run: bool = False
@@ -120,14 +129,14 @@ class _Cut(msgspec.Struct):
 class _PruneProgress:
     """Progress and result of a pruning."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_alone: bool) -> None:
+        self._is_alone = is_alone
         self.pruned: list[Pruned] = []
         self.expired: list[SessionKey] = []
         self.held: list[SessionKey] = []
         self.damaged: list[SessionKey] = []
         self.kept_for: list[CheckpointHold] = []
-        self.refused: SessionError | None = None
-        """The first refusal that has a cure; the others are pruned before it is raised."""
+        self.refused: list[PruneRefusal] = []
 
     @contextmanager
     def unless_refused(self, key: SessionKey) -> Iterator[None]:
@@ -139,7 +148,9 @@ class _PruneProgress:
         except SessionNotFoundError:
             pass
         except SessionError as error:
-            self.refused = self.refused or error
+            if self._is_alone:
+                raise
+            self.refused.append(PruneRefusal(key, str(error)))
         except FormatError as error:
             log.warning("not pruned", extra={"session": str(key)}, exc_info=error)
             self.damaged.append(key)
@@ -150,6 +161,7 @@ class _PruneProgress:
             expired=tuple(self.expired),
             held=tuple(self.held),
             damaged=tuple(self.damaged),
+            refused=tuple(self.refused),
             kept_for=tuple(self.kept_for),
             dry_run=dry_run,
         )
@@ -205,8 +217,14 @@ class Pruner:
         *,
         dry_run: bool,
     ) -> PruneReport:
-        """Prune sessions of a tenant; those of *keys*, or all of them."""
-        now, progress = time.time(), _PruneProgress()
+        """Prune sessions of a tenant; those of *keys*, or all of them.
+
+        Raises:
+            SessionError: There is but one of *keys*, and it may not be pruned.
+
+        """
+        now = time.time()
+        progress = _PruneProgress(is_alone=keys is not None and len(keys) == 1)
         expired = await self._expired(retention, keys, tenant, now)
         for key in expired:
             with progress.unless_refused(key):
@@ -226,8 +244,6 @@ class Pruner:
                         progress.pruned += await self._prune(key, cut, terms, dry_run=dry_run)
         if not dry_run and (progress.pruned or progress.expired):
             await self._store.scrub()
-        if progress.refused is not None:
-            raise progress.refused
         return progress.report(dry_run=dry_run)
 
     async def drop(self, key: SessionKey, cut: int, terms: Terms) -> None:
