@@ -9,9 +9,10 @@ removed data. A rename is a copy, then the deletion of the old session.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import AsyncExitStack, aclosing, suppress
-from typing import TYPE_CHECKING, final
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias, final
 
 import anyio
 import anyio.to_thread
@@ -19,7 +20,6 @@ import msgspec
 
 from perdure.errors import (
     FormatError,
-    LeaseHeldError,
     PerdureError,
     SessionClosedError,
     SessionError,
@@ -34,7 +34,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.records import ENDING, FORK, HOLDER_KINDS, META, Entry
 from perdure.session import spill as spilling
 from perdure.session.copied import OWN_KINDS
-from perdure.session.copier import exists, has_own
+from perdure.session.copier import PAUSE, exists, has_own, remove_drafts
 from perdure.session.fork import Fork, ForkBuilder
 from perdure.session.lifecycle import (
     MAX_WAITING,
@@ -143,6 +143,8 @@ async def _described(store: SessionStore, key: SessionKey) -> tuple[str | None, 
 _SAVING = 5
 """Seconds that a store has to save what is unsaved of a session that goes."""
 _DOES, _MAY = "reaches it too", "cannot be read, and may reach it"
+_DRAFT = "is just being made of another one, and may reach it"
+_ANEW = "it was put or renewed meanwhile"
 
 
 class RetainedItem(msgspec.Struct, frozen=True):
@@ -168,10 +170,18 @@ class ForgetReport(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 0
     """Of the records' and documents' values, the blobs and the spill files."""
     kept: tuple[RetainedItem, ...] = ()
+    """Blobs that others reach, or may reach. `perdure check --gc` removes them when nobody does."""
+    carriers: tuple[SessionKey, ...] = ()
+    """Sessions that are copies of the forgotten ones, or of such copies: they have what those had
+    then."""
     places: tuple[str, ...] = ()
     """Where was looked: the store, and the folder of spill files."""
     dry_run: bool = False
     """Nothing was removed."""
+
+
+_Retained: TypeAlias = dict[str, tuple[SessionKey | None, str]]
+"""Names of blobs that stay, with who reaches each, and how."""
 
 
 class _Sum:
@@ -239,7 +249,13 @@ class Forgetter:
     # forgetting
 
     async def forget(
-        self, keys: list[SessionKey], tenant: str, terms: Terms, *, dry_run: bool
+        self,
+        keys: list[SessionKey],
+        tenant: str,
+        terms: Terms,
+        *,
+        dry_run: bool,
+        look_for_carriers: bool = True,
     ) -> ForgetReport:
         """Remove sessions of one tenant, and everything that only they reach.
 
@@ -258,23 +274,67 @@ class Forgetter:
                 holds = [await self._hold(stack, key, terms) for key in order]
                 for hold in holds:  # from here on, no copy of it is published
                     await hold.append(Entry(ENDING, b"{}"))
+            carriers = await self._carriers(keys, tenant) if look_for_carriers else ()
             sums = {key: await self._sum(key) for key in keys}
             if not dry_run:
-                await self._remove_drafts(tenant, keys)
-            named = await self._reach(
-                tenant, set().union(*(total.names for total in sums.values()))
-            )
-            shared = await self._reached_elsewhere(tenant, keys, named) if named else {}
-            removable = {name: size for name, size in named.items() if name not in shared}
-            if not dry_run:
-                await self._store.remove_blobs(tenant, removable)
-                for hold in holds:
-                    await hold.delete()
+                await remove_drafts(self._store.inner, tenant, keys)
+            names = set().union(*(total.names for total in sums.values()))
+            named = await self._reach(tenant, names)
+            wait = None if dry_run else terms.wait
+            retained = await self._remove_blobs(tenant, keys, named, wait) if named else {}
+            for hold in holds:
+                await hold.delete()
             spilled = await self._spilled(keys, remove=not dry_run)
             if not dry_run:
                 await self._store.scrub()
-            retained = [_blob(name, *by, sums) for name, by in shared.items()]
-            return self._report(sums, removable, spilled, retained, dry_run=dry_run)
+            removed = {name: size for name, size in named.items() if name not in retained}
+            kept = [_blob(name, *by, sums) for name, by in retained.items()]
+            report = self._report(sums, removed, spilled, kept, dry_run=dry_run)
+            return msgspec.structs.replace(report, carriers=carriers)
+
+    async def _remove_blobs(
+        self, tenant: str, keys: list[SessionKey], named: Collection[str], wait: float | None
+    ) -> _Retained:
+        """Remove blobs that nobody else reaches; return the others. None for *wait*: remove none.
+
+        They are set aside first. Whoever begins to refer to one then puts it again, or renews it,
+        and so takes it back. Who has done that before is read, unless it is still a draft.
+        """
+        sweep = partial(self._store.sweep, tenant, older_than=0.0, among=named)
+        if wait is None:
+            return await self._reached_elsewhere(tenant, keys, named)
+        await sweep(named)  # also those that an earlier sweep has set aside, and would remove now
+        await sweep(())
+        draft = await self._draft_left(tenant, wait)
+        reached = await self._reached_elsewhere(tenant, keys, named)
+        if draft is not None:
+            reached = {**dict.fromkeys(named, (draft, _DRAFT)), **reached}
+        await sweep(reached)
+        left = set(await self._store.blob_names(tenant)).intersection(named)
+        return {**dict.fromkeys(left, (None, _ANEW)), **reached}
+
+    async def _draft_left(self, tenant: str, wait: float) -> SessionKey | None:
+        """Wait until the copies that are being made are over; return one that is not."""
+        drafts = {(found.key, found.epoch) for found in await self._store.drafts(tenant)}
+        with anyio.move_on_after(wait):
+            while drafts:
+                await anyio.sleep(PAUSE)
+                now = await self._store.drafts(tenant)
+                drafts &= {(found.key, found.epoch) for found in now}
+        return min(drafts)[0] if drafts else None
+
+    async def _carriers(self, keys: list[SessionKey], tenant: str) -> tuple[SessionKey, ...]:
+        """Return the sessions whose leases say that they are copies of these, or of such ones."""
+        made: dict[SessionKey, Draft] = {}
+        async for key in tenant_sessions(self._store, tenant):
+            holder = await self._store.holder(key)
+            if holder is not None and holder.draft is not None:
+                made[key] = holder.draft
+        before = {made[key].source for key in keys if key in made and made[key].purpose == "rename"}
+        found = before.union(keys)
+        while new := {key for key, draft in made.items() if draft.source in found} - found:
+            found |= new
+        return tuple(sorted((found & made.keys()).difference(keys)))
 
     async def _require_unread(self, key: SessionKey, besides: frozenset[SessionKey]) -> None:
         with suppress(FormatError):  # damaged: it is removed all the same
@@ -288,18 +348,6 @@ class Forgetter:
                 base = await self._store.base_of(key)
                 at[key] = 0 if base is None else base.at
         return sorted(sorted(keys), key=lambda key: -at.get(key, 0))
-
-    async def _remove_drafts(self, tenant: str, sources: list[SessionKey]) -> None:
-        """Take away the copies of sessions that are being made; one that was made is one more."""
-        for found in await self._store.drafts(tenant):
-            if found.draft.source not in sources:
-                continue
-            with suppress(LeaseHeldError):  # its holder has begun anew, and finds the source ending
-                grant = await self._store.inner.acquire(found.key, after=found.epoch)
-                if grant.created:
-                    await self._store.inner.delete(found.key, grant.epoch)
-                else:  # published since
-                    await self._store.inner.release(found.key, grant.epoch)
 
     def _report(
         self,
@@ -360,10 +408,10 @@ class Forgetter:
         return sizes
 
     async def _reached_elsewhere(
-        self, tenant: str, keys: list[SessionKey], names: dict[str, int]
-    ) -> dict[str, tuple[SessionKey, str]]:
+        self, tenant: str, keys: list[SessionKey], names: Collection[str]
+    ) -> _Retained:
         """Return which of the blobs another session reaches, with one that does, and how."""
-        shared: dict[str, tuple[SessionKey, str]] = {}
+        shared: _Retained = {}
         async for key in tenant_sessions(self._store, tenant):
             if key in keys:
                 continue
@@ -374,7 +422,7 @@ class Forgetter:
                 continue
             if theirs:
                 reached = await self._reach(tenant, theirs)
-                shared.update(dict.fromkeys(reached.keys() & names.keys(), (key, _DOES)))
+                shared.update(dict.fromkeys(reached.keys() & names, (key, _DOES)))
         return shared
 
     async def _spilled(self, keys: list[SessionKey], *, remove: bool) -> list[int]:
@@ -408,9 +456,10 @@ async def tenant_sessions(store: Store, tenant: str) -> AsyncGenerator[SessionKe
         page = await store.sessions(tenant=tenant, limit=_PAGE, after=page[-1].key)
 
 
-def _blob(name: str, by: SessionKey, how: str, sums: dict[SessionKey, _Sum]) -> RetainedItem:
+def _blob(name: str, by: SessionKey | None, how: str, sums: dict[SessionKey, _Sum]) -> RetainedItem:
     of = next((key for key, total in sums.items() if name in total.names), min(sums))
-    return RetainedItem("blob", f"{by} {how}: {name}", of, by)
+    why = how if by is None else f"{by} {how}"
+    return RetainedItem("blob", f"{why}: {name}", of, by)
 
 
 def _under_both(old: SessionKey, new: SessionKey) -> SessionError:

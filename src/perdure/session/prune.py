@@ -228,7 +228,9 @@ class Pruner:
         expired = await self._expired(retention, keys, tenant, now)
         for key in expired:
             with progress.unless_refused(key):
-                await self._forgetter.forget([key], tenant, terms, dry_run=dry_run)
+                await self._forgetter.forget(
+                    [key], tenant, terms, dry_run=dry_run, look_for_carriers=False
+                )
                 progress.expired.append(key)
         if retention.cuts:
             chosen = (
