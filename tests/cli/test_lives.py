@@ -43,6 +43,12 @@ def test_fork_copy_and_rename(command: Command, store: Path) -> None:
     assert (answer["agent"], answer["parent"]["agent"]) == ("copy", "ada")
     assert command("rename", "ada", "lovelace", *at).out == "lovelace was ada\n"
     assert said(store, "lovelace") == said(store, "copy")
+    listed = command("ls", "--json", *at).json["sessions"]
+    copied = {session["agent"]: session["copied_from"] for session in listed}
+    assert copied == {"bob": None, "copy": "ada", "fork": "ada", "lovelace": "ada"}
+    assert command("show", "copy", "--json", *at).json["copied_from"] == "ada"
+    assert "  copy of   ada\n" in command("show", "copy", *at).out
+    assert "copy of" not in command("show", "bob", *at).out
     assert said(store, "ada") == []
     assert command("fork", "lovelace", "x", "--at", "more", *at).status == 0
     assert command("fork", "lovelace", "y", "--at", "5", *at).status in (0, 2)
@@ -82,6 +88,7 @@ def test_forget_says_what_goes_and_what_stays(command: Command, store: Path) -> 
     before = said(store, "fork")
     out = command("forget", "ada", *at).out
     assert "ada: forgotten\n" in out
+    assert "fork: has a copy of what was forgotten: forget it, too" in out
     assert said(store, "ada") == []
     assert said(store, "fork") == before
     answer = command("forget", "bob", "--json", *at).json
