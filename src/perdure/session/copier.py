@@ -52,7 +52,16 @@ from perdure.session.options import Limits
 from perdure.session.point_in_time import HistoricalFold, folded_at
 from perdure.session.reach import Reach, ReachedBlob
 from perdure.session.stored import SessionStore, keep_documents
-from perdure.store import Batch, Document, Documents, Draft, DraftInfo, HeldLease, Store, first_record
+from perdure.store import (
+    Batch,
+    Document,
+    Documents,
+    Draft,
+    DraftInfo,
+    HeldLease,
+    Store,
+    first_record,
+)
 
 TRIES: Final = 3
 """Attempts at a copy of a session that changes meanwhile."""

@@ -75,20 +75,13 @@ async def chosen(
     A listing reports the last fold; where the log is longer by now, it is read, and a session
     that is open *here* knows what is not durable yet.
     """
-    keys: list[SessionKey] = []
-    after: SessionKey | None = None
-    prefix = wanted.id or ""
-    while page := await store.sessions(
-        tenant=wanted.tenant, prefix=prefix, after=after, limit=_PAGE
-    ):
-        after = page[-1].key
-        for info in page:
-            key = info.key
-            if wanted.id not in (None, key.agent) or wanted.session not in (None, key.session):
-                continue
-            if await _fits(store, info, wanted, open_sessions):
-                keys.append(key)
-    return keys
+    return [
+        info.key
+        async for info in tenant_sessions(store, wanted.tenant, wanted.id or "")
+        if wanted.id in (None, info.key.agent)
+        and wanted.session in (None, info.key.session)
+        and await _fits(store, info, wanted, open_sessions)
+    ]
 
 
 async def only_posted_to(store: SessionStore, wanted: SessionFilter) -> list[SessionKey]:
@@ -326,10 +319,10 @@ class Forgetter:
     async def _carriers(self, keys: list[SessionKey], tenant: str) -> tuple[SessionKey, ...]:
         """Return the sessions whose leases say that they are copies of these, or of such ones."""
         made: dict[SessionKey, Draft] = {}
-        async for key in tenant_sessions(self._store, tenant):
-            holder = await self._store.holder(key)
+        async for info in tenant_sessions(self._store, tenant):
+            holder = await self._store.holder(info.key)
             if holder is not None and holder.draft is not None:
-                made[key] = holder.draft
+                made[info.key] = holder.draft
         before = {made[key].source for key in keys if key in made and made[key].purpose == "rename"}
         found = before.union(keys)
         while new := {key for key, draft in made.items() if draft.source in found} - found:
@@ -412,7 +405,7 @@ class Forgetter:
     ) -> _Retained:
         """Return which of the blobs another session reaches, with one that does, and how."""
         shared: _Retained = {}
-        async for key in tenant_sessions(self._store, tenant):
+        async for key in (info.key async for info in tenant_sessions(self._store, tenant)):
             if key in keys:
                 continue
             try:
@@ -447,13 +440,15 @@ async def blob(store: Store, tenant: str, name: str) -> bytes | None:
         return b""
 
 
-async def tenant_sessions(store: Store, tenant: str) -> AsyncGenerator[SessionKey, None]:
-    """Yield a tenant's sessions."""
-    page = await store.sessions(tenant=tenant, limit=_PAGE)
-    while page:
+async def tenant_sessions(
+    store: Store, tenant: str, prefix: str = ""
+) -> AsyncGenerator[SessionInfo, None]:
+    """Yield a tenant's sessions, as they are listed."""
+    after: SessionKey | None = None
+    while page := await store.sessions(tenant=tenant, prefix=prefix, after=after, limit=_PAGE):
         for info in page:
-            yield info.key
-        page = await store.sessions(tenant=tenant, limit=_PAGE, after=page[-1].key)
+            yield info
+        after = page[-1].key
 
 
 def _blob(name: str, by: SessionKey | None, how: str, sums: dict[SessionKey, _Sum]) -> RetainedItem:

@@ -212,7 +212,7 @@ class SessionStore(DelegatingStore):
         base = await self.base_of(key)
         while base is not None and not base.cut and not base.kept and base.parent is not None:
             parent = base.parent
-            base = await lineage.above(self, self.inner, key, base)
+            base = await lineage.above(self, key, base)
             key = parent
         return base or Origin()
 
@@ -287,7 +287,8 @@ class SessionStore(DelegatingStore):
         base = await self.base_of(key)
         after = after if base is None else max(after, base.cut)
         if base is not None and base.at:
-            log = lineage.read(self, self.inner, key, base, after, before, reverse=reverse)
+            upto = 2**62 if before is None else before
+            log = lineage.read(self, key, base, after, upto, reverse=reverse)
         else:
             log = self.inner.read_log(key, after=after, before=before, limit=limit, reverse=reverse)
         remaining = limit
