@@ -26,12 +26,14 @@ from perdure.errors import (
     SessionNotFoundError,
 )
 from perdure.lineage import require_unread
-from perdure.memory.documents import SESSION, MetadataPayload, SessionDocument
+from perdure.memory.documents import MetadataPayload, SessionLabels
 from perdure.memory.index import value_names
 from perdure.records.chunks import named_in
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
+from perdure.records.manifest import Origin
 from perdure.records.records import ENDING, FORK, HOLDER_KINDS, META, Entry
+from perdure.restore.ladder import restore
 from perdure.session import spill as spilling
 from perdure.session.copied import OWN_KINDS
 from perdure.session.copier import PAUSE, exists, has_own, remove_drafts
@@ -103,6 +105,7 @@ async def _fits(
     wanted: SessionFilter,
     open_sessions: Mapping[SessionKey, SessionBase],
 ) -> bool:
+    """Say whether a session has the owner and the tag that are meant, as of its newest record."""
     if wanted.owner is None and wanted.tag is None:
         return True
     session = open_sessions.get(info.key)
@@ -110,27 +113,17 @@ async def _fits(
         metadata = session.info.metadata
         return wanted.fits(metadata.owner, tuple(metadata.tags))
     try:
-        owner, tags = await _described(store, info.key)
+        restored = await restore(store, info.key, context_bytes=0, with_context=False)
     except FormatError:  # damaged: what its last fold says is all that there is
-        owner, tags = info.owner, info.tags
-    return wanted.fits(owner, tags)
-
-
-async def _described(store: SessionStore, key: SessionKey) -> tuple[str | None, tuple[str, ...]]:
-    """Return a session's owner and tags as of its newest durable record."""
-    document = (await store.read_documents(key, {SESSION})).found.get(SESSION)
-    owner, tags, since = None, tuple[str, ...](), 0
-    if document is not None:
-        metadata = decode(document.data, SessionDocument).metadata
-        owner, tags, since = metadata.owner, tuple(metadata.tags), document.as_of_seq
-    async with aclosing(store.read_log(key, after=since)) as log:
-        async for chunk in log:
-            for record in chunk.records:
-                if record.kind == META:
-                    meta = decode(record.payload, MetadataPayload)
-                    owner = owner if meta.owner is None else meta.owner
-                    tags = tags if meta.tags is None else tuple(meta.tags)
-    return owner, tags
+        return wanted.fits(info.owner, info.tags)
+    labels = SessionLabels() if restored.info is None else restored.info.metadata
+    owner, tags = labels.owner, labels.tags
+    for record in restored.tail:
+        if record.kind == META:
+            meta = decode(record.payload, MetadataPayload)
+            owner = owner if meta.owner is None else meta.owner
+            tags = tags if meta.tags is None else meta.tags
+    return wanted.fits(owner, tuple(tags))
 
 
 _SAVING = 5
@@ -257,16 +250,7 @@ class Forgetter:
 
         """
         async with AsyncExitStack() as stack:
-            holds: list[HeldSession] = []
-            if not dry_run:
-                for key in sorted(keys):
-                    await stack.enter_async_context(self._access.exclusive(key))
-                for key in keys:
-                    await self._require_unread(key, frozenset(keys))
-                order = await self._forks_first(keys)
-                holds = [await self._hold(stack, key, terms) for key in order]
-                for hold in holds:  # from here on, no copy of it is published
-                    await hold.append(Entry(ENDING, b"{}"))
+            holds = [] if dry_run else await self._begin_ending(stack, keys, terms)
             carriers = await self._carriers(keys, tenant) if look_for_carriers else ()
             sums = {key: await self._sum(key) for key in keys}
             if not dry_run:
@@ -280,10 +264,36 @@ class Forgetter:
             spilled = await self._spilled(keys, remove=not dry_run)
             if not dry_run:
                 await self._store.scrub()
-            removed = {name: size for name, size in named.items() if name not in retained}
-            kept = [_blob(name, *by, sums) for name, by in retained.items()]
-            report = self._report(sums, removed, spilled, kept, dry_run=dry_run)
-            return msgspec.structs.replace(report, carriers=carriers)
+        runtime = self._access.runtime
+        spill = runtime.spill_folder if runtime.shutdown.spill or spilled else None
+        removed = [size for name, size in named.items() if name not in retained]
+        return ForgetReport(
+            sessions=tuple(sorted(sums)),
+            records=sum(total.records for total in sums.values()),
+            documents=sum(total.documents for total in sums.values()),
+            blobs=len(removed),
+            spill_files=len(spilled),
+            bytes=sum(total.bytes for total in sums.values()) + sum(removed) + sum(spilled),
+            kept=tuple(_blob(name, *by, sums) for name, by in retained.items()),
+            carriers=carriers,
+            places=(self._store.location, *((spill,) if spill else ())),
+            dry_run=dry_run,
+        )
+
+    async def _begin_ending(
+        self, stack: AsyncExitStack, keys: list[SessionKey], terms: Terms
+    ) -> list[HeldSession]:
+        """Hold sessions in the order in which they go; from then on, no copy is published."""
+        for key in sorted(keys):
+            await stack.enter_async_context(self._access.exclusive(key))
+        for key in keys:
+            await self._require_unread(key, frozenset(keys))
+        holds = [await self._hold(stack, key, terms) for key in sorted(keys)]
+        for hold in holds:
+            await hold.append(Entry(ENDING, b"{}"))
+        bases = {hold.key: await self._store.base_of(hold.key) or Origin() for hold in holds}
+        # A fork of before 0.1.0 goes before what it reads, which ends earlier.
+        return sorted(holds, key=lambda hold: -bases[hold.key].at)
 
     async def _remove_blobs(
         self, tenant: str, keys: list[SessionKey], named: Collection[str], wait: float | None
@@ -333,50 +343,18 @@ class Forgetter:
         with suppress(FormatError):  # damaged: it is removed all the same
             await require_unread(self._store, self._store.inner, key, besides)
 
-    async def _forks_first(self, keys: list[SessionKey]) -> list[SessionKey]:
-        """Return sessions in an order in which none goes before one that reads it."""
-        at: dict[SessionKey, int] = {}
-        for key in sorted(keys):
-            with suppress(FormatError):  # damaged: it reads nothing
-                base = await self._store.base_of(key)
-                at[key] = 0 if base is None else base.at
-        return sorted(sorted(keys), key=lambda key: -at.get(key, 0))
-
-    def _report(
-        self,
-        sums: dict[SessionKey, _Sum],
-        blobs: dict[str, int],
-        spilled: list[int],
-        retained: list[RetainedItem],
-        *,
-        dry_run: bool,
-    ) -> ForgetReport:
-        runtime = self._access.runtime
-        spill = runtime.spill_folder if runtime.shutdown.spill or spilled else None
-        return ForgetReport(
-            sessions=tuple(sorted(sums)),
-            records=sum(total.records for total in sums.values()),
-            documents=sum(total.documents for total in sums.values()),
-            blobs=len(blobs),
-            spill_files=len(spilled),
-            bytes=sum(total.bytes for total in sums.values()) + sum(blobs.values()) + sum(spilled),
-            kept=tuple(retained),
-            places=(self._store.location, *((spill,) if spill else ())),
-            dry_run=dry_run,
-        )
-
     async def _sum(self, key: SessionKey, *, strict: bool = False) -> _Sum:
         """Count the records, documents and blob names of a session's own log."""
-        total = _Sum()
+        total, store = _Sum(), self._store.inner
         try:
-            async with aclosing(self._store.inner.read_log(key)) as log:
+            async with aclosing(store.read_log(key)) as log:
                 async for chunk in log:
                     total.records += len(chunk.records)
                     payloads = [record.payload for record in chunk.records]
                     total.bytes += sum(map(len, payloads))
                     total.names |= named_in(payloads)
                     total.names |= value_names(chunk.records)  # a fold puts them anew just now
-            documents = (await self._store.inner.read_documents(key)).found.values()
+            documents = (await store.read_documents(key)).found.values()
         except FormatError:
             if strict:
                 raise
@@ -393,7 +371,9 @@ class Forgetter:
         while new:
             further: set[str] = set()
             for name in new:
-                data = await blob(self._store, tenant, name)
+                data: bytes | None = b""
+                with suppress(FormatError):  # a damaged one is there, and names nothing
+                    data = await self._store.get_blob(tenant, name)
                 if data is not None:
                     sizes[name] = len(data)
                     further |= named_in([data])
@@ -430,14 +410,6 @@ class Forgetter:
         for key in keys:
             sizes += await anyio.to_thread.run_sync(spilling.forget, folder, key, remove)
         return sizes
-
-
-async def blob(store: Store, tenant: str, name: str) -> bytes | None:
-    """Return a blob, damaged or not worth reading as none."""
-    try:
-        return await store.get_blob(tenant, name)
-    except FormatError:
-        return b""
 
 
 async def tenant_sessions(
@@ -502,18 +474,19 @@ class Renamer:
             if made is None:
                 raise SessionNotFoundError(f"there is no session {old}", key=str(old))
             return Fork(new, old, made.up_to)
-        is_of_it = made is not None and await self._store.has(old, made.up_to, made.generation)
-        if not is_of_it and not await self._access.is_empty(new):
+        if made is not None and not await self._store.has(old, made.up_to, made.generation):
+            made = None  # of an earlier life of the old name
+        if made is None and not await self._access.is_empty(new):
             raise exists(new)
         await require_unread(self._store, self._store.inner, old)
         hold = await self._hold(stack, old, new, terms)
-        if made is not None and is_of_it and await self._has_new_records(old, made.up_to):
+        if made is not None and await self._has_new_records(old, made.up_to):
             if await has_own(self._store.inner, new, made):
                 raise _under_both(old, new)
             async with self._access.held(new, Terms("raise", 0)) as copy:
                 await copy.withdraw()
-            is_of_it = False
-        if made is not None and is_of_it:
+            made = None
+        if made is not None:
             done = Fork(new, old, made.up_to)
         elif point := await self._forker.newest(old, await self._store.head(old)):
             done = await self._forker.copied(old, new, point, "rename")
