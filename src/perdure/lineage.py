@@ -21,6 +21,8 @@ from perdure.records.records import FORK, HOLDER_KINDS
 from perdure.store import Document, Documents, LogChunk, Store, first_record
 from perdure.stores.delegate import DelegatingStore
 
+_ALL = 2**62
+
 
 async def base_of(store: Store, key: SessionKey, manifest: Manifest | None) -> Origin | None:
     """Return what comes before a session's own log; None for most sessions."""
@@ -79,11 +81,19 @@ async def above(store: DelegatingStore, key: SessionKey, base: Origin) -> Origin
 
 
 async def read(
-    store: DelegatingStore, key: SessionKey, base: Origin, after: int, before: int, *, reverse: bool
+    store: DelegatingStore,
+    key: SessionKey,
+    base: Origin,
+    after: int,
+    before: int | None,
+    limit: int | None,
+    *,
+    reverse: bool,
 ) -> AsyncGenerator[LogChunk, None]:
-    """Read a session's records, ``after < seq < before``; *store* reads whole logs."""
-    at, last = base.at, min(before, base.at + 1)
-    before_own, after_own = max(before - at, 1), max(after - at, 0)
+    """Read a session's records as ``read_log`` does; *store* reads whole logs."""
+    at, left = base.at, _ALL if limit is None else limit
+    last = at + 1 if before is None else min(before, at + 1)
+    before_own, after_own = None if before is None else max(before - at, 1), max(after - at, 0)
     own = store.inner.read_log(key, after=after_own, before=before_own, reverse=reverse)
     logs = [(own, at)]
     if after < at and base.kept:
@@ -95,8 +105,12 @@ async def read(
     for log, shift in reversed(logs) if reverse else logs:
         async with aclosing(log):
             async for chunk in log:
-                records = [replace(record, seq=record.seq + shift) for record in chunk.records]
-                yield LogChunk(tuple(records), chunk.settled)
+                some = chunk.records[:left]
+                left -= len(some)
+                records = tuple(replace(record, seq=record.seq + shift) for record in some)
+                yield LogChunk(records, chunk.settled)
+                if not left:
+                    return
 
 
 async def _kept(

@@ -488,10 +488,9 @@ class Renamer:
             made = None
         if made is not None:
             done = Fork(new, old, made.up_to)
-        elif point := await self._forker.newest(old, await self._store.head(old)):
-            done = await self._forker.copied(old, new, point, "rename")
         else:
-            done = await self._forker.begun_anew(old, new)
+            point = await self._forker.newest(old, await self._store.head(old))
+            done = await self._forker.made_of(old, new, point, "rename")
         async with self._store.without_posts(old):
             await self._forward(hold, new)
             await hold.delete()

@@ -286,22 +286,13 @@ class SessionStore(DelegatingStore):
         """Read records, including those before the session's own log."""
         base = await self.base_of(key)
         after = after if base is None else max(after, base.cut)
-        if base is not None and base.at:
-            upto = 2**62 if before is None else before
-            log = lineage.read(self, key, base, after, upto, reverse=reverse)
-        else:
+        if base is None or not base.at:
             log = self.inner.read_log(key, after=after, before=before, limit=limit, reverse=reverse)
-        remaining = limit
+        else:
+            log = lineage.read(self, key, base, after, before, limit, reverse=reverse)
         async with contextlib.aclosing(log):
             async for chunk in log:
-                if remaining is None or len(chunk.records) <= remaining:
-                    yield chunk
-                else:
-                    yield LogChunk(chunk.records[:remaining], chunk.settled)
-                if base is not None and base.at and remaining is not None:
-                    remaining -= len(chunk.records)
-                    if remaining <= 0:
-                        return
+                yield chunk
 
     async def has(self, key: SessionKey, seq: int, epoch: int) -> bool:
         """Return whether a session has a record with this number and epoch."""
