@@ -77,13 +77,14 @@ async def chosen(
     A listing reports the last fold; where the log is longer by now, it is read, and a session
     that is open *here* knows what is not durable yet.
     """
-    return [
-        info.key
-        async for info in tenant_sessions(store, wanted.tenant, wanted.id or "")
-        if wanted.id in (None, info.key.agent)
-        and wanted.session in (None, info.key.session)
-        and await _fits(store, info, wanted, open_sessions)
-    ]
+    async with aclosing(tenant_sessions(store, wanted.tenant, wanted.id or "")) as listed:
+        return [
+            info.key
+            async for info in listed
+            if wanted.id in (None, info.key.agent)
+            and wanted.session in (None, info.key.session)
+            and await _fits(store, info, wanted, open_sessions)
+        ]
 
 
 async def only_posted_to(store: SessionStore, wanted: SessionFilter) -> list[SessionKey]:
@@ -329,10 +330,11 @@ class Forgetter:
     async def _carriers(self, keys: list[SessionKey], tenant: str) -> tuple[SessionKey, ...]:
         """Return the sessions whose leases say that they are copies of these, or of such ones."""
         made: dict[SessionKey, Draft] = {}
-        async for info in tenant_sessions(self._store, tenant):
-            holder = await self._store.holder(info.key)
-            if holder is not None and holder.draft is not None:
-                made[info.key] = holder.draft
+        async with aclosing(tenant_sessions(self._store, tenant)) as listed:
+            async for info in listed:
+                holder = await self._store.holder(info.key)
+                if holder is not None and holder.draft is not None:
+                    made[info.key] = holder.draft
         before = {made[key].source for key in keys if key in made and made[key].purpose == "rename"}
         found = before.union(keys)
         while new := {key for key, draft in made.items() if draft.source in found} - found:
@@ -385,17 +387,17 @@ class Forgetter:
     ) -> _Retained:
         """Return which of the blobs another session reaches, with one that does, and how."""
         shared: _Retained = {}
-        async for key in (info.key async for info in tenant_sessions(self._store, tenant)):
-            if key in keys:
-                continue
-            try:
-                theirs = (await self._sum(key, strict=True)).names
-            except FormatError:
-                shared = {**dict.fromkeys(names, (key, _MAY)), **shared}
-                continue
-            if theirs:
+        async with aclosing(tenant_sessions(self._store, tenant)) as listed:
+            async for info in listed:
+                if info.key in keys:
+                    continue
+                try:
+                    theirs = (await self._sum(info.key, strict=True)).names
+                except FormatError:
+                    shared = {**dict.fromkeys(names, (info.key, _MAY)), **shared}
+                    continue
                 reached = await self._reach(tenant, theirs)
-                shared.update(dict.fromkeys(reached.keys() & names, (key, _DOES)))
+                shared.update(dict.fromkeys(reached.keys() & names, (info.key, _DOES)))
         return shared
 
     async def _spilled(self, keys: list[SessionKey], *, remove: bool) -> list[int]:

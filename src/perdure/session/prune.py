@@ -204,7 +204,8 @@ class Pruner:
                 )
                 progress.expired.append(key)
         if keys is None and retention.cuts:
-            keys = [info.key async for info in tenant_sessions(store, tenant)]
+            async with aclosing(tenant_sessions(store, tenant)) as listed:
+                keys = [info.key async for info in listed]
         for key in keys or () if retention.cuts else ():
             if key not in expired:
                 with progress.unless_refused(key):
@@ -233,11 +234,12 @@ class Pruner:
             return []
         expired, open_here = list[SessionKey](), self._access.runtime.sessions
         used = {key.agent for key in open_here if key.tenant == tenant}
-        async for info in tenant_sessions(self._store, tenant):
-            if not is_expired(info, retention, now):
-                used.add(info.key.agent)
-            elif info.key not in open_here and (keys is None or info.key in keys):
-                expired.append(info.key)
+        async with aclosing(tenant_sessions(self._store, tenant)) as listed:
+            async for info in listed:
+                if not is_expired(info, retention, now):
+                    used.add(info.key.agent)
+                elif info.key not in open_here and (keys is None or info.key in keys):
+                    expired.append(info.key)
         return [key for key in expired if key.session != DEFAULT_SESSION or key.agent not in used]
 
     async def _prune(
