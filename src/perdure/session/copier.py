@@ -474,12 +474,7 @@ class _Copier:
         if TURN in kinds:
             self._turn = [record.payload for record in run if record.kind == TURN][-1]
         reach.feed_run([record for record in run if record.kind not in OWN_KINDS])
-        return [
-            as_copied(record)
-            if record.kind in OWN_KINDS
-            else Entry(record.kind, record.payload, record.end)
-            for record in run
-        ]
+        return [as_copied(record) for record in run]
 
     def _went(self, seq: int) -> HistoryPrunedError:
         message = (

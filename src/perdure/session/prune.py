@@ -326,16 +326,12 @@ class Pruner:
             return None
         if not await store.has(key, cut, wanted.epoch):
             raise SessionNotFoundError(f"session {key} was deleted meanwhile", key=str(key))
-        folded = await self._documents(key, cut)
-        return Origin(cut=cut, folded=folded, moved=before.moved)
-
-    async def _documents(self, key: SessionKey, cut: int) -> str:
-        store = self._store
         was = await folded_at(store, key, cut, self._access.runtime.limits)
         await put_blobs(store, key.tenant, was.blobs)
         await self._keep_values(key, was.data)
         documents = {name: Document(data, cut) for name, data in was.data.items()}
-        return await keep_documents(store, key.tenant, Documents(was.manifest, documents))
+        folded = await keep_documents(store, key.tenant, Documents(was.manifest, documents))
+        return Origin(cut=cut, folded=folded, moved=before.moved)
 
     async def _keep_values(self, key: SessionKey, data: Mapping[str, bytes]) -> None:
         """Restore lost blobs, as long as the log still has their values."""
