@@ -313,13 +313,20 @@ class OneFileStore:
         return blob.data if blob is not None else None
 
     async def sweep(
-        self, tenant: str, reachable: Collection[str], older_than: float
+        self,
+        tenant: str,
+        reachable: Collection[str],
+        older_than: float,
+        *,
+        among: Collection[str] | None = None,
     ) -> store.BlobSweep:
         def step(kept: Kept) -> store.BlobSweep:
             now = time.time()
             quarantined = removed = freed = 0
             blobs = kept.blobs.get(tenant, {})
             for name, blob in list(blobs.items()):
+                if among is not None and name not in among:
+                    continue
                 if name in reachable:
                     blob.moved = None
                 elif blob.moved is None and now - blob.renewed >= older_than:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from contextlib import aclosing
 
+import msgspec
+
 from perdure import Message
-from perdure.records.chunks import RunCutter, name_of
+from perdure.records.chunks import name_of
 from perdure.records.json import encode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import ForkNote, HistoryIndex, HistorySegment, Origin
@@ -35,12 +37,16 @@ async def fork_as_before(store: Store, parent: str, child: str, *, at: int = 0) 
 async def copy_as_before(store: Store, id: str, new: str, *, moved: bool = False) -> None:
     """Begin a session of which the history is in blobs."""
     records = await records_of(store, id)
-    cutter = RunCutter()
-    cut = [*(cutter.feed(record) for record in records), cutter.rest()]
-    found = [piece for piece in cut if piece is not None]
-    pieces = [HistorySegment(first, last, name_of(data)) for first, last, data in found]
+    pieces, blobs = list[HistorySegment](), dict[str, bytes]()
+    for at in range(0, len(records), 100):
+        part = records[at : at + 100]
+        data = b"\n".join(
+            encode([one.seq, one.epoch, one.kind, one.end, msgspec.Raw(one.payload)])
+            for one in part
+        )
+        pieces.append(HistorySegment(part[0].seq, part[-1].seq, name_of(data)))
+        blobs[name_of(data)] = data
     index = encode(HistoryIndex(tuple(pieces)))
-    blobs = {name_of(data): data for _, _, data in found}
     await store.put_blobs("", {**blobs, name_of(index): index})
     origin = Origin(
         at=records[-1].seq,

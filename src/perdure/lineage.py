@@ -10,17 +10,18 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 
-import msgspec
+from msgspec.structs import replace
 
 from perdure.errors import CorruptRecordError, LeaseLostError, SessionError
 from perdure.records.chunks import records_of
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import ForkNote, HistoryIndex, Manifest, Origin, origin_in
-from perdure.records.records import FORK, HOLDER_KINDS, Record
-from perdure.store import Document, Documents, LogChunk, PendingItem, Store, first_record
+from perdure.records.records import FORK, HOLDER_KINDS
+from perdure.store import Document, Documents, LogChunk, Store, first_record
+from perdure.stores.delegate import DelegatingStore
 
-_ALL = 1_000_000
+_ALL = 2**62
 
 
 async def base_of(store: Store, key: SessionKey, manifest: Manifest | None) -> Origin | None:
@@ -57,23 +58,16 @@ def require_plain(key: SessionKey, base: Origin | None) -> None:
         raise SessionError(message, key=str(key), at=base.at)
 
 
-async def above(store: Store, inner: Store, key: SessionKey, base: Origin) -> Origin | None:
-    """Return the base of the session that another one continues.
+async def above(store: DelegatingStore, key: SessionKey, base: Origin) -> Origin | None:
+    """Return the base of the session whose records another one continues, as its *base* says.
 
-    Args:
-        store: Reads whole logs.
-        inner: The store below it.
-        key: The session that continues another one's records, which its *base* names.
-        base: Its base.
-
-    Raises:
-        CorruptRecordError: There are no such records of their own, as where sessions of a
-            stranger's store follow each other.
-
+    CorruptRecordError if there are no such records of its own, as where sessions of a stranger's
+    store follow each other. *store* reads whole logs.
     """
     parent = base.parent
     assert parent is not None
-    theirs = await base_of(inner, parent, (await inner.read_documents(parent, ())).manifest)
+    manifest = (await store.inner.read_documents(parent, ())).manifest
+    theirs = await base_of(store.inner, parent, manifest)
     if theirs is None or theirs.parent is None or theirs.at < base.at:
         log = store.read_log(parent, after=base.at - 1, before=base.at + 1)
         if await first_record(log, lambda record: record.epoch == base.epoch) is not None:
@@ -87,50 +81,47 @@ async def above(store: Store, inner: Store, key: SessionKey, base: Origin) -> Or
 
 
 async def read(
-    store: Store,
-    inner: Store,
+    store: DelegatingStore,
     key: SessionKey,
     base: Origin,
     after: int,
     before: int | None,
+    limit: int | None,
     *,
     reverse: bool,
 ) -> AsyncGenerator[LogChunk, None]:
-    """Read a session's records, ``after < seq < before``; stores and base as for `above`."""
-    at = base.at
-    upto = at + 1 if before is None else min(before, at + 1)
-    for is_own in (True, False) if reverse else (False, True):
-        if is_own and (before is None or before > at + 1):
-            end = None if before is None else before - at
-            log = inner.read_log(key, after=max(after - at, 0), before=end, reverse=reverse)
-        elif is_own or after >= at:
-            continue
-        elif base.kept:
-            log = _kept(inner, key, base, after, upto, reverse=reverse)
-        elif base.parent is not None:
-            await above(store, inner, key, base)
-            log = store.read_log(base.parent, after=after, before=upto, reverse=reverse)
-        else:
-            continue
+    """Read a session's records as ``read_log`` does; *store* reads whole logs."""
+    at, left = base.at, _ALL if limit is None else limit
+    last = at + 1 if before is None else min(before, at + 1)
+    before_own, after_own = None if before is None else max(before - at, 1), max(after - at, 0)
+    own = store.inner.read_log(key, after=after_own, before=before_own, reverse=reverse)
+    logs = [(own, at)]
+    if after < at and base.kept:
+        logs.insert(0, (_kept(store, key, base.kept, after, last, reverse=reverse), 0))
+    elif after < at and base.parent is not None:
+        await above(store, key, base)
+        theirs = store.read_log(base.parent, after=after, before=last, reverse=reverse)
+        logs.insert(0, (theirs, 0))
+    for log, shift in reversed(logs) if reverse else logs:
         async with aclosing(log):
             async for chunk in log:
-                records = _shifted(chunk.records, at) if is_own else chunk.records
+                some = chunk.records[:left]
+                left -= len(some)
+                records = tuple(replace(record, seq=record.seq + shift) for record in some)
                 yield LogChunk(records, chunk.settled)
-
-
-def _shifted(records: tuple[Record, ...], at: int) -> tuple[Record, ...]:
-    return tuple(msgspec.structs.replace(record, seq=record.seq + at) for record in records)
+                if not left:
+                    return
 
 
 async def _kept(
-    store: Store, key: SessionKey, base: Origin, after: int, before: int, *, reverse: bool
+    store: Store, key: SessionKey, name: str, after: int, before: int, *, reverse: bool
 ) -> AsyncGenerator[LogChunk, None]:
-    index = decode(await blob_of(store, key, base.kept), HistoryIndex)
-    pieces = [piece for piece in index.pieces if piece.last > after and piece.first < before]
+    pieces = decode(await blob_of(store, key, name), HistoryIndex).pieces
     for piece in reversed(pieces) if reverse else pieces:
-        records = records_of(await blob_of(store, key, piece.blob))
-        wanted = tuple(record for record in records if after < record.seq < before)
-        yield LogChunk(wanted[::-1] if reverse else wanted)
+        if piece.last > after and piece.first < before:
+            records = records_of(await blob_of(store, key, piece.blob))
+            wanted = tuple(record for record in records if after < record.seq < before)
+            yield LogChunk(wanted[::-1] if reverse else wanted)
 
 
 async def blob_of(store: Store, key: SessionKey, name: str) -> bytes:
@@ -147,61 +138,49 @@ async def blob_of(store: Store, key: SessionKey, name: str) -> bytes:
 
 def renumbered(have: Documents, at: int) -> Documents:
     """Return a session's own documents as of the records that its log is read with."""
-    manifest = have.manifest
-    if manifest is None or not at:
+    if have.manifest is None or not at:
         return have
-    listed = {
-        name: msgspec.structs.replace(document, as_of_seq=document.as_of_seq + at)
-        for name, document in manifest.documents.items()
+    found = {
+        name: Document(document.data, document.as_of_seq + at)
+        for name, document in have.found.items()
     }
-    return msgspec.structs.replace(
-        have,
-        manifest=msgspec.structs.replace(
-            manifest, as_of_seq=manifest.as_of_seq + at, documents=listed
-        ),
-        found={
-            name: Document(document.data, document.as_of_seq + at)
-            for name, document in have.found.items()
-        },
-    )
+    listed = {
+        name: replace(document, as_of_seq=document.as_of_seq + at)
+        for name, document in have.manifest.documents.items()
+    }
+    as_of_seq = have.manifest.as_of_seq + at
+    manifest = replace(have.manifest, as_of_seq=as_of_seq, documents=listed)
+    return replace(have, manifest=manifest, found=found)
 
 
 async def require_unread(
-    store: Store, inner: Store, key: SessionKey, besides: frozenset[SessionKey] = frozenset()
+    store: DelegatingStore,
+    inner: Store,
+    key: SessionKey,
+    besides: frozenset[SessionKey] = frozenset(),
 ) -> None:
     """Raise SessionError if a session is read by a fork of before, *besides* some.
 
     The notes that it has of its forks stand in its log, or wait for it.
     """
-    children: set[SessionKey] = set()
+    notes = list[bytes]()
     async with aclosing(inner.read_log(key)) as log:
         async for chunk in log:
-            for record in chunk.records:
-                if record.kind == FORK:
-                    children.add(decode(record.payload, ForkNote).child)
-    children |= {decode(item.payload, ForkNote).child for item in await _notes(inner, key)}
-    for child in sorted(children - besides):
+            notes += [record.payload for record in chunk.records if record.kind == FORK]
+    while (holder := await inner.holder(key)) is not None and not holder.deleted:
+        with suppress(LeaseLostError):  # it was just taken over
+            waiting = await inner.receive(key, holder.epoch, limit=1_000_000)
+            notes += [item.payload for item in waiting if item.kind == FORK]
+            break
+    for child in sorted({decode(note, ForkNote).child for note in notes} - besides):
         manifest = (await inner.read_documents(child, ())).manifest
         base = await base_of(inner, child, manifest)
         if base is None or base.parent != key:
             continue
-        try:
-            await above(store, inner, child, base)
-        except CorruptRecordError:  # it has nothing of this one
-            continue
-        message = (
-            f"session {key} is read by {child}, which is a fork of a release before 0.1.0: make "
-            f"that plain with `perdure migrate`, or forget both at once"
-        )
-        raise SessionError(message, key=str(key), fork=str(child))
-
-
-async def _notes(store: Store, key: SessionKey) -> list[PendingItem]:
-    """Return the notes of forks that wait for a session, whoever holds it."""
-    while True:
-        holder = await store.holder(key)
-        if holder is None or holder.deleted:
-            return []
-        with suppress(LeaseLostError):  # it was just taken over
-            waiting = await store.receive(key, holder.epoch, limit=_ALL)
-            return [item for item in waiting if item.kind == FORK]
+        with suppress(CorruptRecordError):  # it has nothing of this one
+            await above(store, child, base)
+            message = (
+                f"session {key} is read by {child}, which is a fork of a release before 0.1.0: "
+                "make that plain with `perdure migrate`, or forget both at once"
+            )
+            raise SessionError(message, key=str(key), fork=str(child))

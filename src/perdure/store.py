@@ -185,11 +185,20 @@ class BlobStore(Protocol):
         """
         ...
 
-    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
+    async def sweep(
+        self,
+        tenant: str,
+        reachable: Collection[str],
+        older_than: float,
+        *,
+        among: Collection[str] | None = None,
+    ) -> BlobSweep:
         """Move unreachable blobs of at least ``older_than`` seconds of age out of the way, and
         remove those that were moved at least as long ago and still are not reachable.
 
-        One that is put or renewed meanwhile stays, whatever ``reachable`` says.
+        One that is put or renewed meanwhile stays, whatever ``reachable`` says. With ``among``, no
+        other blob is looked at: two calls with an age of 0, and a look at who reaches them in
+        between, remove what nobody does.
         """
         ...
 

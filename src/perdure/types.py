@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from perdure.session.prune import (
         CheckpointHold as CheckpointHold,
         Pruned as Pruned,
+        PruneRefusal as PruneRefusal,
         PruneReport as PruneReport,
     )
     from perdure.session.rebuild import RebuildReport as RebuildReport
@@ -90,7 +91,7 @@ _HOMES = {
     "perdure.session.fork": ("Fork", "LostSession"),
     "perdure.session.inbox": ("PostReceipt",),
     "perdure.session.open": ("SessionOpening",),
-    "perdure.session.prune": ("CheckpointHold", "PruneReport", "Pruned"),
+    "perdure.session.prune": ("CheckpointHold", "PruneRefusal", "PruneReport", "Pruned"),
     "perdure.session.rebuild": ("RebuildReport",),
     "perdure.session.runtime": ("MediaLeftOut", "TurnWarned"),
     "perdure.session.scope": ("Scope", "ScopeChange"),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import anyio
@@ -8,6 +9,7 @@ import pytest
 import perdure
 from perdure import Message, Shutdown
 from tests.cli.conftest import Command
+from tests.golden.reader import GOLDEN, copy_of
 
 
 def said(store: Path, id: str, session: str = "default") -> list[str]:
@@ -41,6 +43,12 @@ def test_fork_copy_and_rename(command: Command, store: Path) -> None:
     assert (answer["agent"], answer["parent"]["agent"]) == ("copy", "ada")
     assert command("rename", "ada", "lovelace", *at).out == "lovelace was ada\n"
     assert said(store, "lovelace") == said(store, "copy")
+    listed = command("ls", "--json", *at).json["sessions"]
+    copied = {session["agent"]: session["copied_from"] for session in listed}
+    assert copied == {"bob": None, "copy": "ada", "fork": "ada", "lovelace": "ada"}
+    assert command("show", "copy", "--json", *at).json["copied_from"] == "ada"
+    assert "  copy of   ada\n" in command("show", "copy", *at).out
+    assert "copy of" not in command("show", "bob", *at).out
     assert said(store, "ada") == []
     assert command("fork", "lovelace", "x", "--at", "more", *at).status == 0
     assert command("fork", "lovelace", "y", "--at", "5", *at).status in (0, 2)
@@ -80,6 +88,7 @@ def test_forget_says_what_goes_and_what_stays(command: Command, store: Path) -> 
     before = said(store, "fork")
     out = command("forget", "ada", *at).out
     assert "ada: forgotten\n" in out
+    assert "fork: has a copy of what was forgotten: forget it, too" in out
     assert said(store, "ada") == []
     assert said(store, "fork") == before
     answer = command("forget", "bob", "--json", *at).json
@@ -104,6 +113,19 @@ def test_prune_lets_old_turns_and_unused_sessions_go(command: Command, store: Pa
     assert command("prune", "--older-than", "90d", *at).out == "0 sessions pruned, 0 forgotten\n"
     assert command("prune", "--older-than", "0h", "--json", *at).json["expired"]
     assert said(store, "bob") == []
+
+
+def test_prune_prunes_all_that_may_be_and_says_what_may_not(
+    command: Command, tmp_path: Path
+) -> None:
+    at = ("--store", str(copy_of(GOLDEN, tmp_path)))
+    ran = command("prune", "--keep-turns", "0", *at)
+    assert ran.status == 1
+    assert re.search(r"^\S+: pruned: ", ran.out, re.MULTILINE)
+    assert re.search(r"^\S+: not pruned: .*perdure migrate", ran.out, re.MULTILINE)
+    again = command("prune", "--keep-turns", "0", "--json", *at)
+    assert again.status == 1
+    assert [refusal for refusal in again.json["refused"] if "perdure migrate" in refusal["why"]]
 
 
 @pytest.mark.parametrize("tokens", [(), ("--older-than", "soon"), ("--keep-turns", "-1")])

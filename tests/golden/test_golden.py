@@ -97,6 +97,28 @@ async def test_what_is_numbered_after_a_base_is_made_plain_by_a_migration(tmp_pa
                     session.append(Message.user("I am back"))
 
 
+async def test_what_is_numbered_after_a_base_is_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    root = copy_of(GOLDEN, tmp_path)
+    async with perdure.connect(root, shutdown=Shutdown(signals=False)) as sessions:
+        keys = [key for key in SESSIONS if (await sessions._store.base_of(key) or Origin()).at]
+        before = {key: await sessions._store.holder(key) for key in keys}
+        folders = {key: contents(Path(sessions._store.inner.folder_of(key))) for key in keys}
+        assert all(folders.values())
+        for key in keys:
+            place = {"session": key.session, "tenant": key.tenant}
+            for refused in (
+                sessions.open(key.agent, **place),
+                sessions.rebuild_working_context(key.agent, **place),
+                sessions.prune(Retention(keep_turns=0), id=key.agent, **place),
+            ):
+                with pytest.raises(SessionError, match="perdure migrate"):
+                    await refused
+            assert await sessions._store.holder(key) == before[key]
+            assert contents(Path(sessions._store.inner.folder_of(key))) == folders[key]
+
+
 async def test_forks_of_before_go_first_or_with_what_they_read(tmp_path: Path) -> None:
     root = copy_of(GOLDEN, tmp_path)
     store = FileStore(root)
@@ -117,6 +139,18 @@ async def test_forks_of_before_go_first_or_with_what_they_read(tmp_path: Path) -
                     await refused
             return
     raise AssertionError("there is no fork")
+
+
+async def test_what_may_not_be_pruned_keeps_no_other_from_it_and_is_named(tmp_path: Path) -> None:
+    root = copy_of(GOLDEN, tmp_path)
+    async with perdure.connect(root, shutdown=Shutdown(signals=False)) as sessions:
+        report = await sessions.prune(Retention(keep_turns=0))
+        based = [key for key in SESSIONS if (await sessions._store.base_of(key) or Origin()).at]
+    refused = {refusal.key: refusal.why for refusal in report.refused}
+    assert report.pruned
+    assert refused.keys() >= {key for key in based if not key.tenant}
+    assert not refused.keys() & {pruned.key for pruned in report.pruned}
+    assert all("perdure migrate" in why for why in refused.values())
 
 
 def test_every_kind_of_record_stands_in_a_golden_store() -> None:

@@ -163,7 +163,7 @@ def _restless(name: str) -> Callable[..., Any]:
 
 for _name in (
     "append_many head trim read_documents write_documents put_blobs get_blob sweep blob_names remove_blobs holder acquire release "
-    "request_handover enqueue receive ack sessions sessions_with_pending_items delete".split()
+    "request_handover enqueue receive ack sessions sessions_with_pending_items delete publish drafts renew".split()
 ):
     setattr(RestlessStore, _name, _restless(_name))
 

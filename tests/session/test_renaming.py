@@ -97,7 +97,7 @@ async def half_way(sessions: SessionManager, old: str, new: str) -> None:
     head = await sessions._store.head(SessionKey(old))
     newest = await forker.newest(SessionKey(old), head)
     assert newest is not None
-    await forker.copied(SessionKey(old), SessionKey(new), newest, "rename")
+    await forker.made_of(SessionKey(old), SessionKey(new), newest, "rename")
 
 
 async def test_a_rename_is_finished_by_doing_it_again(again: Connect) -> None:

@@ -25,7 +25,6 @@ from perdure.errors import (
     ConfigError,
     CorruptRecordError,
     FormatError,
-    LeaseHeldError,
     PerdureError,
     UnsupportedVersionError,
 )
@@ -35,6 +34,7 @@ from perdure.records.messages import decode_message
 from perdure.records.records import EPOCH, HOLDER_KINDS, MESSAGE_KINDS, MISSING, Record
 from perdure.records.types import Registry
 from perdure.restore.ladder import validated
+from perdure.session.copier import remove_drafts
 from perdure.session.internals import rebuild_stored
 from perdure.session.point_in_time import base_documents
 from perdure.session.reach import RESTORE, Reach, ReachedBlob
@@ -44,7 +44,6 @@ from perdure.store import (
     BlobSweep,
     Document,
     Documents,
-    DraftInfo,
     LeaseState,
     SessionInfo,
     Store,
@@ -663,22 +662,6 @@ async def _seen(
             await collect(store, garbage_found, reached, grace * 3600)
         blobs.append(garbage_found)
     return audits, blobs
-
-
-async def remove_drafts(store: Store, tenant: str) -> list[DraftInfo]:
-    """Remove copies that a process was killed in the middle of; the next open of the id would."""
-    removed: list[DraftInfo] = []
-    for found in await store.drafts(tenant):
-        holder = await store.holder(found.key)
-        is_left = holder is not None and (holder.released or holder.alive is False)
-        if holder is None or holder.epoch != found.epoch or not is_left:
-            continue
-        with contextlib.suppress(LeaseHeldError):  # somebody has begun anew
-            grant = await store.acquire(found.key, after=found.epoch)
-            end = store.delete if grant.created else store.release
-            await end(found.key, grant.epoch)
-            removed += [found] if grant.created else []
-    return removed
 
 
 async def _blob_names(store: Store, tenant: str) -> set[str] | str:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, cast
 import msgspec
 from cyclopts import Parameter, validators
 
+from perdure._lib.tasks import each
 from perdure.cli.access import (
     existing,
     holder_of,
@@ -131,9 +132,17 @@ async def _ls(
         else:
             require_filters(**filters)
             sessions = await newest_first(store, {}, SessionQuery(**filters, limit=limit), None)
+        copied: dict[SessionKey, str | None] = {}
+
+        async def look(info: SessionInfo) -> None:
+            copied[info.key] = _copied_from(await store.holder(info.key))
+
+        if where.json:  # a listing does not say it
+            await each(sessions, look)
         location = store.location
     if where.json:
-        print_json({"location": location, "sessions": [_listed(info) for info in sessions]})
+        listed = [{**_listed(info), "copied_from": copied[info.key]} for info in sessions]
+        print_json({"location": location, "sessions": listed})
     elif not sessions and limit:
         fitting = "fitting " * any(filters[name] for name in filters if filters[name] != SCOPES)
         what = "scopes" if filters["prefix"] == SCOPES else "sessions"
@@ -204,6 +213,11 @@ def _row(info: SessionInfo, now: float) -> tuple[str, ...]:
     if info.damaged:
         return (key.agent, key.session, "?", "?", active, "(damaged)")
     return (key.agent, key.session, str(info.turns), str(info.head), active, info.title or "")
+
+
+def _copied_from(holder: LeaseState | None) -> str | None:
+    """Return which session another one is a copy of: a fork, a copy, or under another name."""
+    return None if holder is None or holder.draft is None else str(holder.draft.source)
 
 
 def _listed(info: SessionInfo) -> dict[str, Any]:
@@ -291,6 +305,8 @@ class SessionDescription(msgspec.Struct, kw_only=True):
     settled: bool
     held_by: str
     epoch: int
+    copied_from: str | None
+    """The session that it was copied from; that may be gone."""
     restored: str
     incomplete: str
     """Why records may be missing at its end; empty if none are."""
@@ -323,6 +339,7 @@ async def _describe(store: Store, view: SessionView) -> SessionDescription:
         settled=view.settled,
         held_by=holder_of(holder),
         epoch=0 if holder is None else holder.epoch,
+        copied_from=_copied_from(holder),
         restored=str(view.restore_report),
         incomplete=await incomplete(store, key),
         documents={name: record.size for name, record in sorted(folded.items())},
@@ -344,7 +361,9 @@ def _print_described(shown: SessionDescription) -> None:
         say(f"  warning   {shown.incomplete}")
     documents = (f"{name} ({size(count)})" for name, count in shown.documents.items())
     say(f"  documents {', '.join(documents) or 'none folded yet'}")
-    for name, keys in (("owner", [shown.owner] if shown.owner else []), ("tags", shown.tags)):
+    copied_from = [shown.copied_from] if shown.copied_from else []
+    owner = [shown.owner] if shown.owner else []
+    for name, keys in (("copy of", copied_from), ("owner", owner), ("tags", shown.tags)):
         if keys:
             say(f"  {name:9} {', '.join(keys)}")
     for name, keys in (("memory", shown.memory), ("state", shown.state)):
@@ -562,7 +581,7 @@ async def forget(
 ) -> int:
     """Forget sessions: logs, documents, quarantine, posts, and blobs that only they reference.
 
-    What forks of them still reference stays, and is listed. This cannot be undone. A backup forgets
+    What others still reference stays, and is listed. This cannot be undone. A backup forgets
     them with its next run; with --backup at once, so that a lost store does not bring them back.
 
     Args:
@@ -615,6 +634,8 @@ def _print_forgotten(report: ForgetReport) -> None:
         say(f"{key}: {'would be forgotten' if report.dry_run else 'forgotten'}")
     for retained in report.kept:
         say(f"{retained.of}: kept: {retained.what}: {retained.why}")
+    for key in report.carriers:
+        say(f"{key}: has a copy of what was forgotten: forget it, too, if that is to go")
     parts = f"{report.records} records, {report.documents} documents, {report.blobs} blobs"
     what = f"{len(report.sessions)} sessions with {parts} ({size(report.bytes)})"
     say(f"{what} in {', '.join(report.places)}{'; nothing was removed' * report.dry_run}")
@@ -634,7 +655,8 @@ async def prune(
     """Prune old history, and forget sessions that were not used for long.
 
     Context, memory and states of a session stay as they are. With both --keep options, a turn
-    stays if either keeps it. Sessions that another process holds are left alone.
+    stays if either keeps it. Sessions that another process holds are left alone. If some may not be
+    pruned, the others are, and the exit status is 1.
 
     Args:
         id: Only this agent; default: all.
@@ -656,13 +678,13 @@ async def prune(
         )
     if where.json:
         print_json(msgspec.to_builtins(report))
-        return 0
-    say_pruned(report)
-    say(
-        f"{len(report.pruned)} sessions pruned, {len(report.expired)} forgotten"
-        f"{'; nothing was removed' * report.dry_run}"
-    )
-    return 0
+    else:
+        say_pruned(report)
+        say(
+            f"{len(report.pruned)} sessions pruned, {len(report.expired)} forgotten"
+            f"{'; nothing was removed' * report.dry_run}"
+        )
+    return 1 if report.refused else 0
 
 
 def _days(age: str) -> float:
@@ -692,3 +714,5 @@ def say_pruned(report: PruneReport) -> None:
         say(f"{key}: another process holds it: left alone")
     for key in report.damaged:
         say(f"{key}: cannot be read: left alone; `perdure check` says why")
+    for refusal in report.refused:
+        say(f"{refusal.key}: not pruned: {refusal.why}")

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from perdure.errors import CorruptRecordError, NotStorableError
-from perdure.records.json import decode, encode
+from perdure.records.json import decode
 from perdure.records.records import Record
 
 SMALLEST: Final = 2048
@@ -67,9 +67,6 @@ def _end(data: bytes, start: int) -> int:
     return stop
 
 
-PIECE_BYTES = 1024 * 1024
-"""A segment ends with the record that takes it over this size."""
-
 _NAME = re.compile(rb'"(?:\\u0070erdure:media:[^"\\]{1,200}:)?([0-9a-f]{64})"')
 
 
@@ -79,36 +76,6 @@ class _Line(msgspec.Struct, frozen=True, array_like=True):
     kind: str
     end: bool
     payload: msgspec.Raw
-
-
-class RunCutter:
-    """Cut a history, fed oldest record first, into segments.
-
-    The same history always gives the same segments, so that forks of one parent share theirs.
-    """
-
-    def __init__(self) -> None:
-        self._lines: list[bytes] = []
-        self._size = 0
-        self._first = self._last = 0
-
-    def feed(self, record: Record) -> tuple[int, int, bytes] | None:
-        """Add a record; return the segment that it completes: first and last seq, bytes."""
-        payload = msgspec.Raw(record.payload)
-        line = _Line(record.seq, record.epoch, record.kind, record.end, payload)
-        self._first = self._first or record.seq
-        self._last = record.seq
-        self._lines.append(encode(line))
-        self._size += len(self._lines[-1])
-        return self.rest() if self._size >= PIECE_BYTES else None
-
-    def rest(self) -> tuple[int, int, bytes] | None:
-        """Return the remaining records as a segment, if there are any."""
-        if not self._lines:
-            return None
-        piece = (self._first, self._last, b"\n".join(self._lines))
-        self._lines, self._size, self._first = [], 0, 0
-        return piece
 
 
 def records_of(data: bytes) -> Iterator[Record]:

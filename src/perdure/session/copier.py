@@ -10,7 +10,7 @@ It refers to nothing of its source: whatever becomes of that changes no copy.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import Final, TypeAlias, TypeVar, final
@@ -23,6 +23,7 @@ import msgspec
 from perdure.errors import (
     CorruptRecordError,
     HistoryPrunedError,
+    LeaseHeldError,
     LeaseLostError,
     SessionError,
     SessionNotFoundError,
@@ -51,7 +52,16 @@ from perdure.session.options import Limits
 from perdure.session.point_in_time import HistoricalFold, folded_at
 from perdure.session.reach import Reach, ReachedBlob
 from perdure.session.stored import SessionStore, keep_documents
-from perdure.store import Batch, Document, Documents, Draft, HeldLease, Store, first_record
+from perdure.store import (
+    Batch,
+    Document,
+    Documents,
+    Draft,
+    DraftInfo,
+    HeldLease,
+    Store,
+    first_record,
+)
 
 TRIES: Final = 3
 """Attempts at a copy of a session that changes meanwhile."""
@@ -203,6 +213,29 @@ async def has_own(store: Store, key: SessionKey, draft: Draft) -> bool:
     # What a copy began with may have been pruned since. Only its first epoch names an origin.
     is_its = first.seq <= draft.up_to or (first.kind == EPOCH and origin_in(first) is not None)
     return not is_its or newest.epoch != first.epoch
+
+
+async def remove_drafts(
+    store: Store, tenant: str, sources: Collection[SessionKey] = ()
+) -> list[DraftInfo]:
+    """Remove copies that a process was killed in the middle of, and all that are made of *sources*.
+
+    One that was published meanwhile is a session, and stays.
+    """
+    removed: list[DraftInfo] = []
+    for found in await store.drafts(tenant):
+        holder = await store.holder(found.key)
+        if holder is None or holder.epoch != found.epoch:
+            continue
+        is_left = holder.released or holder.alive is False
+        if not is_left and found.draft.source not in sources:
+            continue
+        with suppress(LeaseHeldError):  # somebody has begun anew
+            grant = await store.acquire(found.key, after=found.epoch)
+            end = store.delete if grant.created else store.release
+            await end(found.key, grant.epoch)
+            removed += [found] if grant.created else []
+    return removed
 
 
 def exists(key: SessionKey) -> SessionError:
@@ -441,12 +474,7 @@ class _Copier:
         if TURN in kinds:
             self._turn = [record.payload for record in run if record.kind == TURN][-1]
         reach.feed_run([record for record in run if record.kind not in OWN_KINDS])
-        return [
-            as_copied(record)
-            if record.kind in OWN_KINDS
-            else Entry(record.kind, record.payload, record.end)
-            for record in run
-        ]
+        return [as_copied(record) for record in run]
 
     def _went(self, seq: int) -> HistoryPrunedError:
         message = (

@@ -9,9 +9,10 @@ removed data. A rename is a copy, then the deletion of the old session.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import AsyncExitStack, aclosing, suppress
-from typing import TYPE_CHECKING, final
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias, final
 
 import anyio
 import anyio.to_thread
@@ -19,22 +20,23 @@ import msgspec
 
 from perdure.errors import (
     FormatError,
-    LeaseHeldError,
     PerdureError,
     SessionClosedError,
     SessionError,
     SessionNotFoundError,
 )
 from perdure.lineage import require_unread
-from perdure.memory.documents import SESSION, MetadataPayload, SessionDocument
+from perdure.memory.documents import MetadataPayload, SessionLabels
 from perdure.memory.index import value_names
 from perdure.records.chunks import named_in
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
+from perdure.records.manifest import Origin
 from perdure.records.records import ENDING, FORK, HOLDER_KINDS, META, Entry
+from perdure.restore.ladder import restore
 from perdure.session import spill as spilling
 from perdure.session.copied import OWN_KINDS
-from perdure.session.copier import exists, has_own
+from perdure.session.copier import PAUSE, exists, has_own, remove_drafts
 from perdure.session.fork import Fork, ForkBuilder
 from perdure.session.lifecycle import (
     MAX_WAITING,
@@ -75,20 +77,14 @@ async def chosen(
     A listing reports the last fold; where the log is longer by now, it is read, and a session
     that is open *here* knows what is not durable yet.
     """
-    keys: list[SessionKey] = []
-    after: SessionKey | None = None
-    prefix = wanted.id or ""
-    while page := await store.sessions(
-        tenant=wanted.tenant, prefix=prefix, after=after, limit=_PAGE
-    ):
-        after = page[-1].key
-        for info in page:
-            key = info.key
-            if wanted.id not in (None, key.agent) or wanted.session not in (None, key.session):
-                continue
-            if await _fits(store, info, wanted, open_sessions):
-                keys.append(key)
-    return keys
+    async with aclosing(tenant_sessions(store, wanted.tenant, wanted.id or "")) as listed:
+        return [
+            info.key
+            async for info in listed
+            if wanted.id in (None, info.key.agent)
+            and wanted.session in (None, info.key.session)
+            and await _fits(store, info, wanted, open_sessions)
+        ]
 
 
 async def only_posted_to(store: SessionStore, wanted: SessionFilter) -> list[SessionKey]:
@@ -110,6 +106,7 @@ async def _fits(
     wanted: SessionFilter,
     open_sessions: Mapping[SessionKey, SessionBase],
 ) -> bool:
+    """Say whether a session has the owner and the tag that are meant, as of its newest record."""
     if wanted.owner is None and wanted.tag is None:
         return True
     session = open_sessions.get(info.key)
@@ -117,32 +114,24 @@ async def _fits(
         metadata = session.info.metadata
         return wanted.fits(metadata.owner, tuple(metadata.tags))
     try:
-        owner, tags = await _described(store, info.key)
+        restored = await restore(store, info.key, context_bytes=0, with_context=False)
     except FormatError:  # damaged: what its last fold says is all that there is
-        owner, tags = info.owner, info.tags
-    return wanted.fits(owner, tags)
-
-
-async def _described(store: SessionStore, key: SessionKey) -> tuple[str | None, tuple[str, ...]]:
-    """Return a session's owner and tags as of its newest durable record."""
-    document = (await store.read_documents(key, {SESSION})).found.get(SESSION)
-    owner, tags, since = None, tuple[str, ...](), 0
-    if document is not None:
-        metadata = decode(document.data, SessionDocument).metadata
-        owner, tags, since = metadata.owner, tuple(metadata.tags), document.as_of_seq
-    async with aclosing(store.read_log(key, after=since)) as log:
-        async for chunk in log:
-            for record in chunk.records:
-                if record.kind == META:
-                    meta = decode(record.payload, MetadataPayload)
-                    owner = owner if meta.owner is None else meta.owner
-                    tags = tags if meta.tags is None else tuple(meta.tags)
-    return owner, tags
+        return wanted.fits(info.owner, info.tags)
+    labels = SessionLabels() if restored.info is None else restored.info.metadata
+    owner, tags = labels.owner, labels.tags
+    for record in restored.tail:
+        if record.kind == META:
+            meta = decode(record.payload, MetadataPayload)
+            owner = owner if meta.owner is None else meta.owner
+            tags = tags if meta.tags is None else meta.tags
+    return wanted.fits(owner, tuple(tags))
 
 
 _SAVING = 5
 """Seconds that a store has to save what is unsaved of a session that goes."""
 _DOES, _MAY = "reaches it too", "cannot be read, and may reach it"
+_DRAFT = "is just being made of another one, and may reach it"
+_ANEW = "it was put or renewed meanwhile"
 
 
 class RetainedItem(msgspec.Struct, frozen=True):
@@ -168,10 +157,18 @@ class ForgetReport(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 0
     """Of the records' and documents' values, the blobs and the spill files."""
     kept: tuple[RetainedItem, ...] = ()
+    """Blobs that others reach, or may reach. `perdure check --gc` removes them when nobody does."""
+    carriers: tuple[SessionKey, ...] = ()
+    """Sessions that are copies of the forgotten ones, or of such copies: they have what those had
+    then."""
     places: tuple[str, ...] = ()
     """Where was looked: the store, and the folder of spill files."""
     dry_run: bool = False
     """Nothing was removed."""
+
+
+_Retained: TypeAlias = dict[str, tuple[SessionKey | None, str]]
+"""Names of blobs that stay, with who reaches each, and how."""
 
 
 class _Sum:
@@ -239,7 +236,13 @@ class Forgetter:
     # forgetting
 
     async def forget(
-        self, keys: list[SessionKey], tenant: str, terms: Terms, *, dry_run: bool
+        self,
+        keys: list[SessionKey],
+        tenant: str,
+        terms: Terms,
+        *,
+        dry_run: bool,
+        look_for_carriers: bool = True,
     ) -> ForgetReport:
         """Remove sessions of one tenant, and everything that only they reach.
 
@@ -248,94 +251,112 @@ class Forgetter:
 
         """
         async with AsyncExitStack() as stack:
-            holds: list[HeldSession] = []
-            if not dry_run:
-                for key in sorted(keys):
-                    await stack.enter_async_context(self._access.exclusive(key))
-                for key in keys:
-                    await self._require_unread(key, frozenset(keys))
-                order = await self._forks_first(keys)
-                holds = [await self._hold(stack, key, terms) for key in order]
-                for hold in holds:  # from here on, no copy of it is published
-                    await hold.append(Entry(ENDING, b"{}"))
+            holds = [] if dry_run else await self._begin_ending(stack, keys, terms)
+            carriers = await self._carriers(keys, tenant) if look_for_carriers else ()
             sums = {key: await self._sum(key) for key in keys}
             if not dry_run:
-                await self._remove_drafts(tenant, keys)
-            named = await self._reach(
-                tenant, set().union(*(total.names for total in sums.values()))
-            )
-            shared = await self._reached_elsewhere(tenant, keys, named) if named else {}
-            removable = {name: size for name, size in named.items() if name not in shared}
-            if not dry_run:
-                await self._store.remove_blobs(tenant, removable)
-                for hold in holds:
-                    await hold.delete()
+                await remove_drafts(self._store.inner, tenant, keys)
+            names = set().union(*(total.names for total in sums.values()))
+            named = await self._reach(tenant, names)
+            wait = None if dry_run else terms.wait
+            retained = await self._remove_blobs(tenant, keys, named, wait) if named else {}
+            for hold in holds:
+                await hold.delete()
             spilled = await self._spilled(keys, remove=not dry_run)
             if not dry_run:
                 await self._store.scrub()
-            retained = [_blob(name, *by, sums) for name, by in shared.items()]
-            return self._report(sums, removable, spilled, retained, dry_run=dry_run)
+        runtime = self._access.runtime
+        spill = runtime.spill_folder if runtime.shutdown.spill or spilled else None
+        removed = [size for name, size in named.items() if name not in retained]
+        return ForgetReport(
+            sessions=tuple(sorted(sums)),
+            records=sum(total.records for total in sums.values()),
+            documents=sum(total.documents for total in sums.values()),
+            blobs=len(removed),
+            spill_files=len(spilled),
+            bytes=sum(total.bytes for total in sums.values()) + sum(removed) + sum(spilled),
+            kept=tuple(_blob(name, *by, sums) for name, by in retained.items()),
+            carriers=carriers,
+            places=(self._store.location, *((spill,) if spill else ())),
+            dry_run=dry_run,
+        )
+
+    async def _begin_ending(
+        self, stack: AsyncExitStack, keys: list[SessionKey], terms: Terms
+    ) -> list[HeldSession]:
+        """Hold sessions in the order in which they go; from then on, no copy is published."""
+        for key in sorted(keys):
+            await stack.enter_async_context(self._access.exclusive(key))
+        for key in keys:
+            await self._require_unread(key, frozenset(keys))
+        holds = [await self._hold(stack, key, terms) for key in sorted(keys)]
+        for hold in holds:
+            await hold.append(Entry(ENDING, b"{}"))
+        bases = {hold.key: await self._store.base_of(hold.key) or Origin() for hold in holds}
+        # A fork of before 0.1.0 goes before what it reads, which ends earlier.
+        return sorted(holds, key=lambda hold: -bases[hold.key].at)
+
+    async def _remove_blobs(
+        self, tenant: str, keys: list[SessionKey], named: Collection[str], wait: float | None
+    ) -> _Retained:
+        """Remove blobs that nobody else reaches; return the others. None for *wait*: remove none.
+
+        They are set aside first. Whoever begins to refer to one then puts it again, or renews it,
+        and so takes it back. Who has done that before is read, unless it is still a draft.
+        """
+        sweep = partial(self._store.sweep, tenant, older_than=0.0, among=named)
+        if wait is None:
+            return await self._reached_elsewhere(tenant, keys, named)
+        await sweep(named)  # also those that an earlier sweep has set aside, and would remove now
+        await sweep(())
+        draft = await self._draft_left(tenant, wait)
+        reached = await self._reached_elsewhere(tenant, keys, named)
+        if draft is not None:
+            reached = {**dict.fromkeys(named, (draft, _DRAFT)), **reached}
+        await sweep(reached)
+        left = set(await self._store.blob_names(tenant)).intersection(named)
+        return {**dict.fromkeys(left, (None, _ANEW)), **reached}
+
+    async def _draft_left(self, tenant: str, wait: float) -> SessionKey | None:
+        """Wait until the copies that are being made are over; return one that is not."""
+        drafts = {(found.key, found.epoch) for found in await self._store.drafts(tenant)}
+        with anyio.move_on_after(wait):
+            while drafts:
+                await anyio.sleep(PAUSE)
+                now = await self._store.drafts(tenant)
+                drafts &= {(found.key, found.epoch) for found in now}
+        return min(drafts)[0] if drafts else None
+
+    async def _carriers(self, keys: list[SessionKey], tenant: str) -> tuple[SessionKey, ...]:
+        """Return the sessions whose leases say that they are copies of these, or of such ones."""
+        made: dict[SessionKey, Draft] = {}
+        async with aclosing(tenant_sessions(self._store, tenant)) as listed:
+            async for info in listed:
+                holder = await self._store.holder(info.key)
+                if holder is not None and holder.draft is not None:
+                    made[info.key] = holder.draft
+        before = {made[key].source for key in keys if key in made and made[key].purpose == "rename"}
+        found = before.union(keys)
+        while new := {key for key, draft in made.items() if draft.source in found} - found:
+            found |= new
+        return tuple(sorted((found & made.keys()).difference(keys)))
 
     async def _require_unread(self, key: SessionKey, besides: frozenset[SessionKey]) -> None:
         with suppress(FormatError):  # damaged: it is removed all the same
             await require_unread(self._store, self._store.inner, key, besides)
 
-    async def _forks_first(self, keys: list[SessionKey]) -> list[SessionKey]:
-        """Return sessions in an order in which none goes before one that reads it."""
-        at: dict[SessionKey, int] = {}
-        for key in sorted(keys):
-            with suppress(FormatError):  # damaged: it reads nothing
-                base = await self._store.base_of(key)
-                at[key] = 0 if base is None else base.at
-        return sorted(sorted(keys), key=lambda key: -at.get(key, 0))
-
-    async def _remove_drafts(self, tenant: str, sources: list[SessionKey]) -> None:
-        """Take away the copies of sessions that are being made; one that was made is one more."""
-        for found in await self._store.drafts(tenant):
-            if found.draft.source not in sources:
-                continue
-            with suppress(LeaseHeldError):  # its holder has begun anew, and finds the source ending
-                grant = await self._store.inner.acquire(found.key, after=found.epoch)
-                if grant.created:
-                    await self._store.inner.delete(found.key, grant.epoch)
-                else:  # published since
-                    await self._store.inner.release(found.key, grant.epoch)
-
-    def _report(
-        self,
-        sums: dict[SessionKey, _Sum],
-        blobs: dict[str, int],
-        spilled: list[int],
-        retained: list[RetainedItem],
-        *,
-        dry_run: bool,
-    ) -> ForgetReport:
-        runtime = self._access.runtime
-        spill = runtime.spill_folder if runtime.shutdown.spill or spilled else None
-        return ForgetReport(
-            sessions=tuple(sorted(sums)),
-            records=sum(total.records for total in sums.values()),
-            documents=sum(total.documents for total in sums.values()),
-            blobs=len(blobs),
-            spill_files=len(spilled),
-            bytes=sum(total.bytes for total in sums.values()) + sum(blobs.values()) + sum(spilled),
-            kept=tuple(retained),
-            places=(self._store.location, *((spill,) if spill else ())),
-            dry_run=dry_run,
-        )
-
     async def _sum(self, key: SessionKey, *, strict: bool = False) -> _Sum:
         """Count the records, documents and blob names of a session's own log."""
-        total = _Sum()
+        total, store = _Sum(), self._store.inner
         try:
-            async with aclosing(self._store.inner.read_log(key)) as log:
+            async with aclosing(store.read_log(key)) as log:
                 async for chunk in log:
                     total.records += len(chunk.records)
                     payloads = [record.payload for record in chunk.records]
                     total.bytes += sum(map(len, payloads))
                     total.names |= named_in(payloads)
                     total.names |= value_names(chunk.records)  # a fold puts them anew just now
-            documents = (await self._store.inner.read_documents(key)).found.values()
+            documents = (await store.read_documents(key)).found.values()
         except FormatError:
             if strict:
                 raise
@@ -352,7 +373,9 @@ class Forgetter:
         while new:
             further: set[str] = set()
             for name in new:
-                data = await blob(self._store, tenant, name)
+                data: bytes | None = b""
+                with suppress(FormatError):  # a damaged one is there, and names nothing
+                    data = await self._store.get_blob(tenant, name)
                 if data is not None:
                     sizes[name] = len(data)
                     further |= named_in([data])
@@ -360,21 +383,21 @@ class Forgetter:
         return sizes
 
     async def _reached_elsewhere(
-        self, tenant: str, keys: list[SessionKey], names: dict[str, int]
-    ) -> dict[str, tuple[SessionKey, str]]:
+        self, tenant: str, keys: list[SessionKey], names: Collection[str]
+    ) -> _Retained:
         """Return which of the blobs another session reaches, with one that does, and how."""
-        shared: dict[str, tuple[SessionKey, str]] = {}
-        async for key in tenant_sessions(self._store, tenant):
-            if key in keys:
-                continue
-            try:
-                theirs = (await self._sum(key, strict=True)).names
-            except FormatError:
-                shared = {**dict.fromkeys(names, (key, _MAY)), **shared}
-                continue
-            if theirs:
+        shared: _Retained = {}
+        async with aclosing(tenant_sessions(self._store, tenant)) as listed:
+            async for info in listed:
+                if info.key in keys:
+                    continue
+                try:
+                    theirs = (await self._sum(info.key, strict=True)).names
+                except FormatError:
+                    shared = {**dict.fromkeys(names, (info.key, _MAY)), **shared}
+                    continue
                 reached = await self._reach(tenant, theirs)
-                shared.update(dict.fromkeys(reached.keys() & names.keys(), (key, _DOES)))
+                shared.update(dict.fromkeys(reached.keys() & names, (info.key, _DOES)))
         return shared
 
     async def _spilled(self, keys: list[SessionKey], *, remove: bool) -> list[int]:
@@ -391,26 +414,21 @@ class Forgetter:
         return sizes
 
 
-async def blob(store: Store, tenant: str, name: str) -> bytes | None:
-    """Return a blob, damaged or not worth reading as none."""
-    try:
-        return await store.get_blob(tenant, name)
-    except FormatError:
-        return b""
-
-
-async def tenant_sessions(store: Store, tenant: str) -> AsyncGenerator[SessionKey, None]:
-    """Yield a tenant's sessions."""
-    page = await store.sessions(tenant=tenant, limit=_PAGE)
-    while page:
+async def tenant_sessions(
+    store: Store, tenant: str, prefix: str = ""
+) -> AsyncGenerator[SessionInfo, None]:
+    """Yield a tenant's sessions, as they are listed."""
+    after: SessionKey | None = None
+    while page := await store.sessions(tenant=tenant, prefix=prefix, after=after, limit=_PAGE):
         for info in page:
-            yield info.key
-        page = await store.sessions(tenant=tenant, limit=_PAGE, after=page[-1].key)
+            yield info
+        after = page[-1].key
 
 
-def _blob(name: str, by: SessionKey, how: str, sums: dict[SessionKey, _Sum]) -> RetainedItem:
+def _blob(name: str, by: SessionKey | None, how: str, sums: dict[SessionKey, _Sum]) -> RetainedItem:
     of = next((key for key, total in sums.items() if name in total.names), min(sums))
-    return RetainedItem("blob", f"{by} {how}: {name}", of, by)
+    why = how if by is None else f"{by} {how}"
+    return RetainedItem("blob", f"{why}: {name}", of, by)
 
 
 def _under_both(old: SessionKey, new: SessionKey) -> SessionError:
@@ -458,23 +476,23 @@ class Renamer:
             if made is None:
                 raise SessionNotFoundError(f"there is no session {old}", key=str(old))
             return Fork(new, old, made.up_to)
-        is_of_it = made is not None and await self._store.has(old, made.up_to, made.generation)
-        if not is_of_it and not await self._access.is_empty(new):
+        if made is not None and not await self._store.has(old, made.up_to, made.generation):
+            made = None  # of an earlier life of the old name
+        if made is None and not await self._access.is_empty(new):
             raise exists(new)
         await require_unread(self._store, self._store.inner, old)
         hold = await self._hold(stack, old, new, terms)
-        if made is not None and is_of_it and await self._has_new_records(old, made.up_to):
+        if made is not None and await self._has_new_records(old, made.up_to):
             if await has_own(self._store.inner, new, made):
                 raise _under_both(old, new)
             async with self._access.held(new, Terms("raise", 0)) as copy:
                 await copy.withdraw()
-            is_of_it = False
-        if made is not None and is_of_it:
+            made = None
+        if made is not None:
             done = Fork(new, old, made.up_to)
-        elif point := await self._forker.newest(old, await self._store.head(old)):
-            done = await self._forker.copied(old, new, point, "rename")
         else:
-            done = await self._forker.begun_anew(old, new)
+            point = await self._forker.newest(old, await self._store.head(old))
+            done = await self._forker.made_of(old, new, point, "rename")
         async with self._store.without_posts(old):
             await self._forward(hold, new)
             await hold.delete()

@@ -39,14 +39,27 @@ from perdure.formats.records import (
 from perdure.formats.state import FullAgentState
 from perdure.formats.trace_files import Memories, has_memories, read_memories, write_memories
 from perdure.memory.compaction import MemoryBundle
-from perdure.memory.context import WorkingContext
-from perdure.memory.documents import EPISODIC, SEMANTIC, fold_items
+from perdure.memory.context import SNAPSHOT, Snapshot, WorkingContext
+from perdure.memory.documents import (
+    EPISODIC,
+    SEMANTIC,
+    SESSION,
+    MetadataPayload,
+    SessionDocument,
+    StateSet,
+    TurnPayload,
+    fold_items,
+    typed,
+)
+from perdure.memory.index import MEMORY
 from perdure.memory.traces import read_turns
+from perdure.memory.working_memory import SessionValues
 from perdure.records.checkpoints import CHECKPOINTS
+from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey, session_key
 from perdure.records.media import LIFTED_KINDS, Medium, filled, referred, without_references
 from perdure.records.messages import Message, decode_message
-from perdure.records.records import CONTEXT, Entry, Record
+from perdure.records.records import CONTEXT, EPOCH, META, STATE, TURN, Entry, Record
 from perdure.restore.rebuild import (
     CompactionSnapshotBuilder,
     context_entry,
@@ -58,7 +71,7 @@ from perdure.session.internals import grouped
 from perdure.session.lifecycle import groups_of, read_again
 from perdure.session.media import media_of, with_media
 from perdure.session.options import Limits
-from perdure.session.prune import pruned_history_as_records
+from perdure.session.point_in_time import base_documents, items_back, memory_back
 from perdure.session.rebuild import fold_afresh
 from perdure.session.stored import SessionStore, followed
 
@@ -188,7 +201,7 @@ async def export_state(
 
 async def state_from(store: Store, key: SessionKey, *, log: bool = True) -> FullAgentState | None:
     """Return what is durable of a session as one state, None if there is no such session."""
-    records = await pruned_history_as_records(store, key)
+    records = await _pruned_history(store, key)
     async with contextlib.aclosing(followed(store).read_log(key)) as chunks:
         async for chunk in chunks:
             records.extend(chunk.records)
@@ -202,6 +215,57 @@ async def state_from(store: Store, key: SessionKey, *, log: bool = True) -> Full
         return with_log(state, key, records) if log else state
 
     return await anyio.to_thread.run_sync(fold)
+
+
+async def _pruned_history(store: Store, key: SessionKey) -> list[Record]:
+    """Return records that fold to what was pruned of a session; none for most sessions.
+
+    A state has records alone. So the documents as of the cut become records again, which take the
+    last numbers up to it; empty ones take those before.
+    """
+    cut = (await followed(store).beginning_of(key)).cut
+    if not cut:
+        return []
+    found = (await base_documents(store, key)).found
+    documents = {name: document.data for name, document in found.items()}
+    values = SessionValues(followed(store), key)
+    entries = [*_described(documents.pop(SESSION, None)), *items_back({}, documents)]
+    entries += await memory_back({}, documents, values)
+    snapshot = documents.pop(SNAPSHOT, None)
+    for name in (EPISODIC, SEMANTIC, MEMORY, CHECKPOINTS):  # checkpoints are of this log alone
+        documents.pop(name, None)
+    for name in sorted({name.removeprefix("typed/") for name in documents}):
+        plain, change = documents.get(name, b"null"), documents.get(typed(name))
+        entries.append(Entry(STATE, change or encode(StateSet(name, msgspec.Raw(plain)))))
+    if snapshot is not None:
+        context = WorkingContext.of_snapshot(decode(snapshot, Snapshot), 2**62)
+        entries.append(Entry(CONTEXT, context.as_record("pruned")))
+    begun = Entry(EPOCH, b'{"owner":""}')
+    blank = [Entry(META, b"{}")] * (cut - len(entries) - 1)
+    return [Record(seq, 1, *entry) for seq, entry in enumerate([begun, *blank, *entries], 1)]
+
+
+def _described(data: bytes | None) -> list[Entry]:
+    if data is None:
+        return []
+    document = decode(data, SessionDocument)
+    metadata, about = document.metadata, document.about
+    meta = MetadataPayload(
+        title=metadata.title,
+        tags=metadata.tags or None,
+        owner=metadata.owner,
+        metadata=metadata.extra,
+        agent_type=document.agent_type,
+        created_at=about.created_at,
+    )
+    at = about.updated_at or 0.0
+    turns = [
+        TurnPayload(turn=turn, number=number, phase="end", given=True, at=at)
+        for turn, number in document.turn_ids.items()
+    ]
+    if document.turns > max((turn.number for turn in turns), default=0):
+        turns.append(TurnPayload(turn="", number=document.turns, phase="end", at=at))
+    return [Entry(META, encode(meta)), *(Entry(TURN, encode(turn)) for turn in turns)]
 
 
 MOST_MEDIA: Final = 8 * 1024 * 1024

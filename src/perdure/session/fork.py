@@ -34,19 +34,8 @@ from perdure.records.records import (
     Entry,
     Record,
 )
-from perdure.session.copier import (
-    FORK,
-    FORK_CONTEXT,
-    copy_session,
-    exists,
-    is_made,
-)
-from perdure.session.lifecycle import (
-    ExclusiveAccess,
-    Terms,
-    group_of,
-    require_different,
-)
+from perdure.session.copier import FORK, FORK_CONTEXT, copy_session, exists, is_made
+from perdure.session.lifecycle import ExclusiveAccess, Terms, group_of, require_different
 from perdure.store import Draft, first_record
 
 if TYPE_CHECKING:
@@ -110,30 +99,23 @@ class ForkBuilder:
         require_different(parent, child, "fork")
         head = await self._access.head(parent)
         point = await self._without_epochs(parent, await self._point(parent, head, at))
-        if point is None:
-            return await self._begin_anew(parent, child, more)
-        return await self._copy_to(parent, child, point, FORKS[history], more)
-
-    async def _copy_to(
-        self,
-        parent: SessionKey,
-        child: SessionKey,
-        point: Record,
-        purpose: str,
-        more: Sequence[Entry] = (),
-    ) -> Fork:
         async with self._access.exclusive(child):
-            return await self.copied(parent, child, point, purpose, more)
+            return await self.made_of(parent, child, point, FORKS[history], more)
 
-    async def copied(
+    async def made_of(
         self,
         parent: SessionKey,
         child: SessionKey,
-        point: Record,
+        point: Record | None,
         purpose: str,
         more: Sequence[Entry] = (),
     ) -> Fork:
-        """Make a session of another one's content up to a record; the caller is alone with it."""
+        """Make a session of another one's content up to a record, and ``more`` behind it.
+
+        Without a record, of that alone. The caller is alone with the new session.
+        """
+        if point is None:
+            return await self._begun_anew(parent, child, more)
         access, store = self._access, self._store.inner
         draft = Draft(source=parent, generation=point.epoch, up_to=point.seq, purpose=purpose)
         if child in access.runtime.sessions:
@@ -182,26 +164,14 @@ class ForkBuilder:
             more = (*known, *group_of(moved), context)
         if point is not None:
             point = await self._without_epochs(session.key, point)
-            if point is not None:
-                return await self._copy_to(session.key, child, point, FORKS[history], more)
-            return await self._begin_anew(session.key, child, more)
-        if session.missing or session.end is State.LOST:  # gone, or deleted by its holder
-            return await self._begin_anew(session.key, child, more)
-        raise _no_record(session.key, at, session.version)
+        elif not session.missing and session.end is not State.LOST:  # neither gone nor deleted
+            raise _no_record(session.key, at, session.version)
+        async with self._access.exclusive(child):
+            return await self.made_of(session.key, child, point, FORKS[history], more)
 
-    async def _begin_anew(
+    async def _begun_anew(
         self, parent: SessionKey, child: SessionKey, records: Sequence[Entry]
     ) -> Fork:
-        async with self._access.exclusive(child):
-            return await self.begun_anew(parent, child, records)
-
-    async def begun_anew(
-        self, parent: SessionKey, child: SessionKey, records: Sequence[Entry] = ()
-    ) -> Fork:
-        """Make a session from memory alone: there is no stored history to continue.
-
-        The caller is alone with it.
-        """
         if child in self._access.runtime.sessions or not await self._access.is_empty(child):
             raise exists(child)
         async with self._access.held(child, Terms("raise", 0), new=True) as hold:
@@ -284,9 +254,8 @@ class ForkBuilder:
         """
         require_different(key, new, "copy")
         point = await self.newest(key, await self._access.head(key))
-        if point is None:
-            return await self._begin_anew(key, new, ())
-        return await self._copy_to(key, new, point, "copy")
+        async with self._access.exclusive(new):
+            return await self.made_of(key, new, point, "copy")
 
 
 def _can_move(entry: Entry) -> bool:

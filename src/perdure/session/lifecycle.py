@@ -37,14 +37,11 @@ from perdure.errors import (
     UnsavedChangesError,
 )
 from perdure.lease import OnHeld, acquire_lease
-from perdure.lineage import require_plain
-from perdure.records.json import encode
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Origin, origin_in
+from perdure.records.manifest import origin_in
 from perdure.records.media import filled
 from perdure.records.messages import decode_message, kind_of
 from perdure.records.records import (
-    BASE,
     CONTEXT,
     FORK,
     HOLDER_KINDS,
@@ -739,11 +736,10 @@ class ExclusiveAccess:
             watch=runtime.watch,
             on_held=terms.on_held,
             wait=terms.wait,
+            check=None if goes else partial(self.store.require_plain, key),
             new=new,
         )
         async with self.still_held(key, grant.epoch, grant.head) as hold:
-            if not goes:
-                require_plain(key, await self.store.base_of(key))
             if grant.created and not new:
                 await hold.withdraw()  # an empty one, which the lease has made
                 raise SessionNotFoundError(f"session {key} was deleted meanwhile", key=str(key))
@@ -779,9 +775,9 @@ class ExclusiveAccess:
         limits = self.runtime.limits
         await fold(self.store, hold.key, epoch=hold.epoch, upto=hold.head, limits=limits)
 
-    async def announce_open(self, session: SessionBase, base: Origin) -> None:
-        """Append a base to a session that is open here; it is not valid yet."""
-        session._accept((Entry(BASE, encode(base)),))
+    async def append_open(self, session: SessionBase, *entries: Entry) -> None:
+        """Make entries durable at the end of a session that is open here."""
+        session._accept(entries)
         await session.save()
 
     async def fold_open(self, session: SessionBase) -> None:

@@ -836,6 +836,8 @@ class SessionManager:
 
         Raises:
             NotStorableError: The store keeps no blobs.
+            SessionError: One session was named, and it may not be pruned. Of several, those that
+                may not are named in the report.
 
         """
         acts = self._acting()

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, aclosing, contextmanager, suppress
+from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, final
+from typing import final
 
 import msgspec
 from msgspec import UNSET
@@ -23,50 +24,27 @@ from perdure.errors import (
     FormatError,
     LeaseHeldError,
     LeaseLostError,
+    PerdureError,
     SessionError,
     SessionNotFoundError,
     StoreUnavailableError,
 )
 from perdure.lineage import require_plain, require_unread
-from perdure.memory.context import SNAPSHOT, Snapshot, WorkingContext
-from perdure.memory.documents import (
-    EPISODIC,
-    SEMANTIC,
-    SESSION,
-    MetadataPayload,
-    SessionDocument,
-    StateSet,
-    TurnPayload,
-    typed,
-)
-from perdure.memory.index import MEMORY, MemoryDocument, MemoryEntry, MemoryIndex
+from perdure.memory.documents import TurnPayload
+from perdure.memory.index import MEMORY, MemoryIndex
 from perdure.memory.working_memory import SessionValues
 from perdure.records.checkpoints import CHECKPOINTS
 from perdure.records.json import decode, encode
 from perdure.records.keys import DEFAULT_SESSION, SessionKey
-from perdure.records.manifest import Origin
-from perdure.records.records import (
-    BASE,
-    CONTEXT,
-    EPOCH,
-    ITEM,
-    MEMORY_SET,
-    META,
-    STATE,
-    TURN,
-    Entry,
-    Record,
-)
+from perdure.records.manifest import Manifest, Origin
+from perdure.records.records import BASE, TURN, Entry, Record
 from perdure.session.delete import Forgetter, tenant_sessions
 from perdure.session.fold import put_blobs
 from perdure.session.lifecycle import ExclusiveAccess, Terms
-from perdure.session.point_in_time import base_documents, folded_at
+from perdure.session.point_in_time import folded_at
 from perdure.session.retention import Retention, TurnEndAt, cut_after, is_expired
-from perdure.session.stored import followed, keep_documents
-from perdure.store import Document, Documents, Store, first_record
-
-if TYPE_CHECKING:
-    from perdure.session.base import SessionBase
+from perdure.session.stored import keep_documents
+from perdure.store import Document, Documents, first_record
 
 log: logging.Logger = logging.getLogger("perdure")
 
@@ -93,6 +71,13 @@ class CheckpointHold(msgspec.Struct, frozen=True):
     """The oldest checkpoint of the session itself: prune it first, to let the history go."""
 
 
+class PruneRefusal(msgspec.Struct, frozen=True):
+    """A session that may not be pruned, and why not, with the cure."""
+
+    key: SessionKey
+    why: str
+
+
 class PruneReport(msgspec.Struct, frozen=True, kw_only=True):
     """What was pruned, or would be."""
 
@@ -103,6 +88,8 @@ class PruneReport(msgspec.Struct, frozen=True, kw_only=True):
     """Sessions that another process holds: they were left alone."""
     damaged: tuple[SessionKey, ...] = ()
     """Sessions that cannot be read: they were left alone, too."""
+    refused: tuple[PruneRefusal, ...] = ()
+    """Sessions that may not be pruned, unless it was one alone: then its error is raised."""
     kept_for: tuple[CheckpointHold, ...] = ()
     """Sessions that keep more than the retention asks for, since they have checkpoints."""
     dry_run: bool = False
@@ -117,17 +104,17 @@ class _Cut(msgspec.Struct):
     """What holds it back."""
 
 
-class _PruneProgress:
-    """Progress and result of a pruning."""
+class _Progress(msgspec.Struct):
+    """What a report has, as far as it is known."""
 
-    def __init__(self) -> None:
-        self.pruned: list[Pruned] = []
-        self.expired: list[SessionKey] = []
-        self.held: list[SessionKey] = []
-        self.damaged: list[SessionKey] = []
-        self.kept_for: list[CheckpointHold] = []
-        self.refused: SessionError | None = None
-        """The first refusal that has a cure; the others are pruned before it is raised."""
+    is_alone: bool
+    """Whether one session alone is pruned."""
+    pruned: list[Pruned] = []
+    expired: list[SessionKey] = []
+    held: list[SessionKey] = []
+    damaged: list[SessionKey] = []
+    refused: list[PruneRefusal] = []
+    kept_for: list[CheckpointHold] = []
 
     @contextmanager
     def unless_refused(self, key: SessionKey) -> Iterator[None]:
@@ -139,20 +126,16 @@ class _PruneProgress:
         except SessionNotFoundError:
             pass
         except SessionError as error:
-            self.refused = self.refused or error
+            if self.is_alone:
+                raise
+            self.refused.append(PruneRefusal(key, str(error)))
         except FormatError as error:
             log.warning("not pruned", extra={"session": str(key)}, exc_info=error)
             self.damaged.append(key)
 
     def report(self, *, dry_run: bool) -> PruneReport:
-        return PruneReport(
-            pruned=tuple(self.pruned),
-            expired=tuple(self.expired),
-            held=tuple(self.held),
-            damaged=tuple(self.damaged),
-            kept_for=tuple(self.kept_for),
-            dry_run=dry_run,
-        )
+        found = {name: tuple(getattr(self, name)) for name in self.__struct_fields__[1:]}
+        return PruneReport(**found, dry_run=dry_run)
 
 
 class _TurnEnds:
@@ -205,29 +188,32 @@ class Pruner:
         *,
         dry_run: bool,
     ) -> PruneReport:
-        """Prune sessions of a tenant; those of *keys*, or all of them."""
-        now, progress = time.time(), _PruneProgress()
+        """Prune sessions of a tenant; those of *keys*, or all of them.
+
+        Raises:
+            SessionError: There is but one of *keys*, and it may not be pruned.
+
+        """
+        now, store = time.time(), self._store
+        progress = _Progress(keys is not None and len(keys) == 1)
         expired = await self._expired(retention, keys, tenant, now)
         for key in expired:
             with progress.unless_refused(key):
-                await self._forgetter.forget([key], tenant, terms, dry_run=dry_run)
+                await self._forgetter.forget(
+                    [key], tenant, terms, dry_run=dry_run, look_for_carriers=False
+                )
                 progress.expired.append(key)
-        if retention.cuts:
-            chosen = (
-                keys
-                if keys is not None
-                else [key async for key in tenant_sessions(self._store, tenant)]
-            )
-            for key in chosen:
-                if key not in expired:
-                    with progress.unless_refused(key):
-                        cut = await self._cut(key, retention, now)
-                        progress.kept_for += cut.kept_for
-                        progress.pruned += await self._prune(key, cut, terms, dry_run=dry_run)
+        if keys is None and retention.cuts:
+            async with aclosing(tenant_sessions(store, tenant)) as listed:
+                keys = [info.key async for info in listed]
+        for key in keys or () if retention.cuts else ():
+            if key not in expired:
+                with progress.unless_refused(key):
+                    cut = await self._cut(key, retention, now)
+                    progress.kept_for += cut.kept_for
+                    progress.pruned += await self._prune(key, cut, terms, dry_run=dry_run)
         if not dry_run and (progress.pruned or progress.expired):
-            await self._store.scrub()
-        if progress.refused is not None:
-            raise progress.refused
+            await store.scrub()
         return progress.report(dry_run=dry_run)
 
     async def drop(self, key: SessionKey, cut: int, terms: Terms) -> None:
@@ -246,21 +232,15 @@ class Pruner:
         """Return expired sessions; a default session, which holds what all share, expires last."""
         if retention.expire_days is None:
             return []
-        expired, after = list[SessionKey](), None
-        used = {key.agent for key in self._access.runtime.sessions if key.tenant == tenant}
-        while page := await self._store.sessions(tenant=tenant, after=after, limit=500):
-            after = page[-1].key
-            for info in page:
+        expired, open_here = list[SessionKey](), self._access.runtime.sessions
+        used = {key.agent for key in open_here if key.tenant == tenant}
+        async with aclosing(tenant_sessions(self._store, tenant)) as listed:
+            async for info in listed:
                 if not is_expired(info, retention, now):
                     used.add(info.key.agent)
-                elif keys is None or info.key in keys:
+                elif info.key not in open_here and (keys is None or info.key in keys):
                     expired.append(info.key)
-        return [
-            key
-            for key in expired
-            if key not in self._access.runtime.sessions
-            and not (key.session == DEFAULT_SESSION and key.agent in used)
-        ]
+        return [key for key in expired if key.session != DEFAULT_SESSION or key.agent not in used]
 
     async def _prune(
         self, key: SessionKey, cut: _Cut, terms: Terms, *, dry_run: bool
@@ -277,26 +257,21 @@ class Pruner:
 
     async def _finish(self, key: SessionKey, base: Origin) -> list[Pruned]:
         """Remove what a pruning that failed, or was killed, has left in the store below its cut."""
-        before, freed = await self._first(key), 0
-        if not await self._store.has_removed(key, base):
+        store, before, freed = self._store, await self._first(key), 0
+        if not await store.has_removed(key, base):
             return []
         with suppress(LeaseHeldError, LeaseLostError, SessionNotFoundError):
             async with self._access.exclusive(key):
-                freed = await self._trim_again(key, base)
+                session = self._access.runtime.sessions.get(key)
+                manifest, holder = await self._manifest(key), await store.holder(key)
+                if manifest.base != base or holder is None:
+                    pass
+                elif session is not None:
+                    freed = await store.trim(key, session.epoch, base.cut + 1)
+                elif holder.epoch == manifest.epoch:  # else it was acquired since, which trims
+                    async with self._access.held(key, _IF_FREE):
+                        pass
         return [Pruned(key, base.cut, 0, freed)] if await self._first(key) > before else []
-
-    async def _trim_again(self, key: SessionKey, base: Origin) -> int:
-        store, session = self._store, self._access.runtime.sessions.get(key)
-        manifest = (await store.inner.read_documents(key, ())).manifest
-        if manifest is None or manifest.base is None or manifest.base.cut < base.cut:
-            return 0
-        if session is not None:
-            return await store.trim(key, session.epoch, base.cut + 1)
-        holder = await store.holder(key)
-        if holder is not None and holder.epoch == manifest.epoch:  # not acquired since: that trims
-            async with self._access.held(key, _IF_FREE):
-                pass
-        return 0
 
     async def _first(self, key: SessionKey) -> int:
         """Return the first record that the store has of a session's own log, 0 for none."""
@@ -351,16 +326,12 @@ class Pruner:
             return None
         if not await store.has(key, cut, wanted.epoch):
             raise SessionNotFoundError(f"session {key} was deleted meanwhile", key=str(key))
-        folded = await self._documents(key, cut)
-        return Origin(cut=cut, folded=folded, moved=before.moved)
-
-    async def _documents(self, key: SessionKey, cut: int) -> str:
-        store = self._store
         was = await folded_at(store, key, cut, self._access.runtime.limits)
         await put_blobs(store, key.tenant, was.blobs)
         await self._keep_values(key, was.data)
         documents = {name: Document(data, cut) for name, data in was.data.items()}
-        return await keep_documents(store, key.tenant, Documents(was.manifest, documents))
+        folded = await keep_documents(store, key.tenant, Documents(was.manifest, documents))
+        return Origin(cut=cut, folded=folded, moved=before.moved)
 
     async def _keep_values(self, key: SessionKey, data: Mapping[str, bytes]) -> None:
         """Restore lost blobs, as long as the log still has their values."""
@@ -374,143 +345,40 @@ class Pruner:
                     await self._store.put_blobs(key.tenant, {entry.sha256: value})
 
     async def _rebase(self, key: SessionKey, cut: _Cut, terms: Terms) -> int | None:
-        access = self._access
-        async with access.exclusive(key):
+        """Remove history, open here or not; return the bytes freed, None if it is gone already."""
+        access, store = self._access, self._store
+        async with access.exclusive(key), AsyncExitStack() as stack:
             session = access.runtime.sessions.get(key)
+            append: Callable[[Entry], Awaitable[None]]
             if session is not None:
-                try:
-                    return await self._rebase_open(session, cut)
-                except StoreUnavailableError:
-                    holder = await self._store.holder(key)
-                    if holder is None or holder.epoch == session.epoch:
-                        raise
-                    message = f"session {key} was taken over by another process meanwhile"
-                    raise LeaseLostError(message, key=str(key)) from None
-            async with access.held(key, terms) as hold:
-                base = await self._base(key, cut)
-                if base is None:
-                    return None
-                await access.fold(hold)
-                await self._require_folded(key, base.cut)
-                await hold.append(Entry(BASE, encode(base)))
-                with self._store.rebased(key, hold.epoch, base):
-                    await access.fold(hold)
-                    await self._require_counted(key, base)
-                return await self._store.trim(key, hold.epoch, base.cut + 1)
+                epoch, append = session.epoch, partial(access.append_open, session)
+                fold = partial(access.fold_open, session)
+            else:
+                hold = await stack.enter_async_context(access.held(key, terms))
+                epoch, append, fold = hold.epoch, hold.append, partial(access.fold, hold)
+            base = await self._base(key, cut)
+            if base is None:
+                return None
+            await fold()
+            if (await self._manifest(key)).as_of_seq < base.cut:
+                raise await self._not_folded(key, epoch)
+            await append(Entry(BASE, encode(base)))
+            with store.rebased(key, epoch, base):
+                await fold()
+                if (await self._manifest(key)).base != base:
+                    raise await self._not_folded(key, epoch)
+            return await store.trim(key, epoch, base.cut + 1)
 
-    async def _rebase_open(self, session: SessionBase, cut: _Cut) -> int | None:
-        access, key = self._access, session.key
-        base = await self._base(key, cut)
-        if base is None:
-            return None
-        await access.fold_open(session)
-        await self._require_folded(key, base.cut)
-        await access.announce_open(session, base)
-        with self._store.rebased(key, session.epoch, base):
-            await access.fold_open(session)
-            await self._require_counted(key, base)
-        return await self._store.trim(key, session.epoch, base.cut + 1)
-
-    async def _require_folded(self, key: SessionKey, cut: int) -> None:
-        """Raise unless the session's own documents hold what is about to be removed."""
+    async def _manifest(self, key: SessionKey) -> Manifest:
+        """Return the manifest of a session's own documents, an empty one if there are none."""
         manifest = (await self._store.inner.read_documents(key, ())).manifest
-        if manifest is None or manifest.as_of_seq < cut:
-            raise _not_folded(key)
+        return manifest or Manifest(key=key, epoch=0, as_of_seq=0)
 
-    async def _require_counted(self, key: SessionKey, base: Origin) -> None:
-        """Raise unless the manifest names the base that replaces what is about to be removed."""
-        manifest = (await self._store.inner.read_documents(key, ())).manifest
-        if manifest is None or manifest.base != base:
-            raise _not_folded(key)
-
-
-def _not_folded(key: SessionKey) -> StoreUnavailableError:
-    message = f"session {key} could not be folded, so it was not pruned: try again"
-    return StoreUnavailableError(message, key=str(key))
-
-
-# A pruned session at its cut, as records, for callers that need a whole log.
-#
-# An export and an import know a session by its records alone. The removed records were folded to
-# documents, which are kept; here they become records again, the fewest that fold to the same.
-# They take the last numbers up to the cut; empty records take the numbers before them.
-
-
-async def pruned_history_as_records(store: Store, key: SessionKey) -> list[Record]:
-    """Return records that fold to what was pruned of a session; none for most sessions."""
-    lineage = followed(store)
-    base = await lineage.beginning_of(key)
-    if not base.cut:
-        return []
-    documents = {
-        name: document.data for name, document in (await base_documents(lineage, key)).found.items()
-    }
-    entries = [*_described(documents.pop(SESSION, None)), *_items(documents)]
-    values = SessionValues(lineage, key)
-    memory = decode(documents.pop(MEMORY, b"{}"), MemoryDocument)
-    entries += [_remembered(entry, await values.of(entry)) for entry in memory.entries]
-    snapshot = documents.pop(SNAPSHOT, None)
-    documents.pop(CHECKPOINTS, None)  # they are of this log, and mean nothing in another
-    entries += _states(documents)
-    if snapshot is not None:
-        context = WorkingContext.of_snapshot(decode(snapshot, Snapshot), 2**62)
-        entries.append(Entry(CONTEXT, context.as_record("pruned")))
-    blank = [Entry(META, b"{}")] * (base.cut - len(entries) - 1)
-    begun = Entry(EPOCH, b'{"owner":""}')
-    return [
-        Record(seq, 1, entry.kind, entry.payload, entry.end)
-        for seq, entry in enumerate([begun, *blank, *entries], 1)
-    ]
-
-
-def _described(data: bytes | None) -> list[Entry]:
-    if data is None:
-        return []
-    document = decode(data, SessionDocument)
-    metadata, about = document.metadata, document.about
-    meta = MetadataPayload(
-        title=metadata.title,
-        tags=metadata.tags or None,
-        owner=metadata.owner,
-        metadata=metadata.extra,
-        agent_type=document.agent_type,
-        created_at=about.created_at,
-    )
-    turns = [
-        TurnPayload(turn=turn, number=number, phase="end", given=True, at=about.updated_at or 0.0)
-        for turn, number in document.turn_ids.items()
-    ]
-    if document.turns > max((ended_turn.number for ended_turn in turns), default=0):
-        at = about.updated_at or 0.0
-        turns.append(TurnPayload(turn="", number=document.turns, phase="end", at=at))
-    return [Entry(META, encode(meta)), *(Entry(TURN, encode(turned)) for turned in turns)]
-
-
-def _items(documents: dict[str, bytes]) -> list[Entry]:
-    return [
-        Entry(ITEM, encode({"memory": memory, "item": msgspec.Raw(line)}))
-        for name, memory in ((EPISODIC, "episodic"), (SEMANTIC, "semantic"))
-        for line in documents.pop(name, b"").splitlines()
-    ]
-
-
-def _remembered(entry: MemoryEntry, value: bytes) -> Entry:
-    full_entry = msgspec.structs.replace(entry, value=msgspec.Raw(value), sha256=msgspec.UNSET)
-    return Entry(MEMORY_SET, encode(full_entry))
-
-
-def _states(documents: dict[str, bytes]) -> list[Entry]:
-    entries = []
-    for name, data in documents.items():
-        if name.startswith("typed/"):
-            continue
-        typed_data = documents.get(typed(name))
-        change = encode(StateSet(name, msgspec.Raw(data))) if typed_data is None else typed_data
-        entries.append(Entry(STATE, change))
-    names = {name for name in documents if not name.startswith("typed/")}
-    entries += [
-        Entry(STATE, data)
-        for name, data in documents.items()
-        if name.startswith("typed/") and name.removeprefix("typed/") not in names
-    ]
-    return entries
+    async def _not_folded(self, key: SessionKey, epoch: int) -> PerdureError:
+        """Return why documents do not hold yet what is about to be removed."""
+        holder = await self._store.holder(key)
+        if holder is not None and holder.epoch != epoch:
+            message = f"session {key} was taken over by another process meanwhile"
+            return LeaseLostError(message, key=str(key))
+        message = f"session {key} could not be folded, so it was not pruned: try again"
+        return StoreUnavailableError(message, key=str(key))

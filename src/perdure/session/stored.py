@@ -45,6 +45,7 @@ from perdure.store import (
     Draft,
     HeldLease,
     InboxLimit,
+    LeaseState,
     LogChunk,
     Outcome,
     PendingItem,
@@ -185,6 +186,20 @@ class SessionStore(DelegatingStore):
         manifest = (await self.inner.read_documents(key, ())).manifest
         return await lineage.base_of(self.inner, key, manifest)
 
+    async def require_plain(self, key: SessionKey, holder: LeaseState | None) -> None:
+        """Refuse to acquire a session of before that is numbered after a base.
+
+        Asked before each acquisition, so it reads no more than the holder, if that says enough: a
+        new session is none of them, and neither is a copy.
+
+        Raises:
+            CorruptRecordError: The session's log is damaged.
+            SessionError: It is such a session.
+
+        """
+        if holder is not None and not holder.deleted and holder.draft is None:
+            lineage.require_plain(key, await self.base_of(key))
+
     def assume_plain(self, key: SessionKey) -> None:
         """Take it as known that nothing comes before a session's own log."""
         self._held[key] = _HeldSession(2**62, None)
@@ -197,7 +212,7 @@ class SessionStore(DelegatingStore):
         base = await self.base_of(key)
         while base is not None and not base.cut and not base.kept and base.parent is not None:
             parent = base.parent
-            base = await lineage.above(self, self.inner, key, base)
+            base = await lineage.above(self, key, base)
             key = parent
         return base or Origin()
 
@@ -271,21 +286,13 @@ class SessionStore(DelegatingStore):
         """Read records, including those before the session's own log."""
         base = await self.base_of(key)
         after = after if base is None else max(after, base.cut)
-        if base is not None and base.at:
-            log = lineage.read(self, self.inner, key, base, after, before, reverse=reverse)
-        else:
+        if base is None or not base.at:
             log = self.inner.read_log(key, after=after, before=before, limit=limit, reverse=reverse)
-        remaining = limit
+        else:
+            log = lineage.read(self, key, base, after, before, limit, reverse=reverse)
         async with contextlib.aclosing(log):
             async for chunk in log:
-                if remaining is None or len(chunk.records) <= remaining:
-                    yield chunk
-                else:
-                    yield LogChunk(chunk.records[:remaining], chunk.settled)
-                if base is not None and base.at and remaining is not None:
-                    remaining -= len(chunk.records)
-                    if remaining <= 0:
-                        return
+                yield chunk
 
     async def has(self, key: SessionKey, seq: int, epoch: int) -> bool:
         """Return whether a session has a record with this number and epoch."""

@@ -103,8 +103,15 @@ class DelegatingStore:
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
         return await self.inner.get_blob(tenant, name)
 
-    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
-        return await self.inner.sweep(tenant, reachable, older_than)
+    async def sweep(
+        self,
+        tenant: str,
+        reachable: Collection[str],
+        older_than: float,
+        *,
+        among: Collection[str] | None = None,
+    ) -> BlobSweep:
+        return await self.inner.sweep(tenant, reachable, older_than, among=among)
 
     async def renew(self, tenant: str, names: Collection[str]) -> set[str]:
         return await self.inner.renew(tenant, names)
@@ -255,7 +262,14 @@ class ReadOnlyStore(DelegatingStore):
     async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
         raise self._refused("write")
 
-    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
+    async def sweep(
+        self,
+        tenant: str,
+        reachable: Collection[str],
+        older_than: float,
+        *,
+        among: Collection[str] | None = None,
+    ) -> BlobSweep:
         raise self._refused("remove anything")
 
     async def renew(self, tenant: str, names: Collection[str]) -> set[str]:

@@ -421,12 +421,19 @@ class MemoryStore:
         blob = self._blobs.get((tenant, name))
         return None if blob is None else verified(name, blob.data)
 
-    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
+    async def sweep(
+        self,
+        tenant: str,
+        reachable: Collection[str],
+        older_than: float,
+        *,
+        among: Collection[str] | None = None,
+    ) -> BlobSweep:
         await anyio.lowlevel.checkpoint()
         now = self._backing.clock()
         quarantined = removed = freed = 0
         for blob_id, blob in list(self._blobs.items()):
-            if blob_id[0] != tenant:
+            if blob_id[0] != tenant or (among is not None and blob_id[1] not in among):
                 continue
             if blob_id[1] in reachable:
                 blob.quarantined_at = None

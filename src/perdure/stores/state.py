@@ -421,7 +421,14 @@ class StateStore:
         await anyio.lowlevel.checkpoint()
         return None
 
-    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
+    async def sweep(
+        self,
+        tenant: str,
+        reachable: Collection[str],
+        older_than: float,
+        *,
+        among: Collection[str] | None = None,
+    ) -> BlobSweep:
         """Do nothing: there are none."""
         await anyio.lowlevel.checkpoint()
         return BlobSweep()

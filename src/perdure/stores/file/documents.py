@@ -507,40 +507,54 @@ def _blob_folders(folder: Folder) -> Iterator[Folder]:
             yield blob_folder
 
 
+class _Swept(msgspec.Struct, frozen=True):
+    """What a sweep looks at, and leaves."""
+
+    keep: frozenset[str]
+    among: frozenset[str] | None
+    """None for all."""
+    older_than: float
+    now: float
+
+    def looks_at(self, name: str) -> bool:
+        return self.among is None or name in self.among
+
+
 def sweep(
-    root: Folder, tenant: str, reachable: Collection[str], older_than: float, now: float
+    root: Folder,
+    tenant: str,
+    reachable: Collection[str],
+    older_than: float,
+    now: float,
+    among: Collection[str] | None = None,
 ) -> BlobSweep:
     """Remove blobs that were quarantined long enough ago, then quarantine unreachable ones."""
     try:
         folder = root.enter(*blobs_of(tenant))
     except FileNotFoundError:
         return BlobSweep()
-    keep = frozenset(reachable)
+    looked_at = None if among is None else frozenset(among)
+    swept = _Swept(frozenset(reachable), looked_at, older_than, now)
     with folder:
-        sizes = [
-            size
-            for stamp in _stamps(folder)
-            for size in _expire(folder, stamp, keep, older_than, now)
-        ]
-        moved = _move_away(folder, keep, older_than, now)
+        sizes = [size for stamp in _stamps(folder) for size in _expire(folder, stamp, swept)]
+        moved = _move_away(folder, swept)
     return BlobSweep(moved, len(sizes), sum(sizes))
 
 
-def _expire(
-    folder: Folder, stamp: int, keep: frozenset[str], older_than: float, now: float
-) -> Iterator[int]:
+def _expire(folder: Folder, stamp: int, swept: _Swept) -> Iterator[int]:
     """Restore or remove the blobs that an earlier sweep moved; yield the sizes that were freed."""
     with contextlib.suppress(FileNotFoundError):  # another sweep is faster
         with folder.enter(QUARANTINE, str(stamp)) as moved:
-            for name in moved.names():
+            for name in filter(swept.looks_at, moved.names()):
                 status = moved.stat(name)
                 if status is None:
                     continue
                 # Checked again: it may be reachable, or was renewed since a sweep saw it old.
                 # The stamp is in whole milliseconds, and so is the comparison.
-                if name in keep or int((status.st_mtime + older_than) * 1000) > stamp:
+                old_at = status.st_mtime + swept.older_than
+                if name in swept.keep or int(old_at * 1000) > stamp:
                     _bring_back(folder, moved, name)
-                elif now - stamp / 1000 >= older_than and moved.remove(name):
+                elif swept.now - stamp / 1000 >= swept.older_than and moved.remove(name):
                     yield status.st_size
         with folder.enter(QUARANTINE) as quarantine:
             quarantine.remove_folder(str(stamp))
@@ -552,17 +566,17 @@ def _bring_back(folder: Folder, moved: Folder, name: str) -> None:
         shard.sync()
 
 
-def _move_away(folder: Folder, keep: frozenset[str], older_than: float, now: float) -> int:
+def _move_away(folder: Folder, swept: _Swept) -> int:
     names = [
         (shard, name)
         for shard in folder.names()
         if _SHARD.match(shard)
-        for name in _sweepable(folder, shard, keep, older_than, now)
+        for name in _sweepable(folder, shard, swept)
     ]
     if not names:
         return 0
     count = 0
-    with folder.make(QUARANTINE, str(int(now * 1000))) as moved:
+    with folder.make(QUARANTINE, str(int(swept.now * 1000))) as moved:
         for prefix, name in names:
             with contextlib.suppress(FileNotFoundError), folder.enter(prefix) as shard:
                 shard.rename(name, name, to=moved)
@@ -571,17 +585,15 @@ def _move_away(folder: Folder, keep: frozenset[str], older_than: float, now: flo
     return count
 
 
-def _sweepable(
-    folder: Folder, prefix: str, keep: frozenset[str], older_than: float, now: float
-) -> list[str]:
+def _sweepable(folder: Folder, prefix: str, swept: _Swept) -> list[str]:
     old = []
     with folder.enter(prefix) as shard:
-        for name in shard.names():
+        for name in filter(swept.looks_at, shard.names()):
             status = shard.stat(name)
-            if status is None or now - status.st_mtime < older_than:
+            if status is None or swept.now - status.st_mtime < swept.older_than:
                 continue
             if name.endswith(TEMPORARY):
                 shard.remove(name)  # a writer that was killed long ago
-            elif is_name(name) and name not in keep:
+            elif is_name(name) and name not in swept.keep:
                 old.append(name)
     return old

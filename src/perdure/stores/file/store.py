@@ -681,9 +681,16 @@ class FileStore:
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
         return await self._run_in_thread("read", get, self._root, tenant, name)
 
-    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
+    async def sweep(
+        self,
+        tenant: str,
+        reachable: Collection[str],
+        older_than: float,
+        *,
+        among: Collection[str] | None = None,
+    ) -> BlobSweep:
         return await self._run_in_thread(
-            "sweep", sweep, self._root, tenant, frozenset(reachable), older_than, time.time()
+            "sweep", sweep, self._root, tenant, reachable, older_than, time.time(), among
         )
 
     async def renew(self, tenant: str, names: Collection[str]) -> set[str]:

@@ -328,8 +328,11 @@ def names(bucket: Bucket, tenant: str) -> list[str]:
     )
 
 
-def _listed(bucket: Bucket, prefix: str) -> dict[str, ListedObject]:
-    return {entry.name.removeprefix(prefix): entry for entry in bucket.listed(prefix)}
+def _listed(
+    bucket: Bucket, prefix: str, among: Collection[str] | None = None
+) -> dict[str, ListedObject]:
+    listed = {entry.name.removeprefix(prefix): entry for entry in bucket.listed(prefix)}
+    return listed if among is None else {name: listed[name] for name in listed.keys() & among}
 
 
 def renew(bucket: Bucket, tenant: str, requested: Collection[str]) -> set[str]:
@@ -360,12 +363,18 @@ def remove(bucket: Bucket, tenant: str, requested: Collection[str]) -> int:
     return sum(entry.size for entry in existing)
 
 
-def sweep(bucket: Bucket, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
+def sweep(
+    bucket: Bucket,
+    tenant: str,
+    reachable: Collection[str],
+    older_than: float,
+    among: Collection[str] | None = None,
+) -> BlobSweep:
     """Move unreachable blobs to quarantine, and remove those that are there long enough."""
     prefix, quarantine = _prefix(tenant), _quarantine(tenant)
     now = _server_time(bucket)
-    quarantined = _listed(bucket, quarantine)
-    current = _listed(bucket, prefix)
+    quarantined = _listed(bucket, quarantine, among)
+    current = _listed(bucket, prefix, among)
     returning = [name for name in quarantined if name in reachable and name not in current]
     bucket.many(lambda name: bucket.copy(quarantine + name, prefix + name), returning)
     known = [name for name in quarantined if name in reachable or name in current]

@@ -258,8 +258,16 @@ class ObjectStore:
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
         return await self._run(content.get, tenant, name)
 
-    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
-        return await self._run(content.sweep, tenant, frozenset(reachable), older_than)
+    async def sweep(
+        self,
+        tenant: str,
+        reachable: Collection[str],
+        older_than: float,
+        *,
+        among: Collection[str] | None = None,
+    ) -> BlobSweep:
+        looked_at = None if among is None else frozenset(among)
+        return await self._run(content.sweep, tenant, frozenset(reachable), older_than, looked_at)
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
         """Remove records with ``seq < below``, as the holder; the newest commit stays whole."""

@@ -287,15 +287,20 @@ def sweep(
     tenant: str,
     reachable: Collection[str],
     older_than: float,
+    among: Collection[str] | None = None,
 ) -> BlobSweep:
     """Quarantine unreachable blobs, and remove those that were quarantined long enough ago."""
-    reached = list(reachable)
+    reached = list(reachable if among is None else set(reachable).intersection(among))
     with connection.transaction():
         connection.execute(b"SELECT set_config('statement_timeout', '0', true)")
         connection.execute(sql["come_back"], (tenant, reached))
-        counts = connection.execute(
-            sql["sweep"], {"tenant": tenant, "age": float(older_than), "reachable": reached}
-        ).fetchone()
+        values = {
+            "tenant": tenant,
+            "age": float(older_than),
+            "reachable": reached,
+            "among": None if among is None else list(among),
+        }
+        counts = connection.execute(sql["sweep"], values).fetchone()
     return BlobSweep(*map(int, counts)) if counts else BlobSweep()
 
 

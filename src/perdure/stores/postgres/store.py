@@ -260,9 +260,16 @@ class PostgresStore:
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
         return await self._calls.run_idempotent("read", content.get, tenant, name)
 
-    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
+    async def sweep(
+        self,
+        tenant: str,
+        reachable: Collection[str],
+        older_than: float,
+        *,
+        among: Collection[str] | None = None,
+    ) -> BlobSweep:
         return await self._calls.run_long(
-            "sweep", content.sweep, tenant, frozenset(reachable), older_than
+            "sweep", content.sweep, tenant, frozenset(reachable), older_than, among
         )
 
     async def renew(self, tenant: str, names: Collection[str]) -> set[str]:

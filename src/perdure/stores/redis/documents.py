@@ -170,12 +170,21 @@ class Blobs:
         away, current = await self._shelves(tenant)
         return sorted(away | current)
 
-    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
+    async def sweep(
+        self,
+        tenant: str,
+        reachable: Collection[str],
+        older_than: float,
+        *,
+        among: Collection[str] | None = None,
+    ) -> BlobSweep:
         """Move unreachable blobs to quarantine, and remove those that are there long enough.
 
         The script checks each blob again, by the server's clock.
         """
         away, current = await self._shelves(tenant)
+        if among is not None:
+            away, current = away.intersection(among), current.intersection(among)
         reachable_names = frozenset(reachable)
         returning = [
             RedisCall(b"ZREM", self._names.shelf(tenant, name[:1])[1], name)

@@ -228,12 +228,21 @@ class RedisStore:
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
         return await self._blobs.get(tenant, name)
 
-    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
+    async def sweep(
+        self,
+        tenant: str,
+        reachable: Collection[str],
+        older_than: float,
+        *,
+        among: Collection[str] | None = None,
+    ) -> BlobSweep:
         """Move unreachable blobs to quarantine, and remove those that are there long enough.
 
         Segments of cold history that no session lists are removed from their store, too.
         """
-        swept = await self._blobs.sweep(tenant, reachable, older_than)
+        swept = await self._blobs.sweep(tenant, reachable, older_than, among=among)
+        if among is not None:
+            return swept
         swept_history = await self._cold.sweep(tenant, older_than)
         return BlobSweep(
             swept.quarantined + swept_history.quarantined,

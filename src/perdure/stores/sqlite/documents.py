@@ -197,13 +197,20 @@ def remove(con: sqlite3.Connection, tenant: str, removed: Collection[str]) -> in
 
 
 def sweep(
-    con: sqlite3.Connection, tenant: str, keep: frozenset[str], older_than: float, now: float
+    con: sqlite3.Connection,
+    tenant: str,
+    keep: frozenset[str],
+    among: frozenset[str] | None,
+    older_than: float,
+    now: float,
 ) -> BlobSweep:
     """Remove blobs that were quarantined long enough ago, then quarantine unreachable ones."""
     moved: list[tuple[float | None, str, str]] = []
     expired: list[tuple[str, str]] = []
     quarantined = freed = 0
     for name, renewed_at, moved_at, size in con.execute(Q["blobs"], {"tenant": tenant}).fetchall():
+        if among is not None and name not in among:
+            continue
         _require_times(name, renewed_at, moved_at)
         if name in keep:
             if moved_at is not None:

@@ -265,10 +265,17 @@ class SqliteStore:
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
         return await self._database.read(content.get, tenant, name)
 
-    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
-        keep = frozenset(reachable)
+    async def sweep(
+        self,
+        tenant: str,
+        reachable: Collection[str],
+        older_than: float,
+        *,
+        among: Collection[str] | None = None,
+    ) -> BlobSweep:
+        keep, looked_at = frozenset(reachable), None if among is None else frozenset(among)
         return await self._database.write(
-            "sweep", content.sweep, tenant, keep, older_than, time.time()
+            "sweep", content.sweep, tenant, keep, looked_at, older_than, time.time()
         )
 
     async def renew(self, tenant: str, names: Collection[str]) -> set[str]:

@@ -516,10 +516,18 @@ class TransformingStore:
             len(data), lambda: verified(name, transform.restore(("blob", name), data))
         )
 
-    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
+    async def sweep(
+        self,
+        tenant: str,
+        reachable: Collection[str],
+        older_than: float,
+        *,
+        among: Collection[str] | None = None,
+    ) -> BlobSweep:
         """Remove unreachable blobs; the freed bytes count their size before encryption."""
         inner = await self._inner_names(tenant, reachable)
-        swept = await self._store.sweep(tenant, inner, older_than)
+        looked_at = None if among is None else await self._inner_names(tenant, among)
+        swept = await self._store.sweep(tenant, inner, older_than, among=looked_at)
         freed = max(swept.bytes - swept.removed * self._wrapper.overhead(), 0)
         return msgspec.structs.replace(swept, bytes=freed)
 

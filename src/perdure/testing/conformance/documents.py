@@ -278,6 +278,22 @@ class BlobConformance(Suite):
             assert await store.sweep("", {_NAME, name_of(young)}, 0) == BlobSweep()
         assert await store.get_blob("", _NAME) == _DATA
 
+    async def test_a_sweep_among_some_looks_at_no_others(self, store: Store) -> None:
+        other, kept = b"other", b"kept"
+        names = {_NAME, name_of(kept), name_of(b"never was"), "../owners"}
+        await store.put_blobs("", {name_of(data): data for data in (_DATA, other, kept)})
+        await store.put_blobs("tenant", {_NAME: _DATA})
+        await store.sweep("", {_NAME, name_of(kept)}, 0)
+        assert await store.sweep("", (), 0, among=names) == BlobSweep(quarantined=2)
+        assert await store.renew("", [name_of(kept)]) == set()
+        swept = await store.sweep("", {name_of(kept)}, 0, among=names)
+        assert swept == BlobSweep(removed=1, bytes=len(_DATA))
+        assert sorted(await store.blob_names("")) == sorted([name_of(other), name_of(kept)])
+        assert await store.sweep("", (), 0, among=[name_of(kept)]) == BlobSweep(quarantined=1)
+        assert await store.sweep("", (), 0, among=()) == BlobSweep()
+        assert await store.get_blob("", name_of(other)) == other
+        assert await store.get_blob("tenant", _NAME) == _DATA
+
     async def test_what_is_reached_again_comes_back(self, store: Store) -> None:
         await store.put_blobs("", {_NAME: _DATA})
         await store.sweep("", (), 0)

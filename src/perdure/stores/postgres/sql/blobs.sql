@@ -42,12 +42,14 @@ WITH tenant AS (
     DELETE FROM {schema}.blobs AS b USING tenant AS t
     WHERE b.tenant = t.id AND b.quarantined <= now() - make_interval(secs => %(age)s)
         AND NOT b.name = ANY(%(reachable)s::text[])
+        AND (%(among)s::text[] IS NULL OR b.name = ANY(%(among)s::text[]))
     RETURNING octet_length(b.data) AS size
 ), moved AS (
     UPDATE {schema}.blobs AS b SET quarantined = now() FROM tenant AS t
     WHERE b.tenant = t.id AND b.quarantined IS NULL
         AND b.renewed <= now() - make_interval(secs => %(age)s)
         AND NOT b.name = ANY(%(reachable)s::text[])
+        AND (%(among)s::text[] IS NULL OR b.name = ANY(%(among)s::text[]))
     RETURNING 1
 )
 SELECT (SELECT count(*) FROM moved), (SELECT count(*) FROM removed),
