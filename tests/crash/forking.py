@@ -1,0 +1,756 @@
+"""Fork sessions that go meanwhile, killed at any step: each fork is whole and its own, or refused.
+
+A round has sessions of many records (`stories`). Two processes fork them, at any point and in both ways,
+and are killed at calls of the store, or of the disk; what is done to the sources meanwhile is killed, too.
+Another process looks all the time, by every door through which a session can be seen. In the end all forks
+are compared with what their source was, as whoever wrote it knows; then the sources and all garbage go,
+and they are compared once more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pickle
+import random
+import signal
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, cast
+
+import anyio
+import httpx
+
+import perdure.inspector
+from perdure import Limits, PerdureError, Retention, SessionManager, Shutdown, connect
+from perdure.cli import main as command_line
+from perdure.cli.check import audit
+from perdure.errors import CorruptRecordError, LeaseHeldError, SessionNotFoundError
+from perdure.lease import LeaseOptions
+from perdure.records.keys import SessionKey
+from perdure.records.records import HOLDER_KINDS
+from perdure.store import Batch, LogChunk, Outcome, Store
+from perdure.stores.delegate import DelegatingStore
+from perdure.stores.file import FileStore
+from perdure.stores.memory import MemoryStore
+from perdure.testing.faulty import _Intercepted
+from perdure.transfer import migrate, restore_backup
+from tests.crash import aging, places, stories, work
+from tests.crash.forks import Child, Report
+from tests.crash.hooks import Real, Tripwire
+from tests.crash.scratch import scratch
+from tests.crash.stories import Story
+from tests.runners import run
+
+SOURCES = 3
+FORKS = 20
+"""In a round."""
+FORKERS = 2
+CALLS = 40
+"""Calls of the store in a fork, about."""
+HELD = LeaseOptions(heartbeat=0.5, ttl=4.0)
+PATIENT = 60.0
+"""Seconds to wait for a dead owner to be known as such, on a slow machine."""
+GRACE = "1"
+"""Hours that a blob has to lie about before a sweep takes it."""
+TOKEN = "of the one who looks"
+
+
+def manager(store: Store) -> SessionManager:
+    # All media are shown, so that the context says what was said.
+    limits = Limits(context_media_tokens=10**9)
+    quiet = Shutdown(signals=False)
+    return connect(store, autosave=None, lease=HELD, shutdown=quiet, limits=limits)
+
+
+# What is asked for, and where it ends
+
+
+class Wanted(NamedTuple):
+    """A fork to make."""
+
+    id: str
+    story: Story
+    at: int | str | None
+    history: Literal["full", "context"]
+
+    @property
+    def seq(self) -> int:
+        """The last record that it has of its source."""
+        if isinstance(self.at, str):
+            return self.story.turns[self.at]
+        return self.story.head if self.at is None else self.at
+
+
+class Death(NamedTuple):
+    """Where a process is killed."""
+
+    call: int
+    """The one before or behind which it is."""
+    of: Literal["store", "disk"]
+    behind: bool = False
+
+
+class DyingStore(DelegatingStore):
+    """Kill this process at a call."""
+
+    def __init__(self, store: Store, report: Report) -> None:
+        super().__init__(cast("Store", _Intercepted(store, self._call)))
+        self._store = store
+        self._report = report
+        self.death: Death | None = None
+        self._calls = 0
+
+    def arm(self, death: Death) -> None:
+        """Count from here on."""
+        if death.of == "disk":
+            Noted(death.call, self._report).install()
+        else:
+            self.death = death
+
+    def _pass(self, method: str, *, behind: bool) -> None:
+        death = self.death
+        if death is None or method in {"heartbeat", "wait_for_notification"}:
+            return
+        self._calls += not behind
+        if self._calls == death.call and behind == death.behind:
+            self._report("dying", f"{method} {'done' if behind else 'asked'}")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    async def _call(self, method: str, *args: Any, **options: Any) -> Any:
+        self._pass(method, behind=False)
+        result = await getattr(self._store, method)(*args, **options)
+        self._pass(method, behind=True)
+        return result
+
+    async def append_many(self, batches: Any) -> list[Outcome]:
+        return cast("list[Outcome]", await self._call("append_many", batches))
+
+    async def read_log(
+        self,
+        key: SessionKey,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> AsyncGenerator[LogChunk, None]:
+        self._pass("read_log", behind=False)
+        log = self._store.read_log(key, after=after, before=before, limit=limit, reverse=reverse)
+        async with contextlib.aclosing(log):
+            async for chunk in log:
+                yield chunk
+        self._pass("read_log", behind=True)
+
+
+class Noted(Tripwire):
+    """Kill this process at a call of the disk, and say which."""
+
+    def __init__(self, at: int, report: Report) -> None:
+        super().__init__(at, "kill torn" if at % 3 == 0 else "kill")
+        self._report = report
+
+    def _trip(self, name: str, real: Real, args: tuple[Any, ...]) -> None:
+        self._report("dying", f"os.{name}")
+        super()._trip(name, real, args)
+
+
+# The processes
+
+
+def in_process(program: Callable[[], Awaitable[None]]) -> None:
+    run(work.RUNNER[0], program)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def connected(root: Path) -> AsyncGenerator[SessionManager, None]:
+    async with manager(places.make(root, None)) as sessions:
+        yield sessions
+
+
+def prepare(root: Path, records: int, seed: int, into: Path) -> None:
+    """Write the sources, and down what they are."""
+
+    async def main() -> None:
+        async with connected(root) as sessions:
+            told = [
+                await stories.write(sessions, f"source {n}", records, random.Random(f"{seed}/{n}"))
+                for n in range(SOURCES)
+            ]
+        into.write_bytes(pickle.dumps(told))
+
+    in_process(main)
+    aging.age(root, only_set_aside=False)
+
+
+def fork_all(
+    root: Path, wanted: list[Wanted], death: tuple[int, Death] | None, report: Report
+) -> None:
+    """Make forks, one after the other, and die in one of them."""
+
+    async def main() -> None:
+        store = DyingStore(places.make(root, None), report)
+        async with manager(store) as sessions:
+            for number, one in enumerate(wanted):
+                if death is not None and number == death[0]:
+                    store.arm(death[1])
+                report("asked", one.id)
+                try:
+                    made = await fork(sessions, one)
+                except PerdureError as error:
+                    report("refused", one.id, type(error).__name__, str(error))
+                else:
+                    report("made", one.id, made.at)
+
+    in_process(main)
+
+
+async def fork(sessions: SessionManager, one: Wanted) -> Any:
+    options: Any = {"at": one.at, "history": one.history}
+    try:
+        return await sessions.fork(one.story.id, one.id, **options)
+    except SessionNotFoundError:
+        return await sessions.fork(renamed(one.story.id), one.id, **options)
+
+
+def renamed(id: str) -> str:
+    return f"{id} renamed"
+
+
+ACTS: dict[str, Callable[[SessionManager, str, random.Random], Awaitable[object]]] = {
+    "delete": lambda sessions, id, _: sessions.delete(id),
+    "forget": lambda sessions, id, _: sessions.forget(id),
+    "rename": lambda sessions, id, _: sessions.rename(id, renamed(id)),
+    "prune": lambda sessions, id, dice: sessions.prune(
+        Retention(keep_turns=dice.randint(0, 60)), id=id, on_held="handover", wait=10.0
+    ),
+}
+FATES: tuple[tuple[str, ...], ...] = (
+    (),
+    ("prune",),
+    ("delete", "sweep"),
+    ("forget",),
+    ("rename",),
+    ("rename", "sweep"),
+    ("prune", "prune", "delete", "sweep", "sweep"),
+    ("prune", "rename"),
+    ("prune", "forget", "sweep"),
+)
+"""What becomes of a source, one after the other."""
+
+
+def change(root: Path, act: str, id: str, seed: int, death: Death | None, report: Report) -> None:
+    """Do something to a source, and die in it."""
+    dice = random.Random(seed)
+    if act == "sweep":
+        if death is not None and death.of == "disk":
+            Noted(death.call, report).install()
+        sweep(root, report)
+        return
+
+    async def main() -> None:
+        store = DyingStore(places.make(root, None), report)
+        async with manager(store) as sessions:
+            if death is not None:
+                store.arm(death)
+            try:
+                await ACTS[act](sessions, id, dice)
+            except PerdureError as error:
+                report("not done", type(error).__name__)
+
+    in_process(main)
+
+
+def told(words: list[str]) -> tuple[int, str]:
+    """Run the command line; return its status, and what it says."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        status = command_line(words)
+    return status, said.getvalue()
+
+
+def sweep(root: Path, report: Report) -> None:
+    """Collect garbage twice, with a day between."""
+    for _ in range(2):
+        status, said = told(["check", "--gc", "--grace", GRACE, "--store", places.url(root)])
+        if status:
+            report("problem", f"check --gc: {said.strip()}")
+        aging.age(root, only_set_aside=True)
+
+
+# Whoever looks meanwhile
+
+
+class Looker:
+    """Looks at all sessions, and knows what each fork has to be, if there is one."""
+
+    def __init__(
+        self, root: Path, wanted: list[Wanted], pruned: set[str], seed: int, report: Report
+    ) -> None:
+        self._root = root
+        self._top = root.parent
+        self._wanted = {one.id: one for one in wanted}
+        self._pruned = pruned
+        self._dice = random.Random(seed)
+        self._report = report
+        self._whole: set[str] = set()
+        """Forks that were there: they stay."""
+
+    def look_until(self, stop: Path) -> None:
+        doors: list[tuple[int, Callable[[str], None] | Callable[[SessionManager, str], Any]]] = [
+            (8, self.list),
+            (8, self.load),
+            (6, self.open),
+            (5, self.forget),
+            (4, self.inspector),
+            (3, self.show),
+            (1, self.check),
+            (1, self.backup),
+            (1, self.migrate),
+        ]
+        ids = sorted(self._wanted)
+        while not stop.exists():
+            (door,) = self._dice.choices([door for _, door in doors], [often for often, _ in doors])
+            self._see(door, self._dice.choice(ids))
+            self._report("looked", door.__name__)
+
+    def _see(self, door: Any, id: str) -> None:
+        if door in (self.show, self.check, self.backup):
+            door(id)
+            return
+
+        async def main() -> None:
+            async with connected(self._root) as sessions:
+                await door(sessions, id)
+
+        in_process(main)
+
+    def _wrong(self, door: str, id: str, what: object) -> None:
+        self._report("problem", f"{door} shows {id}, which {what}")
+
+    async def _judge(self, door: str, id: str, view: Any, *, elsewhere: bool = False) -> None:
+        one = self._wanted[id]
+        if is_blank(view):
+            if id in self._whole and not elsewhere:
+                self._wrong(door, id, "was there, and is not any more")
+            return
+        if wrong := await stories.of_view(one.story, one.seq, view):
+            self._wrong(door, id, wrong)
+        elif not elsewhere:
+            self._whole.add(id)
+
+    async def list(self, sessions: SessionManager, _: str) -> None:
+        listed = {info.key.agent for info in await sessions.list()}
+        for id in listed & self._wanted.keys():
+            await self._judge("list", id, await sessions.load(id))
+        for id in self._whole - listed:
+            self._wrong("list", id, "was there, and is not listed any more")
+
+    async def load(self, sessions: SessionManager, id: str) -> None:
+        await self._judge("load", id, await sessions.load(id))
+
+    async def open(self, sessions: SessionManager, id: str) -> None:
+        with contextlib.suppress(LeaseHeldError):
+            async with sessions.open(id, on_held="raise", wait=0) as session:
+                await self._judge("open", id, session)
+                await session.aclose()
+
+    async def forget(self, sessions: SessionManager, id: str) -> None:
+        found = await sessions.forget(id, dry_run=True)
+        one = self._wanted[id]
+        least = one.seq - one.story.first
+        if one.history == "full" and one.story.id not in self._pruned:
+            if found.sessions and BLANK < found.records < least:
+                self._wrong("forget", id, f"has {found.records} records, of {least}")
+
+    async def inspector(self, sessions: SessionManager, id: str) -> None:
+        one = self._wanted[id]
+        app = perdure.inspector.app(sessions, token=TOKEN)
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app),
+            base_url="http://localhost:8000",
+            headers={"authorization": f"Bearer {TOKEN}"},
+        ) as http:
+            listed = (await http.get("/?format=json")).json()["sessions"]
+            for info in listed:
+                if (seen := info["key"]["agent"]) in self._wanted:
+                    await self._judge("inspector", seen, await sessions.load(seen))
+            for page in ("/session", "/context", "/states", "/checkpoints", "/restore"):
+                answer = await http.get(page, params={"agent": id, "format": "json"})
+                if answer.status_code not in (200, 404):
+                    self._wrong("inspector", id, f"{page}: {answer.text}")
+                elif page == "/states" and answer.status_code == 200:
+                    names = answer.json()["states"]
+                    if names and set(names) != one.story.at(one.seq).states.keys():
+                        self._wrong("inspector", id, f"has the states {names}")
+
+    async def migrate(self, sessions: SessionManager, _: str) -> None:
+        target = MemoryStore()
+        await target.open()
+        done = await migrate(sessions._store.inner, target)
+        for key, why in done.failed.items():
+            self._wrong("migrate", key, why)
+        async with manager(target) as there:
+            for id in self._wanted:
+                await self._judge("migrate", id, await there.load(id), elsewhere=True)
+
+    def show(self, id: str) -> None:
+        status, said = told(["show", id, "--json", "--store", places.url(self._root)])
+        if status:
+            if "there is no session" not in said:
+                self._wrong("show", id, said)
+            return
+        shown, one = json.loads(said), self._wanted[id]
+        moment = one.story.at(one.seq)
+        if shown["messages"] and set(shown["memory"]) != moment.memory.keys():
+            self._wrong("show", id, f"remembers {shown['memory']}")
+
+    def check(self, _: str) -> None:
+        status, said = told(["check", "--json", "--store", places.url(self._root)])
+        if status:
+            found = [one for one in json.loads(said)["sessions"] if one["findings"]]
+            self._wrong("check", "a session", found)
+
+    def backup(self, _: str) -> None:
+        backup = str(self._top / "backup")
+        status, said = told(["backup", places.url(self._root), backup, "--verify"])
+        if status:
+            self._wrong("backup", "a session", said)
+
+
+BLANK = 12
+"""Records of a session that was only opened, at most: of epochs."""
+
+
+def is_blank(view: Any) -> bool:
+    """Whether there is no session, or one that was only opened."""
+    return view is None or (not view.context() and not view.info.messages)
+
+
+# Whoever judges, when all others have gone
+
+
+class Judge:
+    """Compares what is left with what was told."""
+
+    def __init__(
+        self,
+        root: Path,
+        wanted: list[Wanted],
+        made: dict[str, int],
+        pruned: set[str],
+        seed: int,
+        report: Report,
+    ) -> None:
+        self._root = root
+        self._wanted = wanted
+        self._made = made
+        self._pruned = pruned
+        self._dice = random.Random(seed)
+        self._report = report
+        self._there: set[str] = set()
+
+    def judge(self) -> None:
+        in_process(self._before)
+        sweep(self._root, self._report)
+        in_process(self._without_drafts)
+        aging.age(self._root, only_set_aside=False)
+        sweep(self._root, self._report)
+        in_process(self._after)
+
+    async def _before(self) -> None:
+        """Judge the forks; then drafts go, by an open of the id or with what they are made of."""
+        async with connected(self._root) as sessions:
+            await self._forks(sessions, "when all had gone")
+            await self._backed_up()
+            store = sessions._store.inner
+            left = await store.drafts("")
+            self._report("drafts", len(left))
+            for found in left:
+                way, id = self._dice.choice(("open", "forget", "check --gc")), found.key.agent
+                if way == "open":
+                    async with sessions.open(id, wait=PATIENT) as session:
+                        if not is_blank(session):
+                            self._wrong(id, "was a draft, and opens with something")
+                        await session.aclose()
+                elif way == "forget" and await sessions.exists(found.draft.source.agent):
+                    await sessions.forget(found.draft.source.agent, wait=PATIENT)
+                else:
+                    continue
+                self._report("drafts gone", way)
+                if id in {one.key.agent for one in await store.drafts("")}:
+                    self._wrong(id, f"is a draft after {way}")
+
+    async def _without_drafts(self) -> None:
+        """See that a sweep took the other drafts; then let the sources go."""
+        async with connected(self._root) as sessions:
+            store = sessions._store.inner
+            with anyio.move_on_after(PATIENT):  # a server learns in time who is dead
+                while await store.drafts(""):
+                    await anyio.sleep(0.2)
+                    from perdure.cli.check import remove_drafts
+
+                    await remove_drafts(store, "")
+            for found in await store.drafts(""):
+                self._wrong(found.key.agent, "is a draft after check --gc")
+            sources = {one.story.id for one in self._wanted}
+            for id in sorted(sources | set(map(renamed, sources))):
+                act = sessions.delete if self._dice.random() < 0.5 else sessions.forget
+                await act(id, wait=PATIENT)
+
+    async def _after(self) -> None:
+        async with connected(self._root) as sessions:
+            await self._forks(sessions, "without its source")
+
+    async def _forks(self, sessions: SessionManager, when: str) -> None:
+        listed = {info.key.agent for info in await sessions.list()}
+        for one in self._wanted:
+            view = await sessions.load(one.id)
+            if (one.id in listed) != (view is not None):
+                self._wrong(one.id, f"is listed: {one.id in listed}, {when}")
+            if is_blank(view):
+                if one.id in self._made or one.id in self._there:
+                    self._wrong(one.id, f"is not there, {when}")
+                continue
+            self._there.add(one.id)
+            for what in await self._fork(sessions, one, view):
+                self._wrong(one.id, f"{what}, {when}")
+        self._report("whole", len(self._there))
+
+    async def _fork(self, sessions: SessionManager, one: Wanted, view: Any) -> list[str]:
+        store, key, is_full = sessions._store.inner, SessionKey(one.id), one.history == "full"
+        holder = await store.holder(key)
+        assert holder is not None
+        assert holder.draft is not None
+        at = holder.draft.up_to
+        wrong = []
+        if self._made.get(one.id, at) != at or (at < one.seq if one.at is None else at != one.seq):
+            wrong.append(f"ends at {at}, was asked for at {one.seq}, told {self._made.get(one.id)}")
+        log = await stories.log_of(store, key)
+        if is_full:
+            wrong += stories.of_log(one.story, at, log, pruned=one.story.id in self._pruned)
+        elif log[0].seq != at + 1 or log[0].kind not in HOLDER_KINDS:
+            wrong.append(f"begins with record {log[0].seq}, a {log[0].kind}, behind {at}")
+        wrong += await stories.of_view(one.story, at, view)
+        wrong += await stories.of_blobs(one.story, at, view, store, full=is_full)
+        seen = await audit(sessions._store, key)
+        return wrong + [f"has a problem: {found.detail}" for found in seen.problems]
+
+    async def _backed_up(self) -> None:
+        """Look at what the last backup has."""
+        place = self._root.parent / "backup"
+        if not place.exists():
+            return
+        source, target = FileStore(place), MemoryStore()
+        await source.open()
+        await target.open()
+        await restore_backup(source, target)
+        await source.aclose()
+        async with manager(target) as restored:
+            for one in self._wanted:
+                view = await restored.load(one.id)
+                if not is_blank(view) and (
+                    wrong := await stories.of_view(one.story, one.seq, view)
+                ):
+                    self._wrong(one.id, f"is in the backup, and {wrong}")
+
+    def _wrong(self, id: str, what: object) -> None:
+        self._report("problem", f"{id} {what}")
+
+
+# A round
+
+
+class Forker:
+    """A process that makes forks, and another one when it was killed."""
+
+    def __init__(self, root: Path, wanted: list[Wanted], dice: random.Random) -> None:
+        self._root = root
+        self._left = wanted
+        self._dice = dice
+        self._child: Child | None = None
+        self._given: list[Wanted] = []
+        self.events: list[Any] = []
+
+    @property
+    def asked(self) -> int:
+        return sum(event[0] == "asked" for event in (*self.events, *self._heard()))
+
+    def _heard(self) -> list[Any]:
+        return [] if self._child is None else self._child.events
+
+    def goes_on(self) -> bool:
+        """Listen, or begin anew; False when it is through."""
+        child = self._child
+        if child is None:
+            if not self._left:
+                return False
+            self._given = self._left
+            root, given, death = self._root, self._left, self._death()
+            self._child = Child(lambda report: fork_all(root, given, death, report))
+        elif not child.listen_on():
+            self._ended(child)
+        return True
+
+    def _death(self) -> tuple[int, Death] | None:
+        dice = self._dice
+        if dice.random() < 0.2:
+            return None
+        is_disk = places.chosen() == "file" and dice.random() < 0.4
+        death = Death(
+            dice.randint(1, 2 * CALLS if is_disk else CALLS),
+            "disk" if is_disk else "store",
+            dice.random() < 0.5,
+        )
+        return min(dice.randrange(6), len(self._left) - 1), death
+
+    def _ended(self, child: Child) -> None:
+        events = child.wait()
+        if child.status and not child.was_killed:
+            events.append(["problem", f"a forker ended with status {child.status}"])
+        asked = [event[1] for event in events if event[0] == "asked"]
+        answered = {event[1] for event in events if event[0] in ("made", "refused")}
+        self._left = [one for one in self._given if one.id not in asked]
+        if child.was_killed and asked and asked[-1] not in answered and self._dice.random() < 0.5:
+            self._left = [one for one in self._given if one.id == asked[-1]] + self._left
+        self.events += [*events, *([["killed"]] if child.was_killed else [])]
+        self._child = None
+
+
+class Changer:
+    """A process for each thing that is done to the sources, when so many forks have been asked for."""
+
+    def __init__(self, root: Path, acts: list[tuple[int, str, str]], dice: random.Random) -> None:
+        self._root = root
+        self._left = acts
+        self._dice = dice
+        self._child: Child | None = None
+        self.events: list[Any] = []
+
+    def goes_on(self, asked: int, *, is_over: bool) -> bool:
+        """Listen, or begin what is due; False when it is through."""
+        child = self._child
+        if child is None:
+            if not self._left:
+                return False
+            if self._left[0][0] <= asked or is_over:
+                self._begin(*self._left[0][1:])
+        elif not child.listen_on():
+            self.events += child.wait()
+            if child.status and not child.was_killed:
+                self.events.append(["problem", f"a changer ended with status {child.status}"])
+            if child.was_killed:
+                self.events.append(["killed"])
+            if not child.was_killed or self._dice.random() < 0.3:
+                del self._left[0]
+            self._child = None
+        return True
+
+    def _begin(self, act: str, id: str) -> None:
+        dice, root = self._dice, self._root
+        is_disk = places.chosen() == "file" and (act == "sweep" or dice.random() < 0.3)
+        death = Death(dice.randint(1, CALLS), "disk" if is_disk else "store", dice.random() < 0.5)
+        dies, seed = death if dice.random() < 0.5 else None, dice.getrandbits(32)
+        self.events.append(["changed", act])
+        self._child = Child(lambda report: change(root, act, id, seed, dies, report))
+
+
+def one_round(top: Path, forks: int, records: int, dice: random.Random) -> list[Any]:
+    """Fork the sessions of a store, and return all that was told."""
+    root, told_of, stop = top / "store", top / "stories", top / "stop"
+    seeds = [dice.getrandbits(32) for _ in range(3)]
+    prepared = Child(lambda _: prepare(root, records, seeds[0], told_of))
+    if prepared.wait() or prepared.status:
+        return [*prepared.events, ["problem", "no sources"]]
+    told = pickle.loads(told_of.read_bytes())
+    wanted = [drawn(f"fork {number}", dice.choice(told), dice) for number in range(forks)]
+    acts = []
+    for story in told:
+        fate = dice.choice(FATES)
+        dues = sorted(dice.randint(1, forks) for _ in fate)
+        acts += [(due, act, story.id) for due, act in zip(dues, fate, strict=True)]
+    pruned = {id for _, act, id in acts if act == "prune"}
+    looker = Child(
+        lambda report: Looker(root, wanted, pruned, seeds[1], report).look_until(stop)
+    )
+    forkers = [Forker(root, wanted[at::FORKERS], dice) for at in range(FORKERS)]
+    changer = Changer(root, sorted(acts), dice)
+    forking = changing = True
+    while forking or changing:
+        forking = any([forker.goes_on() for forker in forkers])
+        asked = sum(forker.asked for forker in forkers)
+        changing = changer.goes_on(asked, is_over=not forking)
+        looker.listen_on()
+    stop.touch()
+    events = [event for one in (*forkers, changer) for event in one.events]
+    made = {event[1]: event[2] for event in events if event[0] == "made"}
+    events += looker.wait()
+    judge = Child(lambda report: Judge(root, wanted, made, pruned, seeds[2], report).judge())
+    events += judge.wait()
+    for name, child in (("looker", looker), ("judge", judge)):
+        if child.status:
+            events.append(["problem", f"the {name} ended with status {child.status}"])
+    return events
+
+
+def drawn(id: str, story: Story, dice: random.Random) -> Wanted:
+    """Draw a fork at the end of a session, at a record, or at a turn's end."""
+    points = [seq for seq in story.points() if story.at(seq).said]
+    turns = [turn for turn, seq in story.turns.items() if seq in points]
+    at = dice.choice((None, dice.choice(points), dice.choice(points), dice.choice(turns)))
+    return Wanted(id, story, at, dice.choice(("full", "full", "context")))
+
+
+UNEXPECTED = {CorruptRecordError.__name__}
+"""Refusals that speak of damage, where there is none."""
+
+
+def forks(*, forks: int, records: int = 1000, seed: int = 0) -> dict[str, object]:
+    """Make so many forks, a round of them in each store."""
+    dice = random.Random(seed)
+    refused, kills, looks, changes = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
+    drafts, gone, count = 0, Counter[str](), Counter[str]()
+    problems: list[str] = []
+    for begin in range(0, forks, FORKS):
+        with scratch() as top:
+            events = one_round(top, min(FORKS, forks - begin), records, dice)
+        dying = ""
+        for what, *rest in events:
+            count[what] += 1
+            if what == "refused":
+                refused[rest[1]] += 1
+                if rest[1] in UNEXPECTED:
+                    problems.append(f"round {begin // FORKS}: {rest[0]} was refused: {rest[2]}")
+            elif what == "dying":
+                dying = rest[0]
+            elif what == "killed":
+                kills[dying] += 1
+            elif what == "looked":
+                looks[rest[0]] += 1
+            elif what == "changed":
+                changes[rest[0]] += 1
+            elif what == "drafts":
+                drafts += rest[0]
+            elif what == "drafts gone":
+                gone[rest[0]] += 1
+            elif what == "problem":
+                problems.append(f"round {begin // FORKS}: {rest[0]}")
+    return {
+        "store": places.chosen(),
+        "seed": seed,
+        "forks": forks,
+        "asked": count["asked"],
+        "acknowledged": count["made"],
+        "refused": dict(refused),
+        "killed": count["killed"],
+        "kills": dict(sorted(kills.items())),
+        "changes": dict(changes),
+        "looks": dict(looks),
+        "drafts": drafts,
+        "drafts_gone": dict(gone),
+        "problems": problems,
+    }
