@@ -50,7 +50,7 @@ from perdure.session.lifecycle import MAX_WAITING, append_durably, groups_of
 from perdure.session.options import Limits
 from perdure.session.point_in_time import HistoricalFold, folded_at
 from perdure.session.reach import Reach, ReachedBlob
-from perdure.session.stored import SessionStore, keep_documents
+from perdure.session.stored import SessionStore, kept_documents
 from perdure.store import Batch, Document, Documents, Draft, HeldLease, Store, first_record
 
 TRIES: Final = 3
@@ -272,6 +272,9 @@ class _Copier:
         self._draft = draft
         self._limits = limits
         self._was: HistoricalFold | None = None
+        self._kept: dict[str, bytes] = {}
+        """What it begins with, where the records are left behind. No session has it in blobs yet,
+        so it is put when there is a draft, which is looked for by whoever removes blobs."""
         self._base: Origin
         """Where the source begins."""
         self._begun: Origin
@@ -348,7 +351,7 @@ class _Copier:
     async def begin(self, watch: OwnerWatch) -> int:
         """Begin the draft; return the epoch."""
         self._base = begun = await self.origin()
-        up_to, tenant = self._draft.up_to, self._new.tenant
+        up_to = self._draft.up_to
         # Where the source has no record to copy: that of its first epoch, or what was pruned last.
         first = begun.cut or 1
         self._was = was = await self._as_of_then()
@@ -358,8 +361,7 @@ class _Copier:
                 for name, data in without_history(was.data).items()
             }
             self._was = msgspec.structs.replace(was, found=found)
-            await put_blobs(self._target, tenant, was.blobs)
-            folded = await keep_documents(self._target, tenant, Documents(was.manifest, found))
+            folded, self._kept = kept_documents(Documents(was.manifest, found))
             begun, first = Origin(cut=up_to, folded=folded), up_to + 1
         grant = await acquire_lease(
             self._target,
@@ -393,7 +395,7 @@ class _Copier:
         await self._writer.add_own(more)
         if self._target.capabilities.blobs:
             if was is not None:
-                await put_blobs(self._target, self._new.tenant, was.blobs)
+                await put_blobs(self._target, self._new.tenant, {**was.blobs, **self._kept})
             await self._renew(reach)
         if was is not None:
             await self._write_documents(was)
