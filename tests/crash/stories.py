@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from perdure import Message, Retention, Session, SessionManager
 from perdure.records.chunks import name_of
-from perdure.records.records import BASE, ENDING, EPOCH, FORK, GAP, Record
 from perdure.records.keys import SessionKey
+from perdure.records.records import BASE, ENDING, EPOCH, FORK, GAP, Record
 from perdure.store import Store
 from tests.images import part, png
 
@@ -176,7 +176,8 @@ class _Teller:
                 story.say(session.append(Message.assistant(text)), text)
             else:
                 story.say(session.append(Message.user(text)), text)
-        name, value = f"key {dice.randrange(6)}", ["y" * dice.choice((10, 3000)), self._number]
+        value = ["y" * dice.choice((10, 3000)), self._number, story.id]
+        name = f"key {dice.randrange(6)}"
         if dice.random() < 0.2:
             session.memory.set(name, value)
             story.note(session.version, memory={**story.moments[-1].memory, name: value})
@@ -237,7 +238,9 @@ async def of_view(story: Story, at: int, view: Any) -> list[str]:
     states = {key: await view.state.get(key) for key in await view.state.keys()}
     wrong = []
     if context != texts:
-        differs = next((n for n, (a, b) in enumerate(zip(context, texts, strict=False)) if a != b), "end")
+        differs = next(
+            (n for n, (a, b) in enumerate(zip(context, texts, strict=False)) if a != b), "end"
+        )
         wrong.append(f"has {len(context)} messages for {len(texts)}, from {differs} on others")
     if memory != moment.memory:
         wrong.append(f"remembers {sorted(memory)} for {sorted(moment.memory)}, or other values")
