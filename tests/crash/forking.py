@@ -84,16 +84,27 @@ class Wanted(NamedTuple):
     """A fork to make."""
 
     id: str
-    story: Story
+    of: str
+    """The source's id."""
+    lives: tuple[Story, ...]
+    """What the source is, and what it may be if it is made again."""
     at: int | str | None
     history: Literal["full", "context"]
 
-    @property
-    def seq(self) -> int:
-        """The last record that it has of its source."""
+    def seq_in(self, life: Story) -> int | None:
+        """Return the last record that it has of a life of its source, None if that has none."""
         if isinstance(self.at, str):
-            return self.story.turns[self.at]
-        return self.story.head if self.at is None else self.at
+            return life.turns.get(self.at)
+        return life.head if self.at is None else self.at if self.at in life.lines else None
+
+    def moments(self) -> list[tuple[Story, int]]:
+        ends = [(life, self.seq_in(life)) for life in self.lives]
+        return [(life, seq) for life, seq in ends if seq is not None]
+
+    async def wrong_view(self, view: Any) -> list[str]:
+        """Return what does not fit, if the session fits to no life of its source."""
+        found = [await stories.of_view(life, seq, view) for life, seq in self.moments()]
+        return min(found, key=len)
 
 
 class Plan(NamedTuple):
@@ -113,6 +124,10 @@ class Plan(NamedTuple):
         """Whose blobs go before they do."""
         return {id for _, act, id in self.acts if act == "forget"}
 
+    @property
+    def made_again(self) -> set[str]:
+        return {id for _, act, id in self.acts if act == "again"}
+
 
 class Death(NamedTuple):
     """Where a process is killed."""
@@ -122,10 +137,15 @@ class Death(NamedTuple):
     of: str
     """A method of the store; "" for any, and "disk" for the calls that change that."""
     behind: bool = False
+    stops: bool = False
+    """It is stopped only, while something is done to the sources."""
 
 
-def drawn_death(dice: random.Random, steps: Sequence[str]) -> Death:
+def drawn_death(dice: random.Random, steps: Sequence[str], *, may_stop: bool = False) -> Death:
     """Draw a place to die in: one of the steps as likely as another, any call, or a disk's."""
+    if may_stop and dice.random() < 0.4:
+        step = dice.choice(steps)
+        return Death(1, step, dice.random() < 0.5, stops=True)
     if places.chosen() == "file" and dice.random() < 0.3:
         return Death(dice.randint(1, 2 * CALLS), "disk")
     step = dice.choice(steps) if dice.random() < 0.7 else ""
@@ -147,7 +167,7 @@ class DyingStore(DelegatingStore):
         if death.of == "disk":
             Noted(death.call, self._report).install()
         else:
-            self.death = death
+            self.death, self._calls = death, 0
 
     def _pass(self, method: str, *, behind: bool) -> None:
         death = self.death
@@ -157,8 +177,10 @@ class DyingStore(DelegatingStore):
             return
         self._calls += not behind
         if self._calls == death.call and behind == death.behind:
-            self._report("dying", f"{method} {'done' if behind else 'asked'}")
-            os.kill(os.getpid(), signal.SIGKILL)
+            place = f"{method} {'done' if behind else 'asked'}"
+            self.death = None
+            self._report("stopping" if death.stops else "dying", place)
+            os.kill(os.getpid(), signal.SIGSTOP if death.stops else signal.SIGKILL)
 
     async def _call(self, method: str, *args: Any, **options: Any) -> Any:
         self._pass(method, behind=False)
@@ -216,27 +238,30 @@ def prepare(root: Path, records: int, seed: int, into: Path) -> None:
 
     async def main() -> None:
         async with connected(root) as sessions:
-            told = [
-                await stories.write(sessions, f"source {n}", records, random.Random(f"{seed}/{n}"))
+            lives = {
+                f"source {n}": tuple(
+                    [
+                        await stories.write(sessions, id, records, random.Random(f"{seed}/{id}"))
+                        for id in (f"source {n}", again(f"source {n}"))
+                    ]
+                )
                 for n in range(SOURCES)
-            ]
-        into.write_bytes(pickle.dumps(told))
+            }
+        into.write_bytes(pickle.dumps(lives))
 
     in_process(main)
     aging.age(root, only_set_aside=False)
 
 
-def fork_all(
-    root: Path, wanted: list[Wanted], death: tuple[int, Death] | None, report: Report
-) -> None:
+def fork_all(root: Path, wanted: list[Wanted], deaths: list[Death | None], report: Report) -> None:
     """Make forks, one after the other, and die in one of them."""
 
     async def main() -> None:
         store = DyingStore(places.make(root, None), report)
         async with manager(store) as sessions:
-            for number, one in enumerate(wanted):
-                if death is not None and number == death[0]:
-                    store.arm(death[1])
+            for one, death in zip(wanted, deaths, strict=True):
+                if death is not None:
+                    store.arm(death)
                 report("asked", one.id)
                 try:
                     made = await fork(sessions, one)
@@ -251,16 +276,28 @@ def fork_all(
 async def fork(sessions: SessionManager, one: Wanted) -> Any:
     options: Any = {"at": one.at, "history": one.history}
     try:
-        return await sessions.fork(one.story.id, one.id, **options)
+        return await sessions.fork(one.of, one.id, **options)
     except SessionNotFoundError:
-        return await sessions.fork(renamed(one.story.id), one.id, **options)
+        return await sessions.fork(renamed(one.of), one.id, **options)
 
 
 def renamed(id: str) -> str:
     return f"{id} renamed"
 
 
+def again(id: str) -> str:
+    return f"{id} again"
+
+
+async def made_again(sessions: SessionManager, id: str) -> None:
+    """Have another session under an id."""
+    if await sessions.exists(again(id)):
+        await sessions.delete(id)
+        await sessions.rename(again(id), id)
+
+
 ACTS: dict[str, Callable[[SessionManager, str, random.Random], Awaitable[object]]] = {
+    "again": lambda sessions, id, _: made_again(sessions, id),
     "delete": lambda sessions, id, _: sessions.delete(id),
     "forget": lambda sessions, id, _: sessions.forget(id),
     "rename": lambda sessions, id, _: sessions.rename(id, renamed(id)),
@@ -277,6 +314,9 @@ FATES: tuple[tuple[str, ...], ...] = (
     ("rename", "sweep"),
     ("prune", "prune", "delete", "sweep", "sweep"),
     ("prune", "rename"),
+    ("again",),
+    ("again", "prune"),
+    ("prune", "again", "sweep"),
     ("prune", "forget", "sweep"),
 )
 """What becomes of a source, one after the other."""
@@ -309,21 +349,22 @@ def change(plan: Plan, act: str, id: str, seed: int, death: Death | None, report
     in_process(main)
 
 
-def told(words: list[str]) -> tuple[int, str]:
-    """Run the command line; return its status, and what it says."""
-    data = io.BytesIO()
+def told(words: list[str]) -> tuple[int, str, str]:
+    """Run the command line; return its status, what it says, and what it says of errors."""
+    data, errors = io.BytesIO(), io.StringIO()
     said = io.TextIOWrapper(data, write_through=True)  # JSON goes to its buffer
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(errors):
         status = command_line(words)
-    return status, data.getvalue().decode()
+    return status, data.getvalue().decode(), errors.getvalue()
 
 
 def checked(root: Path, *words: str, but: Collection[str]) -> list[str]:
     """Check a store; return the problems, but for those of sessions that are being forgotten."""
-    _, said = told(["check", *words, "--json", "--store", places.url(root)])
+    _, said, _ = told(["check", *words, "--json", "--store", places.url(root)])
     found = json.loads(said)
     if "sessions" not in found:
-        return [said]
+        is_busy = found["error"]["type"] == StoreUnavailableError.__name__
+        return [] if is_busy else [said]
     return [
         f"{seen['agent']}: {finding['detail']}"
         for seen in found["sessions"]
@@ -359,7 +400,7 @@ class Looker:
         doors: list[tuple[int, Callable[[str], None] | Callable[[SessionManager, str], Any]]] = [
             (8, self.list),
             (8, self.load),
-            (6, self.open),
+            (3, self.open),
             (5, self.forget),
             (4, self.inspector),
             (3, self.show),
@@ -396,17 +437,24 @@ class Looker:
             if id in self._whole and not elsewhere:
                 self._wrong(door, id, "was there, and is not any more")
             return
-        if wrong := await stories.of_view(one.story, one.seq, view):
+        if wrong := await one.wrong_view(view):
             self._wrong(door, id, wrong)
         elif not elsewhere:
             self._whole.add(id)
 
     async def list(self, sessions: SessionManager, _: str) -> None:
-        listed = {info.key.agent for info in await sessions.list()}
-        for id in listed & self._wanted.keys():
-            await self._judge("list", id, await sessions.load(id))
-        for id in self._whole - listed:
+        listed = {info.key.agent: info for info in await sessions.list()}
+        for id in listed.keys() & self._wanted.keys():
+            view = await sessions.load(id)
+            await self._judge("list", id, view)
+            self._described(id, view, listed[id])
+        for id in self._whole - listed.keys():
             self._wrong("list", id, "was there, and is not listed any more")
+
+    def _described(self, id: str, view: Any, info: Any) -> None:
+        """A fork is listed with what is said about it, from the first moment on."""
+        if info.head and not is_blank(view) and info.title != view.info.metadata.title:
+            self._wrong("list", id, f"is listed as {info.title}, {view.info.metadata.title}")
 
     async def load(self, sessions: SessionManager, id: str) -> None:
         await self._judge("load", id, await sessions.load(id))
@@ -420,8 +468,10 @@ class Looker:
     async def forget(self, sessions: SessionManager, id: str) -> None:
         found = await sessions.forget(id, dry_run=True)
         one = self._wanted[id]
-        least = one.seq - one.story.first
-        if one.history == "full" and one.story.id not in self._plan.pruned:
+        life, seq = one.moments()[0]
+        least = seq - life.first
+        changed = self._plan.pruned | self._plan.made_again
+        if one.history == "full" and one.of not in changed:
             if found.sessions and BLANK < found.records < least:
                 self._wrong("forget", id, f"has {found.records} records, of {least}")
 
@@ -442,9 +492,9 @@ class Looker:
                 if answer.status_code not in (200, 404):
                     self._wrong("inspector", id, f"{page}: {answer.text}")
                 elif page == "/states" and answer.status_code == 200:
-                    moment = one.story.at(one.seq)
                     names = {found["key"] for found in answer.json()["states"]}
-                    if names and names != moment.states.keys():
+                    known = [life.at(seq).states.keys() for life, seq in one.moments()]
+                    if names and names not in known:
                         self._wrong("inspector", id, f"has the states {names}")
 
     async def migrate(self, sessions: SessionManager, _: str) -> None:
@@ -459,14 +509,14 @@ class Looker:
                 await self._judge("migrate", id, await there.load(id), elsewhere=True)
 
     def show(self, id: str) -> None:
-        status, said = told(["show", id, "--json", "--store", places.url(self._root)])
+        status, said, errors = told(["show", id, "--json", "--store", places.url(self._root)])
         if status:
-            if "there is no session" not in said:
-                self._wrong("show", id, said)
+            if "there is no session" not in errors:
+                self._wrong("show", id, errors)
             return
         shown, one = json.loads(said), self._wanted[id]
-        moment = one.story.at(one.seq)
-        if shown["messages"] and set(shown["memory"]) != moment.memory.keys():
+        known = [life.at(seq).memory.keys() for life, seq in one.moments()]
+        if shown["messages"] and set(shown["memory"]) not in known:
             self._wrong("show", id, f"remembers {shown['memory']}")
 
     def check(self, _: str) -> None:
@@ -475,9 +525,9 @@ class Looker:
 
     def backup(self, _: str) -> None:
         backup = str(self._root.parent / "backup")
-        status, said = told(["backup", places.url(self._root), backup, "--verify"])
+        status, said, errors = told(["backup", places.url(self._root), backup, "--verify"])
         if status:
-            self._wrong("backup", "a session", said)
+            self._wrong("backup", "a session", said + errors)
 
 
 BLANK = 12
@@ -527,7 +577,8 @@ class Judge:
             left = await store.drafts("")
             self._report("drafts", len(left))
             for found in left:
-                way, id = self._dice.choice(("open", "forget", "check --gc")), found.key.agent
+                way = self._dice.choice(("open", "forget", "check --gc", "check --gc"))
+                id = found.key.agent
                 if way == "open":
                     async with sessions.open(id, wait=PATIENT) as session:
                         if not is_blank(session):
@@ -553,8 +604,8 @@ class Judge:
                     await remove_drafts(store, "")
             for found in await store.drafts(""):
                 self._wrong(found.key.agent, "is a draft after check --gc")
-            sources = {one.story.id for one in self._wanted}
-            for id in sorted(sources | set(map(renamed, sources))):
+            sources = {one.of for one in self._wanted}
+            for id in sorted(sources | {*map(renamed, sources), *map(again, sources)}):
                 act = sessions.delete if self._dice.random() < 0.5 else sessions.forget
                 await act(id, wait=PATIENT)
 
@@ -587,18 +638,22 @@ class Judge:
         assert holder is not None
         assert holder.draft is not None
         at = holder.draft.up_to
-        wrong = []
-        if self._made.get(one.id, at) != at or (at < one.seq if one.at is None else at != one.seq):
-            wrong.append(f"ends at {at}, was asked for at {one.seq}, told {self._made.get(one.id)}")
         log = await stories.log_of(store, key)
-        if is_full:
-            wrong += stories.of_log(one.story, at, log, pruned=one.story.id in self._plan.pruned)
-        elif log[0].seq != at + 1 or log[0].kind not in HOLDER_KINDS:
-            wrong.append(f"begins with record {log[0].seq}, a {log[0].kind}, behind {at}")
-        wrong += await stories.of_view(one.story, at, view)
-        wrong += await stories.of_blobs(one.story, at, view, store, full=is_full)
         seen = await audit(sessions._store, key)
-        return wrong + [f"has a problem: {found.detail}" for found in seen.problems]
+        found: list[list[str]] = []
+        for life, seq in one.moments():
+            wrong = []
+            if self._made.get(one.id, at) != at or (at < seq if one.at is None else at != seq):
+                wrong.append(f"ends at {at}, asked: {seq}, told: {self._made.get(one.id)}")
+            if is_full:
+                wrong += stories.of_log(life, at, log, pruned=one.of in self._plan.pruned)
+            elif log[0].seq != at + 1 or log[0].kind not in HOLDER_KINDS:
+                wrong.append(f"begins with record {log[0].seq}, a {log[0].kind}, behind {at}")
+            wrong += await stories.of_view(life, at, view)
+            wrong += await stories.of_blobs(life, at, view, store, full=is_full)
+            found.append(wrong)
+        wrong = min(found, key=len)
+        return wrong + [f"has a problem: {finding.detail}" for finding in seen.problems]
 
     async def _backed_up(self) -> None:
         """Look at what the last backup has."""
@@ -613,9 +668,7 @@ class Judge:
         async with manager(target) as restored:
             for one in self._wanted:
                 view = await restored.load(one.id)
-                if not is_blank(view) and (
-                    wrong := await stories.of_view(one.story, one.seq, view)
-                ):
+                if not is_blank(view) and (wrong := await one.wrong_view(view)):
                     self._wrong(one.id, f"is in the backup, and {wrong}")
 
     def _wrong(self, id: str, what: object) -> None:
@@ -635,6 +688,8 @@ class Forker:
         self._child: Child | None = None
         self._given: list[Wanted] = []
         self.events: list[Any] = []
+        self.waits_for = 0
+        """How much is to be done to the sources before it goes on, while it is stopped."""
 
     @property
     def asked(self) -> int:
@@ -650,17 +705,25 @@ class Forker:
             if not self._left:
                 return False
             self._given = self._left
-            root, given, death = self._root, self._left, self._death()
-            self._child = Child(lambda report: fork_all(root, given, death, report))
-        elif not child.listen_on():
+            root, given = self._root, self._left
+            deaths = [self._death() for _ in given]
+            self._child = Child(lambda report: fork_all(root, given, deaths, report))
+        elif not self.waits_for and not child.listen_on():
             self._ended(child)
+        elif not self.waits_for and child.events and child.events[-1][0] == "stopping":
+            if child.wait_stopped():
+                self.waits_for = self._dice.randint(1, 3)
         return True
 
-    def _death(self) -> tuple[int, Death] | None:
-        dice = self._dice
-        if dice.random() < 0.2:
-            return None
-        return min(dice.randrange(6), len(self._left) - 1), drawn_death(dice, STEPS)
+    def go_on(self) -> None:
+        """Let it go on that was stopped."""
+        assert self._child is not None
+        self.waits_for = 0
+        self._child.events.append(["goes on"])
+        self._child.go_on()
+
+    def _death(self) -> Death | None:
+        return drawn_death(self._dice, STEPS, may_stop=True) if self._dice.random() < 0.4 else None
 
     def _ended(self, child: Child) -> None:
         events = child.wait()
@@ -669,7 +732,7 @@ class Forker:
         asked = [event[1] for event in events if event[0] == "asked"]
         answered = {event[1] for event in events if event[0] in ("made", "refused")}
         self._left = [one for one in self._given if one.id not in asked]
-        if child.was_killed and asked and asked[-1] not in answered and self._dice.random() < 0.5:
+        if child.was_killed and asked and asked[-1] not in answered and self._dice.random() < 0.4:
             self._left = [one for one in self._given if one.id == asked[-1]] + self._left
         self.events += [*events, *([["killed"]] if child.was_killed else [])]
         self._child = None
@@ -685,13 +748,17 @@ class Changer:
         self._child: Child | None = None
         self.events: list[Any] = []
 
-    def goes_on(self, asked: int, *, is_over: bool) -> bool:
+    @property
+    def left(self) -> int:
+        return len(self._left)
+
+    def goes_on(self, asked: int, *, now: bool) -> bool:
         """Listen, or begin what is due; False when it is through."""
         child = self._child
         if child is None:
             if not self._left:
                 return False
-            if self._left[0][0] <= asked or is_over:
+            if self._left[0][0] <= asked or now:
                 self._begin(*self._left[0][1:])
         elif not child.listen_on():
             self.events += child.wait()
@@ -723,13 +790,17 @@ def one_round(top: Path, forks: int, records: int, dice: random.Random) -> list[
     prepared = Child(lambda _: prepare(root, records, seeds[0], told_of))
     if prepared.wait() or prepared.status:
         return [*prepared.events, ["problem", "no sources"]]
-    told = pickle.loads(told_of.read_bytes())
-    wanted = [drawn(f"fork {number}", dice.choice(told), dice) for number in range(forks)]
+    lives: dict[str, tuple[Story, ...]] = pickle.loads(told_of.read_bytes())
+    sources = sorted(lives)
+    wanted = []
+    for number in range(forks):
+        source = dice.choice(sources)
+        wanted.append(drawn(f"fork {number}", source, lives[source], dice))
     acts = []
-    for story in told:
+    for id in sources:
         fate = dice.choice(FATES)
         dues = sorted(dice.randint(1, forks) for _ in fate)
-        acts += [(due, act, story.id) for due, act in zip(dues, fate, strict=True)]
+        acts += [(due, act, id) for due, act in zip(dues, fate, strict=True)]
     plan = Plan(root, wanted, acts)
     looker = Child(lambda report: Looker(plan, seeds[1], report).look_until(stop))
     forkers = [Forker(root, wanted[at::FORKERS], dice) for at in range(FORKERS)]
@@ -738,7 +809,13 @@ def one_round(top: Path, forks: int, records: int, dice: random.Random) -> list[
     while forking or changing:
         forking = sum(forker.goes_on() for forker in forkers) > 0
         asked = sum(forker.asked for forker in forkers)
-        changing = changer.goes_on(asked, is_over=not forking)
+        stopped = [forker for forker in forkers if forker.waits_for]
+        left = changer.left
+        changing = changer.goes_on(asked, now=not forking or bool(stopped))
+        for forker in stopped:
+            forker.waits_for -= left - changer.left
+            if forker.waits_for <= 0 or not changing:
+                forker.go_on()
         looker.listen_on()
     stop.touch()
     events = [event for forker in forkers for event in forker.events] + changer.events
@@ -752,12 +829,13 @@ def one_round(top: Path, forks: int, records: int, dice: random.Random) -> list[
     return events
 
 
-def drawn(id: str, story: Story, dice: random.Random) -> Wanted:
+def drawn(id: str, of: str, lives: tuple[Story, ...], dice: random.Random) -> Wanted:
     """Draw a fork at the end of a session, at a record, or at a turn's end."""
+    story = lives[0]
     points = [seq for seq in story.points() if story.at(seq).said]
     turns = [turn for turn, seq in story.turns.items() if seq in points]
     at = dice.choice((None, dice.choice(points), dice.choice(points), dice.choice(turns)))
-    return Wanted(id, story, at, dice.choice(("full", "full", "context")))
+    return Wanted(id, of, lives, at, dice.choice(("full", "full", "context")))
 
 
 UNEXPECTED = {CorruptRecordError.__name__}
@@ -767,7 +845,8 @@ UNEXPECTED = {CorruptRecordError.__name__}
 def forks(*, forks: int, records: int = 1000, seed: int = 0) -> dict[str, object]:
     """Make so many forks, a round of them in each store."""
     dice = random.Random(seed)
-    refused, kills, looks, changes = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
+    refused, kills, stops = Counter[str](), Counter[str](), Counter[str]()
+    looks, changes = Counter[str](), Counter[str]()
     drafts, gone, count = 0, Counter[str](), Counter[str]()
     problems: list[str] = []
     for begin in range(0, forks, FORKS):
@@ -784,6 +863,8 @@ def forks(*, forks: int, records: int = 1000, seed: int = 0) -> dict[str, object
                 dying = rest[0]
             elif what == "killed":
                 kills[dying] += 1
+            elif what == "stopping":
+                stops[rest[0]] += 1
             elif what == "looked":
                 looks[rest[0]] += 1
             elif what == "changed":
@@ -803,6 +884,7 @@ def forks(*, forks: int, records: int = 1000, seed: int = 0) -> dict[str, object
         "refused": dict(refused),
         "killed": count["killed"],
         "kills": dict(sorted(kills.items())),
+        "stopped": dict(sorted(stops.items())),
         "changes": dict(changes),
         "looks": dict(looks),
         "not_now": count["not now"],

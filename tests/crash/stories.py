@@ -49,6 +49,7 @@ class Moment(NamedTuple):
     """The states of its checkpoints that were given."""
     captured: frozenset[int]
     """Its checkpoints of itself."""
+    title: str | None
 
 
 class Story:
@@ -59,7 +60,7 @@ class Story:
         self.cells: list[tuple[int, str, str]] = [(-1, "", "")]
         """Messages: which one is before it, its text, and its image's blob, if it has one."""
         self.ends: list[int] = [0]
-        self.moments: list[Moment] = [Moment(0, {}, {}, {}, frozenset())]
+        self.moments: list[Moment] = [Moment(0, {}, {}, {}, frozenset(), None)]
         self.turns: dict[str, int] = {}
         """The last records of its turns that have ended."""
         self.lines: dict[int, Line] = {}
@@ -146,7 +147,9 @@ class _Teller:
         elif act < 0.14:
             back = self._dice.choice(story.ends[-12:])
             story.note(await session.retract(after=back), said=story.at(back).said)
-        elif act < 0.18:
+        elif act < 0.16:
+            story.note(session.describe(title=turn), title=turn)
+        elif act < 0.2:
             captured = captures and dice.random() < 0.5
             state = None if captured else ["z" * dice.choice((10, 9000)), self._number]
             made = await session.checkpoints.create(turn, state=state)
@@ -242,6 +245,8 @@ async def of_view(story: Story, at: int, view: Any) -> list[str]:
             (n for n, (a, b) in enumerate(zip(context, texts, strict=False)) if a != b), "end"
         )
         wrong.append(f"has {len(context)} messages for {len(texts)}, from {differs} on others")
+    if view.info.metadata.title != moment.title:
+        wrong.append(f"has the title {view.info.metadata.title} for {moment.title}")
     if memory != moment.memory:
         wrong.append(f"remembers {sorted(memory)} for {sorted(moment.memory)}, or other values")
     if states != moment.states:
