@@ -47,7 +47,7 @@ from time import process_time
 import perdure
 from perdure import EncodedRecord, Limits, Message, Shutdown
 
-BLOCK = 500
+BLOCK = 10
 
 async def fill(sessions, id, records, restarts):
     session = None

@@ -51,7 +51,7 @@ from tests.crash.scratch import scratch
 from tests.crash.stories import Story
 from tests.runners import run
 
-SOURCES = 3
+SOURCES = 4
 FORKS = 20
 """In a round."""
 FORKERS = 2
@@ -59,6 +59,19 @@ CALLS = 40
 """Calls of the store in a fork, about."""
 STEPS = ("acquire", "append_many", "put_blobs", "renew", "write_documents", "publish", "release")
 """Those of a fork that change something."""
+STOPS = (
+    ("acquire", False),
+    ("acquire", True),
+    ("append_many", False),
+    ("append_many", True),
+    ("renew", False),
+    ("renew", True),
+    ("write_documents", True),
+    # What is done to the source now is seen by no look at it.
+    *[("publish", False)] * 4,
+    ("publish", True),
+)
+"""Before or behind which of them it may be stopped, while something is done to its source."""
 STEPS_OF_CHANGES = (*STEPS, "delete", "remove_blobs", "trim", "drafts")
 HELD = LeaseOptions(heartbeat=0.5, ttl=4.0)
 AGAIN = 10
@@ -143,9 +156,8 @@ class Death(NamedTuple):
 
 def drawn_death(dice: random.Random, steps: Sequence[str], *, may_stop: bool = False) -> Death:
     """Draw a place to die in: one of the steps as likely as another, any call, or a disk's."""
-    if may_stop and dice.random() < 0.4:
-        step = dice.choice(steps)
-        return Death(1, step, dice.random() < 0.5, stops=True)
+    if may_stop and dice.random() < 0.5:
+        return Death(1, *dice.choice(STOPS), stops=True)
     if places.chosen() == "file" and dice.random() < 0.3:
         return Death(dice.randint(1, 2 * CALLS), "disk")
     step = dice.choice(steps) if dice.random() < 0.7 else ""
@@ -373,12 +385,33 @@ def checked(root: Path, *words: str, but: Collection[str]) -> list[str]:
     ]
 
 
+def dead_drafts(root: Path) -> set[tuple[str, int]]:
+    """Return the drafts of processes that are known to be dead, with their epochs."""
+    found: set[tuple[str, int]] = set()
+
+    async def main() -> None:
+        async with connected(root) as sessions:
+            store = sessions._store.inner
+            for draft in await store.drafts(""):
+                holder = await store.holder(draft.key)
+                if holder is not None and holder.alive is False and holder.epoch == draft.epoch:
+                    found.add((draft.key.agent, draft.epoch))
+
+    in_process(main)
+    return found
+
+
 def sweep(root: Path, report: Report, *, but: Collection[str] = ()) -> None:
     """Collect garbage twice, with a day between."""
+    dead = dead_drafts(root)
     for _ in range(2):
         for problem in checked(root, "--gc", "--grace", GRACE, but=but):
             report("problem", f"check --gc: {problem}")
         aging.age(root, only_set_aside=True)
+    for id, epoch in sorted(dead):
+        if (id, epoch) in dead_drafts(root):
+            report("problem", f"{id} is a draft after check --gc")
+        report("drafts gone", "check --gc")
 
 
 # Whoever looks meanwhile
@@ -447,14 +480,18 @@ class Looker:
         for id in listed.keys() & self._wanted.keys():
             view = await sessions.load(id)
             await self._judge("list", id, view)
-            self._described(id, view, listed[id])
+            if not is_blank(view):
+                await self._described(sessions, id, view, listed[id])
         for id in self._whole - listed.keys():
             self._wrong("list", id, "was there, and is not listed any more")
 
-    def _described(self, id: str, view: Any, info: Any) -> None:
+    async def _described(self, sessions: SessionManager, id: str, view: Any, info: Any) -> None:
         """A fork is listed with what is said about it, from the first moment on."""
-        if info.head and not is_blank(view) and info.title != view.info.metadata.title:
-            self._wrong("list", id, f"is listed as {info.title}, {view.info.metadata.title}")
+        title = view.info.metadata.title
+        if info.title != title:  # it may have come since
+            (info,) = [found for found in await sessions.list(prefix=id) if found.key == info.key]
+        if info.title != title:
+            self._wrong("list", id, f"is listed as {info.title}, {title}")
 
     async def load(self, sessions: SessionManager, id: str) -> None:
         await self._judge("load", id, await sessions.load(id))
@@ -688,8 +725,15 @@ class Forker:
         self._child: Child | None = None
         self._given: list[Wanted] = []
         self.events: list[Any] = []
+        self.is_stopped = False
         self.waits_for = 0
-        """How much is to be done to the sources before it goes on, while it is stopped."""
+        """How much is to be done to its source before it goes on, while it is stopped."""
+
+    @property
+    def source(self) -> str:
+        """That of the fork that it is making."""
+        id = next(event[1] for event in reversed(self._heard()) if event[0] == "asked")
+        return next(one.of for one in self._given if one.id == id)
 
     @property
     def asked(self) -> int:
@@ -708,17 +752,18 @@ class Forker:
             root, given = self._root, self._left
             deaths = [self._death() for _ in given]
             self._child = Child(lambda report: fork_all(root, given, deaths, report))
-        elif not self.waits_for and not child.listen_on():
+        elif self.is_stopped:
+            pass
+        elif not child.listen_on():
             self._ended(child)
-        elif not self.waits_for and child.events and child.events[-1][0] == "stopping":
-            if child.wait_stopped():
-                self.waits_for = self._dice.randint(1, 3)
+        elif child.events and child.events[-1][0] == "stopping" and child.wait_stopped():
+            self.is_stopped, self.waits_for = True, self._dice.randint(1, 3)
         return True
 
     def go_on(self) -> None:
         """Let it go on that was stopped."""
         assert self._child is not None
-        self.waits_for = 0
+        self.is_stopped = False
         self._child.events.append(["goes on"])
         self._child.go_on()
 
@@ -739,48 +784,57 @@ class Forker:
 
 
 class Changer:
-    """A process for each thing that is done to the sources, when so many forks have been asked for."""
+    """A process for each thing that is done to the sources, when it is due."""
 
     def __init__(self, plan: Plan, dice: random.Random) -> None:
         self._plan = plan
         self._left = sorted(plan.acts)
         self._dice = dice
         self._child: Child | None = None
+        self._act = (0, "", "")
         self.events: list[Any] = []
 
-    @property
-    def left(self) -> int:
-        return len(self._left)
+    def has_more(self, id: str) -> bool:
+        """Whether anything more is to be done to a source."""
+        return any(of == id for _, _, of in self._left)
 
-    def goes_on(self, asked: int, *, now: bool) -> bool:
-        """Listen, or begin what is due; False when it is through."""
+    def goes_on(self, asked: int, stopped: Forker | None) -> bool:
+        """Listen, or begin what is due, or is to be done to what is forked; False when it is through."""
         child = self._child
-        if child is None:
-            if not self._left:
-                return False
-            if self._left[0][0] <= asked or now:
-                self._begin(*self._left[0][1:])
-        elif not child.listen_on():
-            self.events += child.wait()
-            if child.status and not child.was_killed:
-                self.events.append(["problem", f"a changer ended with status {child.status}"])
-            if child.was_killed:
-                self.events.append(["killed"])
-            # Somebody comes back to most of what was begun; to be forgotten is always asked again.
-            is_left = self._left[0][1] != "forget" and self._dice.random() < 0.3
-            if not child.was_killed or is_left:
-                del self._left[0]
-            self._child = None
-        return True
+        if child is not None:
+            if not child.listen_on():
+                self._ended(child, stopped)
+            return True
+        due = [act for act in self._left if act[0] <= asked]
+        if stopped is not None:
+            due = [act for act in self._left if act[2] == stopped.source]
+        if due:
+            self._begin(due[0])
+        return bool(self._left)
 
-    def _begin(self, act: str, id: str) -> None:
+    def _begin(self, act: tuple[int, str, str]) -> None:
         dice, plan = self._dice, self._plan
+        _, what, id = self._act = act
         death = drawn_death(dice, STEPS_OF_CHANGES)
-        if act == "sweep" and places.chosen() == "file":
+        if what == "sweep" and places.chosen() == "file":
             death = Death(dice.randint(1, CALLS), "disk")
-        dies, seed = death if dice.random() < 0.5 else None, dice.getrandbits(32)
-        self.events.append(["changed", act])
-        self._child = Child(lambda report: change(plan, act, id, seed, dies, report))
+        dies, seed = death if dice.random() < 0.4 else None, dice.getrandbits(32)
+        self.events.append(["changed", what])
+        self._child = Child(lambda report: change(plan, what, id, seed, dies, report))
+
+    def _ended(self, child: Child, stopped: Forker | None) -> None:
+        self.events += child.wait()
+        if child.status and not child.was_killed:
+            self.events.append(["problem", f"a changer ended with status {child.status}"])
+        if child.was_killed:
+            self.events.append(["killed"])
+        # Somebody comes back to most of what was begun; to be forgotten is always asked again.
+        is_left = self._act[1] != "forget" and self._dice.random() < 0.3
+        if not child.was_killed or is_left:
+            self._left.remove(self._act)
+            if stopped is not None:
+                stopped.waits_for -= 1
+        self._child = None
 
 
 def one_round(top: Path, forks: int, records: int, dice: random.Random) -> list[Any]:
@@ -808,13 +862,11 @@ def one_round(top: Path, forks: int, records: int, dice: random.Random) -> list[
     forking = changing = True
     while forking or changing:
         forking = sum(forker.goes_on() for forker in forkers) > 0
-        asked = sum(forker.asked for forker in forkers)
-        stopped = [forker for forker in forkers if forker.waits_for]
-        left = changer.left
-        changing = changer.goes_on(asked, now=not forking or bool(stopped))
-        for forker in stopped:
-            forker.waits_for -= left - changer.left
-            if forker.waits_for <= 0 or not changing:
+        asked = sum(forker.asked for forker in forkers) if forking else forks
+        stopped = next((forker for forker in forkers if forker.is_stopped), None)
+        changing = changer.goes_on(asked, stopped)
+        for forker in forkers:
+            if forker.is_stopped and (forker.waits_for <= 0 or not changer.has_more(forker.source)):
                 forker.go_on()
         looker.listen_on()
     stop.touch()
