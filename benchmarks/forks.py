@@ -1,12 +1,12 @@
-"""What a fork takes of the processor: over a copy of another revision, an open, and a read of the same point.
+"""What a fork takes of the processor: over a copy, an open, and a read of the same point.
 
-A full fork writes what its history is. It is set against ``copy``: that of another checkout (``--base``), else
-its own. Each revision has a store of its own with the same sessions, and a process that waits to be asked;
-they are asked by turns, so that a busy neighbor disturbs both. A figure is the median over rounds of the ratio
-within a round, with the least and the most.
+A full fork writes what its history is. It is set against ``copy``: that of another checkout
+(``--base``), else its own. Each revision has a store of its own with the same sessions, and a
+process that waits to be asked; they are asked by turns, so that a busy neighbor disturbs both. A
+figure is the median over rounds of the ratio within a round, with the least and the most.
 
-A fork that leaves the history behind is set against an ``open`` of the session, with contexts of several
-sizes; at an old point, against reading a checkpoint of the session that was made there.
+A fork that leaves the history behind is set against an ``open`` of the session, with contexts of
+several sizes; at an old point, against reading a checkpoint of the session that was made there.
 """
 
 from __future__ import annotations
@@ -171,17 +171,17 @@ def _full(options: Options, folder: Path, store: str, url: str, taken: dict[str,
             stack.callback(workers[name].close)
         for records in options.records:
             for restarts in options.restarts:
-                id = f"session-{records}-{restarts}"
+                name = f"session-{records}-{restarts}"
                 for worker in workers.values():
-                    worker.ask("fill", id, records, restarts)
+                    worker.ask("fill", name, records, restarts)
                 rounds = max(3, options.rounds // (4 if records >= 100_000 else 1))
                 both = [
-                    (workers["own"].ask("fork", id), workers["base"].ask("copy", id))
+                    (workers["own"].ask("fork", name), workers["base"].ask("copy", name))
                     for _ in range(rounds + 1)
                 ][1:]
-                name = f"forks.{store}.full_{records}_{restarts}"
+                figure = f"forks.{store}.full_{records}_{restarts}"
                 meaning = f"CPU of a fork of {records} records, {restarts} restarts, over a copy"
-                rows.append(_ratio(name, both, meaning, taken))
+                rows.append(_ratio(figure, both, meaning, taken))
     worst = max(rows, key=lambda row: row.value)
     return [Row(f"forks.{store}.full_over_copy", worst.value, f"the worst: {worst.name}"), *rows]
 
@@ -195,14 +195,15 @@ def _context(
     found: dict[str, list[Row]] = {"context_over_open": [], "old_over_read": []}
     try:
         for kib in options.context_kib:
-            id = f"session-{kib}"
-            worker.ask("talk", id, kib)
+            session = f"session-{kib}"
+            worker.ask("talk", session, kib)
             for figure, act, other, meaning in (
                 ("context_over_open", "context", "open", "a fork of the context over an open"),
                 ("old_over_read", "old", "read", "the same at an old point over reading that"),
             ):
                 both = [
-                    (worker.ask(act, id), worker.ask(other, id)) for _ in range(options.rounds + 2)
+                    (worker.ask(act, session), worker.ask(other, session))
+                    for _ in range(options.rounds + 2)
                 ][2:]
                 name = f"forks.{store}.{figure}_{kib}"
                 found[figure].append(_ratio(name, both, f"CPU of {meaning}, {kib} KiB", taken))

@@ -119,6 +119,7 @@ def parser() -> argparse.ArgumentParser:
     command = commands.add_parser("forks")
     command.add_argument("--forks", type=int, default=100)
     command.add_argument("--records", type=int, default=1000, help="of each session")
+    command.add_argument("--hasty", action="store_true", help="break the copier: must be seen")
     stores = ["file", "sqlite", "postgres", "redis"]
     command.add_argument("--store", choices=stores, default="file")
     command = commands.add_parser("flip")
