@@ -14,6 +14,7 @@ from benchmarks import (
     adapters_openai,
     adapters_pydantic,
     checkpoints,
+    forks,
     imports,
     inspector,
     large,
@@ -73,6 +74,10 @@ def _run(given: argparse.Namespace) -> Report:
         return checkpoints.run(checkpoints.Options(*counts, given.folder))
     if given.benchmark == "restore":
         return restore.run(restore.Options(given.messages, given.few, given.rounds, given.folder))
+    if given.benchmark == "forks":
+        sizes = (tuple(given.records or forks.Options().records), forks.Options().restarts)
+        options = forks.Options(*sizes, rounds=given.rounds, base=given.base)
+        return forks.run(options._replace(folder=given.folder))
     if given.benchmark == "replay":
         return replay.run(replay.Options(given.events, given.few, given.folder))
     if given.benchmark == "observe":
@@ -164,6 +169,13 @@ def _add_long_sessions(kinds: Any, parents: list[argparse.ArgumentParser]) -> No
     sealing.add_argument("--rounds", type=_count, default=60)
     sealing.add_argument("--checkpoints", type=_count, default=1000, help="of a growing session")
     sealing.add_argument("--items", type=_count, default=10_000, help="of a state, of 1 KB each")
+
+    forking = kinds.add_parser("forks", parents=parents, help=forks.__doc__)
+    forking.add_argument(
+        "--records", type=_count, action="append", help="default: 1,000 to 100,000"
+    )
+    forking.add_argument("--rounds", type=_count, default=forks.Options().rounds)
+    forking.add_argument("--base", type=Path, help="a checkout of the revision to compare with")
 
     observing = kinds.add_parser("observe", parents=parents, help=observe.__doc__)
     observing.add_argument("--sessions", type=_count, default=10_000, help="that a scrape is of")

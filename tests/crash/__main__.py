@@ -14,12 +14,13 @@
     python -m tests.crash restore --variant damaged # kill a restore at every call, and restart
     python -m tests.crash rollback                  # kill a rollback at every call
     python -m tests.crash compaction                # kill a turn that compacts at every step
+    python -m tests.crash forks --forks 1000        # kill who forks sessions that go meanwhile
     python -m tests.crash media                     # kill an agent that looks at screenshots
     python -m tests.crash flip --cycles 1000        # damage to each file of a session
     python -m tests.crash cuts --limit 1000         # states that a cut of power may leave
     python -m tests.crash power --system ext4      # cut it for real, on an image; as root
 
-``kill``, ``pause``, ``race`` and ``readers`` take ``--store``: file, sqlite, encrypted, encrypted-file,
+``forks``, ``kill``, ``pause``, ``race`` and ``readers`` take ``--store``: file, sqlite, encrypted, encrypted-file,
 postgres, redis, s3.
 
 Exits with 1 if anything was lost, or nothing was put to the test.
@@ -39,6 +40,7 @@ from tests.crash.cuts import cuts
 from tests.crash.effects import effects
 from tests.crash.faults import faults
 from tests.crash.flip import flip
+from tests.crash.forking import forks
 from tests.crash.kill import kill
 from tests.crash.mail import mail
 from tests.crash.media import media
@@ -60,6 +62,7 @@ COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
     "effects": effects,
     "faults": faults,
     "flip": flip,
+    "forks": forks,
     "kill": kill,
     "kill-sessions": kill_sessions,
     "mail": mail,
@@ -113,6 +116,12 @@ def parser() -> argparse.ArgumentParser:
     command = commands.add_parser("race")
     command.add_argument("--rounds", type=int, default=10)
     command.add_argument("--racers", type=int, default=8)
+    command = commands.add_parser("forks")
+    command.add_argument("--forks", type=int, default=100)
+    command.add_argument("--records", type=int, default=1000, help="of each session")
+    command.add_argument("--hasty", action="store_true", help="break the copier: must be seen")
+    stores = ["file", "sqlite", "postgres", "redis"]
+    command.add_argument("--store", choices=stores, default="file")
     command = commands.add_parser("flip")
     command.add_argument("--cycles", type=int, default=200)
     command = commands.add_parser("restore")
@@ -132,7 +141,7 @@ def parser() -> argparse.ArgumentParser:
         commands.choices[name].add_argument("--store", choices=["file", "sqlite"], default="file")
     for name in ("kill", "stop", "pause", "faults", "race"):
         commands.choices[name].add_argument("--runner", choices=sorted(LOOPS), default="asyncio")
-    for name in ("kill", "stop", "pause", "cuts", "flip", "media", "power"):
+    for name in ("kill", "stop", "pause", "cuts", "flip", "forks", "media", "power"):
         commands.choices[name].add_argument("--seed", type=int, default=0)
     return whole
 

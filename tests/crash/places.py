@@ -102,6 +102,19 @@ def chosen() -> str:
     return _chosen[0]
 
 
+def url(root: Path) -> str:
+    """Return where the command line finds such a store."""
+    if _chosen[0] == "postgres":
+        from tests.servers.postgres import schema_of, shared
+
+        return f"{shared(fsync=True).url}?schema={schema_of(root)}"
+    if _chosen[0] == "redis":
+        from tests.servers.valkey import shared as valkey
+
+        return f"{valkey().url}?prefix={root.parent.name}"
+    return {"file": str(root), "sqlite": f"sqlite:///{root / 'store.db'}"}[_chosen[0]]
+
+
 def make(root: Path, owner: str | None) -> Store:
     """Return a store of the chosen kind, not open yet."""
     return KINDS[_chosen[0]](root, owner)

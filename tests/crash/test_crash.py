@@ -82,6 +82,20 @@ def test_a_kill_under_load_loses_nothing_of_another_store(store: str) -> None:
     assert summary["acknowledged"] >= 5 * summary["cycles"]
 
 
+@pytest.mark.parametrize("store", ["file", "sqlite", "postgres", "redis"])
+def test_forks_of_sessions_that_go_are_whole_or_refused(store: str) -> None:
+    summary = crash("forks", "--forks", "40", "--records", "400", "--store", store)
+    assert summary["problems"] == []
+    assert summary["acknowledged"] >= 10
+    assert summary["killed"] >= 4
+    assert sum(summary["stopped"].values()) >= 2
+
+
+def test_the_judge_sees_a_fork_that_is_published_before_it_is_whole() -> None:
+    summary = crash("forks", "--forks", "40", "--records", "400", "--hasty")
+    assert len(summary["problems"]) >= 3
+
+
 def test_a_sqlite_holder_that_was_stopped_writes_nothing_behind_the_seal() -> None:
     summary = crash("pause", "--cycles", "8", "--store", "sqlite")
     assert summary["problems"] == []

@@ -28,3 +28,10 @@ def test_a_cut_of_power_leaves_a_copy_whole_or_none() -> None:
     summary = crash("cuts", "--scenario", "draft", "--limit", "60")
     assert summary["problems"] == []
     assert summary["opened"] == 60
+
+
+def test_forks_of_sessions_that_go_are_whole_or_refused_wherever_it_is_killed() -> None:
+    summary = crash("forks", "--forks", "16", "--records", "150", "--seed", "3")
+    assert summary["problems"] == []
+    assert summary["acknowledged"] >= 4
+    assert summary["looks"]

@@ -212,3 +212,25 @@ async def test_a_rename_that_waits_for_a_session_that_goes_makes_none(place: Pla
         await meanwhile(waiting, rename, lambda: second.delete("a"))
         assert acquired == []
         assert not making.reached.is_set()
+
+
+async def test_what_a_fork_without_history_begins_with_is_put_when_its_draft_is_there(
+    place: Place,
+) -> None:
+    """Who looks for what a removal may take finds the draft; nobody knows of what comes before."""
+    store = PausingStore(place())
+    async with connect(store, shutdown=QUIET) as one, connect(place(), shutdown=QUIET) as two:
+        for id in ("a", "b"):
+            async with two.open(id) as session:
+                session.state.set("same in both", 1)
+                await session.aclose()
+            await converse(two, id, "one", "two", "three")
+        await two.prune(Retention(keep_turns=1), id="a")
+        pause = store.pause("acquire")
+        await meanwhile(
+            pause,
+            lambda: one.fork("b", "fork", history="context"),
+            lambda: two.forget(id="a"),
+        )
+        found = (await audit(two._store, SessionKey("fork"))).findings
+        assert [finding.detail for finding in found if finding.problem] == []

@@ -51,7 +51,7 @@ from perdure.session.lifecycle import MAX_WAITING, append_durably, groups_of
 from perdure.session.options import Limits
 from perdure.session.point_in_time import HistoricalFold, folded_at
 from perdure.session.reach import Reach, ReachedBlob
-from perdure.session.stored import SessionStore, keep_documents
+from perdure.session.stored import SessionStore, kept_documents
 from perdure.store import (
     Batch,
     Document,
@@ -305,6 +305,9 @@ class _Copier:
         self._draft = draft
         self._limits = limits
         self._was: HistoricalFold | None = None
+        self._kept: dict[str, bytes] = {}
+        """What it begins with, where the records are left behind. No session has it in blobs yet,
+        so it is put when there is a draft, which is looked for by whoever removes blobs."""
         self._base: Origin
         """Where the source begins."""
         self._begun: Origin
@@ -322,9 +325,10 @@ class _Copier:
         """Return where the source begins now, if it still has the record to copy up to."""
         key, up_to = self._key, self._draft.up_to
         base = await self._found_base()
-        log = self._source.read_log(key, after=up_to - 1, before=up_to + 1)
-        point = await first_record(log)
-        newest = await first_record(self._source.read_log(key, reverse=True, limit=1))
+        point = newest = await first_record(self._source.read_log(key, reverse=True, limit=1))
+        if newest is None or newest.seq != up_to:
+            log = self._source.read_log(key, after=up_to - 1, before=up_to + 1)
+            point = await first_record(log)
         is_ending = newest is not None and newest.kind == ENDING
         if point is not None and point.epoch == self._draft.generation and not is_ending:
             return base
@@ -381,7 +385,7 @@ class _Copier:
     async def begin(self, watch: OwnerWatch) -> int:
         """Begin the draft; return the epoch."""
         self._base = begun = await self.origin()
-        up_to, tenant = self._draft.up_to, self._new.tenant
+        up_to = self._draft.up_to
         # Where the source has no record to copy: that of its first epoch, or what was pruned last.
         first = begun.cut or 1
         self._was = was = await self._as_of_then()
@@ -391,8 +395,7 @@ class _Copier:
                 for name, data in without_history(was.data).items()
             }
             self._was = msgspec.structs.replace(was, found=found)
-            await put_blobs(self._target, tenant, was.blobs)
-            folded = await keep_documents(self._target, tenant, Documents(was.manifest, found))
+            folded, self._kept = kept_documents(Documents(was.manifest, found))
             begun, first = Origin(cut=up_to, folded=folded), up_to + 1
         grant = await acquire_lease(
             self._target,
@@ -426,7 +429,7 @@ class _Copier:
         await self._writer.add_own(more)
         if self._target.capabilities.blobs:
             if was is not None:
-                await put_blobs(self._target, self._new.tenant, was.blobs)
+                await put_blobs(self._target, self._new.tenant, {**was.blobs, **self._kept})
             await self._renew(reach)
         if was is not None:
             await self._write_documents(was)
@@ -449,6 +452,8 @@ class _Copier:
         folded = up_to if self._was is None else self._was.manifest.as_of_seq
         # An encrypted store proves documents by the end of a batch.
         for end in sorted({folded, up_to}):
+            if end < self._next:
+                continue
             log = self._source.read_log(self._key, after=self._next - 1, before=end + 1)
             async with aclosing(log) as chunks:
                 async for chunk in chunks:
@@ -473,8 +478,11 @@ class _Copier:
                     self._taken.update(decode(record.payload, InboxTakenPayload).ops)
         if TURN in kinds:
             self._turn = [record.payload for record in run if record.kind == TURN][-1]
+        if kinds.isdisjoint(OWN_KINDS):  # most runs: there may be a million records
+            reach.feed_run(run)
+            return [Entry(record.kind, record.payload, record.end) for record in run]
         reach.feed_run([record for record in run if record.kind not in OWN_KINDS])
-        return [as_copied(record) for record in run]
+        return list(map(as_copied, run))
 
     def _went(self, seq: int) -> HistoryPrunedError:
         message = (
@@ -485,7 +493,8 @@ class _Copier:
     async def _renew(self, reach: Reach) -> None:
         """Have the target keep all blobs that the copy reaches, and put those that it lacks."""
         tenant, missing = self._new.tenant, list[ReachedBlob]()
-        async with aclosing(reach.blobs(leaves=False)) as blobs:
+        # What was just put is young, and names what the documents do.
+        async with aclosing(reach.blobs(self._kept, leaves=False)) as blobs:
             reached = {blob.name: msgspec.structs.replace(blob, data=None) async for blob in blobs}
         names = list(reached)
         for at in range(0, len(names), NAMES):
@@ -571,6 +580,10 @@ class _Copier:
 def _runs(records: Sequence[Record]) -> Iterator[tuple[Sequence[Record], int]]:
     """Cut records into runs that take little time each, with the bytes of each."""
     begin = size = 0
+    whole = sum([len(record.payload) for record in records])
+    if records and whole <= SLICE_BYTES:
+        yield records, whole
+        return
     for at, record in enumerate(records, 1):
         size += len(record.payload)
         if size >= SLICE_BYTES or at == len(records):

@@ -95,6 +95,8 @@ async def folded_at(
     else:
         have, blobs = Documents(onto.manifest, onto.found), onto.blobs
     since = 0 if have.manifest is None or have.damaged else have.manifest.as_of_seq
+    if have.manifest is not None and since == seq and _has_both(have):
+        return HistoricalFold(dict(have.found), have.manifest, blobs)  # it is what was folded last
     furthest = max((document.as_of_seq for document in have.found.values()), default=0)
     records: list[Record] = []
     size = 0
@@ -107,8 +109,6 @@ async def folded_at(
                 part = await anyio.to_thread.run_sync(_folded, work, have, blobs)
                 have, blobs = Documents(part.manifest, part.found), part.blobs
                 records, size = [], 0
-    if not records and have.manifest is not None and since == seq and _has_both(have):
-        return HistoricalFold(dict(have.found), have.manifest, blobs)  # it is what was folded last
     work = FoldInput(key, have.found, records, seq, limits)
     if size + sum(len(document.data) for document in have.found.values()) <= OFFLOAD:
         return _folded(work, have, blobs)

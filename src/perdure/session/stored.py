@@ -88,21 +88,27 @@ def followed(store: Store) -> SessionStore:
     return store if isinstance(store, SessionStore) else SessionStore(store)
 
 
-async def keep_documents(store: Store, tenant: str, documents: Documents) -> str:
-    """Store documents as blobs; return the name of their list, "" for none."""
+def kept_documents(documents: Documents) -> tuple[str, dict[str, bytes]]:
+    """Return the blobs that keep documents, and the name of their list, "" for none."""
     manifest = documents.manifest
     if manifest is None or documents.damaged:
-        return ""
+        return "", {}
     blobs = {name_of(document.data): document.data for document in documents.found.values()}
-    await store.put_blobs(tenant, blobs)
     listed = {
         name: msgspec.structs.replace(manifest.documents[name], sha256=name_of(document.data))
         for name, document in documents.found.items()
     }
     kept = FoldedDocuments(manifest.as_of_seq, listed, manifest.counters, manifest.about)
     data = encode(kept)
-    await store.put_blobs(tenant, {name_of(data): data})
-    return name_of(data)
+    return name_of(data), {**blobs, name_of(data): data}
+
+
+async def keep_documents(store: Store, tenant: str, documents: Documents) -> str:
+    """Store documents as blobs; return the name of their list, "" for none."""
+    name, blobs = kept_documents(documents)
+    if blobs:
+        await store.put_blobs(tenant, blobs)
+    return name
 
 
 async def folded(
