@@ -18,6 +18,7 @@ from perdure import (
     SessionManager,
     SessionNotFoundError,
     Shutdown,
+    StoreUnavailableError,
     connect,
     store_for,
 )
@@ -47,6 +48,7 @@ from perdure.session.options import Limits
 from perdure.store import Batch, Draft, Status, Store, first_record
 from perdure.stores import CompressedStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
+from perdure.testing import FaultyStore
 from tests.pausing import PausingStore, meanwhile
 from tests.session.conftest import Connect, Place
 from tests.session.lives import converse, looks, said, told
@@ -581,3 +583,18 @@ async def test_copies_in_stores_that_transform_what_they_keep(
             assert await problems(sessions, id) == []
             await sessions.rebuild_working_context(id)
             assert said(await sessions.load(id))[-2:] == ["question", "on"]
+
+
+async def test_what_was_to_be_forgotten_can_be_opened_or_forgotten_again(place: Place) -> None:
+    store = FaultyStore(place(), fail_on="delete")
+    async with connect(store, shutdown=QUIET) as sessions:
+        await converse(sessions, "a", "one")
+        with pytest.raises(StoreUnavailableError):
+            await sessions.forget(id="a")
+        with pytest.raises(StoreUnavailableError, match="forget it again, or open it to keep it"):
+            await sessions.fork("a", "fork")
+        async with sessions.open("a") as session:
+            before = said(session)
+        await sessions.fork("a", "fork")
+        assert said(await sessions.load("fork")) == before == ["one", "re one"]
+        assert (await sessions.forget(id="a")).sessions == (SessionKey("a"),)

@@ -333,9 +333,15 @@ class _Copier:
         if point is not None and point.epoch == self._draft.generation and not is_ending:
             return base
         holder = await self._source.holder(key)
-        if point is not None or holder is None or holder.deleted:
+        if holder is None or holder.deleted or (point is not None and not is_ending):
             message = f"session {key} was deleted while {self._new} was made of it"
             raise SessionNotFoundError(message, key=str(key))
+        if is_ending:
+            message = (
+                f"session {key} is just being forgotten: try again in a moment; if that was cut "
+                "off, forget it again, or open it to keep it"
+            )
+            raise StoreUnavailableError(message, key=str(key))
         if up_to <= base.cut:
             message = f"session {key} was pruned up to record {base.cut}, and has no record {up_to}"
             raise HistoryPrunedError(message, key=str(key), seq=up_to, cut=base.cut)
