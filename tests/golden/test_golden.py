@@ -97,7 +97,7 @@ async def test_what_is_numbered_after_a_base_is_made_plain_by_a_migration(tmp_pa
                     session.append(Message.user("I am back"))
 
 
-async def test_what_is_numbered_after_a_base_is_refused_before_anything_is_written(
+async def test_what_would_change_what_is_numbered_after_a_base_is_refused_before_it_writes(
     tmp_path: Path,
 ) -> None:
     root = copy_of(GOLDEN, tmp_path)
@@ -109,7 +109,6 @@ async def test_what_is_numbered_after_a_base_is_refused_before_anything_is_writt
         for key in keys:
             place = {"session": key.session, "tenant": key.tenant}
             for refused in (
-                sessions.open(key.agent, **place),
                 sessions.rebuild_working_context(key.agent, **place),
                 sessions.prune(Retention(keep_turns=0), id=key.agent, **place),
             ):

@@ -29,6 +29,7 @@ from perdure.errors import (
     SessionNotFoundError,
 )
 from perdure.lease import LATE, OnHeld, acquire_lease, lease_held
+from perdure.lineage import require_plain
 from perdure.memory.attempts import continued
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry, Record
@@ -250,6 +251,7 @@ class Opener:
         pending_load.holder = None
         session: Session | None = None
         try:
+            require_plain(key, await runtime.store.base_of(key))
             session, may_have_items = await self._restore(grant, wanted)
             _require_owner(session, wanted)
             await session._load_memory()
@@ -284,7 +286,6 @@ class Opener:
         a new session that turns out to have one is refused once its lease is granted.
         """
         key = wanted.key
-        await self._runtime.store.require_plain(key, holder)
         is_known = holder is not None and not holder.deleted
         if (wanted.create and not wanted.new) or (wanted.new and not is_known):
             return

@@ -195,8 +195,8 @@ class SessionStore(DelegatingStore):
     async def require_plain(self, key: SessionKey, holder: LeaseState | None) -> None:
         """Refuse to acquire a session of before that is numbered after a base.
 
-        Asked before each acquisition, so it reads no more than the holder, if that says enough: a
-        new session is none of them, and neither is a copy.
+        It reads no more than the holder, if that says enough: a new session is none of them, and
+        neither is a copy. An open reads the documents once it holds the session, and refuses then.
 
         Raises:
             CorruptRecordError: The session's log is damaged.
