@@ -45,7 +45,7 @@ class _Said(msgspec.Struct):
 
 
 class CutAttempt(msgspec.Struct):
-    """What a turn that was cut before its end has left, of the newest attempt at it."""
+    """What a cut turn has left: its newest attempt, with what resumed it."""
 
     number: int
     request: str | None = None
@@ -81,7 +81,8 @@ class CutAttempt(msgspec.Struct):
                         attempt.messages.append(record)
         if attempt is None or shown.isdisjoint(attempt.seqs):
             return None
-        # Without a number, in the format of before, a retraction protects what others have said.
+        # Before 0.1.0 attempts had no number. A retraction among their records was for somebody
+        # else's, and which ones it spared is not known.
         retracts = any(record.kind == RETRACT for record in newest_first)
         return None if retracts and not attempt.number else attempt
 
@@ -111,9 +112,9 @@ async def cut_attempt(newest_first: AsyncIterable[Record], turn_id: str) -> CutA
 async def continued(
     store: Store, key: SessionKey, epoch: int, before: int | None = None
 ) -> tuple[Entry, ...]:
-    """Return what goes before records of a holder that are appended behind another one's epoch.
+    """Return what goes before a former holder's records where they follow another one's epoch.
 
-    If a named turn ran where the log ends for that holder, it says that they go on with it.
+    If a named turn ran where the log ended for that holder, it says that they go on with that turn.
     """
 
     def decides(record: Record) -> bool:

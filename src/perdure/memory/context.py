@@ -102,7 +102,8 @@ class RetractionPayload(msgspec.Struct, frozen=True, omit_defaults=True):
     of: tuple[str, int] | None = None
     """The turn's id, and the number of the attempt."""
     spans: tuple[Span, ...] = ()
-    """That attempt's records: all between its begin and its end but for what is marked as outside.
+    """That attempt's records: from its begin to its end or the next epoch, but for what is marked
+    as outside; and the results that a restore made up for its calls.
     They are given by their numbers, so that no reader needs to know where turns begin and end."""
 
     def __post_init__(self) -> None:

@@ -73,9 +73,9 @@ log: logging.Logger = logging.getLogger("perdure")
 TOLD_AFTER: Final = 5.0
 """Seconds for which a turn waits, before it is told, for the one in which it was begun."""
 _WARNINGS: Final = {
-    "append": "another task appended while {turn} ran. It is no part of the turn, and stays when "
-    "that is tried again: append what belongs to a turn by turn.append, and give what does not to "
-    "sessions.post, which waits for the turn's end",
+    "append": "another task appended while {turn} ran. The message is no part of the turn, and "
+    "stays when the turn is tried again: append what belongs to a turn by turn.append, and give "
+    "what does not to sessions.post, which waits for the turn's end",
     "exit": "{turn} was left in another task than it was entered in, so that session.append may "
     "not know it: use turn.append, and sessions.post for what is no part of it",
     "wait": ": if that one waits for it, neither ends. Begin it afterwards, or use turn.append",
@@ -96,9 +96,9 @@ class Turn:
 
     A turn owns what goes through its `append` and `extend`, from any task while it runs, and what
     ``session.append`` and ``session.extend`` get in the task that entered it and in tasks that were
-    started there since. What an attempt at a turn with an id left of that, cut by an error or a
-    kill, is taken back when the id is tried again, unless another turn has begun since. All else
-    stays.
+    started there since. A turn with an id may be cut by an error or a kill. When the id is tried
+    again, what the cut attempt owned of the conversation is taken back, unless another turn has
+    begun since. Everything else stays.
     """
 
     __slots__ = (
@@ -640,8 +640,8 @@ class SessionBase(_Hot):
         Args:
             id: The caller's own name for it, such as a request's id. A retry with the same
                 id is the same turn: if it has ended before, ``turn.replayed`` is True. If it was
-                cut before its end, what it left of the conversation is taken back.
-            resume: Keep that, to continue from it: ``turn.resumed``, ``turn.messages``.
+                cut before its end, what it said is taken back, unless another turn has begun since.
+            resume: Keep what it said, to continue from it: ``turn.resumed``, ``turn.messages``.
             request: What is asked. A fingerprint of it is kept with a turn that has an ``id``, and
                 entering raises TurnReusedError if that id was used with another request.
             timeout: Seconds after which entering it raises SessionError, because earlier turns

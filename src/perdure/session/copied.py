@@ -2,8 +2,8 @@
 
 A copy's log has the source's records under their numbers, so that whatever refers to a record does
 so there, too. What belongs to the source's own store or log becomes a gap, which says nothing and
-counts for no digest. The copy's own epoch record comes first: it has the number of the source's
-first one, or of the last record that was removed from the source.
+counts for no digest. The copy's own epoch record comes first. Its number is that of the source's
+first epoch record, or of the last record that was removed from the source.
 """
 
 from __future__ import annotations

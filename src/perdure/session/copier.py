@@ -4,7 +4,7 @@ A copy is written as a draft, which nobody sees before it is published: records 
 blobs are renewed, or put where the target lacks them, then documents. Before it is published, the
 source must be what it was when the copying began: else it is made anew, or refused.
 
-It refers to nothing of its source: whatever becomes of that changes no copy.
+It refers to nothing of its source, so nothing that happens to the source changes a copy.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ LEAVING: Final = 5.0
 """Seconds that a store has to release a draft, or to remove it."""
 
 FORK: Final = "fork"
-"""The purpose of what ends all that is in progress."""
+"""Purpose of a draft: a fork, in which everything that is in progress has ended."""
 FORK_CONTEXT: Final = "fork context"
 """The same, where records are left behind: the copy begins with what they fold to."""
 
 BRANCHES: Final = frozenset({FORK, FORK_CONTEXT, "copy"})
-"""Purposes of what goes on beside the other one."""
+"""Purposes of copies that live on beside their source."""
 
 MOVES: Final = frozenset({"migrate", "restore"})
 """Purposes of what is the session itself, in another place: with its documents, and its posts."""
@@ -183,7 +183,7 @@ async def continue_copy(
 
 
 async def is_made(target: Store, new: SessionKey, draft: Draft) -> bool | None:
-    """Return whether this very copy was made before, as its caller may not have heard.
+    """Return whether this very copy was made before; the answer may have been lost.
 
     None for a session that is no copy, and was only opened.
 
