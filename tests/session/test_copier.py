@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 
 from perdure import (
@@ -42,11 +43,12 @@ from perdure.records.records import (
     Entry,
     Record,
 )
-from perdure.session.copier import copy_session
+from perdure.session.copier import copy_session, remove_drafts
 from perdure.session.internals import accept, ledger_of
 from perdure.session.options import Limits
-from perdure.store import Batch, Draft, Status, Store, first_record
+from perdure.store import Batch, Draft, LeaseState, Status, Store, first_record
 from perdure.stores import CompressedStore
+from perdure.stores.delegate import DelegatingStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing import FaultyStore
 from tests.pausing import PausingStore, meanwhile
@@ -598,3 +600,37 @@ async def test_what_was_to_be_forgotten_can_be_opened_or_forgotten_again(place: 
         await sessions.fork("a", "fork")
         assert said(await sessions.load("fork")) == before == ["one", "re one"]
         assert (await sessions.forget(id="a")).sessions == (SessionKey("a"),)
+
+
+class _Elsewhere(DelegatingStore):
+    """A store that cannot see whether the process of a holder lives, as one on a server."""
+
+    async def holder(self, key: SessionKey) -> LeaseState | None:
+        state = await self.inner.holder(key)
+        return None if state is None else msgspec.structs.replace(state, alive=None)
+
+
+async def test_a_draft_of_an_owner_that_nobody_sees_is_removed_once_it_is_silent() -> None:
+    backing, now = MemoryBacking(), 0.0
+    theirs, ours = MemoryStore(backing=backing), _Elsewhere(MemoryStore(backing=backing))
+    await theirs.open()
+    await ours.open()
+    draft = Draft(source=SessionKey("a"), generation=1, up_to=1, purpose="fork")
+    await theirs.acquire(SessionKey("fork"), after=0, draft=draft)
+    options = LeaseOptions()
+    watch = OwnerWatch(options, lambda: now)
+    for _ in range(20):
+        now += options.heartbeat
+        watch.renewed()
+        await theirs.heartbeat()
+        assert await remove_drafts(ours, "", watch) == []
+    for _ in range(20):
+        now += options.heartbeat
+        watch.renewed()
+        removed = await remove_drafts(ours, "", watch)
+        if removed:
+            break
+    assert [found.key for found in removed] == [SessionKey("fork")]
+    assert await ours.drafts("") == []
+    await theirs.aclose()
+    await ours.aclose()

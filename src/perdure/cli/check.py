@@ -14,6 +14,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import anyio
 import anyio.to_thread
 import msgspec
 from cyclopts import Parameter, validators
@@ -28,6 +29,7 @@ from perdure.errors import (
     PerdureError,
     UnsupportedVersionError,
 )
+from perdure.lease import LeaseOptions, OwnerWatch, while_beating
 from perdure.records.keys import KEYRING, SessionKey, keyring_of, require_filters
 from perdure.records.manifest import Origin
 from perdure.records.messages import decode_message
@@ -44,6 +46,7 @@ from perdure.store import (
     BlobSweep,
     Document,
     Documents,
+    DraftInfo,
     LeaseState,
     SessionInfo,
     Store,
@@ -648,10 +651,9 @@ async def _seen(
             raise no_session(key, store)
         return await _audit_all(store, [key]), []
     tenants, keys = await listed_sessions(store, where.tenant)
-    for tenant in tenants if grace is not None else ():
-        for found in await remove_drafts(store, tenant):
-            if not where.json:
-                say(f"{found.key}: an unfinished copy of {found.draft.source} was removed")
+    for found in await _without_drafts(store, tenants) if grace is not None else ():
+        if not where.json:
+            say(f"{found.key}: an unfinished copy of {found.draft.source} was removed")
     there = {tenant: await _blob_names(store, tenant) for tenant in tenants}
     audits = await _audit_all(store, keys)
     blobs: list[Garbage] = []
@@ -662,6 +664,26 @@ async def _seen(
             await collect(store, garbage_found, reached, grace * 3600)
         blobs.append(garbage_found)
     return audits, blobs
+
+
+async def _without_drafts(store: Store, tenants: Sequence[str]) -> list[DraftInfo]:
+    """Remove unfinished copies; wait a lease's time where nobody sees whether a process lives."""
+    lease = LeaseOptions()
+    watch = OwnerWatch(lease, anyio.current_time)
+
+    async def removed() -> list[DraftInfo]:
+        return [found for tenant in tenants for found in await remove_drafts(store, tenant, watch)]
+
+    async def act() -> list[DraftInfo]:
+        first = await removed()
+        left = [found.key for tenant in tenants for found in await store.drafts(tenant)]
+        holders = [await store.holder(key) for key in left]
+        if all(holder is None or holder.alive is not None for holder in holders):
+            return first
+        await anyio.sleep(lease.ttl + lease.heartbeat)
+        return first + await removed()
+
+    return await while_beating((store,), act, watches={store.owner: watch})
 
 
 async def _blob_names(store: Store, tenant: str) -> set[str] | str:

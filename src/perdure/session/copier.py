@@ -216,18 +216,27 @@ async def has_own(store: Store, key: SessionKey, draft: Draft) -> bool:
 
 
 async def remove_drafts(
-    store: Store, tenant: str, sources: Collection[SessionKey] = ()
+    store: Store, tenant: str, watch: OwnerWatch, sources: Collection[SessionKey] = ()
 ) -> list[DraftInfo]:
     """Remove copies that a process was killed in the middle of, and all that are made of *sources*.
 
     One that was published meanwhile is a session, and stays.
+
+    Args:
+        store: Where they are.
+        tenant: Whose.
+        watch: Knows which owners are silent, where nobody sees whether a process lives.
+        sources: Sessions of which no copy may be left, whoever makes it.
+
     """
     removed: list[DraftInfo] = []
     for found in await store.drafts(tenant):
+        looked_at = watch.counted()
         holder = await store.holder(found.key)
         if holder is None or holder.epoch != found.epoch:
             continue
-        is_left = holder.released or holder.alive is False
+        is_silent = watch.note_beat(holder.owner, holder.beat, looked_at)
+        is_left = holder.released or holder.alive is False or (holder.alive is None and is_silent)
         if not is_left and found.draft.source not in sources:
             continue
         with suppress(LeaseHeldError):  # somebody has begun anew

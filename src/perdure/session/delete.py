@@ -255,7 +255,7 @@ class Forgetter:
             carriers = await self._carriers(keys, tenant) if look_for_carriers else ()
             sums = {key: await self._sum(key) for key in keys}
             if not dry_run:
-                await remove_drafts(self._store.inner, tenant, keys)
+                await remove_drafts(self._store.inner, tenant, self._access.runtime.watch, keys)
             names = set().union(*(total.names for total in sums.values()))
             named = await self._reach(tenant, names)
             wait = None if dry_run else terms.wait
