@@ -24,6 +24,7 @@ from perdure.errors import (
     SessionClosedError,
     SessionError,
     SessionNotFoundError,
+    StoreUnavailableError,
 )
 from perdure.lineage import require_unread
 from perdure.memory.documents import MetadataPayload, SessionLabels
@@ -36,7 +37,7 @@ from perdure.records.records import ENDING, FORK, HOLDER_KINDS, META, Entry
 from perdure.restore.ladder import restore
 from perdure.session import spill as spilling
 from perdure.session.copied import OWN_KINDS
-from perdure.session.copier import PAUSE, exists, has_own, remove_drafts
+from perdure.session.copier import PAUSE, TRIES, exists, has_own, remove_drafts
 from perdure.session.fork import Fork, ForkBuilder
 from perdure.session.lifecycle import (
     MAX_WAITING,
@@ -392,13 +393,24 @@ class Forgetter:
                 if info.key in keys:
                     continue
                 try:
-                    theirs = (await self._sum(info.key, strict=True)).names
+                    theirs = await self._names(info.key)
                 except FormatError:
                     shared = {**dict.fromkeys(names, (info.key, _MAY)), **shared}
                     continue
                 reached = await self._reach(tenant, theirs)
                 shared.update(dict.fromkeys(reached.keys() & names, (info.key, _DOES)))
         return shared
+
+    async def _names(self, key: SessionKey) -> set[str]:
+        """Return which blobs another session may name; it may be pruned or deleted meanwhile."""
+        for left in reversed(range(TRIES)):
+            try:
+                return (await self._sum(key, strict=True)).names
+            except StoreUnavailableError:
+                if not left:
+                    raise
+            await anyio.sleep(PAUSE)
+        raise AssertionError("unreachable")
 
     async def _spilled(self, keys: list[SessionKey], *, remove: bool) -> list[int]:
         saver = self._access.runtime.saver
