@@ -181,9 +181,9 @@ def reached(url: str, way: str) -> Iterator[str]:
 _NEEDS_ASYNCPG = pytest.mark.skipif(find_spec("asyncpg") is None, reason="asyncpg is missing")
 WAYS = (
     "direct",
-    "pooler",
+    pytest.param("pooler", marks=pytest.mark.deep),
     pytest.param("asyncpg", marks=_NEEDS_ASYNCPG),
-    pytest.param("asyncpg pooler", marks=_NEEDS_ASYNCPG),
+    pytest.param("asyncpg pooler", marks=[_NEEDS_ASYNCPG, pytest.mark.deep]),
 )
 
 

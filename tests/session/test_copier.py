@@ -51,6 +51,7 @@ from perdure.stores import CompressedStore
 from perdure.stores.delegate import DelegatingStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing import FaultyStore
+from tests._virtual import BACKENDS, run
 from tests.pausing import PausingStore, meanwhile
 from tests.session.conftest import Connect, Place
 from tests.session.lives import converse, looks, said, told
@@ -316,7 +317,18 @@ async def test_an_answer_that_was_lost_is_given_again(place: Place) -> None:
             await two.fork("a", "fork", at=forked.at)
 
 
-async def test_a_fork_that_was_killed_leaves_the_id_to_the_next_open(place: Place) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_fork_that_was_killed_leaves_the_id_to_the_next_open(backend: str) -> None:
+    backing = MemoryBacking()
+    run(backend, killed, lambda: MemoryStore(backing=backing))
+
+
+@pytest.mark.deep
+async def test_a_fork_that_was_killed_on_a_disk_leaves_the_id_too(place: Place) -> None:
+    await killed(place)
+
+
+async def killed(place: Place) -> None:
     store = PausingStore(place())
     async with connect(place(), shutdown=QUIET) as two:
         await converse(two, "a", "one")

@@ -17,6 +17,7 @@ from perdure.records.records import BASE, EFFECT, ENDING, FORK
 from perdure.session.internals import accept, ledger_of
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.transfer import backup, migrate, read_bundle, restore_backup, write_bundle
+from tests._virtual import run
 from tests.pausing import PausingStore
 from tests.references import copy_as_before, fork_as_before, say_as_before
 from tests.session.lives import converse, looks
@@ -132,7 +133,11 @@ async def test_a_session_of_which_the_source_has_pruned_all_is_written_again() -
     assert (await moved(backings)).there == 1
 
 
-async def test_a_restore_that_was_killed_in_the_middle_of_a_session_is_repeated() -> None:
+def test_a_restore_that_was_killed_in_the_middle_of_a_session_is_repeated() -> None:
+    run("asyncio", restored_after_a_kill)
+
+
+async def restored_after_a_kill() -> None:
     source, target, new = MemoryStore(), MemoryStore(), MemoryBacking()
     async with connect(source, shutdown=QUIET) as sessions:
         await converse(sessions, "a", "one", "large " + "x" * 3000)
