@@ -202,7 +202,7 @@ async def test_connections_to_a_server_are_counted(kind: str, tmp_path: Path) ->
     async with perdure.connect(store, shutdown=QUIET) as sessions:
         async with sessions.open("ada") as session, session.turn():
             session.append(Message.user("x"))
-        assert states(collected)["idle"] >= 1
+        assert sum(states(collected).values()) >= 1  # one may be renewing the heartbeat
         found = collected.figures()
         for name in ("create_time", "wait_time", "use_time"):
             (times,) = found[f"db.client.connection.{name}"]
