@@ -370,6 +370,8 @@ def judge_groups(journal: Journal, found: Found) -> Iterator[Failure]:
 def judge_copy(journal: Journal, found: Found, act: Act) -> Iterator[Failure]:
     """What an acknowledged fork, copy or rename begins with is what its source had, up to its point."""
     source, new, upto = act.ids[0], act.ids[1], act.result
+    if upto == 0:  # nothing was there to copy, and what was never written gives way to others
+        return
     if journal.ends(new, act.began) or new not in found.logs or type(upto) is not int:
         if not journal.ends(new, act.began) and new not in found.logs:
             yield Failure(

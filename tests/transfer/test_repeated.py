@@ -201,6 +201,25 @@ async def test_a_deleted_session_that_is_posted_to_goes_behind_its_deleted_fork(
     assert await target.sessions_with_pending_items() == [P]
 
 
+@pytest.mark.parametrize("there", [False, True])
+async def test_what_comes_while_a_session_is_written_comes_with_the_next_run(there: bool) -> None:
+    source, target = MemoryStore(), PausingStore(MemoryStore(backing=MemoryBacking()))
+    await source.open()
+    await target.open()
+    await says(source, "a", "one")
+    if there:
+        await migrate(source, target)
+        await says(source, "a", "two")
+    pause = target.pause("write_documents")
+    await meanwhile(pause, lambda: migrate(source, target), lambda: says(source, "a", "three"))
+    assert (await migrate(source, target)).failed == {}
+    async with perdure.connect(source) as ours, perdure.connect(target) as theirs:
+        before, after = await ours.load("a"), await theirs.load("a")
+        assert before is not None
+        assert after is not None
+        assert after.context() == before.context()
+
+
 async def test_a_session_that_goes_while_it_comes_over_leaves_nothing() -> None:
     backing = MemoryBacking()
     source, target = MemoryStore(backing=backing), PausingStore(MemoryStore())
