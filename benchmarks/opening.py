@@ -198,9 +198,7 @@ async def _require_alike(place: Path, floor_place: Path, names: Sequence[str]) -
             assert found[0] == found[1], f"the floor left {found[1]}, not {found[0]}"
 
 
-async def _asked(
-    place: str | Path, facts_in: Callable[[Asked], Counter[str]]
-) -> dict[str, float]:
+async def _asked(place: str | Path, facts_in: Callable[[Asked], Counter[str]]) -> dict[str, float]:
     """Return the medians of what opens ask for."""
     found: list[dict[str, int]] = []
     with count_asked() as asked:

@@ -141,7 +141,7 @@ def close(opened: FloorOpened) -> None:
         os.close(opened.folder)
 
 
-def _require(holds: bool, what: str) -> None:  # noqa: FBT001  # a check, by position
+def _require(holds: bool, what: str) -> None:  # a check, by position
     if not holds:
         raise AssertionError(f"the floor needs a session that is {what}")
 
@@ -250,4 +250,4 @@ def _require_held(folder: int, epoch: int, own: tuple[int, int]) -> None:
         status = os.stat(lease_name(epoch), dir_fd=folder, follow_symlinks=False)
         _require((status.st_ino, status.st_mtime_ns) == own, "its own")
     else:
-        _require(False, "not overtaken")  # noqa: FBT003  # never holds
+        _require(False, "not overtaken")  # never holds
