@@ -15,8 +15,9 @@ The session is small, exists, and was closed; it is opened by a process that has
   on files; hops, statements and transactions on SQLite; round trips on PostgreSQL and Redis,
   requests on S3. A fact is read twice if an open reads the same lease, manifest, document, or file
   of the log more than once.
-- **An agent** on files that was restored, from entering it to the first message that it could
-  take, over an open of a session like its own; and how often its snapshot is read meanwhile.
+- **An agent** on files that is restored, with nothing to mend: from entering it to the first
+  message that it could take, over an open of a session like its own; and how often its snapshot
+  is read.
 
 A figure of time is the median over blocks of the ratio of the blocks' 25th percentiles.
 """
@@ -451,13 +452,16 @@ async def _agents(folder: Path, options: Options, details: dict[str, Any]) -> li
                     session = await sessions.open(theirs)
                     opened.append(process_time() - began)
                     await session.aclose()
-                    agent = _agent(sessions, ours)
+                    creation = _agent(sessions, ours)
                     asked.take()
                     began = process_time()
-                    await agent.__aenter__()
+                    agent = await creation.__aenter__()
                     entered.append(process_time() - began)
                     reads.append(asked.take().read.count(SNAPSHOT))
-                    await agent.__aexit__(None, None, None)
+                    report = agent.restore_report
+                    assert report is not None
+                    assert {step.what for step in report.steps} == {"read"}, report
+                    await creation.__aexit__(None, None, None)
         details[f"agent.{kib}"] = {"entered": entered, "opened": opened}
         meaning = f"CPU of an agent's restore over an open, {kib} KiB of context"
         compared.append(_ratio(f"agent.over_open_{kib}", entered[2:], opened[2:], meaning))
@@ -470,7 +474,7 @@ async def _agents(folder: Path, options: Options, details: dict[str, Any]) -> li
 
 
 def _agent(sessions: SessionManager, name: str) -> Agent:
-    model = ScriptedModel(["hello"])
+    model = ScriptedModel("hello")
     return Agent.create(name, model=model, sessions=sessions, persistent_session=True)
 
 

@@ -126,7 +126,7 @@ async def test_an_open_reads_no_fact_twice_from_a_server(tmp_path: Path, server:
 
 
 def agent(sessions: SessionManager) -> Agent:
-    model = ScriptedModel(["hello"])
+    model = ScriptedModel("hello")
     return Agent.create("ada", model=model, sessions=sessions, persistent_session=True)
 
 
