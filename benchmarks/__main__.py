@@ -21,6 +21,7 @@ from benchmarks import (
     live,
     memory,
     observe,
+    opening,
     peers,
     replay,
     report,
@@ -78,6 +79,10 @@ def _run(given: argparse.Namespace) -> Report:
         sizes = (tuple(given.records or forks.Options().records), forks.Options().restarts)
         options = forks.Options(*sizes, rounds=given.rounds, base=given.base)
         return forks.run(options._replace(folder=given.folder))
+    if given.benchmark == "opening":
+        chosen = tuple(given.store or opening.STORES)
+        sizes = (given.sessions, given.agents, opening.Options().context_kib)
+        return opening.run(opening.Options(*sizes, chosen, given.base, given.folder))
     if given.benchmark == "replay":
         return replay.run(replay.Options(given.events, given.few, given.folder))
     if given.benchmark == "observe":
@@ -134,6 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     remembering.add_argument("--entries", type=_count, default=10_000)
     remembering.add_argument("--value-bytes", type=_count, default=10_240)
 
+    _add_openings(kinds, [common, where])
     _add_long_sessions(kinds, [common, where])
 
     storing = kinds.add_parser("stores", parents=[common, where], help=stores.__doc__)
@@ -154,6 +160,15 @@ def _parser() -> argparse.ArgumentParser:
     writing.add_argument("--images", type=Path, default=report.Options(Path()).images)
     writing.add_argument("--adapters", type=Path, help="what `adapters --json` has written")
     return parser
+
+
+def _add_openings(kinds: Any, parents: list[argparse.ArgumentParser]) -> None:
+    usual = opening.Options()
+    opens = kinds.add_parser("opening", parents=parents, help=opening.__doc__)
+    opens.add_argument("--sessions", type=_count, default=usual.sessions)
+    opens.add_argument("--agents", type=_count, default=usual.agents)
+    opens.add_argument("--store", action="append", choices=opening.STORES)
+    opens.add_argument("--base", type=Path, help="a checkout of the revision to compare with")
 
 
 def _add_long_sessions(kinds: Any, parents: list[argparse.ArgumentParser]) -> None:

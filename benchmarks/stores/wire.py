@@ -12,7 +12,14 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Self
 
-__all__ = ["CountingProxy", "http_requests", "postgres_round_trips", "redis_commands"]
+__all__ = [
+    "CountingProxy",
+    "PostgresStatements",
+    "http_requests",
+    "postgres_round_trips",
+    "redis_commands",
+    "redis_round_trips",
+]
 
 Parser = Callable[[bytearray], Iterator[str]]
 """Takes whole messages off the front of what a client has sent, and names those that count."""
@@ -37,6 +44,36 @@ def postgres_round_trips(sent: bytearray) -> Iterator[str]:
             yield "sync"
         elif kind == _QUERY:
             yield f"query {body[:60].decode('utf-8', 'replace')}"
+
+
+class PostgresStatements:
+    """A parser that names each statement that a client runs: its text, also of one prepared."""
+
+    def __init__(self) -> None:
+        self._prepared: dict[tuple[int, bytes], str] = {}
+
+    def __call__(self, sent: bytearray) -> Iterator[str]:
+        while len(sent) >= 5:
+            is_startup = sent[0] == 0
+            size = int.from_bytes(sent[:4]) if is_startup else 1 + int.from_bytes(sent[1:5])
+            if len(sent) < size:
+                return
+            kind, body = bytes(sent[:1]), bytes(sent[5:size])
+            del sent[:size]
+            if kind == b"P":
+                name, text, _ = body.split(b"\0", 2)
+                # A connection has one buffer, and names of its own.
+                self._prepared[id(sent), name] = text.decode("utf-8", "replace")
+            elif kind == b"B":
+                yield self._prepared.get((id(sent), body.split(b"\0", 2)[1]), "?")
+            elif kind == _QUERY:
+                yield body[:-1].decode("utf-8", "replace")
+
+
+def redis_round_trips(sent: bytearray) -> Iterator[str]:
+    """Name the first of the commands that a client of Redis has sent at once."""
+    commands = list(redis_commands(sent))
+    yield from commands[:1]
 
 
 def redis_commands(sent: bytearray) -> Iterator[str]:
@@ -89,6 +126,7 @@ class CountingProxy:
     """
 
     def __init__(self, port: int, parser: Parser) -> None:
+        self.server_port: int = port
         self._server = ("127.0.0.1", port)
         self._parser = parser
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
@@ -104,6 +142,10 @@ class CountingProxy:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
+
+    def count(self, parser: Parser) -> None:
+        """Count by another parser, on connections that are made from now on."""
+        self._parser = parser
 
     def take(self) -> list[str]:
         """Return what was counted since the last call."""
@@ -123,11 +165,11 @@ class CountingProxy:
                 line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             back = threading.Thread(target=_pass_on, args=(far, near), daemon=True)
             back.start()
-            sent = bytearray()
+            sent, parser = bytearray(), self._parser
             with contextlib.suppress(OSError):
                 while data := near.recv(1 << 18):
                     sent += data
-                    counted = list(self._parser(sent))
+                    counted = list(parser(sent))
                     with self._lock:
                         self._seen += counted
                     far.sendall(data)

@@ -5,16 +5,23 @@ How fast anything is, is not judged here: a shared machine would decide it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
+import sqlite3
 from pathlib import Path
 
+import anyio
 import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.chat import Chat
+from benchmarks.counts import count_asked
 from benchmarks.disk import Mirror, filesystem
 from benchmarks.figures import TARGETS, Report, Row
+from benchmarks.opening import connected, fill
+from benchmarks.opening_floor import close, take
 from benchmarks.stores.network import network
 from benchmarks.timing import KERNEL, count_writes, kernel_count, quartile, ratio
 from perdure import SessionKey
@@ -140,6 +147,48 @@ def test_restore_gives_its_figures_and_reads_no_history(tmp_path: Path) -> None:
     figures = figures_of(tmp_path, "restore", *given, "--folder", str(tmp_path))
     assert names_of("restore") <= set(figures)
     assert figures["restore.bytes_growth"] <= TARGETS["restore.bytes_growth"]
+
+
+def test_opening_gives_its_figures(tmp_path: Path) -> None:
+    sizes = ("--sessions", "3", "--agents", "1", "--base", str(Path(__file__).parents[2]))
+    figures = figures_of(tmp_path, "opening", *sizes, "--folder", str(tmp_path))
+    assert names_of("opening") <= set(figures)
+
+
+def test_what_is_asked_of_disk_threads_and_sqlite_is_counted(tmp_path: Path) -> None:
+    with count_asked() as asked:
+        (tmp_path / "lease-1.json").touch()
+        asked.take()
+        os.close(os.open(tmp_path / "lease-1.json", os.O_RDONLY))
+        os.close(os.open(tmp_path / "lease-1.json", os.O_WRONLY))
+        folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+        os.listdir(folder)
+        os.fsync(folder)
+        os.close(folder)
+        with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+            connection.execute("BEGIN")
+        found = asked.take()
+    assert (found.opens, found.read) == (3, ["lease-1.json"])
+    assert (found.listings, found.syncs, found.hops, found.transactions) == (1, 1, 0, 1)
+    os.listdir(tmp_path)
+    assert asked.listings == 0
+
+
+def test_a_floor_that_is_no_longer_the_holder_says_so(tmp_path: Path) -> None:
+    anyio.run(_fill_one, tmp_path / "store")
+    root = os.open(tmp_path / "store", os.O_RDONLY | os.O_DIRECTORY)
+    opened = take(root, SessionKey("ada"))
+    with pytest.raises(AssertionError, match="released"):
+        take(root, SessionKey("ada"))
+    (tmp_path / "store/agents/ada" / f"lease-{opened.epoch + 1}.json").touch()
+    with pytest.raises(AssertionError, match="overtaken"):
+        close(opened)
+    os.close(root)
+
+
+async def _fill_one(place: Path) -> None:
+    async with connected(place) as sessions:
+        await fill(sessions, ["ada"])
 
 
 def test_scale_gives_its_figures(tmp_path: Path) -> None:
