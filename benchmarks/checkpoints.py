@@ -1,9 +1,9 @@
 """What a checkpoint costs: of a long session over a short one, on disk, and of a state given.
 
 All on the file store. A session is one agent's chat; folds are off while bytes and times are
-taken, as for a turn's save. ``bytes`` counts a turn and the checkpoint behind it, ``fork_bytes`` a
-fork, both over the turn's JSON; times are those of the checkpoint or fork alone, and sessions take
-turns. A session's first checkpoint reads its log once: that is reported by itself, and not in the
+taken, as for a turn's save. ``bytes`` counts a turn and the checkpoint behind it, over the turn's
+JSON; times are those of the checkpoint alone, and sessions take turns. What a fork costs is measured
+by ``forks``. A session's first checkpoint reads its log once: that is reported by itself, and not in the
 others. ``disk`` compares all files of a session with a checkpoint behind every turn, folded and
 closed, with those of the same session without. ``given_bytes`` is all that is written for a state
 that has got one more item, over that item's JSON.
@@ -57,12 +57,9 @@ def run(options: Options) -> Report:
 MEANINGS = {
     "checkpoints.bytes": "bytes written for a turn and a checkpoint, over the turn's JSON",
     "checkpoints.growth": "time of a checkpoint, the long session's over the short one's",
-    "checkpoints.fork_bytes": "bytes written for a fork, over the turn's JSON",
-    "checkpoints.fork_growth": "time of a fork, the long session's over the short one's",
     "checkpoints.disk": "a session with a checkpoint a turn over the same one without",
     "checkpoints.given_bytes": "bytes written for a large state with one more item, over the item",
     "checkpoints.ms": "a checkpoint of the long session",
-    "checkpoints.fork_ms": "a fork of the long session",
     "checkpoints.first_ms": "the long session's first checkpoint, which reads its log",
     "checkpoints.given_first_ms": "a checkpoint with the large state, the first time",
     "checkpoints.given_ms": "the same with one more item",
@@ -96,20 +93,13 @@ async def _captured(root: Path, options: Options) -> dict[str, float]:
             await _fill(opened[name], chats[name], messages)
         first = {name: await _timed(session) for name, session in opened.items()}
         made: Costs = {name: [] for name in opened}
-        forked: Costs = {name: [] for name in opened}
         for number in range(options.rounds):
             for name, session in _by_turns(opened, number):
                 made[name].append(await _checkpoint(session, chats[name]))
-        for number in range(options.rounds):
-            for name, session in _by_turns(opened, number):
-                forked[name].append(await _fork(sessions, session, chats[name], number))
     return {
         "checkpoints.bytes": median(size for size, _ in made["long"]),
         "checkpoints.growth": _growth(made),
-        "checkpoints.fork_bytes": median(size for size, _ in forked["long"]),
-        "checkpoints.fork_growth": _growth(forked),
         "checkpoints.ms": median(seconds for _, seconds in made["long"]) * 1e3,
-        "checkpoints.fork_ms": median(seconds for _, seconds in forked["long"]) * 1e3,
         "checkpoints.first_ms": first["long"] * 1e3,
     }
 
@@ -145,19 +135,6 @@ async def _checkpoint(session: Session, chat: Chat) -> tuple[float, float]:
         session.append(*turn.messages)
         await session.save()
         seconds = await _timed(session)
-    return written.bytes / turn.size, seconds
-
-
-async def _fork(
-    sessions: SessionManager, session: Session, chat: Chat, number: int
-) -> tuple[float, float]:
-    turn = chat.turn()
-    session.append(*turn.messages)
-    await session.save()
-    with count_writes() as written:
-        start = perf_counter()
-        await sessions.fork(session.id, f"{session.id}-{number}")
-        seconds = perf_counter() - start
     return written.bytes / turn.size, seconds
 
 

@@ -81,8 +81,6 @@ TARGETS = {
     "tune.error": 0.2,
     "checkpoints.bytes": 1.5,
     "checkpoints.growth": 1.3,
-    "checkpoints.fork_bytes": 1.5,
-    "checkpoints.fork_growth": 1.3,
     "checkpoints.disk": 1.3,
     "checkpoints.given_bytes": 12.0,
     "checkpoints.replay_memory_growth": 1.2,

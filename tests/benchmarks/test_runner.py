@@ -83,7 +83,7 @@ def test_checkpoints_give_their_figures(tmp_path: Path) -> None:
     figures = figures_of(tmp_path, "checkpoints", *sizes, *where)
     assert names_of("checkpoints") - {REPLAY} <= set(figures)
     # Not a matter of time: how much is written.
-    for name in ("bytes", "fork_bytes", "given_bytes"):
+    for name in ("bytes", "given_bytes"):
         assert figures[f"checkpoints.{name}"] <= TARGETS[f"checkpoints.{name}"], name
 
 
