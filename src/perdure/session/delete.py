@@ -20,6 +20,7 @@ import msgspec
 
 from perdure.errors import (
     FormatError,
+    LeaseLostError,
     PerdureError,
     SessionClosedError,
     SessionError,
@@ -249,6 +250,7 @@ class Forgetter:
 
         Raises:
             LeaseHeldError: Another process keeps holding one; then nothing was removed.
+            LeaseLostError: Another process took one over meanwhile.
 
         """
         async with AsyncExitStack() as stack:
@@ -260,7 +262,7 @@ class Forgetter:
             names = set().union(*(total.names for total in sums.values()))
             named = await self._reach(tenant, names)
             wait = None if dry_run else terms.wait
-            retained = await self._remove_blobs(tenant, keys, named, wait) if named else {}
+            retained = await self._remove_blobs(tenant, keys, holds, named, wait) if named else {}
             for hold in holds:
                 await hold.delete()
             spilled = await self._spilled(keys, remove=not dry_run)
@@ -298,12 +300,21 @@ class Forgetter:
         return sorted(holds, key=lambda hold: -bases[hold.key].at)
 
     async def _remove_blobs(
-        self, tenant: str, keys: list[SessionKey], named: Collection[str], wait: float | None
+        self,
+        tenant: str,
+        keys: list[SessionKey],
+        holds: list[HeldSession],
+        named: Collection[str],
+        wait: float | None,
     ) -> _Retained:
         """Remove blobs that nobody else reaches; return the others. None for *wait*: remove none.
 
         They are set aside first. Whoever begins to refer to one then puts it again, or renews it,
         and so takes it back. Who has done that before is read, unless it is still a draft.
+
+        Raises:
+            LeaseLostError: Another process took a session over; then all of them stay.
+
         """
         sweep = partial(self._store.sweep, tenant, older_than=0.0, among=named)
         if wait is None:
@@ -314,6 +325,12 @@ class Forgetter:
         reached = await self._reached_elsewhere(tenant, keys, named)
         if draft is not None:
             reached = {**dict.fromkeys(named, (draft, _DRAFT)), **reached}
+        try:
+            for hold in holds:  # a sweep is not refused to who has lost them, an append is
+                await hold.append(Entry(ENDING, b"{}"))
+        except LeaseLostError:
+            await sweep(named)
+            raise
         await sweep(reached)
         left = set(await self._store.blob_names(tenant)).intersection(named)
         return {**dict.fromkeys(left, (None, _ANEW)), **reached}
