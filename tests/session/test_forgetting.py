@@ -311,6 +311,19 @@ async def test_what_another_process_holds_on_to_is_not_half_forgotten() -> None:
     await one.aclose()
 
 
+async def test_a_forget_that_is_refused_closes_nothing_that_is_open_here(place: Place) -> None:
+    async with connect(place(), shutdown=QUIET) as one, connect(place(), shutdown=QUIET) as two:
+        mine = await one.open("a", owner="ada")
+        await converse(two, "b", "theirs", owner="ada")
+        await two.open("b")
+        with pytest.raises(LeaseHeldError):
+            await one.forget(owner="ada", on_held="raise")
+        mine.append(Message.user("on"))
+        await mine.save()
+        assert said(await view(two, "a")) == ["on"]
+        assert len((await one.forget(owner="ada")).sessions) == 2
+
+
 # what is said about a session
 
 

@@ -292,12 +292,15 @@ class Forgetter:
             await stack.enter_async_context(self._access.exclusive(key))
         for key in keys:
             await self._require_unread(key, frozenset(keys))
-        holds = [await self._hold(stack, key, terms) for key in sorted(keys)]
+        # Those that are open here last: if another one is refused, they stay open.
+        open_here = self._access.runtime.sessions.keys() & set(keys)
+        order = sorted(keys, key=lambda key: (key in open_here, key))
+        holds = [await self._hold(stack, key, terms) for key in order]
         for hold in holds:
             await hold.append(Entry(ENDING, b"{}"))
         bases = {hold.key: await self._store.base_of(hold.key) or Origin() for hold in holds}
         # A fork of before 0.1.0 goes before what it reads, which ends earlier.
-        return sorted(holds, key=lambda hold: -bases[hold.key].at)
+        return sorted(holds, key=lambda hold: (-bases[hold.key].at, hold.key))
 
     async def _remove_blobs(
         self,
