@@ -605,7 +605,9 @@ async def test_what_was_to_be_forgotten_can_be_opened_or_forgotten_again(place: 
         await converse(sessions, "a", "one")
         with pytest.raises(StoreUnavailableError):
             await sessions.forget(id="a")
-        with pytest.raises(StoreUnavailableError, match="forget it again, or open it to keep it"):
+        with pytest.raises(
+            StoreUnavailableError, match=r"forget it again \(if it is opened instead, it may"
+        ):
             await sessions.fork("a", "fork")
         async with sessions.open("a") as session:
             before = said(session)
