@@ -359,6 +359,32 @@ async def test_what_expires_is_taken_from_a_process_that_has_it_open() -> None:
     await one.aclose()
 
 
+async def test_what_is_taken_over_while_it_expires_is_left_alone_and_named() -> None:
+    now, key = [0.0], SessionKey("a")
+    backing = MemoryBacking(clock=lambda: now[0])
+    store, other = PausingStore(MemoryStore(backing=backing)), MemoryStore(backing=backing)
+    async with connect(store, shutdown=QUIET) as sessions:
+        for id in ("a", "b", "z"):
+            now[0] = 4e9 if id == "z" else 0.0  # long after the real time, which counts
+            async with sessions.open(id) as session:
+                session.memory.set("large", id * 100_000)
+                await session.aclose()
+
+        async def take_over() -> None:
+            await other.open()
+            holder = await other.holder(key)
+            assert holder is not None
+            await other.acquire(key, after=holder.epoch)
+
+        pause = store.pause("read_log", lambda key: key == SessionKey("z"))
+        expire = Retention(expire_days=90)
+        report = await meanwhile(pause, lambda: sessions.prune(expire), take_over)
+        assert [str(key) for key in report.held] == ["a"]
+        assert [str(key) for key in report.expired] == ["b"]
+        assert len(backing.blobs) == 2
+        await other.aclose()
+
+
 class _Reads(DelegatingStore):
     """Count the reads of sessions."""
 

@@ -226,12 +226,14 @@ class Pruner:
         refused: dict[SessionKey, PerdureError] = {}
         try:
             await forget(keys, tenant, Terms("raise", terms.wait), refused=refused)
-        except LeaseLostError:  # of one of them; the next pruning has the others
-            left = [key for key in keys if key not in refused and await self._store.head(key)]
-            progress.held += left
-        else:
-            left = []
-        progress.expired += [key for key in keys if key not in refused and key not in left]
+        except LeaseLostError as failed:  # of one of them; to be held was a use of the others
+            lost = [key for key in keys if str(key) == str(failed.facts.get("key"))] or keys
+            progress.held += lost
+            others = [key for key in keys if key not in lost]
+            if others:
+                await self._expire(others, tenant, terms, progress)
+            return
+        progress.expired += [key for key in keys if key not in refused]
         for key, error in refused.items():
             with progress.unless_refused(key):
                 if not isinstance(error, LeaseHeldError) or terms.on_held == "raise":
