@@ -328,13 +328,17 @@ def named(holder: LeaseState) -> str:
 def lease_held(
     key: SessionKey, holder: LeaseState, on_held: OnHeld, waited: float
 ) -> LeaseHeldError:
-    """Return the error for a session that another process keeps."""
-    cure = (
-        'open it with on_held="handover" to ask for it'
-        if on_held == "raise"
-        else "close it there, wait longer (wait=…), or read it with load(), which needs no lease"
-    )
-    message = f"session {key} is held by {named(holder)} (waited {waited:.1f} s): {cure}"
+    """Return the error for a session that another process keeps, or is just making."""
+    by = f"{named(holder)} (waited {waited:.1f} s)"
+    if holder.deleted:  # a draft, which nobody hands over
+        message = f"session {key} is just being made by {by}: try again in a moment"
+    elif on_held == "raise":
+        message = f'session {key} is held by {by}: open it with on_held="handover" to ask for it'
+    else:
+        message = (
+            f"session {key} is held by {by}: close it there, wait longer (wait=…), or read it with "
+            "load(), which needs no lease"
+        )
     return LeaseHeldError(message, key=str(key), owner=holder.owner, epoch=holder.epoch)
 
 

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 import perdure
-from perdure import Limits, Message, Shutdown
+from perdure import Limits, Message, Retention, Shutdown
 from perdure.cli.check import log_problems
 from perdure.errors import CorruptRecordError
 from perdure.records.json import encode
@@ -388,3 +388,32 @@ def test_gc_removes_a_copy_that_a_process_was_killed_in(command: Command, store:
     assert (ran.status, ran.err) == (0, "")
     assert "ada-2: an unfinished copy of ada was removed" in ran.out
     assert listed() == []
+
+
+def test_gc_without_grace_removes_at_once_what_was_pruned_before_it_was_forgotten(
+    command: Command, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path / 'data.db'}"
+
+    async def prune_and_forget() -> None:
+        async with perdure.connect(url, shutdown=Shutdown(signals=False)) as sessions:
+            for text in ("one", "two", "three", "four", "five"):
+                async with sessions.open("eve") as session:
+                    async with session.turn():
+                        session.append(Message.user(text))
+                        session.memory.set("large", text * 50_000)
+                await sessions.prune(Retention(keep_turns=1), id="eve")
+            await sessions.forget("eve")
+
+    async def left() -> list[str]:
+        store = perdure.store_for(url)
+        await store.open()
+        names = await store.blob_names("")
+        await store.aclose()
+        return names
+
+    anyio.run(prune_and_forget)
+    assert anyio.run(left)
+    for _ in range(2):
+        assert command("check", "--gc", "--grace", "0", "--store", url).status == 0
+    assert not anyio.run(left)

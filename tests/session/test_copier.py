@@ -12,6 +12,7 @@ import pytest
 
 from perdure import (
     InvalidArgumentError,
+    LeaseHeldError,
     LeaseLostError,
     Message,
     Retention,
@@ -605,13 +606,31 @@ async def test_what_was_to_be_forgotten_can_be_opened_or_forgotten_again(place: 
         await converse(sessions, "a", "one")
         with pytest.raises(StoreUnavailableError):
             await sessions.forget(id="a")
-        with pytest.raises(StoreUnavailableError, match="forget it again, or open it to keep it"):
+        with pytest.raises(
+            StoreUnavailableError, match=r"forget it again \(if it is opened instead, it may"
+        ):
             await sessions.fork("a", "fork")
         async with sessions.open("a") as session:
             before = said(session)
         await sessions.fork("a", "fork")
         assert said(await sessions.load("fork")) == before == ["one", "re one"]
         assert (await sessions.forget(id="a")).sessions == (SessionKey("a"),)
+
+
+async def test_who_wants_a_copy_that_is_just_being_made_is_told_so(place: Place) -> None:
+    theirs, new = place(), SessionKey("new")
+    await theirs.open()
+    async with connect(place(), shutdown=QUIET) as sessions:
+        await converse(sessions, "a", "one")
+        draft = Draft(source=SessionKey("a"), generation=1, up_to=1, purpose="fork")
+        grant = await theirs.acquire(new, after=0, draft=draft)
+        told = "new is just being made by .*: try again in a moment"
+        with pytest.raises(LeaseHeldError, match=told):
+            await sessions.fork("a", "new")
+        with pytest.raises(LeaseHeldError, match=told):
+            await sessions.open("new", wait=0.0)
+        await theirs.release(new, grant.epoch)
+    await theirs.aclose()
 
 
 class _Elsewhere(DelegatingStore):

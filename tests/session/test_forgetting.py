@@ -14,6 +14,7 @@ import pytest
 from perdure import (
     ConfigError,
     LeaseHeldError,
+    LeaseLostError,
     Message,
     PerdureError,
     SessionError,
@@ -310,6 +311,19 @@ async def test_what_another_process_holds_on_to_is_not_half_forgotten() -> None:
     await one.aclose()
 
 
+async def test_a_forget_that_is_refused_closes_nothing_that_is_open_here(place: Place) -> None:
+    async with connect(place(), shutdown=QUIET) as one, connect(place(), shutdown=QUIET) as two:
+        mine = await one.open("a", owner="ada")
+        await converse(two, "b", "theirs", owner="ada")
+        await two.open("b")
+        with pytest.raises(LeaseHeldError):
+            await one.forget(owner="ada", on_held="raise")
+        mine.append(Message.user("on"))
+        await mine.save()
+        assert said(await view(two, "a")) == ["on"]
+        assert len((await one.forget(owner="ada")).sessions) == 2
+
+
 # what is said about a session
 
 
@@ -438,6 +452,29 @@ async def test_what_is_named_after_others_were_looked_at_is_not_removed(place: P
         )
         await require_blob(second, "new", name)
         assert [item.by for item in report.kept] == [None]
+
+
+async def test_who_has_lost_a_session_removes_no_blob_of_it(place: Place) -> None:
+    store, other, key = PausingStore(place()), place(), SessionKey("a")
+    async with connect(store, shutdown=QUIET) as first, connect(place(), shutdown=QUIET) as second:
+        name = await share(second, "a")
+        await converse(second, "z", "the last that is looked at")
+
+        async def take_over() -> None:
+            await other.open()
+            holder = await other.holder(key)
+            assert holder is not None
+            await other.acquire(key, after=holder.epoch)
+            await other.aclose()
+
+        async def forget() -> None:
+            with pytest.raises(LeaseLostError):
+                await first.forget("a")
+
+        pause = store.pause("read_log", lambda key: key == SessionKey("z"), after=True)
+        await meanwhile(pause, forget, take_over)
+        await second._store.sweep("", (), 0.0, among={name})  # removes what is still set aside
+        await require_blob(second, "a", name)
 
 
 async def test_a_copy_that_was_left_unfinished_keeps_nothing_that_is_forgotten(

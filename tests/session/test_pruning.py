@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from perdure.session.manager import SessionManager
 from perdure.session.options import Limits
 from perdure.session.prune import PruneReport
 from perdure.session.retention import Retention
-from perdure.store import Store
+from perdure.store import Documents, Store
+from perdure.stores.delegate import DelegatingStore
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore, SwitchedStore
@@ -313,6 +315,86 @@ async def test_sessions_expire_by_their_last_use() -> None:
         report = await sessions.prune(Retention(expire_days=90))
         assert report.expired == dry.expired
         assert await ids(sessions) == ["old but open", "young"]
+
+
+async def test_what_expires_at_once_is_looked_after_at_once() -> None:
+    """Each session is read a few times, however many others expire with it."""
+    counts = list[int]()
+    for n in (5, 20):
+        now = [0.0]
+        backing = MemoryBacking(clock=lambda: now[0])  # noqa: B023
+        store = _Reads(MemoryStore(backing=backing))
+        async with connect(store, shutdown=QUIET) as sessions:
+            for number in range(n):
+                async with sessions.open(f"old {number}") as session:
+                    session.memory.set("large", str(number) * 100_000)
+                    await session.aclose()
+            now[0] = 4e9  # long after the real time, by which the age is measured
+            store.reads = 0
+            report = await sessions.prune(Retention(expire_days=90))
+            assert len(report.expired) == n
+            assert backing.blobs == {}
+            counts.append(store.reads)
+    assert counts[1] <= 5 * counts[0]
+
+
+async def test_what_expires_is_taken_from_a_process_that_has_it_open() -> None:
+    now = [0.0]
+    backing = MemoryBacking(clock=lambda: now[0])
+    one = await connect(MemoryStore(backing=backing), shutdown=QUIET)
+    two = await connect(MemoryStore(backing=backing), shutdown=QUIET)
+    for id in ("free", "held", "open there"):
+        await converse(one, id, "one")
+    await two.open("open there")
+    held = await two.open("held")
+    now[0] = 4e9  # long after the real time, by which the age is measured
+    async with held.turn():
+        raised = await one.prune(Retention(expire_days=90), on_held="raise")
+        assert [str(key) for key in raised.expired] == ["free"]
+        assert [str(key) for key in raised.held] == ["held", "open there"]
+        report = await one.prune(Retention(expire_days=90), on_held="handover", wait=0.5)
+        assert [str(key) for key in report.expired] == ["open there"]
+        assert [str(key) for key in report.held] == ["held"]
+    await two.aclose()
+    await one.aclose()
+
+
+async def test_what_is_taken_over_while_it_expires_is_left_alone_and_named() -> None:
+    now, key = [0.0], SessionKey("a")
+    backing = MemoryBacking(clock=lambda: now[0])
+    store, other = PausingStore(MemoryStore(backing=backing)), MemoryStore(backing=backing)
+    async with connect(store, shutdown=QUIET) as sessions:
+        for id in ("a", "b", "z"):
+            now[0] = 4e9 if id == "z" else 0.0  # long after the real time, which counts
+            async with sessions.open(id) as session:
+                session.memory.set("large", id * 100_000)
+                await session.aclose()
+
+        async def take_over() -> None:
+            await other.open()
+            holder = await other.holder(key)
+            assert holder is not None
+            await other.acquire(key, after=holder.epoch)
+
+        pause = store.pause("read_log", lambda key: key == SessionKey("z"))
+        expire = Retention(expire_days=90)
+        report = await meanwhile(pause, lambda: sessions.prune(expire), take_over)
+        assert [str(key) for key in report.held] == ["a"]
+        assert [str(key) for key in report.expired] == ["b"]
+        assert len(backing.blobs) == 2
+        await other.aclose()
+
+
+class _Reads(DelegatingStore):
+    """Count the reads of sessions."""
+
+    reads = 0
+
+    async def read_documents(
+        self, key: SessionKey, names: Collection[str] | None = None
+    ) -> Documents:
+        self.reads += 1
+        return await self.inner.read_documents(key, names)
 
 
 async def test_a_default_session_expires_with_the_last_of_its_agents_sessions() -> None:

@@ -348,7 +348,7 @@ class _Copier:
         if is_ending:
             message = (
                 f"session {key} is just being forgotten: try again in a moment; if that was cut "
-                "off, forget it again, or open it to keep it"
+                "off, forget it again (if it is opened instead, it may have lost its media)"
             )
             raise StoreUnavailableError(message, key=str(key))
         if up_to <= base.cut:

@@ -9,8 +9,8 @@ removed data. A rename is a copy, then the deletion of the old session.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Collection, Mapping
-from contextlib import AsyncExitStack, aclosing, suppress
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
+from contextlib import AsyncExitStack, aclosing, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, final
 
@@ -20,6 +20,8 @@ import msgspec
 
 from perdure.errors import (
     FormatError,
+    LeaseHeldError,
+    LeaseLostError,
     PerdureError,
     SessionClosedError,
     SessionError,
@@ -244,15 +246,20 @@ class Forgetter:
         *,
         dry_run: bool,
         look_for_carriers: bool = True,
+        refused: dict[SessionKey, PerdureError] | None = None,
     ) -> ForgetReport:
         """Remove sessions of one tenant, and everything that only they reach.
 
+        If ``refused`` is given, it gets those that may not be removed, and the others are.
+
         Raises:
             LeaseHeldError: Another process keeps holding one; then nothing was removed.
+            LeaseLostError: Another process took one over meanwhile.
 
         """
         async with AsyncExitStack() as stack:
-            holds = [] if dry_run else await self._begin_ending(stack, keys, terms)
+            holds = [] if dry_run else await self._begin_ending(stack, keys, terms, refused)
+            keys = [key for key in keys if not refused or key not in refused]
             carriers = await self._carriers(keys, tenant) if look_for_carriers else ()
             sums = {key: await self._sum(key) for key in keys}
             if not dry_run:
@@ -260,7 +267,7 @@ class Forgetter:
             names = set().union(*(total.names for total in sums.values()))
             named = await self._reach(tenant, names)
             wait = None if dry_run else terms.wait
-            retained = await self._remove_blobs(tenant, keys, named, wait) if named else {}
+            retained = await self._remove_blobs(tenant, keys, holds, named, wait) if named else {}
             for hold in holds:
                 await hold.delete()
             spilled = await self._spilled(keys, remove=not dry_run)
@@ -283,27 +290,49 @@ class Forgetter:
         )
 
     async def _begin_ending(
-        self, stack: AsyncExitStack, keys: list[SessionKey], terms: Terms
+        self,
+        stack: AsyncExitStack,
+        keys: list[SessionKey],
+        terms: Terms,
+        refused: dict[SessionKey, PerdureError] | None,
     ) -> list[HeldSession]:
         """Hold sessions in the order in which they go; from then on, no copy is published."""
         for key in sorted(keys):
             await stack.enter_async_context(self._access.exclusive(key))
+        together = frozenset(keys if refused is None else ())  # each may be refused by itself
         for key in keys:
-            await self._require_unread(key, frozenset(keys))
-        holds = [await self._hold(stack, key, terms) for key in sorted(keys)]
+            with _noted(refused, key):
+                await self._require_unread(key, together)
+        # Those that are open here last: if another one is refused, they stay open.
+        open_here = self._access.runtime.sessions.keys() & set(keys)
+        order = sorted(keys, key=lambda key: (key in open_here, key))
+        holds: list[HeldSession] = []
+        for key in order:
+            if not refused or key not in refused:
+                with _noted(refused, key):
+                    holds.append(await self._hold(stack, key, terms))
         for hold in holds:
             await hold.append(Entry(ENDING, b"{}"))
         bases = {hold.key: await self._store.base_of(hold.key) or Origin() for hold in holds}
         # A fork of before 0.1.0 goes before what it reads, which ends earlier.
-        return sorted(holds, key=lambda hold: -bases[hold.key].at)
+        return sorted(holds, key=lambda hold: (-bases[hold.key].at, hold.key))
 
     async def _remove_blobs(
-        self, tenant: str, keys: list[SessionKey], named: Collection[str], wait: float | None
+        self,
+        tenant: str,
+        keys: list[SessionKey],
+        holds: list[HeldSession],
+        named: Collection[str],
+        wait: float | None,
     ) -> _Retained:
         """Remove blobs that nobody else reaches; return the others. None for *wait*: remove none.
 
         They are set aside first. Whoever begins to refer to one then puts it again, or renews it,
         and so takes it back. Who has done that before is read, unless it is still a draft.
+
+        Raises:
+            LeaseLostError: Another process took a session over; then all of them stay.
+
         """
         sweep = partial(self._store.sweep, tenant, older_than=0.0, among=named)
         if wait is None:
@@ -314,6 +343,12 @@ class Forgetter:
         reached = await self._reached_elsewhere(tenant, keys, named)
         if draft is not None:
             reached = {**dict.fromkeys(named, (draft, _DRAFT)), **reached}
+        try:
+            for hold in holds:  # a sweep is not refused to who has lost them, an append is
+                await hold.append(Entry(ENDING, b"{}"))
+        except LeaseLostError:
+            await sweep(named)
+            raise
         await sweep(reached)
         left = set(await self._store.blob_names(tenant)).intersection(named)
         return {**dict.fromkeys(left, (None, _ANEW)), **reached}
@@ -435,6 +470,17 @@ async def tenant_sessions(
         for info in page:
             yield info
         after = page[-1].key
+
+
+@contextmanager
+def _noted(refused: dict[SessionKey, PerdureError] | None, key: SessionKey) -> Iterator[None]:
+    """Note why a session may not be removed, if that is wanted."""
+    try:
+        yield
+    except (FormatError, LeaseHeldError, LeaseLostError, SessionError) as error:
+        if refused is None:
+            raise
+        refused[key] = error
 
 
 def _blob(name: str, by: SessionKey | None, how: str, sums: dict[SessionKey, _Sum]) -> RetainedItem:

@@ -791,6 +791,7 @@ class SessionManager:
         Raises:
             InvalidArgumentError: Neither id, owner nor tag is given, or one of them is no text.
             LeaseHeldError: Another process keeps holding one; then nothing was removed.
+            LeaseLostError: Another process took one over meanwhile, since this one had stopped.
 
         """
         if id is not None:

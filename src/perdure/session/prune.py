@@ -49,6 +49,8 @@ from perdure.store import Document, Documents, first_record
 log: logging.Logger = logging.getLogger("perdure")
 
 _IF_FREE = Terms(on_held="raise", wait=0)
+_AT_ONCE = 200
+"""Expired sessions that are held at a time."""
 
 
 class Pruned(msgspec.Struct, frozen=True):
@@ -197,12 +199,12 @@ class Pruner:
         now, store = time.time(), self._store
         progress = _Progress(keys is not None and len(keys) == 1)
         expired = await self._expired(retention, keys, tenant, now)
-        for key in expired:
-            with progress.unless_refused(key):
-                await self._forgetter.forget(
-                    [key], tenant, terms, dry_run=dry_run, look_for_carriers=False
-                )
-                progress.expired.append(key)
+        for at in range(0, len(expired), _AT_ONCE):
+            some = expired[at : at + _AT_ONCE]
+            if dry_run:
+                progress.expired += some
+            else:
+                await self._expire(some, tenant, terms, progress)
         if keys is None and retention.cuts:
             async with aclosing(tenant_sessions(store, tenant)) as listed:
                 keys = [info.key async for info in listed]
@@ -215,6 +217,29 @@ class Pruner:
         if not dry_run and (progress.pruned or progress.expired):
             await store.scrub()
         return progress.report(dry_run=dry_run)
+
+    async def _expire(
+        self, keys: list[SessionKey], tenant: str, terms: Terms, progress: _Progress
+    ) -> None:
+        """Forget those that nobody holds at once, and then ask for each of the others."""
+        forget = partial(self._forgetter.forget, dry_run=False, look_for_carriers=False)
+        refused: dict[SessionKey, PerdureError] = {}
+        try:
+            await forget(keys, tenant, Terms("raise", terms.wait), refused=refused)
+        except LeaseLostError as failed:  # of one of them; to be held was a use of the others
+            lost = [key for key in keys if str(key) == str(failed.facts.get("key"))] or keys
+            progress.held += lost
+            others = [key for key in keys if key not in lost]
+            if others:
+                await self._expire(others, tenant, terms, progress)
+            return
+        progress.expired += [key for key in keys if key not in refused]
+        for key, error in refused.items():
+            with progress.unless_refused(key):
+                if not isinstance(error, LeaseHeldError) or terms.on_held == "raise":
+                    raise error
+                await forget([key], tenant, terms)
+                progress.expired.append(key)
 
     async def drop(self, key: SessionKey, cut: int, terms: Terms) -> None:
         """Remove a session's records up to one, where no checkpoint of it needs them."""
