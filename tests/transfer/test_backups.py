@@ -475,3 +475,100 @@ async def test_what_is_verified_beside_a_run_is_looked_at_again() -> None:
         return await verify_backup(seen)
 
     assert (await meanwhile(pause, look, gone)).problems == {}
+
+
+async def keeps(store: MemoryStore) -> list[str]:
+    """Return the sessions that a restore of a backup brings."""
+    new = MemoryStore()
+    await new.open()
+    assert (await restore_backup(store, new)).failed == {}
+    async with perdure.connect(new) as sessions:
+        return sorted(info.key.agent for info in await sessions.list())
+
+
+async def says(store: MemoryStore, *ids: str) -> None:
+    async with perdure.connect(store) as sessions:
+        for id in ids:
+            async with sessions.open(id) as session:
+                session.append(Message.user(f"of {id}"))
+    await store.open()
+
+
+async def backed_up(
+    source: MemoryStore, *ids: str, backing: MemoryBacking | None = None
+) -> MemoryStore:
+    target = MemoryStore(backing=backing)
+    await says(source, *ids)
+    await target.open()
+    assert (await backup(source, target)).failed == {}
+    return target
+
+
+@pytest.mark.parametrize("there", [False, True])
+async def test_a_deletion_that_is_followed_leaves_what_was_renamed_in_the_backup(
+    there: bool,
+) -> None:
+    source = MemoryStore()
+    target = await backed_up(source, "zoe", "bob", *["zoe-2"] * there)
+    async with perdure.connect(source) as sessions:
+        if there:  # the backup has an earlier session of that name
+            await sessions.forget("zoe-2")
+        await sessions.rename("zoe", "zoe-1")
+        await sessions.rename("zoe-1", "zoe-2")
+        await sessions.forget("bob")
+    await source.open()
+    removed = {key.agent for key in await follow_deletions(source, target)}
+    assert removed == {"zoe", "bob"}
+    assert await keeps(target) == ["zoe-2"]
+    assert (await verify_backup(target)).problems == {}
+    new = MemoryStore()
+    await new.open()
+    await restore_backup(target, new)
+    async with perdure.connect(new) as sessions:
+        assert [message.text for message in (await sessions.load("zoe-2")).context()] == ["of zoe"]
+
+
+async def test_a_session_that_is_renamed_before_a_run_reaches_it_stays_in_the_backup() -> None:
+    source = MemoryStore()
+    target = await backed_up(source, "bob", "zoe")
+    pausing = PausingStore(source)
+    pause = pausing.pause("holder", lambda key: key == SessionKey("zoe"))
+
+    async def renamed() -> None:
+        async with perdure.connect(source) as sessions:
+            await sessions.rename("zoe", "zoe-2")
+        await source.open()
+
+    async def run() -> Any:
+        return await backup(pausing, target)
+
+    await pausing.open()
+    report = await meanwhile(pause, run, renamed)
+    assert (report.failed, report.forgotten) == ({}, 1)
+    assert await keeps(target) == ["bob", "zoe-2"]
+
+
+async def test_nothing_is_deleted_while_what_was_renamed_cannot_be_backed_up() -> None:
+    source, backing = MemoryStore(), MemoryBacking()
+    target = await backed_up(source, "bob", "zoe", backing=backing)
+    async with perdure.connect(source) as sessions:
+        await sessions.rename("zoe", "zoe-2")
+        await sessions.forget("bob")
+    await source.open()
+
+    class Full(MemoryStore):
+        async def acquire(self, key: SessionKey, **begun: Any) -> Any:
+            if key == SessionKey("zoe-2"):
+                raise StoreError("full")
+            return await super().acquire(key, **begun)
+
+    full = Full(backing=backing)
+    await full.open()
+    with pytest.raises(StoreError, match="zoe-2: full"):
+        await follow_deletions(source, full)
+    report = await backup(source, full)
+    assert set(report.failed) == {"bob", "zoe", "zoe-2"}
+    assert "zoe-2 is not backed up" in report.failed["zoe"]
+    assert await keeps(target) == ["bob", "zoe"]
+    assert {key.agent for key in await follow_deletions(source, target)} == {"bob", "zoe"}
+    assert await keeps(target) == ["zoe-2"]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Generator
 from typing import Final, final
 
 import anyio
@@ -130,7 +130,8 @@ async def backup(
 
     Every record that is durable in the source when this begins is in the backup afterwards, each
     session as of one moment. Crash-safe and repeatable; it may run while a program writes to the
-    source. What the source has deleted or pruned is removed from the backup, too.
+    source. What the source has deleted or pruned is removed from the backup, too; a session that was
+    renamed is first stored under its new id.
 
     Args:
         source: An open store; only read, without a lease.
@@ -153,7 +154,11 @@ async def backup(
 
 
 async def follow_deletions(source: Store, target: Store, *, wait: float = 10.0) -> list[SessionKey]:
-    """Remove from a backup what its store has deleted, as the next run would, and nothing else.
+    """Remove from a backup what its store has deleted, as the next run would.
+
+    Before that, it brings the sessions that the backup does not have yet, and those that were
+    renamed: what was deleted may have been renamed to one of them. Where that fails, nothing is
+    removed.
 
     Until this, or the next run, is complete, a backup still has the sessions that were deleted: if
     the store is lost before, a restore brings them back.
@@ -169,7 +174,8 @@ async def follow_deletions(source: Store, target: Store, *, wait: float = 10.0) 
     Raises:
         ConfigError: The target is not a backup, or the source is one.
         LeaseHeldError: A run writes the backup; nothing was removed.
-        StoreError: A session cannot be removed and is still in the backup; the others are removed.
+        StoreError: A session cannot be removed and is still in the backup, or one that others may
+            have been renamed to cannot be backed up.
 
     """
     _require_as_secret(source, target)
@@ -180,7 +186,7 @@ async def follow_deletions(source: Store, target: Store, *, wait: float = 10.0) 
     if run.report.failed:
         name, reason = next(iter(run.report.failed.items()))
         raise errors.StoreError(
-            f"{name} is still in the backup in {target.location}: {reason}",
+            f"{target.location} has not followed all deletions: {name}: {reason}",
             key=name,
             count=len(run.report.failed),
         )
@@ -320,26 +326,33 @@ class _Run:
 
     async def all(self, progress: Callable[[migration.MigrationProgress], None] | None) -> None:
         """Back up every session, then follow deletions."""
-        tenants = await self.source.tenants()
-        keys = [key for tenant in tenants for key in await migration.keys_of(self.source, tenant)]
-        self._waiting = set(await self.source.sessions_with_pending_items())
-        self._with_letters = set(await migration.with_dead_letters(self.source))
-        keys += sorted((self._waiting | self._with_letters).difference(keys))
+        keys = await self._listed()
         self.report.sessions = len(keys)
-        done = 0
+        done, saved = 0, set[SessionKey]()
 
         async def bring(key: SessionKey) -> None:
             nonlocal done
-            await self._bring(key)
+            if await self._bring(key):
+                saved.add(key)
             done += 1
             if progress is not None:
                 progress(migration.MigrationProgress(done, len(keys), key))
 
         await each(keys, bring, at_once=migration.AT_ONCE)
-        await self.follow_deletions(set(keys) - self._deleted)
+        await self.follow_deletions(saved - self._deleted)
 
-    async def _bring(self, key: SessionKey) -> None:
+    async def _listed(self) -> list[SessionKey]:
+        """List what the source has now: sessions, and what was only posted to."""
+        tenants = await self.source.tenants()
+        keys = [key for tenant in tenants for key in await migration.keys_of(self.source, tenant)]
+        self._waiting = set(await self.source.sessions_with_pending_items())
+        self._with_letters = set(await migration.with_dead_letters(self.source))
+        return keys + sorted((self._waiting | self._with_letters).difference(keys))
+
+    async def _bring(self, key: SessionKey) -> bool:
+        """Back up a session; return whether the backup has it as it is now, or it is deleted."""
         report = self.report
+        report.failed.pop(str(key), None)  # of an earlier attempt
         try:
             saved = await look_again(
                 self.source, key, lambda: self._save(key), is_wrong=lambda saved: bool(saved.lacks)
@@ -350,6 +363,7 @@ class _Run:
             report.failed[str(key)] = saved.lacks
         report.written += saved.is_written
         report.there += saved.is_there
+        return saved.is_written or saved.is_there or not saved.lacks
 
     async def _save(self, key: SessionKey) -> _Saved:
         holder = await self.source.holder(key)
@@ -480,24 +494,67 @@ class _Run:
     # erasure
 
     async def follow_deletions(self, present: Collection[SessionKey] = ()) -> None:
-        """Remove what the source has deleted; it still has those in *present*."""
-        known = {JOURNAL, *present}
+        """Remove what the source has deleted; those in *present* were just backed up."""
+        known, gone = {JOURNAL, *present}, list[SessionKey]()
         for tenant in await self.target.tenants():
             for key in await migration.keys_of(self.target, tenant):
-                if key in known:
-                    continue
-                try:
-                    await self._follow_deletion(key)
-                except errors.PerdureError as error:
-                    self.report.failed[str(key)] = str(error)
+                with self._reported(key):
+                    if key not in known and await self._is_deleted(key):
+                        gone.append(key)
+        # Second: what a session was renamed to is there before the old one is deleted.
+        missing = await self._bring_renamed(known, gone) if gone else None
+        for key in gone:
+            with self._reported(key):
+                if missing is not None:
+                    raise errors.StoreError(
+                        f"{missing} is not backed up, and may be what {key} was renamed to",
+                        key=str(key),
+                        missing=str(missing),
+                    )
+                await self._delete(key)
         for tenant in self._erased:
             await self._collect(tenant)
 
-    async def _follow_deletion(self, key: SessionKey) -> None:
+    @contextlib.contextmanager
+    def _reported(self, key: SessionKey) -> Generator[None, None, None]:
+        """Report what keeps a deletion from being followed."""
+        try:
+            yield
+        except errors.PerdureError as error:
+            self.report.failed[str(key)] = f"it is still in the backup: {error}"
+
+    async def _is_deleted(self, key: SessionKey) -> bool:
+        """Whether the source had a session and deleted it, and the backup still has it."""
         holder = await self.source.holder(key)
         copy = await self.target.holder(key)
-        if holder is None or not holder.deleted or copy is None or copy.deleted:
-            return  # never one of this source's, or removed already
+        return holder is not None and holder.deleted and copy is not None and not copy.deleted
+
+    async def _bring_renamed(
+        self, present: Collection[SessionKey], gone: Collection[SessionKey]
+    ) -> SessionKey | None:
+        """Bring what deleted sessions may have become; return the first that is not backed up."""
+        seen = {*present, *gone}
+        while True:
+            self._deleted.clear()
+            for key in await self._listed():
+                if key not in seen and await self._may_be_renamed(key):
+                    if not await self._bring(key):
+                        return key
+                seen.add(key)
+            if not self._deleted:  # else that one has been renamed, too
+                return None
+
+    async def _may_be_renamed(self, key: SessionKey) -> bool:
+        """Whether a session may be new to the backup under its name."""
+        holder = await self.source.holder(key)
+        if holder is not None and holder.draft is not None and holder.draft.purpose == "rename":
+            return True  # the backup may have an earlier session of that name
+        try:
+            return (await end_of(self.target, key)).point is None
+        except errors.CorruptRecordError:
+            return True
+
+    async def _delete(self, key: SessionKey) -> None:
         await self._note(FORGOTTEN, key)  # first: after a crash here, the next run deletes it
         async with self._lease(key) as grant:
             await self.target.delete(key, grant.epoch)
