@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 import perdure
 from perdure import Limits, Message, Retention, SessionKey
-from perdure.errors import ConfigError, LeaseHeldError, StoreError
+from perdure.errors import ConfigError, CorruptRecordError, LeaseHeldError, StoreError
 from perdure.records.chunks import name_of
 from perdure.records.json import encode
 from perdure.records.manifest import Manifest
@@ -572,3 +573,74 @@ async def test_nothing_is_deleted_while_what_was_renamed_cannot_be_backed_up() -
     assert await keeps(target) == ["bob", "zoe"]
     assert {key.agent for key in await follow_deletions(source, target)} == {"bob", "zoe"}
     assert await keeps(target) == ["zoe-2"]
+
+
+async def remembers(store: MemoryStore, *ids: str) -> None:
+    async with perdure.connect(store) as sessions:
+        for id in ids:
+            async with sessions.open(id) as session:
+                session.memory.set("big", id * 50_000)
+    await store.open()
+
+
+async def blobs_of(store: MemoryStore) -> set[bytes]:
+    """Return how the blobs begin that a backup has."""
+    names = await store.blob_names("")
+    return {(await store.get_blob("", name) or b"")[1:4] for name in names}
+
+
+@pytest.mark.parametrize("what", ["forgotten", "begun anew"])
+async def test_blobs_that_a_killed_run_did_not_collect_go_with_the_next_one(what: str) -> None:
+    source, target = MemoryStore(), PausingStore(MemoryStore())
+    await remembers(source, "ada", "bob")
+    await target.open()
+    await backup(source, target)
+    async with perdure.connect(source) as sessions:
+        await sessions.forget("ada")
+    if what == "begun anew":
+        await says(source, "ada")
+    await source.open()
+    pause = target.pause("remove_blobs")
+    async with anyio.create_task_group() as group:
+        group.start_soon(backup, source, target)
+        await pause.reached.wait()
+        group.cancel_scope.cancel()
+    assert await blobs_of(target) == {b"ada", b"bob"}
+    assert (await backup(source, target)).failed == {}
+    assert await blobs_of(target) == {b"bob"}
+    # What is collected is not collected again.
+    pause = target.pause("blob_names")
+    assert (await backup(source, target)).failed == {}
+    assert not pause.reached.is_set()
+
+
+async def test_a_damaged_session_of_a_backup_is_named_by_each_run_until_blobs_can_be_collected() -> (
+    None
+):
+    class Damaged(MemoryStore):
+        async def read_log(self, key: SessionKey, **which: Any) -> AsyncGenerator[Any, None]:
+            if key == SessionKey("bob") and not which.get("reverse"):
+                raise CorruptRecordError("export it", path="here", offset=7)
+            async with aclosing(super().read_log(key, **which)) as log:
+                async for chunk in log:
+                    yield chunk
+
+    source, backing = MemoryStore(), MemoryBacking()
+    target, damaged = MemoryStore(backing=backing), Damaged(backing=backing)
+    await remembers(source, "ada", "bob", "eve")
+    for store in (target, damaged):
+        await store.open()
+    await backup(source, target)
+    async with perdure.connect(source) as sessions:
+        await sessions.forget("ada")
+    await source.open()
+    with pytest.raises(StoreError, match=r"bob: .* is damaged: here at byte 7; .* into a new place"):
+        await follow_deletions(source, damaged)
+    for _ in range(2):
+        report = await backup(source, damaged)
+        assert list(report.failed) == ["bob"]
+        assert "no blob is removed" in report.failed["bob"]
+    assert await blobs_of(target) == {b"ada", b"bob", b"eve"}
+    assert await keeps(target) == ["bob", "eve"]
+    assert (await backup(source, target)).failed == {}
+    assert await blobs_of(target) == {b"bob", b"eve"}

@@ -48,9 +48,15 @@ from perdure.transfer.second_look import look_again
 
 FORMAT: Final = 1
 KEPT, ANEW, POINT = "kept", "anew", "point"
-MADE, FORGOTTEN = "made", "forgotten"
+MADE, FORGOTTEN, ERASED, COLLECTED = "made", "forgotten", "erased", "collected"
 JOURNAL: Final = BACKUP_JOURNAL
-"""Key of the log about the backup itself: its format, and the sessions that were deleted."""
+"""Key of the log about the backup itself. Readers skip kinds that they do not know:
+
+    made         its format
+    forgotten    a session that is about to be deleted, as the source has
+    erased       other records of a tenant are about to be removed
+    collected    the tenant's blobs that nothing references since have been removed
+"""
 PART: Final = 1024 * 1024
 """Bytes written to the backup at a time."""
 
@@ -67,6 +73,12 @@ class BackupLine(msgspec.Struct, frozen=True, omit_defaults=True):
     def record(self) -> Record:
         """Return the source's record."""
         return Record(self.n, self.e, self.k, bytes(self.r), self.end)
+
+
+class _OfTenant(msgspec.Struct, frozen=True):
+    """What of a journal's entry says whose blobs it is about."""
+
+    tenant: str = ""
 
 
 class RunPoint(msgspec.Struct, kw_only=True):
@@ -288,10 +300,11 @@ class _Run:
         self.known: dict[str, set[str]] = {}
         """By tenant, the blobs that the backup has, with all that they name."""
         self._erased: set[str] = set()
-        """Tenants with deletions, whose blobs are collected at the end."""
+        """Tenants of which something was removed, by the journal, and blobs not collected since."""
         self._journal: HeldLease
         self._noted: int
         """The journal's last entry."""
+        self._noting = anyio.Lock()
 
     async def alone(self, act: Callable[[], Awaitable[object]]) -> None:
         """Act as the only run that writes the backup: as the holder of its journal."""
@@ -305,8 +318,7 @@ class _Run:
         try:
             async with self._lease(JOURNAL) as grant:
                 self._journal, self._noted = grant, grant.head
-                log = self.target.read_log(JOURNAL)
-                if await first_record(log, lambda record: record.kind == MADE) is None:
+                if not await self._read_journal():
                     await self._note(MADE, {"format": FORMAT})
                 await act()
         except errors.LeaseHeldError as error:
@@ -316,6 +328,19 @@ class _Run:
             raise self._busy(named(holder), holder.owner) from error
         finally:
             _running.discard(owner)
+
+    async def _read_journal(self) -> bool:
+        """Find the tenants whose blobs a run did not come to; return whether there is a backup."""
+        is_made = False
+        async with contextlib.aclosing(self.target.read_log(JOURNAL)) as log:
+            async for chunk in log:
+                for record in chunk.records:
+                    is_made = is_made or record.kind == MADE
+                    if record.kind in {FORGOTTEN, ERASED}:
+                        self._erased.add(decode(record.payload, _OfTenant).tenant)
+                    elif record.kind == COLLECTED:
+                        self._erased.discard(decode(record.payload, _OfTenant).tenant)
+        return is_made
 
     def _busy(self, who: str, owner: str) -> errors.LeaseHeldError:
         return errors.LeaseHeldError(
@@ -388,6 +413,8 @@ class _Run:
         # What a killed run has copied, what was lost, and what a fork begins with, is in none of
         # the new records.
         is_every = point.lacks > 0 or is_resumed or documents.manifest is None
+        if not goes_on:
+            await self._note_erasure(key.tenant)
         point.epoch, point.posts, point.letters = epoch, posts, letters
         point.manifest = _plain(documents.manifest)
         async with self._lease(key) as grant:
@@ -401,8 +428,6 @@ class _Run:
         if lost:
             cure = f"all else of it is in the backup; {RESTORE}, and run this again"
             damaged = damaged or str(lost_error(key, lost, cure))
-        if not goes_on:
-            self._erased.add(key.tenant)
         return _Saved(damaged, is_written=True)
 
     async def _end(self, key: SessionKey) -> tuple[SessionEnd, RunPoint, bool]:
@@ -411,9 +436,9 @@ class _Run:
             end = await end_of(self.target, key)
             return end, *await _resumed(self.target, key, end)
         except errors.CorruptRecordError:
+            await self._note_erasure(key.tenant)
             async with self._lease(key) as grant:
                 await self.target.delete(key, grant.epoch)
-            self._erased.add(key.tenant)
             return SessionEnd(), RunPoint(), False
 
     async def _posted(
@@ -477,19 +502,34 @@ class _Run:
         return lost
 
     async def _collect(self, tenant: str) -> None:
-        """Remove blobs that nothing in the backup references any more."""
+        """Remove blobs that nothing in the backup references any more.
+
+        While the backup of a session is damaged, nobody knows what it references: that is reported.
+        """
         from perdure.transfer.backup_view import BackupView
 
         view = await BackupView.of(self.target)
+        keys = await migration.keys_of(self.target, tenant)
+        damaged = {str(key): view.damaged[str(key)] for key in keys if str(key) in view.damaged}
         named: set[str] = set()
         for key in [other for other in view.keys if other.tenant == tenant]:
-            reach = await bundle_files.reach(view, key)
-            async with contextlib.aclosing(reach.blobs(named)) as blobs:
-                async for blob in blobs:
-                    named.add(blob.name)
+            try:
+                reach = await bundle_files.reach(view, key)
+                async with contextlib.aclosing(reach.blobs(named)) as blobs:
+                    async for blob in blobs:
+                        named.add(blob.name)
+            except errors.CorruptRecordError as error:
+                damaged[str(key)] = str(error)
+        if damaged:
+            of = f" of tenant {tenant}" if tenant else ""
+            for name, reason in damaged.items():
+                self.report.failed[name] = f"{reason}; until then no blob{of} is removed there"
+            return
         unreferenced = set(await self.target.blob_names(tenant)) - named
         if unreferenced:
             await self.target.remove_blobs(tenant, unreferenced)
+        await self._note(COLLECTED, _OfTenant(tenant))
+        self._erased.discard(tenant)
 
     # erasure
 
@@ -512,7 +552,7 @@ class _Run:
                         missing=str(missing),
                     )
                 await self._delete(key)
-        for tenant in self._erased:
+        for tenant in sorted(self._erased):
             await self._collect(tenant)
 
     @contextlib.contextmanager
@@ -556,14 +596,21 @@ class _Run:
 
     async def _delete(self, key: SessionKey) -> None:
         await self._note(FORGOTTEN, key)  # first: after a crash here, the next run deletes it
+        self._erased.add(key.tenant)
         async with self._lease(key) as grant:
             await self.target.delete(key, grant.epoch)
-        self._erased.add(key.tenant)
         self.report.forgotten += 1
         self.removed.append(key)
 
     def _lease(self, key: SessionKey) -> contextlib.AbstractAsyncContextManager[HeldLease]:
         return leased(self.target, key, watches=self.watches, wait=self._wait)
+
+    async def _note_erasure(self, tenant: str) -> None:
+        """Note it before something is removed: after a crash, the next run collects the blobs."""
+        async with self._noting:  # sessions are brought several at once
+            if tenant not in self._erased:
+                await self._note(ERASED, _OfTenant(tenant))
+                self._erased.add(tenant)
 
     async def _note(self, kind: str, what: object) -> None:
         entries = (Entry(kind, encode(what)),)
