@@ -547,7 +547,7 @@ async def test_pruned_history_is_pruned_in_the_target_too() -> None:
     assert (await said(target, "a"))[1] == ["three"]
 
 
-async def test_nothing_is_read_of_a_session_that_has_not_changed() -> None:
+async def test_only_its_newest_record_is_read_of_a_session_that_has_not_changed() -> None:
     source, target = MemoryStore(), MemoryStore()
     await says(source, "a", "one")
     await opened(source, target)
@@ -556,7 +556,23 @@ async def test_nothing_is_read_of_a_session_that_has_not_changed() -> None:
     await counting.open()
     assert (await migrate(counting, target)).there == 1
     assert counting.calls["head"] > 0
-    assert counting.calls["read_log"] == 0
+    assert counting.calls["read_log"] == 1
+
+
+async def test_a_source_that_went_back_and_on_to_the_same_head_is_not_taken_for_equal() -> None:
+    backing, target = MemoryBacking(), MemoryStore()
+    source = Unfolded(backing=backing)
+    await says(source, "a", "one")
+    lagging = copy.deepcopy(backing.sessions[A])
+    await says(source, "a", "lost")
+    await opened(source, target)
+    assert (await migrate(source, target)).copied == 1
+    assert (await migrate(source, target)).there == 1
+    backing.sessions[A] = lagging
+    await says(source, "a", "new")
+    await opened(source)
+    assert "has another session a" in (await migrate(source, target)).failed["a"]
+    assert await said(target, "a") == (["one", "lost"], ["one", "lost"])
 
 
 # what the target's own programs do

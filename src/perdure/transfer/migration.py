@@ -36,7 +36,7 @@ from perdure.store import Draft, HeldLease, Store, first_record
 from perdure.transfer import bundle_files
 from perdure.transfer.bundle_files import ChangedError, dead_letters_of
 from perdure.transfer.receipts import Receipts
-from perdure.transfer.second_look import Moment, look_again, moment_of
+from perdure.transfer.second_look import Moment, exact_moment_of, look_again, moment_of
 
 AT_ONCE: Final = 8
 PAGE: Final = 500
@@ -299,7 +299,7 @@ class _Mover:
     # comparing
 
     async def _moments(self, key: SessionKey) -> tuple[Moment, Moment]:
-        return await moment_of(self.source, key), await moment_of(self.target, key)
+        return await exact_moment_of(self.source, key), await exact_moment_of(self.target, key)
 
     async def _look(self, key: SessionKey, ours: Moment, theirs: Moment) -> Found:
         cut = (await followed(self.source).beginning_of(key)).cut

@@ -24,7 +24,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.records import HOLDER_KINDS
 from perdure.store import Store, first_record
 from perdure.transfer.bundle_files import ALL
-from perdure.transfer.second_look import moment_of
+from perdure.transfer.second_look import exact_moment_of
 
 Kind: TypeAlias = Literal["written", "equal", "post", "letter"]
 
@@ -112,7 +112,7 @@ async def _is_current(
         case "written":
             return facts == [await written_under(store, key)]
         case "equal":
-            return encode(await moment_of(store, key)) == encode(facts[-1])
+            return encode(await exact_moment_of(store, key)) == encode(facts[-1])
         case "post":
             return facts[0] in waiting[key]
         case "letter":
