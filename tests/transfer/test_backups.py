@@ -644,3 +644,52 @@ async def test_a_damaged_session_of_a_backup_is_named_by_each_run_until_blobs_ca
     assert await keeps(target) == ["bob", "eve"]
     assert (await backup(source, target)).failed == {}
     assert await blobs_of(target) == {b"bob", b"eve"}
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+@pytest.mark.parametrize("id", ["ada", "fork"])
+async def test_pruned_history_that_a_store_still_has_is_in_no_backup(id: str, is_new: bool) -> None:
+    class Keeping(MemoryStore):
+        """A store that removes pruned records later, as files do."""
+
+        async def trim(self, *_: Any) -> int:
+            return 0
+
+    async def turns(sessions: Any, id: str, *texts: str) -> None:
+        async with sessions.open(id) as session:
+            for text in texts:
+                async with session.turn():
+                    session.append(Message.user(text))
+
+    source, target, new, again = Keeping(), MemoryStore(), MemoryStore(), MemoryStore()
+    for store in (target, new, again):
+        await store.open()
+    keep = Retention(keep_turns=1)
+    async with perdure.connect(source) as sessions:
+        if id == "fork":  # its log begins with a record of what comes before
+            await turns(sessions, "ada", "earlier 1", "earlier 2")
+            assert (await sessions.prune(keep, id="ada")).pruned
+            await sessions.fork("ada", "fork")
+        await turns(sessions, id, "question 1", "question 2", "question 3")
+        await source.open()
+        if not is_new:
+            assert (await backup(source, target)).failed == {}
+        assert (await sessions.prune(keep, id=id)).pruned
+        await source.open()
+        assert (await backup(source, target)).failed == {}
+        assert (await backup(source, target)).written == 0
+        await turns(sessions, id, "question 4")
+        await source.open()
+        assert (await backup(source, target)).records < 10
+    log = target.read_log(SessionKey(id))
+    stored = b"".join([record.payload async for chunk in log for record in chunk.records])
+    assert b"question 2" not in stored
+    assert b"question 3" in stored
+    assert (await verify_backup(target)).problems == {}
+    assert (await restore_backup(target, new)).failed == {}
+    async with perdure.connect(new) as sessions:
+        view = await sessions.load(id)
+        items = [item.value for item in await view.history(limit=99)]
+        texts = [item.text for item in items if isinstance(item, Message)]
+        assert texts == ["question 3", "question 4"]
+        assert "question 1" in [message.text for message in view.context()]

@@ -32,7 +32,8 @@ from perdure.records.manifest import Manifest, origin_in
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.session.lifecycle import append_durably
 from perdure.session.options import require_no_backup
-from perdure.session.reach import RESTORE, Reach, ReachedBlob, lost_error
+from perdure.session.reach import RESTORE, Reach, ReachedBlob, lost_error, reach_of
+from perdure.session.stored import followed
 from perdure.store import (
     Batch,
     DeadLetter,
@@ -409,7 +410,8 @@ class _Run:
         if documents.damaged:
             documents = Documents()  # a restore rebuilds them from the log
         head = await self.source.head(key)
-        goes_on = await self._goes_on(key, point)
+        cut = await self._cut(key)
+        goes_on = await self._goes_on(key, point, cut)
         # What a killed run has copied, what was lost, and what a fork begins with, is in none of
         # the new records.
         is_every = point.lacks > 0 or is_resumed or documents.manifest is None
@@ -423,7 +425,7 @@ class _Run:
                     f"{key} was written in {self.target.location} by another run: try again",
                     key=str(key),
                 )
-            writing = _SessionBackup(self, grant, point, documents)
+            writing = _SessionBackup(self, grant, point, documents, cut)
             lost = await writing.bring(head, is_anew=not goes_on, is_every=is_every)
         if lost:
             cure = f"all else of it is in the backup; {RESTORE}, and run this again"
@@ -472,11 +474,19 @@ class _Run:
         readable = [item for item in waiting if not item.damage]
         return readable, [letter for letter in letters if not letter.item.damage], damaged
 
-    async def _goes_on(self, key: SessionKey, point: RunPoint) -> bool:
+    async def _cut(self, key: SessionKey) -> int:
+        """Return the last record that the source has pruned and may still have, as files do."""
+        source = followed(self.source)
+        base = await source.base_of(key)
+        if base is None or base.at or not await source.has_removed(key, base):
+            return 0
+        return base.cut
+
+    async def _goes_on(self, key: SessionKey, point: RunPoint, cut: int) -> bool:
         """Say whether the source still has, unpruned, the records that the backup has."""
         if not point.head:
             return True
-        first = await first_record(self.source.read_log(key, limit=1))
+        first = await first_record(self.source.read_log(key, after=cut, limit=1))
         last = await first_record(self.source.read_log(key, after=point.head - 1, limit=1))
         if first is None or first.seq != point.first or last is None:
             return False
@@ -625,7 +635,9 @@ class _Run:
 class _SessionBackup:
     """Update of one session's backup in one run."""
 
-    def __init__(self, run: _Run, grant: HeldLease, point: RunPoint, documents: Documents) -> None:
+    def __init__(
+        self, run: _Run, grant: HeldLease, point: RunPoint, documents: Documents, cut: int
+    ) -> None:
         self._run = run
         self._grant = grant
         self._key = grant.key
@@ -634,6 +646,7 @@ class _SessionBackup:
         self._size = 0
         self._point = point
         self._documents = documents
+        self._cut = cut
 
     async def bring(self, head: int, *, is_anew: bool, is_every: bool) -> list[ReachedBlob]:
         """Append the new records up to *head*, then the point that completes the session.
@@ -646,7 +659,8 @@ class _SessionBackup:
             point.begin = self._next
             self._add(Entry(ANEW, b"{}"))
         reach = Reach(run.source, key, self._documents)
-        records = bundle_files.settled_records(run.source, key, head, after=point.head)
+        after = point.head or self._cut
+        records = bundle_files.settled_records(run.source, key, head, after=after)
         async with contextlib.aclosing(records):
             async for record in records:
                 reach.feed(record)
@@ -657,7 +671,10 @@ class _SessionBackup:
                 if record.end and self._size >= PART:
                     await self._flush()
         await self._flush()
-        if is_every:
+        if is_every and self._cut and self._documents.manifest is not None:
+            records = bundle_files.settled_records(run.source, key, head, after=self._cut)
+            reach = await reach_of(run.source, key, self._documents, records)
+        elif is_every:
             reach = await bundle_files.reach(run.source, key, self._documents, head)
         lost = await run.put_blobs(reach, key.tenant)  # before the point that counts on them
         point.lacks = len(lost)
