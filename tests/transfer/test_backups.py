@@ -634,7 +634,9 @@ async def test_a_damaged_session_of_a_backup_is_named_by_each_run_until_blobs_ca
     async with perdure.connect(source) as sessions:
         await sessions.forget("ada")
     await source.open()
-    with pytest.raises(StoreError, match=r"bob: .* is damaged: here at byte 7; .* into a new place"):
+    with pytest.raises(
+        StoreError, match=r"bob: .* is damaged: here at byte 7; .* into a new place"
+    ):
         await follow_deletions(source, damaged)
     for _ in range(2):
         report = await backup(source, damaged)

@@ -143,8 +143,8 @@ async def backup(
 
     Every record that is durable in the source when this begins is in the backup afterwards, each
     session as of one moment. Crash-safe and repeatable; it may run while a program writes to the
-    source. What the source has deleted or pruned is removed from the backup, too; a session that was
-    renamed is first stored under its new id.
+    source. What the source has deleted or pruned is removed from the backup, too; a session that
+    was renamed is first stored under its new id.
 
     Args:
         source: An open store; only read, without a lease.
@@ -587,22 +587,22 @@ class _Run:
         while True:
             self._deleted.clear()
             for key in await self._listed():
-                if key not in seen and await self._may_be_renamed(key):
-                    if not await self._bring(key):
-                        return key
+                is_new = key not in seen and await self._may_be_renamed(key)
+                if is_new and not await self._bring(key):
+                    return key
                 seen.add(key)
             if not self._deleted:  # else that one has been renamed, too
                 return None
 
     async def _may_be_renamed(self, key: SessionKey) -> bool:
         """Whether a session may be new to the backup under its name."""
-        holder = await self.source.holder(key)
-        if holder is not None and holder.draft is not None and holder.draft.purpose == "rename":
-            return True  # the backup may have an earlier session of that name
         try:
+            holder = await self.source.holder(key)
+            if holder is not None and holder.draft is not None and holder.draft.purpose == "rename":
+                return True  # the backup may have an earlier session of that name
             return (await end_of(self.target, key)).point is None
-        except errors.CorruptRecordError:
-            return True
+        except errors.PerdureError:
+            return True  # what is wrong is reported by who brings it
 
     async def _delete(self, key: SessionKey) -> None:
         await self._note(FORGOTTEN, key)  # first: after a crash here, the next run deletes it

@@ -128,7 +128,7 @@ async def _is_current(
         case "written":
             return facts == [await written_under(store, key)]
         case "until":
-            return facts[0] == await written_under(store, key)
+            return facts[:1] == [await written_under(store, key)]
         case "equal":
             return encode(await exact_moment_of(store, key)) == encode(facts[-1])
         case "post":
