@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 import perdure
 from perdure import Limits, Message, Retention, SessionKey
-from perdure.errors import ConfigError, LeaseHeldError, StoreError
+from perdure.errors import ConfigError, CorruptRecordError, LeaseHeldError, StoreError
 from perdure.records.chunks import name_of
 from perdure.records.json import encode
 from perdure.records.manifest import Manifest
@@ -475,3 +476,222 @@ async def test_what_is_verified_beside_a_run_is_looked_at_again() -> None:
         return await verify_backup(seen)
 
     assert (await meanwhile(pause, look, gone)).problems == {}
+
+
+async def keeps(store: MemoryStore) -> list[str]:
+    """Return the sessions that a restore of a backup brings."""
+    new = MemoryStore()
+    await new.open()
+    assert (await restore_backup(store, new)).failed == {}
+    async with perdure.connect(new) as sessions:
+        return sorted(info.key.agent for info in await sessions.list())
+
+
+async def says(store: MemoryStore, *ids: str) -> None:
+    async with perdure.connect(store) as sessions:
+        for id in ids:
+            async with sessions.open(id) as session:
+                session.append(Message.user(f"of {id}"))
+    await store.open()
+
+
+async def backed_up(
+    source: MemoryStore, *ids: str, backing: MemoryBacking | None = None
+) -> MemoryStore:
+    target = MemoryStore(backing=backing)
+    await says(source, *ids)
+    await target.open()
+    assert (await backup(source, target)).failed == {}
+    return target
+
+
+@pytest.mark.parametrize("there", [False, True])
+async def test_a_deletion_that_is_followed_leaves_what_was_renamed_in_the_backup(
+    there: bool,
+) -> None:
+    source = MemoryStore()
+    target = await backed_up(source, "zoe", "bob", *["zoe-2"] * there)
+    async with perdure.connect(source) as sessions:
+        if there:  # the backup has an earlier session of that name
+            await sessions.forget("zoe-2")
+        await sessions.rename("zoe", "zoe-1")
+        await sessions.rename("zoe-1", "zoe-2")
+        await sessions.forget("bob")
+    await source.open()
+    removed = {key.agent for key in await follow_deletions(source, target)}
+    assert removed == {"zoe", "bob"}
+    assert await keeps(target) == ["zoe-2"]
+    assert (await verify_backup(target)).problems == {}
+    new = MemoryStore()
+    await new.open()
+    await restore_backup(target, new)
+    async with perdure.connect(new) as sessions:
+        assert [message.text for message in (await sessions.load("zoe-2")).context()] == ["of zoe"]
+
+
+async def test_a_session_that_is_renamed_before_a_run_reaches_it_stays_in_the_backup() -> None:
+    source = MemoryStore()
+    target = await backed_up(source, "bob", "zoe")
+    pausing = PausingStore(source)
+    pause = pausing.pause("holder", lambda key: key == SessionKey("zoe"))
+
+    async def renamed() -> None:
+        async with perdure.connect(source) as sessions:
+            await sessions.rename("zoe", "zoe-2")
+        await source.open()
+
+    async def run() -> Any:
+        return await backup(pausing, target)
+
+    await pausing.open()
+    report = await meanwhile(pause, run, renamed)
+    assert (report.failed, report.forgotten) == ({}, 1)
+    assert await keeps(target) == ["bob", "zoe-2"]
+
+
+async def test_nothing_is_deleted_while_what_was_renamed_cannot_be_backed_up() -> None:
+    source, backing = MemoryStore(), MemoryBacking()
+    target = await backed_up(source, "bob", "zoe", backing=backing)
+    async with perdure.connect(source) as sessions:
+        await sessions.rename("zoe", "zoe-2")
+        await sessions.forget("bob")
+    await source.open()
+
+    class Full(MemoryStore):
+        async def acquire(self, key: SessionKey, **begun: Any) -> Any:
+            if key == SessionKey("zoe-2"):
+                raise StoreError("full")
+            return await super().acquire(key, **begun)
+
+    full = Full(backing=backing)
+    await full.open()
+    with pytest.raises(StoreError, match="zoe-2: full"):
+        await follow_deletions(source, full)
+    report = await backup(source, full)
+    assert set(report.failed) == {"bob", "zoe", "zoe-2"}
+    assert "zoe-2 is not backed up" in report.failed["zoe"]
+    assert await keeps(target) == ["bob", "zoe"]
+    assert {key.agent for key in await follow_deletions(source, target)} == {"bob", "zoe"}
+    assert await keeps(target) == ["zoe-2"]
+
+
+async def remembers(store: MemoryStore, *ids: str) -> None:
+    async with perdure.connect(store) as sessions:
+        for id in ids:
+            async with sessions.open(id) as session:
+                session.memory.set("big", id * 50_000)
+    await store.open()
+
+
+async def blobs_of(store: MemoryStore) -> set[bytes]:
+    """Return how the blobs begin that a backup has."""
+    names = await store.blob_names("")
+    return {(await store.get_blob("", name) or b"")[1:4] for name in names}
+
+
+@pytest.mark.parametrize("what", ["forgotten", "begun anew"])
+async def test_blobs_that_a_killed_run_did_not_collect_go_with_the_next_one(what: str) -> None:
+    source, target = MemoryStore(), PausingStore(MemoryStore())
+    await remembers(source, "ada", "bob")
+    await target.open()
+    await backup(source, target)
+    async with perdure.connect(source) as sessions:
+        await sessions.forget("ada")
+    if what == "begun anew":
+        await says(source, "ada")
+    await source.open()
+    pause = target.pause("remove_blobs")
+    async with anyio.create_task_group() as group:
+        group.start_soon(backup, source, target)
+        await pause.reached.wait()
+        group.cancel_scope.cancel()
+    assert await blobs_of(target) == {b"ada", b"bob"}
+    assert (await backup(source, target)).failed == {}
+    assert await blobs_of(target) == {b"bob"}
+    # What is collected is not collected again.
+    pause = target.pause("blob_names")
+    assert (await backup(source, target)).failed == {}
+    assert not pause.reached.is_set()
+
+
+async def test_a_damaged_session_of_a_backup_is_named_by_each_run_until_blobs_can_be_collected() -> (
+    None
+):
+    class Damaged(MemoryStore):
+        async def read_log(self, key: SessionKey, **which: Any) -> AsyncGenerator[Any, None]:
+            if key == SessionKey("bob") and not which.get("reverse"):
+                raise CorruptRecordError("export it", path="here", offset=7)
+            async with aclosing(super().read_log(key, **which)) as log:
+                async for chunk in log:
+                    yield chunk
+
+    source, backing = MemoryStore(), MemoryBacking()
+    target, damaged = MemoryStore(backing=backing), Damaged(backing=backing)
+    await remembers(source, "ada", "bob", "eve")
+    for store in (target, damaged):
+        await store.open()
+    await backup(source, target)
+    async with perdure.connect(source) as sessions:
+        await sessions.forget("ada")
+    await source.open()
+    with pytest.raises(
+        StoreError, match=r"bob: .* is damaged: here at byte 7; .* into a new place"
+    ):
+        await follow_deletions(source, damaged)
+    for _ in range(2):
+        report = await backup(source, damaged)
+        assert list(report.failed) == ["bob"]
+        assert "no blob is removed" in report.failed["bob"]
+    assert await blobs_of(target) == {b"ada", b"bob", b"eve"}
+    assert await keeps(target) == ["bob", "eve"]
+    assert (await backup(source, target)).failed == {}
+    assert await blobs_of(target) == {b"bob", b"eve"}
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+@pytest.mark.parametrize("id", ["ada", "fork"])
+async def test_pruned_history_that_a_store_still_has_is_in_no_backup(id: str, is_new: bool) -> None:
+    class Keeping(MemoryStore):
+        """A store that removes pruned records later, as files do."""
+
+        async def trim(self, *_: Any) -> int:
+            return 0
+
+    async def turns(sessions: Any, id: str, *texts: str) -> None:
+        async with sessions.open(id) as session:
+            for text in texts:
+                async with session.turn():
+                    session.append(Message.user(text))
+
+    source, target, new, again = Keeping(), MemoryStore(), MemoryStore(), MemoryStore()
+    for store in (target, new, again):
+        await store.open()
+    keep = Retention(keep_turns=1)
+    async with perdure.connect(source) as sessions:
+        if id == "fork":  # its log begins with a record of what comes before
+            await turns(sessions, "ada", "earlier 1", "earlier 2")
+            assert (await sessions.prune(keep, id="ada")).pruned
+            await sessions.fork("ada", "fork")
+        await turns(sessions, id, "question 1", "question 2", "question 3")
+        await source.open()
+        if not is_new:
+            assert (await backup(source, target)).failed == {}
+        assert (await sessions.prune(keep, id=id)).pruned
+        await source.open()
+        assert (await backup(source, target)).failed == {}
+        assert (await backup(source, target)).written == 0
+        await turns(sessions, id, "question 4")
+        await source.open()
+        assert (await backup(source, target)).records < 10
+    log = target.read_log(SessionKey(id))
+    stored = b"".join([record.payload async for chunk in log for record in chunk.records])
+    assert b"question 2" not in stored
+    assert b"question 3" in stored
+    assert (await verify_backup(target)).problems == {}
+    assert (await restore_backup(target, new)).failed == {}
+    async with perdure.connect(new) as sessions:
+        view = await sessions.load(id)
+        items = [item.value for item in await view.history(limit=99)]
+        texts = [item.text for item in items if isinstance(item, Message)]
+        assert texts == ["question 3", "question 4"]
+        assert "question 1" in [message.text for message in view.context()]

@@ -89,7 +89,7 @@ class BackupView(SessionsView):
                 try:
                     end = await backups.end_of(store, key)
                 except CorruptRecordError as error:
-                    view.damaged[str(key)] = str(error)
+                    view.damaged[str(key)] = str(view._damage(key, error))
                     continue
                 if end.point is not None:
                     view._points[key] = (end.at, end.point)
@@ -153,11 +153,26 @@ class BackupView(SessionsView):
             return
         at, point = self._points[key]
         log = self.inner.read_log(key, after=point.begin, before=at, reverse=reverse)
-        async with contextlib.aclosing(log) as chunks:
-            async for chunk in chunks:
-                for record in chunk.records:
-                    if record.kind == backups.KEPT:
-                        yield record
+        try:
+            async with contextlib.aclosing(log) as chunks:
+                async for chunk in chunks:
+                    for record in chunk.records:
+                        if record.kind == backups.KEPT:
+                            yield record
+        except CorruptRecordError as error:
+            raise self._damage(key, error) from error
+
+    def _damage(self, key: SessionKey, error: CorruptRecordError) -> CorruptRecordError:
+        """Return a store's error with the cure for a backup: nothing is exported from one."""
+        path, offset = error.facts.get("path"), error.facts.get("offset")
+        where = f": {path}" if path else ""
+        if path and offset:
+            where += f" at byte {offset}"
+        return CorruptRecordError(
+            f"the backup of {key} in {self.location} is damaged{where}; put that back from a copy, "
+            "or back up into a new place",
+            key=str(key),
+        )
 
     async def head(self, key: SessionKey) -> int:
         """Return the last record of the newest point."""

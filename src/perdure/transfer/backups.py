@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Generator
 from typing import Final, final
 
 import anyio
@@ -32,7 +32,8 @@ from perdure.records.manifest import Manifest, origin_in
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.session.lifecycle import append_durably
 from perdure.session.options import require_no_backup
-from perdure.session.reach import RESTORE, Reach, ReachedBlob, lost_error
+from perdure.session.reach import RESTORE, Reach, ReachedBlob, lost_error, reach_of
+from perdure.session.stored import followed
 from perdure.store import (
     Batch,
     DeadLetter,
@@ -48,9 +49,15 @@ from perdure.transfer.second_look import look_again
 
 FORMAT: Final = 1
 KEPT, ANEW, POINT = "kept", "anew", "point"
-MADE, FORGOTTEN = "made", "forgotten"
+MADE, FORGOTTEN, ERASED, COLLECTED = "made", "forgotten", "erased", "collected"
 JOURNAL: Final = BACKUP_JOURNAL
-"""Key of the log about the backup itself: its format, and the sessions that were deleted."""
+"""Key of the log about the backup itself. Readers skip kinds that they do not know:
+
+    made         its format
+    forgotten    a session that is about to be deleted, as the source has
+    erased       other records of a tenant are about to be removed
+    collected    the tenant's blobs that nothing references since have been removed
+"""
 PART: Final = 1024 * 1024
 """Bytes written to the backup at a time."""
 
@@ -67,6 +74,12 @@ class BackupLine(msgspec.Struct, frozen=True, omit_defaults=True):
     def record(self) -> Record:
         """Return the source's record."""
         return Record(self.n, self.e, self.k, bytes(self.r), self.end)
+
+
+class _OfTenant(msgspec.Struct, frozen=True):
+    """What of a journal's entry says whose blobs it is about."""
+
+    tenant: str = ""
 
 
 class RunPoint(msgspec.Struct, kw_only=True):
@@ -130,7 +143,8 @@ async def backup(
 
     Every record that is durable in the source when this begins is in the backup afterwards, each
     session as of one moment. Crash-safe and repeatable; it may run while a program writes to the
-    source. What the source has deleted or pruned is removed from the backup, too.
+    source. What the source has deleted or pruned is removed from the backup, too; a session that
+    was renamed is first stored under its new id.
 
     Args:
         source: An open store; only read, without a lease.
@@ -153,7 +167,11 @@ async def backup(
 
 
 async def follow_deletions(source: Store, target: Store, *, wait: float = 10.0) -> list[SessionKey]:
-    """Remove from a backup what its store has deleted, as the next run would, and nothing else.
+    """Remove from a backup what its store has deleted, as the next run would.
+
+    Before that, it brings the sessions that the backup does not have yet, and those that were
+    renamed: what was deleted may have been renamed to one of them. Where that fails, nothing is
+    removed.
 
     Until this, or the next run, is complete, a backup still has the sessions that were deleted: if
     the store is lost before, a restore brings them back.
@@ -169,7 +187,8 @@ async def follow_deletions(source: Store, target: Store, *, wait: float = 10.0) 
     Raises:
         ConfigError: The target is not a backup, or the source is one.
         LeaseHeldError: A run writes the backup; nothing was removed.
-        StoreError: A session cannot be removed and is still in the backup; the others are removed.
+        StoreError: A session cannot be removed and is still in the backup, or one that others may
+            have been renamed to cannot be backed up.
 
     """
     _require_as_secret(source, target)
@@ -180,7 +199,7 @@ async def follow_deletions(source: Store, target: Store, *, wait: float = 10.0) 
     if run.report.failed:
         name, reason = next(iter(run.report.failed.items()))
         raise errors.StoreError(
-            f"{name} is still in the backup in {target.location}: {reason}",
+            f"{target.location} has not followed all deletions: {name}: {reason}",
             key=name,
             count=len(run.report.failed),
         )
@@ -282,10 +301,11 @@ class _Run:
         self.known: dict[str, set[str]] = {}
         """By tenant, the blobs that the backup has, with all that they name."""
         self._erased: set[str] = set()
-        """Tenants with deletions, whose blobs are collected at the end."""
+        """Tenants of which something was removed, by the journal, and blobs not collected since."""
         self._journal: HeldLease
         self._noted: int
         """The journal's last entry."""
+        self._noting = anyio.Lock()
 
     async def alone(self, act: Callable[[], Awaitable[object]]) -> None:
         """Act as the only run that writes the backup: as the holder of its journal."""
@@ -299,8 +319,7 @@ class _Run:
         try:
             async with self._lease(JOURNAL) as grant:
                 self._journal, self._noted = grant, grant.head
-                log = self.target.read_log(JOURNAL)
-                if await first_record(log, lambda record: record.kind == MADE) is None:
+                if not await self._read_journal():
                     await self._note(MADE, {"format": FORMAT})
                 await act()
         except errors.LeaseHeldError as error:
@@ -311,6 +330,19 @@ class _Run:
         finally:
             _running.discard(owner)
 
+    async def _read_journal(self) -> bool:
+        """Find the tenants whose blobs a run did not come to; return whether there is a backup."""
+        is_made = False
+        async with contextlib.aclosing(self.target.read_log(JOURNAL)) as log:
+            async for chunk in log:
+                for record in chunk.records:
+                    is_made = is_made or record.kind == MADE
+                    if record.kind in {FORGOTTEN, ERASED}:
+                        self._erased.add(decode(record.payload, _OfTenant).tenant)
+                    elif record.kind == COLLECTED:
+                        self._erased.discard(decode(record.payload, _OfTenant).tenant)
+        return is_made
+
     def _busy(self, who: str, owner: str) -> errors.LeaseHeldError:
         return errors.LeaseHeldError(
             f"another run writes the backup in {self.target.location}, by {who}: run this again "
@@ -320,26 +352,33 @@ class _Run:
 
     async def all(self, progress: Callable[[migration.MigrationProgress], None] | None) -> None:
         """Back up every session, then follow deletions."""
-        tenants = await self.source.tenants()
-        keys = [key for tenant in tenants for key in await migration.keys_of(self.source, tenant)]
-        self._waiting = set(await self.source.sessions_with_pending_items())
-        self._with_letters = set(await migration.with_dead_letters(self.source))
-        keys += sorted((self._waiting | self._with_letters).difference(keys))
+        keys = await self._listed()
         self.report.sessions = len(keys)
-        done = 0
+        done, saved = 0, set[SessionKey]()
 
         async def bring(key: SessionKey) -> None:
             nonlocal done
-            await self._bring(key)
+            if await self._bring(key):
+                saved.add(key)
             done += 1
             if progress is not None:
                 progress(migration.MigrationProgress(done, len(keys), key))
 
         await each(keys, bring, at_once=migration.AT_ONCE)
-        await self.follow_deletions(set(keys) - self._deleted)
+        await self.follow_deletions(saved - self._deleted)
 
-    async def _bring(self, key: SessionKey) -> None:
+    async def _listed(self) -> list[SessionKey]:
+        """List what the source has now: sessions, and what was only posted to."""
+        tenants = await self.source.tenants()
+        keys = [key for tenant in tenants for key in await migration.keys_of(self.source, tenant)]
+        self._waiting = set(await self.source.sessions_with_pending_items())
+        self._with_letters = set(await migration.with_dead_letters(self.source))
+        return keys + sorted((self._waiting | self._with_letters).difference(keys))
+
+    async def _bring(self, key: SessionKey) -> bool:
+        """Back up a session; return whether the backup has it as it is now, or it is deleted."""
         report = self.report
+        report.failed.pop(str(key), None)  # of an earlier attempt
         try:
             saved = await look_again(
                 self.source, key, lambda: self._save(key), is_wrong=lambda saved: bool(saved.lacks)
@@ -350,6 +389,7 @@ class _Run:
             report.failed[str(key)] = saved.lacks
         report.written += saved.is_written
         report.there += saved.is_there
+        return saved.is_written or saved.is_there or not saved.lacks
 
     async def _save(self, key: SessionKey) -> _Saved:
         holder = await self.source.holder(key)
@@ -370,10 +410,13 @@ class _Run:
         if documents.damaged:
             documents = Documents()  # a restore rebuilds them from the log
         head = await self.source.head(key)
-        goes_on = await self._goes_on(key, point)
+        cut = await self._cut(key)
+        goes_on = await self._goes_on(key, point, cut)
         # What a killed run has copied, what was lost, and what a fork begins with, is in none of
         # the new records.
         is_every = point.lacks > 0 or is_resumed or documents.manifest is None
+        if not goes_on:
+            await self._note_erasure(key.tenant)
         point.epoch, point.posts, point.letters = epoch, posts, letters
         point.manifest = _plain(documents.manifest)
         async with self._lease(key) as grant:
@@ -382,13 +425,11 @@ class _Run:
                     f"{key} was written in {self.target.location} by another run: try again",
                     key=str(key),
                 )
-            writing = _SessionBackup(self, grant, point, documents)
+            writing = _SessionBackup(self, grant, point, documents, cut)
             lost = await writing.bring(head, is_anew=not goes_on, is_every=is_every)
         if lost:
             cure = f"all else of it is in the backup; {RESTORE}, and run this again"
             damaged = damaged or str(lost_error(key, lost, cure))
-        if not goes_on:
-            self._erased.add(key.tenant)
         return _Saved(damaged, is_written=True)
 
     async def _end(self, key: SessionKey) -> tuple[SessionEnd, RunPoint, bool]:
@@ -397,9 +438,9 @@ class _Run:
             end = await end_of(self.target, key)
             return end, *await _resumed(self.target, key, end)
         except errors.CorruptRecordError:
+            await self._note_erasure(key.tenant)
             async with self._lease(key) as grant:
                 await self.target.delete(key, grant.epoch)
-            self._erased.add(key.tenant)
             return SessionEnd(), RunPoint(), False
 
     async def _posted(
@@ -433,11 +474,19 @@ class _Run:
         readable = [item for item in waiting if not item.damage]
         return readable, [letter for letter in letters if not letter.item.damage], damaged
 
-    async def _goes_on(self, key: SessionKey, point: RunPoint) -> bool:
+    async def _cut(self, key: SessionKey) -> int:
+        """Return the last record that the source has pruned and may still have, as files do."""
+        source = followed(self.source)
+        base = await source.base_of(key)
+        if base is None or base.at or not await source.has_removed(key, base):
+            return 0
+        return base.cut
+
+    async def _goes_on(self, key: SessionKey, point: RunPoint, cut: int) -> bool:
         """Say whether the source still has, unpruned, the records that the backup has."""
         if not point.head:
             return True
-        first = await first_record(self.source.read_log(key, limit=1))
+        first = await first_record(self.source.read_log(key, after=cut, limit=1))
         last = await first_record(self.source.read_log(key, after=point.head - 1, limit=1))
         if first is None or first.seq != point.first or last is None:
             return False
@@ -463,50 +512,115 @@ class _Run:
         return lost
 
     async def _collect(self, tenant: str) -> None:
-        """Remove blobs that nothing in the backup references any more."""
+        """Remove blobs that nothing in the backup references any more.
+
+        While the backup of a session is damaged, nobody knows what it references: that is reported.
+        """
         from perdure.transfer.backup_view import BackupView
 
         view = await BackupView.of(self.target)
+        keys = await migration.keys_of(self.target, tenant)
+        damaged = {str(key): view.damaged[str(key)] for key in keys if str(key) in view.damaged}
         named: set[str] = set()
         for key in [other for other in view.keys if other.tenant == tenant]:
-            reach = await bundle_files.reach(view, key)
-            async with contextlib.aclosing(reach.blobs(named)) as blobs:
-                async for blob in blobs:
-                    named.add(blob.name)
+            try:
+                reach = await bundle_files.reach(view, key)
+                async with contextlib.aclosing(reach.blobs(named)) as blobs:
+                    async for blob in blobs:
+                        named.add(blob.name)
+            except errors.CorruptRecordError as error:
+                damaged[str(key)] = str(error)
+        if damaged:
+            of = f" of tenant {tenant}" if tenant else ""
+            for name, reason in damaged.items():
+                self.report.failed[name] = f"{reason}; until then no blob{of} is removed there"
+            return
         unreferenced = set(await self.target.blob_names(tenant)) - named
         if unreferenced:
             await self.target.remove_blobs(tenant, unreferenced)
+        await self._note(COLLECTED, _OfTenant(tenant))
+        self._erased.discard(tenant)
 
     # erasure
 
     async def follow_deletions(self, present: Collection[SessionKey] = ()) -> None:
-        """Remove what the source has deleted; it still has those in *present*."""
-        known = {JOURNAL, *present}
+        """Remove what the source has deleted; those in *present* were just backed up."""
+        known, gone = {JOURNAL, *present}, list[SessionKey]()
         for tenant in await self.target.tenants():
             for key in await migration.keys_of(self.target, tenant):
-                if key in known:
-                    continue
-                try:
-                    await self._follow_deletion(key)
-                except errors.PerdureError as error:
-                    self.report.failed[str(key)] = str(error)
-        for tenant in self._erased:
+                with self._reported(key):
+                    if key not in known and await self._is_deleted(key):
+                        gone.append(key)
+        # Second: what a session was renamed to is there before the old one is deleted.
+        missing = await self._bring_renamed(known, gone) if gone else None
+        for key in gone:
+            with self._reported(key):
+                if missing is not None:
+                    raise errors.StoreError(
+                        f"{missing} is not backed up, and may be what {key} was renamed to",
+                        key=str(key),
+                        missing=str(missing),
+                    )
+                await self._delete(key)
+        for tenant in sorted(self._erased):
             await self._collect(tenant)
 
-    async def _follow_deletion(self, key: SessionKey) -> None:
+    @contextlib.contextmanager
+    def _reported(self, key: SessionKey) -> Generator[None, None, None]:
+        """Report what keeps a deletion from being followed."""
+        try:
+            yield
+        except errors.PerdureError as error:
+            self.report.failed[str(key)] = f"it is still in the backup: {error}"
+
+    async def _is_deleted(self, key: SessionKey) -> bool:
+        """Whether the source had a session and deleted it, and the backup still has it."""
         holder = await self.source.holder(key)
         copy = await self.target.holder(key)
-        if holder is None or not holder.deleted or copy is None or copy.deleted:
-            return  # never one of this source's, or removed already
+        return holder is not None and holder.deleted and copy is not None and not copy.deleted
+
+    async def _bring_renamed(
+        self, present: Collection[SessionKey], gone: Collection[SessionKey]
+    ) -> SessionKey | None:
+        """Bring what deleted sessions may have become; return the first that is not backed up."""
+        seen = {*present, *gone}
+        while True:
+            self._deleted.clear()
+            for key in await self._listed():
+                is_new = key not in seen and await self._may_be_renamed(key)
+                if is_new and not await self._bring(key):
+                    return key
+                seen.add(key)
+            if not self._deleted:  # else that one has been renamed, too
+                return None
+
+    async def _may_be_renamed(self, key: SessionKey) -> bool:
+        """Whether a session may be new to the backup under its name."""
+        try:
+            holder = await self.source.holder(key)
+            if holder is not None and holder.draft is not None and holder.draft.purpose == "rename":
+                return True  # the backup may have an earlier session of that name
+            return (await end_of(self.target, key)).point is None
+        except errors.PerdureError:
+            return True  # what is wrong is reported by who brings it
+
+    async def _delete(self, key: SessionKey) -> None:
         await self._note(FORGOTTEN, key)  # first: after a crash here, the next run deletes it
+        self._erased.add(key.tenant)
         async with self._lease(key) as grant:
             await self.target.delete(key, grant.epoch)
-        self._erased.add(key.tenant)
         self.report.forgotten += 1
         self.removed.append(key)
 
     def _lease(self, key: SessionKey) -> contextlib.AbstractAsyncContextManager[HeldLease]:
         return leased(self.target, key, watches=self.watches, wait=self._wait)
+
+    async def _note_erasure(self, tenant: str) -> None:
+        """Note it before something is removed: after a crash, the next run collects the blobs."""
+        async with self._noting:  # sessions are brought several at once
+            if tenant not in self._erased:
+                await self._note(ERASED, _OfTenant(tenant))
+                self._erased.add(tenant)
 
     async def _note(self, kind: str, what: object) -> None:
         entries = (Entry(kind, encode(what)),)
@@ -521,7 +635,9 @@ class _Run:
 class _SessionBackup:
     """Update of one session's backup in one run."""
 
-    def __init__(self, run: _Run, grant: HeldLease, point: RunPoint, documents: Documents) -> None:
+    def __init__(
+        self, run: _Run, grant: HeldLease, point: RunPoint, documents: Documents, cut: int
+    ) -> None:
         self._run = run
         self._grant = grant
         self._key = grant.key
@@ -530,6 +646,7 @@ class _SessionBackup:
         self._size = 0
         self._point = point
         self._documents = documents
+        self._cut = cut
 
     async def bring(self, head: int, *, is_anew: bool, is_every: bool) -> list[ReachedBlob]:
         """Append the new records up to *head*, then the point that completes the session.
@@ -542,7 +659,8 @@ class _SessionBackup:
             point.begin = self._next
             self._add(Entry(ANEW, b"{}"))
         reach = Reach(run.source, key, self._documents)
-        records = bundle_files.settled_records(run.source, key, head, after=point.head)
+        after = point.head or self._cut
+        records = bundle_files.settled_records(run.source, key, head, after=after)
         async with contextlib.aclosing(records):
             async for record in records:
                 reach.feed(record)
@@ -553,7 +671,10 @@ class _SessionBackup:
                 if record.end and self._size >= PART:
                     await self._flush()
         await self._flush()
-        if is_every:
+        if is_every and self._cut and self._documents.manifest is not None:
+            records = bundle_files.settled_records(run.source, key, head, after=self._cut)
+            reach = await reach_of(run.source, key, self._documents, records)
+        elif is_every:
             reach = await bundle_files.reach(run.source, key, self._documents, head)
         lost = await run.put_blobs(reach, key.tenant)  # before the point that counts on them
         point.lacks = len(lost)

@@ -8,6 +8,7 @@ and after it; otherwise it is taken again.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
@@ -15,9 +16,10 @@ import anyio
 import msgspec
 
 from perdure.errors import PerdureError, StoreUnavailableError
+from perdure.records.json import encode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
-from perdure.store import Store
+from perdure.store import Store, first_record
 from perdure.transfer.bundle import neutral
 
 T = TypeVar("T")
@@ -35,6 +37,9 @@ class Moment(msgspec.Struct, frozen=True):
     head: int
     manifest: Manifest | None
     """Without fields that only its store or its log gives."""
+    newest: str = ""
+    """Hash of record ``head``, if it was asked for: a store that went back to an earlier state may
+    come to the same epoch and head with other records."""
 
 
 async def moment_of(store: Store, key: SessionKey) -> Moment:
@@ -46,6 +51,17 @@ async def moment_of(store: Store, key: SessionKey) -> Moment:
     if holder is None:
         return Moment(0, False, head, manifest)
     return Moment(holder.epoch, holder.deleted, head, manifest)
+
+
+async def exact_moment_of(store: Store, key: SessionKey) -> Moment:
+    """Return a session's moment with the hash of its newest record, which is read for it."""
+    moment = await moment_of(store, key)
+    log = store.read_log(key, before=moment.head + 1, limit=1, reverse=True)
+    record = await first_record(log)
+    if record is None:
+        return moment
+    data = encode([record.seq, record.epoch, record.kind]) + record.payload
+    return msgspec.structs.replace(moment, newest=hashlib.sha256(data).hexdigest())
 
 
 async def look_again(
