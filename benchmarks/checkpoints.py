@@ -2,11 +2,11 @@
 
 All on the file store. A session is one agent's chat; folds are off while bytes and times are
 taken, as for a turn's save. ``bytes`` counts a turn and the checkpoint behind it, over the turn's
-JSON; times are those of the checkpoint alone, and sessions take turns. What a fork costs is measured
-by ``forks``. A session's first checkpoint reads its log once: that is reported by itself, and not in the
-others. ``disk`` compares all files of a session with a checkpoint behind every turn, folded and
-closed, with those of the same session without. ``given_bytes`` is all that is written for a state
-that has got one more item, over that item's JSON.
+JSON; times are those of the checkpoint alone, and sessions take turns. A session's first checkpoint
+reads its log once: that is reported by itself, and not in the others. ``disk`` compares all files
+of a session with a checkpoint behind every turn, folded and closed, with those of the same session
+without. ``given_bytes`` is all that is written for a state that has got one more item, over that
+item's JSON. What a fork costs is measured by ``forks``.
 """
 
 from __future__ import annotations
