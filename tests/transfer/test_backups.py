@@ -695,3 +695,31 @@ async def test_pruned_history_that_a_store_still_has_is_in_no_backup(id: str, is
         texts = [item.text for item in items if isinstance(item, Message)]
         assert texts == ["question 3", "question 4"]
         assert "question 1" in [message.text for message in view.context()]
+
+
+async def test_what_a_killed_run_did_not_trim_goes_with_the_next_one() -> None:
+    source, target = MemoryStore(), PausingStore(MemoryStore())
+    await target.open()
+    for text in ("the first", "the second"):
+        async with perdure.connect(source) as sessions:
+            await sessions.delete("ada")
+            async with sessions.open("ada") as session:
+                session.append(Message.user(text))
+        await source.open()
+        if text == "the first":
+            await backup(source, target)
+    pause = target.pause("trim")
+    async with anyio.create_task_group() as group:
+        group.start_soon(backup, source, target)
+        await pause.reached.wait()
+        group.cancel_scope.cancel()
+
+    async def stored() -> bytes:
+        log = target.read_log(SessionKey("ada"))
+        return b"".join([record.payload async for chunk in log for record in chunk.records])
+
+    assert b"the first" in await stored()
+    assert (await backup(source, target)).failed == {}
+    assert b"the first" not in await stored()
+    assert (await verify_backup(target)).problems == {}
+    assert (await backup(source, target)).written == 0

@@ -512,7 +512,7 @@ class _Run:
         return lost
 
     async def _collect(self, tenant: str) -> None:
-        """Remove blobs that nothing in the backup references any more.
+        """Remove records that do not count any more, and blobs that nothing references any more.
 
         While the backup of a session is damaged, nobody knows what it references: that is reported.
         """
@@ -528,6 +528,7 @@ class _Run:
                 async with contextlib.aclosing(reach.blobs(named)) as blobs:
                     async for blob in blobs:
                         named.add(blob.name)
+                await self._trim(key, view.point(key))
             except errors.CorruptRecordError as error:
                 damaged[str(key)] = str(error)
         if damaged:
@@ -540,6 +541,15 @@ class _Run:
             await self.target.remove_blobs(tenant, unreferenced)
         await self._note(COLLECTED, _OfTenant(tenant))
         self._erased.discard(tenant)
+
+    async def _trim(self, key: SessionKey, point: RunPoint | None) -> None:
+        """Remove what is before a session's records, if a run was cut before it did."""
+        if point is None or point.begin <= 1:
+            return
+        log = self.target.read_log(key, before=point.begin, limit=1)
+        if await first_record(log) is not None:
+            async with self._lease(key) as grant:
+                await self.target.trim(key, grant.epoch, point.begin)
 
     # erasure
 
