@@ -209,7 +209,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     is_damaged: bool = False
     """Whether documents of the target are damaged."""
     is_superseded: bool = False
-    """Whether this source had all that the target has, and has deleted it, or has only newer."""
+    """Whether this source had all that the target has, and has deleted, pruned or begun it anew."""
     is_outdated: bool = False
     """Whether the source has pruned more, or a release before 0.1.0 numbered it after a base."""
 
@@ -316,22 +316,21 @@ class _Mover:
             next=following,
             is_damaged=bool((await self.target.read_documents(key)).damaged),
             is_superseded=(ours.deleted or differs > 0)
-            and (ours.deleted or await self._is_begun_anew(key, cut))
+            and (ours.deleted or differs <= cut or await self._is_begun_anew(key))
             and await self._receipts.cover(key),
             is_outdated=cut > base.cut or base.at > 0,
         )
 
-    async def _is_begun_anew(self, key: SessionKey, cut: int) -> bool:
-        """Return whether what the source has, after its *cut*, is newer than what was copied.
+    async def _is_begun_anew(self, key: SessionKey) -> bool:
+        """Return whether the source's session began after the target's was copied.
 
-        Epochs never start again. A source that went back to an earlier state has old ones, and may
-        have pruned other records than those that the target has.
+        Epochs never start again. A source that went back to an earlier state has old ones.
         """
         copy = await self.target.holder(key)
-        first = await first_record(self.source.read_log(key, after=cut, limit=1))
+        first = await first_record(self.source.read_log(key, limit=1))
         if copy is None or copy.draft is None or first is None:
             return False
-        return await self._receipts.precede(key, copy.draft.generation, first.epoch)
+        return first.epoch > copy.draft.generation
 
     async def _compare(self, key: SessionKey, cut: int) -> tuple[bool, int, int]:
         """Return whether the source has records, and both stores' first that the other lacks."""
@@ -418,14 +417,9 @@ class _Mover:
     async def _write(self, key: SessionKey, draft: Draft, grant: HeldLease | None) -> CopiedSession:
         source, target, limits = self.source, self.target, Limits()
         if grant is not None:
-            await self._receipts.leave("until", key, grant.epoch, draft.generation)
             return await continue_copy(source, key, target, grant, draft=draft, limits=limits)
         copy = partial(copy_session, source, key, target, key, draft=draft, limits=limits)
-
-        async def note(epoch: int) -> None:
-            await self._receipts.leave("written", key, epoch)
-            await self._receipts.leave("until", key, epoch, draft.generation)
-
+        note = partial(self._receipts.leave, "written", key)
         return await copy(watch=self.watches[target.owner], on_epoch=note)
 
     async def _read_blobs_back(self, key: SessionKey) -> None:

@@ -1,7 +1,6 @@
 """Receipts of migrations: small blobs in the target that say what an earlier run did.
 
     written    what a session has under an epoch was written, or deleted, by migrations alone
-    until      what it has under an epoch came from the source up to an epoch of the source's
     equal      a session was found equal to its source, each as of a moment
     post       a pending item was copied: its op id
     letter     a dead letter was copied: its op id, and its time
@@ -27,7 +26,7 @@ from perdure.store import Store, first_record
 from perdure.transfer.bundle_files import ALL
 from perdure.transfer.second_look import exact_moment_of
 
-Kind: TypeAlias = Literal["written", "until", "equal", "post", "letter"]
+Kind: TypeAlias = Literal["written", "equal", "post", "letter"]
 
 
 class _Receipt(msgspec.Struct, frozen=True, array_like=True, tag="migrated"):
@@ -62,21 +61,6 @@ class Receipts:
     async def cover(self, key: SessionKey) -> bool:
         """Return whether migrations alone have written what the target has of a session."""
         return await self.has("written", key, await written_under(self._target, key))
-
-    async def precede(self, key: SessionKey, generation: int, epoch: int) -> bool:
-        """Return whether all that was copied is older than an epoch of the source.
-
-        Args:
-            key: The session.
-            generation: The source's epoch when the copy was begun.
-            epoch: The source's.
-
-        """
-        under = await written_under(self._target, key)
-        for until in range(generation, epoch):  # it may have been continued since
-            if await self.has("until", key, under, until):
-                return True
-        return False
 
 
 async def written_under(store: Store, key: SessionKey) -> int:
@@ -127,8 +111,6 @@ async def _is_current(
     match receipt.kind:
         case "written":
             return facts == [await written_under(store, key)]
-        case "until":
-            return facts[:1] == [await written_under(store, key)]
         case "equal":
             return encode(await exact_moment_of(store, key)) == encode(facts[-1])
         case "post":
