@@ -104,8 +104,8 @@ class BundleFile:
         self._at = 0
         self._runs: list[_Run] = []
         self._blobs: dict[str, tuple[int, int]] = {}
-        self.content = bundle.Reader(self.path, target)
-        self.documents = Documents()
+        self.content: bundle.Reader = bundle.Reader(self.path, target)
+        self.documents: Documents = Documents()
         """None unless all of them are there, as they were when they were folded."""
 
     @classmethod
