@@ -120,6 +120,7 @@ async def copy_session(
     watch: OwnerWatch,
     limits: Limits,
     more: Sequence[Entry] = (),
+    wait: float = 0.0,
     on_epoch: OnEpoch | None = None,
 ) -> CopiedSession:
     """Write a session's content up to a record into another log, and publish that.
@@ -135,6 +136,7 @@ async def copy_session(
         watch: Knows which owners of the target are silent.
         limits: How much of the working context the documents hold.
         more: Whole groups that follow the source's records.
+        wait: Seconds to wait for another copy under this key whose process may be dead.
         on_epoch: Called with the epoch that was acquired, before any write under it.
 
     Raises:
@@ -148,7 +150,7 @@ async def copy_session(
     for left in reversed(range(TRIES)):
         copier = _Copier(source, key, target, new, draft, limits)
         try:
-            epoch = await copier.begin(watch)
+            epoch = await copier.begin(watch, wait)
             if on_epoch is not None:
                 await on_epoch(epoch)
             await copier.write(more)
@@ -397,7 +399,7 @@ class _Copier:
                 return None
         return await folded_at(self._source, key, up_to, self._limits)
 
-    async def begin(self, watch: OwnerWatch) -> int:
+    async def begin(self, watch: OwnerWatch, wait: float) -> int:
         """Begin the draft; return the epoch."""
         self._base = begun = await self.origin()
         up_to = self._draft.up_to
@@ -417,8 +419,8 @@ class _Copier:
             self._new,
             me=self._target.owner,
             watch=watch,
-            on_held="raise",
-            wait=0.0,
+            on_held="steal",
+            wait=wait,
             first=first,
             base=begun if begun.cut else None,
             draft=self._draft,

@@ -418,7 +418,9 @@ class _Mover:
         source, target, limits = self.source, self.target, Limits()
         if grant is not None:
             return await continue_copy(source, key, target, grant, draft=draft, limits=limits)
-        copy = partial(copy_session, source, key, target, key, draft=draft, limits=limits)
+        copy = partial(
+            copy_session, source, key, target, key, draft=draft, limits=limits, wait=self._wait
+        )
         note = partial(self._receipts.leave, "written", key)
         return await copy(watch=self.watches[target.owner], on_epoch=note)
 
