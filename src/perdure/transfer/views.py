@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing, asynccontextmanager, closing
 from pathlib import Path
@@ -33,17 +34,17 @@ PART = 1024 * 1024
 """Records, and their bytes, that are given at a time."""
 
 
-class SessionsView(DelegatingStore):
+class SessionsView(DelegatingStore, ABC):
     """Read-only store of which a subclass gives the records; all else is the store's below."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(ReadOnlyStore(store))
 
+    @abstractmethod
     def records(
         self, key: SessionKey, after: int, before: int, *, reverse: bool
     ) -> AsyncGenerator[Record, None]:
         """Yield a session's records, ``after < seq < before``, also from the newest on."""
-        raise NotImplementedError
 
     async def read_log(
         self,
