@@ -11,17 +11,14 @@ several sizes; at an old point, against reading a checkpoint of the session that
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from typing import IO, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from benchmarks.figures import Report, Row
+from benchmarks.revisions import Worker
 
 __all__ = ["Options", "run"]
 
@@ -121,33 +118,6 @@ asyncio.run(main())
 """
 
 
-class _Worker:
-    """A process of one revision over one store, which does what it is asked for."""
-
-    def __init__(self, checkout: Path, url: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", WORKER, url],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(checkout / "src")},
-        )
-
-    def ask(self, *words: Any) -> float:
-        """Return the seconds of CPU that it took."""
-        asked, answers = cast("IO[str]", self._process.stdin), cast("IO[str]", self._process.stdout)
-        asked.write(json.dumps(words) + "\n")
-        asked.flush()
-        answer = answers.readline()
-        if not answer:
-            raise SystemExit(f"{words} failed")
-        return float(json.loads(answer))
-
-    def close(self) -> None:
-        with self._process:
-            cast("IO[str]", self._process.stdin).close()
-
-
 def run(options: Options) -> Report:
     """Measure full forks, then those without history."""
     rows: list[Row] = []
@@ -167,7 +137,7 @@ def _full(options: Options, folder: Path, store: str, url: str, taken: dict[str,
         for name, checkout in (("base", options.base or ROOT), ("own", ROOT)):
             place = folder / f"{store}-{name}"
             place.mkdir()
-            workers[name] = _Worker(checkout, url.format(folder=place))
+            workers[name] = Worker(checkout, WORKER, url.format(folder=place))
             stack.callback(workers[name].close)
         for records in options.records:
             for restarts in options.restarts:
@@ -191,7 +161,7 @@ def _context(
 ) -> list[Row]:
     place = folder / f"{store}-context"
     place.mkdir()
-    worker = _Worker(ROOT, url.format(folder=place))
+    worker = Worker(ROOT, WORKER, url.format(folder=place))
     found: dict[str, list[Row]] = {"context_over_open": [], "old_over_read": []}
     try:
         for kib in options.context_kib:

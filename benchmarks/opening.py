@@ -25,11 +25,8 @@ A figure of time is the median over blocks of the ratio of the blocks' 25th perc
 from __future__ import annotations
 
 import gc
-import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -37,7 +34,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from time import process_time
-from typing import IO, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import anyio
 
@@ -53,6 +50,7 @@ from benchmarks.counts import (
 )
 from benchmarks.figures import Report, Row
 from benchmarks.opening_floor import FloorOpened, close, take
+from benchmarks.revisions import Worker
 from benchmarks.stores.network import SERVERS, UNITS
 from benchmarks.stores.wire import CountingProxy, PostgresStatements, redis_round_trips
 from benchmarks.timing import quartile, ratio
@@ -309,33 +307,6 @@ asyncio.run(main())
 """
 
 
-class _Worker:
-    """A process of one revision over one store."""
-
-    def __init__(self, checkout: Path, url: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", WORKER, url],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(checkout / "src")},
-        )
-
-    def ask(self, name: str, turns: int = 0) -> float:
-        """Fill a session with turns, or open it; return the seconds of CPU that it took."""
-        asked, answers = cast("IO[str]", self._process.stdin), cast("IO[str]", self._process.stdout)
-        asked.write(json.dumps((name, turns)) + "\n")
-        asked.flush()
-        answer = answers.readline()
-        if not answer:
-            raise SystemExit(f"{name} could not be opened")
-        return float(json.loads(answer))
-
-    def close(self) -> None:
-        with self._process:
-            cast("IO[str]", self._process.stdin).close()
-
-
 def _over_base(folder: Path, options: Options, details: dict[str, Any]) -> list[Row]:
     assert options.base is not None
     urls = {"file": "{}/files", "sqlite": "sqlite:///{}/store.db"}
@@ -347,7 +318,7 @@ def _over_base(folder: Path, options: Options, details: dict[str, Any]) -> list[
             for number, checkout in enumerate((ROOT, options.base)):
                 place = folder / f"{store}-{number}"
                 place.mkdir()
-                worker = _Worker(checkout, urls[store].format(place))
+                worker = Worker(checkout, WORKER, urls[store].format(place))
                 stack.callback(worker.close)
                 workers.append(worker)
             for name in names:
@@ -356,7 +327,7 @@ def _over_base(folder: Path, options: Options, details: dict[str, Any]) -> list[
             both: tuple[list[float], list[float]] = ([], [])
             for number, name in enumerate(names):
                 for at in (0, 1) if number % 2 else (1, 0):
-                    both[at].append(workers[at].ask(name))
+                    both[at].append(workers[at].ask(name, 0))
         ours, theirs = (seconds[WARM_UP:] for seconds in both)
         details[f"{store}.over_base"] = {"own": ours, "base": theirs}
         rows.append(_ratio(f"{store}.over_base", ours, theirs, "CPU of an open over the base's"))
