@@ -45,7 +45,7 @@ class _Said(msgspec.Struct):
 
 
 class CutAttempt(msgspec.Struct):
-    """What a cut turn has left: its newest attempt, with what resumed it."""
+    """The newest attempt at a cut turn, with the attempts that resumed it."""
 
     number: int
     request: str | None = None

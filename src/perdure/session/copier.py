@@ -317,8 +317,8 @@ class _Copier:
         self._limits = limits
         self._was: HistoricalFold | None = None
         self._kept: dict[str, bytes] = {}
-        """What it begins with, where the records are left behind. No session has it in blobs yet,
-        so it is put when there is a draft, which is looked for by whoever removes blobs."""
+        """Blobs of the documents that a fork without history begins with. No session names them
+        yet, so they are put once the draft exists: whoever removes blobs looks for drafts."""
         self._base: Origin
         """Where the source begins."""
         self._begun: Origin

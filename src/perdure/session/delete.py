@@ -162,8 +162,7 @@ class ForgetReport(msgspec.Struct, frozen=True, kw_only=True):
     kept: tuple[RetainedItem, ...] = ()
     """Blobs that others reach, or may reach. `perdure check --gc` removes them when nobody does."""
     carriers: tuple[SessionKey, ...] = ()
-    """Sessions that are copies of the forgotten ones, or of such copies: they have what those had
-    then."""
+    """Copies of the forgotten sessions, and copies of those: they still have the content."""
     places: tuple[str, ...] = ()
     """Where was looked: the store, and the folder of spill files."""
     dry_run: bool = False

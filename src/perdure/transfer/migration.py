@@ -29,6 +29,7 @@ from perdure.records.manifest import Origin
 from perdure.records.records import FORK, GAP, Record
 from perdure.session.copied import OWN_KINDS
 from perdure.session.copier import CopiedSession, continue_copy, copy_session
+from perdure.session.delete import tenant_sessions
 from perdure.session.options import Limits, require_no_backup
 from perdure.session.reach import ReachedBlob, lost_error
 from perdure.session.stored import SessionStore, followed
@@ -39,7 +40,6 @@ from perdure.transfer.receipts import Receipts
 from perdure.transfer.second_look import Moment, exact_moment_of, look_again, moment_of
 
 AT_ONCE: Final = 8
-PAGE: Final = 500
 
 
 class MigrationProgress(msgspec.Struct, frozen=True):
@@ -168,14 +168,9 @@ async def _listed(store: Store, tenants: Sequence[str] | None) -> list[SessionKe
 
 async def keys_of(store: Store, tenant: str) -> list[SessionKey]:
     """List all sessions of a tenant."""
-    keys: list[SessionKey] = []
     require_filters(tenant=tenant)
-    while True:
-        after = keys[-1] if keys else None
-        page = await store.sessions(tenant=tenant, after=after, limit=PAGE)
-        keys += [info.key for info in page]
-        if len(page) < PAGE:
-            return keys
+    async with contextlib.aclosing(tenant_sessions(store, tenant)) as listed:
+        return [info.key async for info in listed]
 
 
 # What becomes of a session
