@@ -52,7 +52,6 @@ from perdure.stores import CompressedStore
 from perdure.stores.delegate import DelegatingStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing import FaultyStore
-from tests._virtual import BACKENDS, run
 from tests.pausing import PausingStore, meanwhile
 from tests.session.conftest import Connect, Place
 from tests.session.lives import converse, looks, said, told
@@ -318,22 +317,15 @@ async def test_an_answer_that_was_lost_is_given_again(place: Place) -> None:
             await two.fork("a", "fork", at=forked.at)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_fork_that_was_killed_leaves_the_id_to_the_next_open(backend: str) -> None:
-    backing = MemoryBacking()
-    run(backend, killed, lambda: MemoryStore(backing=backing))
-
-
-@pytest.mark.deep
-async def test_a_fork_that_was_killed_on_a_disk_leaves_the_id_too(place: Place) -> None:
-    await killed(place)
-
-
-async def killed(place: Place) -> None:
+async def test_a_fork_that_was_killed_leaves_the_id_to_the_next_open(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perdure.session.copier.LEAVING", 0.05)
+    quiet = Shutdown(signals=False, deadline=0.2, turn_grace=0)
     store = PausingStore(place())
     async with connect(place(), shutdown=QUIET) as two:
         await converse(two, "a", "one")
-        one = await connect(store, shutdown=QUIET)
+        one = await connect(store, shutdown=quiet)
         pause = store.pause("publish")
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as group:

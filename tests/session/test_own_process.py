@@ -21,8 +21,6 @@ from perdure import (
     connect,
 )
 from perdure.records.keys import SessionKey
-from perdure.stores.memory import MemoryBacking, MemoryStore
-from tests._virtual import BACKENDS, run
 from tests.pausing import PausingStore, meanwhile, reached_or_ended
 from tests.session.conftest import Place
 
@@ -63,27 +61,16 @@ def is_about(id: str, *args: object) -> bool:
     return not (args and isinstance(args[0], SessionKey) and args[0].agent != id)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "place",
+    ["memory", *(pytest.param(kind, marks=pytest.mark.deep) for kind in ("file", "sqlite"))],
+    indirect=True,
+)
 @pytest.mark.parametrize("is_open", [True, False], ids=["open", "closed"])
 @pytest.mark.parametrize("act", ACTS)
-def test_what_requests_append_at_any_call_of_an_act_is_kept_or_refused(
-    backend: str, act: str, is_open: bool
-) -> None:
-    backing = MemoryBacking()
-    run(backend, at_any_call, lambda: MemoryStore(backing=backing), act, is_open)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("place", ["file", "sqlite"], indirect=True)
-@pytest.mark.parametrize("is_open", [True, False], ids=["open", "closed"])
-@pytest.mark.parametrize("act", ACTS)
-async def test_what_requests_append_at_any_call_of_an_act_on_a_disk_is_kept_or_refused(
+async def test_what_requests_append_at_any_call_of_an_act_is_kept_or_refused(
     place: Place, act: str, is_open: bool
 ) -> None:
-    await at_any_call(place, act, is_open)
-
-
-async def at_any_call(place: Place, act: str, is_open: bool) -> None:
     store, accepted, nth, done = PausingStore(place()), list[str](), 0, False
 
     async def request(sessions: SessionManager, id: str) -> None:

@@ -24,7 +24,6 @@ from perdure.stores.delegate import DelegatingStore
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore, SwitchedStore
-from tests._virtual import BACKENDS, run
 from tests.pausing import PausingStore, meanwhile, reached_or_ended
 from tests.session.conftest import Connect, Place
 from tests.session.lives import converse, looks, said, told
@@ -507,14 +506,9 @@ async def test_what_could_not_be_folded_is_not_pruned(open_here: bool) -> None:
 
 @pytest.mark.parametrize("is_open", [True, False], ids=["open", "closed"])
 @pytest.mark.parametrize("other", ["delete", "rename", "takeover"])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_prune_that_loses_a_race_blames_nobody_and_brings_nothing_back(
-    backend: str, other: str, is_open: bool
+async def test_a_prune_that_loses_a_race_blames_nobody_and_brings_nothing_back(
+    other: str, is_open: bool
 ) -> None:
-    run(backend, pruned_against, other, is_open)
-
-
-async def pruned_against(other: str, is_open: bool) -> None:
     backing, nth, done = MemoryBacking(), 0, False
     store, elsewhere = PausingStore(MemoryStore(backing=backing)), MemoryStore(backing=backing)
     reports: list[PruneReport] = []

@@ -17,7 +17,6 @@ from perdure.records.records import BASE, EFFECT, ENDING, FORK
 from perdure.session.internals import accept, ledger_of
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.transfer import backup, migrate, read_bundle, restore_backup, write_bundle
-from tests._virtual import run
 from tests.pausing import PausingStore
 from tests.references import copy_as_before, fork_as_before, say_as_before
 from tests.session.lives import converse, looks
@@ -133,11 +132,10 @@ async def test_a_session_of_which_the_source_has_pruned_all_is_written_again() -
     assert (await moved(backings)).there == 1
 
 
-def test_a_restore_that_was_killed_in_the_middle_of_a_session_is_repeated() -> None:
-    run("asyncio", restored_after_a_kill)
-
-
-async def restored_after_a_kill() -> None:
+async def test_a_restore_that_was_killed_in_the_middle_of_a_session_is_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("perdure.session.copier.LEAVING", 0.05)
     source, target, new = MemoryStore(), MemoryStore(), MemoryBacking()
     async with connect(source, shutdown=QUIET) as sessions:
         await converse(sessions, "a", "one", "large " + "x" * 3000)
@@ -254,7 +252,10 @@ async def test_a_bundle_of_a_fork_of_before_is_plain_where_its_parent_is(
         assert (await look(sessions, new))["said"] == [*before["said"], "on"]
 
 
-async def test_an_import_that_was_killed_leaves_nothing_and_is_repeated(tmp_path: Path) -> None:
+async def test_an_import_that_was_killed_leaves_nothing_and_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perdure.session.copier.LEAVING", 0.05)
     source, new = MemoryStore(), MemoryBacking()
     async with connect(source, shutdown=QUIET) as sessions:
         await converse(sessions, "a", "one", "large " + "x" * 3000)
