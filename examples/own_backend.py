@@ -128,6 +128,20 @@ def is_there(session: Session) -> bool:
     return session.epoch > 0 and not session.deleted and not session.unpublished
 
 
+def lease_of(kept: Kept, key: SessionKey) -> store.LeaseState | None:
+    session = kept.find(key)
+    if session is None or not session.epoch:
+        return None
+    return store.LeaseState(
+        session.epoch,
+        session.owner,
+        session.released,
+        beat=kept.owners.get(session.owner, Owner()).beat,
+        deleted=not is_there(session),
+        draft=session.draft,
+    )
+
+
 def info_of(session: Session) -> store.SessionInfo:
     manifest = session.manifest
     about = manifest.about if manifest is not None else About()
@@ -360,52 +374,30 @@ class OneFileStore:
     # leases
 
     async def holder(self, key: SessionKey) -> store.LeaseState | None:
-        def step(kept: Kept) -> store.LeaseState | None:
-            session = kept.find(key)
-            if session is None or not session.epoch:
-                return None
-            beat = kept.owners.get(session.owner, Owner()).beat
-            return store.LeaseState(
-                session.epoch,
-                session.owner,
-                session.released,
-                beat=beat,
-                deleted=not is_there(session),
-                draft=session.draft,
-            )
+        return await self._look(lambda kept: lease_of(kept, key))
 
-        return await self._look(step)
-
-    async def acquire(
-        self,
-        key: SessionKey,
-        *,
-        after: int,
-        first: int = 1,
-        base: store.Origin | None = None,
-        draft: store.Draft | None = None,
-    ) -> store.HeldLease:
-        def step(kept: Kept) -> store.HeldLease:
-            session = kept.made(key)
-            if session.epoch != after or (draft is not None and is_there(session)):
-                message = f"{key} is at epoch {session.epoch}, not {after}: look again who has it"
-                raise errors.LeaseHeldError(message, key=str(key), epoch=session.epoch)
+    async def acquire(self, key: SessionKey, terms: store.Terms) -> store.Held | store.Taken:
+        def step(kept: Kept) -> store.Held | store.Taken:
+            holder = lease_of(kept, key)
+            if not terms.allows(holder):
+                return store.Held(holder)
+            session, new = kept.made(key), terms.beginning
             created = not is_there(session)
             if created:  # an unpublished draft goes; what was posted stays
                 inbox = session.inbox
                 kept.sessions.remove(session)
                 session = kept.made(key)
-                session.inbox, session.head = inbox, first - 1
-                session.draft, session.unpublished = draft, draft is not None
-            session.epoch, session.owner = after + 1, self.owner
+                session.inbox, session.head = inbox, new.first - 1
+                session.draft, session.unpublished = new.draft, new.draft is not None
+            session.epoch, session.owner = 1 + (holder.epoch if holder else 0), self.owner
             session.released = session.deleted = False
             session.head += 1
             begun: dict[str, object] = {"owner": self.owner}
-            if created and base is not None:
-                begun["base"] = base
+            if created and new.base is not None:
+                begun["base"] = new.base
             payload = msgspec.json.encode(begun)
             session.log.append(Record(session.head, session.epoch, EPOCH, payload, end=True))
-            return store.HeldLease(key, session.epoch, session.head, created, payload)
+            return store.Taken(key, session.epoch, session.head, created, payload)
 
         return await self._change(step)
 

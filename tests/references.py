@@ -15,7 +15,7 @@ from perdure.records.messages import encode_message
 from perdure.records.posts import PendingItem
 from perdure.records.records import BASE, FORK, Entry, Record
 from perdure.session.stored import followed
-from perdure.store import HeldLease, Store
+from perdure.store import Store, Taken, take_after
 from perdure.testing.conformance._kit import append_ok
 
 
@@ -71,6 +71,6 @@ async def _begun(store: Store, id: str, origin: Origin) -> None:
     await store.release(grant.key, grant.epoch)
 
 
-async def _taken(store: Store, id: str) -> HeldLease:
+async def _taken(store: Store, id: str) -> Taken:
     holder = await store.holder(SessionKey(id))
-    return await store.acquire(SessionKey(id), after=0 if holder is None else holder.epoch)
+    return await take_after(store, SessionKey(id), after=0 if holder is None else holder.epoch)

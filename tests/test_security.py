@@ -18,7 +18,7 @@ from packaging.version import Version
 from perdure import ConfigError, Message, PerdureError, PersistentConfig, Shutdown, connect
 from perdure.records.chunks import name_of
 from perdure.records.records import MESSAGE, Entry
-from perdure.store import Batch, PendingItem, Status, Store
+from perdure.store import Batch, PendingItem, Status, Store, take_after
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.stores.s3 import S3Store
@@ -156,7 +156,7 @@ async def test_a_planted_pickle_is_not_run(
         planted = pickle.dumps(Planted(ran), 4)
     store = store_of(kind, tmp_path)
     await store.open()
-    grant = await store.acquire(KEY, after=0)
+    grant = await take_after(store, KEY, after=0)
     documents = {"session.json": planted, "memory.json": planted}
     await store.write_documents(KEY, documents, manifest_of(grant, grant.head, documents))
     await store.put_blobs("", {name_of(planted): planted})

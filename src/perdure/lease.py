@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from typing import Literal, TypeVar, final
 
 import anyio
 import msgspec
+from msgspec.structs import replace
 
 from perdure.errors import (
     InvalidArgumentError,
     LeaseHeldError,
+    SessionError,
     SessionNotFoundError,
     StoreError,
     StoreUnavailableError,
 )
 from perdure.records.keys import SessionKey
-from perdure.store import Draft, HeartbeatRequests, HeldLease, LeaseState, Origin, Store
+from perdure.records.manifest import published_already
+from perdure.store import HeartbeatRequests, Held, LeaseState, Store, Taken, Terms
 
 T = TypeVar("T")
 
@@ -55,25 +57,6 @@ class LeaseOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidArgumentError(message, heartbeat=self.heartbeat, ttl=self.ttl)
 
 
-def may_take(holder: LeaseState | None, *, me: str, silent: bool) -> bool:
-    """Return whether a session may be acquired now.
-
-    >>> may_take(None, me="me", silent=False)
-    True
-    >>> may_take(LeaseState(epoch=1, owner="other", alive=True), me="me", silent=False)
-    False
-    """
-    if holder is None or _is_over(holder) or holder.alive is False:
-        return True
-    # Ours: an earlier open was abandoned half-way.
-    return silent or holder.owner == me
-
-
-def _is_over(holder: LeaseState) -> bool:
-    """Return whether the holder gave the session up; a draft's holder still writes it."""
-    return holder.released or (holder.deleted and holder.draft is None)
-
-
 # One watch serves a connected manager. Each of its own heartbeats returns the counters of other
 # owners, and each read of a session's holder returns one more. So when a session is opened, it is
 # mostly known already whether its holder is silent, and all opens share that knowledge.
@@ -99,7 +82,6 @@ class _HeartbeatSeen(msgspec.Struct):
     beat: int
     since: float
     looked: float
-    silent: bool = False
 
 
 @final
@@ -119,6 +101,8 @@ class OwnerWatch:
         self._renewed_at = clock()
         self._counted = 0.0
         self._owners: dict[str, _HeartbeatSeen] = {}
+        self.silent: dict[str, int] = {}
+        """Owners that are silent, with the counter that proved it."""
 
     def counted(self) -> float:
         """Return the seconds that count so far; call it before each read of a holder."""
@@ -143,12 +127,18 @@ class OwnerWatch:
         now = self.counted()
         if known is None or known.beat != beat:
             if known is None and len(self._owners) >= _MOST:
-                del self._owners[next(iter(self._owners))]
+                self._forget(next(iter(self._owners)))
+            self.silent.pop(owner, None)
             known = self._owners[owner] = _HeartbeatSeen(beat, now, now)
         # Once proven, silence holds for as long as the counter stays the same.
-        known.silent = known.silent or looked_at - known.since >= self._ttl
+        if looked_at - known.since >= self._ttl:
+            self.silent[owner] = beat
         known.looked = now
-        return known.silent
+        return owner in self.silent
+
+    def _forget(self, owner: str) -> None:
+        del self._owners[owner]
+        self.silent.pop(owner, None)
 
     def note_beats(self, beats: Mapping[str, int], looked_at: float) -> None:
         """Note the counters that a heartbeat returned; forget owners not seen for long."""
@@ -157,7 +147,7 @@ class OwnerWatch:
         before = self.counted() - _FORGET * self._ttl
         forgotten = [owner for owner, known in self._owners.items() if known.looked < before]
         for owner in forgotten:
-            del self._owners[owner]
+            self._forget(owner)
 
 
 async def renew_heartbeat(store: Store, watch: OwnerWatch) -> HeartbeatRequests:
@@ -168,17 +158,6 @@ async def renew_heartbeat(store: Store, watch: OwnerWatch) -> HeartbeatRequests:
     if requests.beats is not None:
         watch.note_beats(requests.beats, began)
     return requests
-
-
-async def read_holder(
-    store: Store, key: SessionKey, watch: OwnerWatch
-) -> tuple[LeaseState | None, bool]:
-    """Return who holds a session, and whether that owner is silent."""
-    began = watch.counted()
-    holder = await store.holder(key)
-    if holder is None or _is_over(holder):  # nobody to wait for
-        return holder, False
-    return holder, watch.note_beat(holder.listed or holder.owner, holder.beat, began)
 
 
 # Cancelling is safe at any point: the next open takes over an epoch that was acquired but not used.
@@ -193,117 +172,115 @@ COURTESY = 0.25
 """Seconds for which a session that was just handed over is left to the process that asked."""
 
 
+_NOBODY = LeaseState(epoch=0, owner="")
+
+
 async def acquire_lease(
     store: Store,
     key: SessionKey,
+    terms: Terms,
     *,
-    me: str,
     watch: OwnerWatch,
     on_held: OnHeld,
     wait: float,
-    given: int = 0,
-    check: Callable[[LeaseState | None], Awaitable[None]] | None = None,
     on_wait: Callable[[LeaseState], object] = bool,
-    new: bool = True,
-    first: int = 1,
-    base: Origin | None = None,
-    draft: Draft | None = None,
-) -> HeldLease:
-    """Acquire the lease of a session, by handover if another process holds it.
+) -> Taken:
+    """Take a session, by handover if another process holds it.
 
     Args:
         store: The store.
         key: The session.
-        me: This owner's id.
-        watch: Knows whether the holder is silent. It counts this process's own heartbeats, so
-            they must be renewed meanwhile.
+        terms: On which terms. ``silent`` is the watch's, and ``given`` counts for a moment only.
+        watch: Knows which holders are silent. It counts this process's own heartbeats, so they
+            must be renewed meanwhile.
         on_held: ``handover`` asks the holder and waits, ``raise`` raises at once,
             ``steal`` waits for the lease to expire without asking. A holder that is known to be
             silent is not waited for.
         wait: Seconds to wait at most, by the watch's clock.
-        given: The epoch in which this process handed the session over, if it did: then the
-            process that asked comes first.
-        check: Called with the holder that is read first; it may refuse by raising.
         on_wait: Called with a holder that is waited for, each time that it was read.
-        new: Whether the session may begin anew where it was deleted.
-        first: As of ``store.acquire``; so are *base* and *draft*.
-        base: The history before a log that begins.
-        draft: What the session will be a copy of.
 
     Raises:
         LeaseHeldError: The holder is alive and did not hand over in time.
-        SessionNotFoundError: It was deleted, and may not begin anew.
+        SessionError: There is such a session, and the terms want a new one.
+        SessionNotFoundError: There is none, and none may begin.
 
     """
     start = watch.clock()
-    acquire = partial(store.acquire, key, first=first, base=base, draft=draft)
-    asking = _Asking(store, key, check, acquire)
+    asking = _Asking(store, key)
     while True:
-        holder, silent = await read_holder(store, key, watch)
-        await asking.check(holder)
-        if holder is not None and holder.deleted and not new:
-            raise SessionNotFoundError(f"session {key} was deleted meanwhile", key=str(key))
-        now = watch.clock()
-        if _is_due(holder, given) and now - start < COURTESY:
+        given = terms.given if watch.clock() - start < COURTESY else 0
+        looked_at = watch.counted()
+        answer = await asking.answer(replace(terms, silent=watch.silent, given=given))
+        if isinstance(answer, Taken):
+            return answer
+        if answer is None:
+            await asking.pause(0)
+            continue
+        holder = answer.holder or _NOBODY
+        _require_possible(key, terms, answer.holder)
+        if holder.released and holder.epoch == given:  # whoever it was handed to comes first
             await asking.pause(given)
-        elif may_take(holder, me=me, silent=silent):
-            lease = await asking.take(holder, in_time=now - start < wait + AGAIN)
-            if lease is not None:
-                return lease
-        elif holder is not None:
-            if on_held == "raise" or now - start >= wait:
-                raise lease_held(key, holder, on_held, now - start)
-            on_wait(holder)
-            if on_held == "handover":
-                await asking.ask(holder, now)
-            await asking.pause(holder.epoch, at_most=max(wait - (now - start), 0.001))
+            continue
+        watch.note_beat(holder.listed or holder.owner, holder.beat, looked_at)
+        waited = watch.clock() - start
+        is_free = replace(terms, silent=watch.silent).allows(answer.holder)
+        if is_free and waited < wait + AGAIN:  # this answer proved it silent, or a race was lost
+            await asking.pause(holder.epoch)
+            continue
+        if on_held == "raise" or waited >= wait:
+            raise lease_held(key, holder, on_held, waited)
+        on_wait(holder)
+        if on_held == "handover":
+            await asking.ask(holder, start + waited)
+        await asking.pause(holder.epoch, at_most=max(wait - waited, 0.001))
 
 
-def _is_due(holder: LeaseState | None, given: int) -> bool:
-    """Return whether the process that a session was handed over to has not acquired it yet."""
-    return holder is not None and holder.released and holder.epoch == given
+def _require_possible(key: SessionKey, terms: Terms, holder: LeaseState | None) -> None:
+    """Raise where no waiting helps."""
+    if holder is not None and not holder.deleted:
+        if terms.beginning.draft is not None:
+            raise published_already(key, holder.epoch)
+        if terms.new:
+            raise session_exists(key)
+    elif not terms.create:
+        raise not_found(key)
+
+
+def session_exists(key: SessionKey) -> SessionError:
+    """Return the error for a new session that exists already."""
+    message = (
+        f"session {key} exists, and a new one was asked for: choose another id, leave out "
+        "new=True (an agent: if_exists='resume') to continue it, or delete it first"
+    )
+    return SessionError(message, key=str(key))
+
+
+def not_found(key: SessionKey) -> SessionNotFoundError:
+    """Return the error for a session that may not be made, and does not exist."""
+    message = f"there is no session {key}, or not any more: leave out create=False to make it"
+    return SessionNotFoundError(message, key=str(key))
 
 
 class _Asking:
-    """The requests to a holder, and the pauses between two reads of it."""
+    """The requests for a session, to its store and its holder, and the pauses between them."""
 
-    def __init__(
-        self,
-        store: Store,
-        key: SessionKey,
-        check: Callable[[LeaseState | None], Awaitable[None]] | None,
-        acquire: Callable[..., Awaitable[HeldLease]],
-    ) -> None:
-        self._acquire = acquire
+    def __init__(self, store: Store, key: SessionKey) -> None:
         self._store = store
         self._key = key
-        self._check = check
         self._last_request: tuple[int, float] = (0, 0.0)
         self._epoch = 0
         self._pause = SOON
         self._doubted = False
 
-    async def check(self, holder: LeaseState | None) -> None:
-        """Have the caller check the holder that was read first."""
-        check, self._check = self._check, None
-        if check is not None:
-            await check(holder)
-
-    async def take(self, holder: LeaseState | None, *, in_time: bool) -> HeldLease | None:
-        """Acquire the lease; None if another process was faster, or the answer was lost."""
-        after = 0 if holder is None else holder.epoch
+    async def answer(self, terms: Terms) -> Held | Taken | None:
+        """Return the store's answer; None if it was lost, once: the lease may be ours."""
         try:
-            return await self._acquire(after=after)
-        except LeaseHeldError:
-            if not in_time:
-                raise
+            return await self._store.acquire(self._key, terms)
         except StoreUnavailableError:
-            # The lease may be ours, and only the answer was lost: read the holder once more.
             if self._doubted:
                 raise
             self._doubted = True
-        await self.pause(after)
-        return None
+            return None
 
     async def ask(self, holder: LeaseState, now: float) -> None:
         """Ask a new holder at once, and every holder again each ``AGAIN`` seconds."""

@@ -7,7 +7,7 @@ to. Such a session can be deleted, forgotten, and made plain by `migrate`; it is
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 
 from msgspec.structs import replace
@@ -16,28 +16,49 @@ from perdure.errors import CorruptRecordError, LeaseLostError, SessionError
 from perdure.records.chunks import records_of
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import ForkNote, HistoryIndex, Manifest, Origin, origin_in
-from perdure.records.records import FORK, HOLDER_KINDS
+from perdure.records.manifest import ForkNote, HistoryIndex, Origin, RestoreData, origin_in
+from perdure.records.records import FORK, HOLDER_KINDS, Record
 from perdure.store import Document, Documents, LogChunk, Store, first_record
 from perdure.stores.delegate import DelegatingStore
 
 _ALL = 2**62
 
 
-async def base_of(store: Store, key: SessionKey, manifest: Manifest | None) -> Origin | None:
-    """Return what comes before a session's own log; None for most sessions."""
+async def base_of(store: Store, key: SessionKey, read: RestoreData) -> Origin | None:
+    """Return what comes before a session's own log; None for most sessions.
+
+    Args:
+        store: The store.
+        key: The session.
+        read: Its manifest, and the beginning of its log if that was read with it.
+
+    """
+    manifest = read.documents.manifest
     if manifest is not None:
         is_old = manifest.base is not None and manifest.base.at > 0
         return await newest_base(store, key) or manifest.base if is_old else manifest.base
-    first = 0
-    async with aclosing(store.read_log(key, limit=64)) as log:
-        async for chunk in log:
-            for record in chunk.records:
-                first = first or record.seq
-                if first > 1 or origin_in(record) is not None:
-                    return await newest_base(store, key)
-                if record.kind not in HOLDER_KINDS:
-                    return None
+    if read.records is not None and read.after == 0:
+        begins_elsewhere = _begins_elsewhere(read.records)
+    else:
+        begins_elsewhere, records = None, list[Record]()
+        async with aclosing(store.read_log(key, limit=64)) as log:
+            async for chunk in log:
+                records += chunk.records
+                begins_elsewhere = _begins_elsewhere(records)
+                if begins_elsewhere is not None:
+                    break
+    return await newest_base(store, key) if begins_elsewhere else None
+
+
+def _begins_elsewhere(records: Sequence[Record]) -> bool | None:
+    """Return whether something comes before the first records of a log; None if unknown yet."""
+    if records and records[0].seq > 1:
+        return True
+    for record in records:
+        if origin_in(record) is not None:
+            return True
+        if record.kind not in HOLDER_KINDS:
+            return False
     return None
 
 
@@ -66,8 +87,8 @@ async def above(store: DelegatingStore, key: SessionKey, base: Origin) -> Origin
     """
     parent = base.parent
     assert parent is not None
-    manifest = (await store.inner.read_documents(parent, ())).manifest
-    theirs = await base_of(store.inner, parent, manifest)
+    read = RestoreData(await store.inner.read_documents(parent, ()))
+    theirs = await base_of(store.inner, parent, read)
     if theirs is None or theirs.parent is None or theirs.at < base.at:
         log = store.read_log(parent, after=base.at - 1, before=base.at + 1)
         if await first_record(log, lambda record: record.epoch == base.epoch) is not None:
@@ -173,8 +194,7 @@ async def require_unread(
             notes += [item.payload for item in waiting if item.kind == FORK]
             break
     for child in sorted({decode(note, ForkNote).child for note in notes} - besides):
-        manifest = (await inner.read_documents(child, ())).manifest
-        base = await base_of(inner, child, manifest)
+        base = await base_of(inner, child, RestoreData(await inner.read_documents(child, ())))
         if base is None or base.parent != key:
             continue
         with suppress(CorruptRecordError):  # it has nothing of this one

@@ -19,17 +19,19 @@ Errors of a driver are mapped to `perdure.errors` with the driver's error as the
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
 from typing import Literal, Protocol, TypeVar, cast
 
 import msgspec
 
+from perdure.errors import LeaseHeldError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import (
     About,
     Batch,
+    Beginning,
     BlobSweep,
     Capabilities,
     Document,
@@ -37,7 +39,7 @@ from perdure.records.manifest import (
     Draft,
     DraftInfo,
     FoldedDocument,
-    HeldLease,
+    Held,
     LeaseState,
     LogChunk,
     Manifest,
@@ -46,6 +48,10 @@ from perdure.records.manifest import (
     RestoreData,
     SessionInfo,
     Status,
+    Taken,
+    Terms,
+    lease_held,
+    published_already,
 )
 from perdure.records.posts import DeadLetter, HeartbeatRequests, InboxLimit, PendingItem
 from perdure.records.records import Entry, Record
@@ -53,6 +59,7 @@ from perdure.records.records import Entry, Record
 __all__ = [
     "About",
     "Batch",
+    "Beginning",
     "BlobStore",
     "BlobSweep",
     "Capabilities",
@@ -68,7 +75,7 @@ __all__ = [
     "Entry",
     "FoldedDocument",
     "HeartbeatRequests",
-    "HeldLease",
+    "Held",
     "InboxLimit",
     "InboxStore",
     "LeaseState",
@@ -93,10 +100,14 @@ __all__ = [
     "SupportsRebuild",
     "SupportsRestore",
     "SupportsSpill",
+    "Taken",
+    "Terms",
+    "acquire_by_steps",
     "capability",
     "open_read_only",
     "past_damage",
     "shortcut",
+    "take_after",
 ]
 
 past_damage: ContextVar[bool] = ContextVar("perdure_past_damage", default=False)
@@ -229,29 +240,20 @@ class LeaseStore(Protocol):
         """Return the state of the session's lease; None if it was never acquired."""
         ...
 
-    async def acquire(
-        self,
-        key: SessionKey,
-        *,
-        after: int,
-        first: int = 1,
-        base: Origin | None = None,
-        draft: Draft | None = None,
-    ) -> HeldLease:
-        """Take the session with epoch ``after + 1``, if the newest epoch is ``after``.
+    async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
+        """Take a session with the next epoch, if ``terms.allows`` it from its newest holder.
 
-        ``after`` is ``holder(key).epoch``, or 0 where that is None. The caller decides
-        whether it may; the store decides the race. Appends the epoch record.
+        The store decides in one step, or reads the holder, asks the terms, and takes the session
+        only if the epoch is still the same; where another owner was faster it answers who. It
+        appends the epoch record. What a restore needs may be read in the same step:
+        ``Taken.found``.
 
-        Where there is no session, a log begins: its epoch record has the seq ``first``, and in
-        its payload ``base``, the history before it. With ``draft``, the session is a draft until
-        `publish`: its holder writes it as any session, but nobody reads it. ``holder`` calls it
-        deleted, no listing has it, its log and documents are empty. What was posted to the id
-        waits. A draft that is acquired loses its content, dead letters included, and a log
-        begins: only its own holder continues one.
-
-        Raises LeaseHeldError when another owner acquired it first, or when there is a session
-        where a draft is to begin.
+        Where there is no session, a log begins, as ``terms.beginning`` says: its epoch record has
+        the seq ``first``, and in its payload ``base``, the history before it. With ``draft``, the
+        session is a draft until `publish`: its holder writes it as any session, but nobody reads
+        it. ``holder`` calls it deleted, no listing has it, its log and documents are empty. What
+        was posted to the id waits. A draft that is acquired loses its content, dead letters
+        included, and a log begins: only its own holder continues one.
         """
         ...
 
@@ -599,3 +601,43 @@ async def first_record(
                 if matches(record):
                     return record
     return None
+
+
+async def acquire_by_steps(
+    store: Store,
+    key: SessionKey,
+    terms: Terms,
+    take: Callable[[SessionKey, int, Beginning], Awaitable[Taken]],
+) -> Held | Taken:
+    """Read the holder of a session, and take it after that epoch if the terms allow it."""
+    holder = await store.holder(key)
+    if not terms.allows(holder):
+        return Held(holder)
+    try:
+        return await take(key, 0 if holder is None else holder.epoch, terms.beginning)
+    except LeaseHeldError:  # another owner was faster
+        return Held(await store.holder(key))
+
+
+async def take_after(
+    store: Store,
+    key: SessionKey,
+    *,
+    after: int,
+    first: int = 1,
+    base: Origin | None = None,
+    draft: Draft | None = None,
+) -> Taken:
+    """Take a session from whoever has it, if its newest epoch is *after*, 0 for none.
+
+    Raises:
+        LeaseHeldError: Another owner was faster, or there is a session where a draft is to begin.
+
+    """
+    terms = Terms(me=store.owner, after=after, beginning=Beginning(first, base, draft))
+    answer = await store.acquire(key, terms)
+    if isinstance(answer, Taken):
+        return answer
+    newest = 0 if answer.holder is None else answer.holder.epoch
+    is_race = draft is None or newest != after
+    raise lease_held(key, after, newest) if is_race else published_already(key, newest)

@@ -39,7 +39,7 @@ from perdure.errors import FormatError, SessionError, WrongLoopError
 from perdure.records.keys import SessionKey
 from perdure.session.internals import session_open_here, store_of_manager
 from perdure.session.retention import Retention
-from perdure.store import Batch, Outcome
+from perdure.store import Batch, Outcome, take_after
 from perdure.testing import FaultyStore, MemoryBacking, MemoryStore
 from tests.adapters import kills
 from tests.servers.postgres import schema_of, shared
@@ -684,7 +684,7 @@ async def test_what_could_not_be_stored_is_not_shown() -> None:
         await other.open()
         holder = await other.holder(SessionKey("t"))
         assert holder is not None
-        await other.acquire(SessionKey("t"), after=holder.epoch)
+        await take_after(other, SessionKey("t"), after=holder.epoch)
         with pytest.raises(LeaseLostError, match=f"taken over by .*{other.owner}"):
             await saver.aput(config, *put_of({"a": 2}, number=2))
         assert await kept(saver) == {"a": 1}

@@ -51,6 +51,7 @@ from perdure.records.messages import encode_message
 from perdure.records.records import Entry
 from perdure.session.internals import accept
 from perdure.session.retention import Retention
+from perdure.store import take_after
 from perdure.testing import MemoryBacking, MemoryStore
 from tests.adapters import kills
 from tests.images import png, url
@@ -432,7 +433,7 @@ async def test_a_run_that_was_overtaken_is_refused_until_it_reads_again() -> Non
         await other.open()
         holder = await other.holder(key)
         assert holder is not None
-        taken = await other.acquire(key, after=holder.epoch)
+        taken = await take_after(other, key, after=holder.epoch)
         for text in ("two", "three"):  # while the takeover is not known here, and when it is
             with pytest.raises(LeaseLostError, match=f"taken over by .*{other.owner}"):
                 await session.add_items([user(text)])
@@ -635,7 +636,7 @@ async def test_what_was_accepted_and_not_saved_stays_in_the_report_of_an_overtak
         await other.open()
         holder = await other.holder(key)
         assert holder is not None
-        await other.acquire(key, after=holder.epoch)
+        await take_after(other, key, after=holder.epoch)
         await mine.flush()
         with pytest.raises(LeaseLostError, match="taken over by"):
             await session.add_items([user("two")])

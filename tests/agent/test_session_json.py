@@ -13,6 +13,7 @@ from perdure.agent import AgentFactory, CompactionPolicy
 from perdure.cli.check import audit
 from perdure.formats import write_state
 from perdure.records.keys import SessionKey
+from perdure.store import take_after
 from perdure.stores.file import FileStore
 from tests.agent.conftest import Configure, World
 from tests.golden.reader import HERE, copy_of
@@ -179,7 +180,7 @@ async def as_an_older_release_would(data: Path) -> None:
         del document["context"]["core"][name]
     written = msgspec.json.format(json.dumps(document).encode(), indent=2)
     digest = hashlib.sha256(written).hexdigest()
-    epoch = (await store.acquire(key, after=have.manifest.epoch)).epoch
+    epoch = (await take_after(store, key, after=have.manifest.epoch)).epoch
     one = msgspec.structs.replace(
         have.manifest.documents["session.json"], sha256=digest, size=len(written)
     )

@@ -15,7 +15,7 @@ from perdure.records.json import encode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Origin
 from perdure.records.records import BASE, EPOCH, MESSAGE, Entry, Record
-from perdure.store import Draft
+from perdure.store import Draft, take_after
 from perdure.stores.file import FileStore
 from perdure.testing.conformance._kit import append_ok, group, take
 from tests.cli.conftest import Command
@@ -368,7 +368,7 @@ def test_gc_removes_a_copy_that_a_process_was_killed_in(command: Command, store:
         dying = FileStore(store)
         await dying.open()
         draft = Draft(source=SessionKey("ada"), generation=1, up_to=5, purpose="fork")
-        await dying.acquire(SessionKey("ada-2"), after=0, draft=draft)
+        await take_after(dying, SessionKey("ada-2"), after=0, draft=draft)
         await dying.aclose()
 
     def listed() -> list[str]:

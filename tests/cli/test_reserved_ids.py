@@ -12,7 +12,7 @@ import pytest
 import perdure
 from perdure import Message, Shutdown
 from perdure.records.keys import BACKUP_JOURNAL, SessionKey, keyring_of
-from perdure.store import Store
+from perdure.store import Store, take_after
 from tests.cli.conftest import Command
 
 QUIET = Shutdown(signals=False)
@@ -34,7 +34,7 @@ def put(url: str | Path, key: SessionKey) -> None:
 
     async def begin() -> None:
         async with opened(url) as store:
-            await store.release(key, (await store.acquire(key, after=0)).epoch)
+            await store.release(key, (await take_after(store, key, after=0)).epoch)
 
     anyio.run(begin)
 

@@ -19,7 +19,7 @@ from perdure.errors import LeaseLostError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import FoldedDocument, Manifest
 from perdure.records.records import EPOCH, MESSAGE, Entry, Record
-from perdure.store import Batch, Draft, HeldLease, Status, Store
+from perdure.store import Batch, Draft, Status, Store, Taken, take_after
 from perdure.stores.file import log
 from tests import runners
 from tests.crash import places
@@ -51,7 +51,7 @@ def texts_of(records: list[Record]) -> list[str]:
 class Writer:
     """A holder of one session that says what it does."""
 
-    def __init__(self, store: Store, grant: HeldLease, texts: list[str], report: Report) -> None:
+    def __init__(self, store: Store, grant: Taken, texts: list[str], report: Report) -> None:
         self.key = grant.key
         self.epoch = grant.epoch
         self._store = store
@@ -66,7 +66,7 @@ class Writer:
         holder = await store.holder(key)
         after = holder.epoch if holder else 0
         report("taking", key.agent, after + 1)
-        grant = await store.acquire(key, after=after)
+        grant = await take_after(store, key, after=after)
         # A holder that was stopped just now may find records of others behind its grant.
         records = (await read(store, key))[: grant.head]
         texts = texts_of(records)
@@ -217,7 +217,7 @@ async def draft(store: Store, report: Report) -> None:
     data = json.dumps(whole).encode()
     epoch = 0
     for _ in range(2):
-        grant = await store.acquire(AGENT, after=epoch, first=501, draft=source)
+        grant = await take_after(store, AGENT, after=epoch, first=501, draft=source)
         epoch = grant.epoch
         batches = [Batch(AGENT, epoch, 502, tuple(records[:2]))]
         batches.append(Batch(AGENT, epoch, 504, tuple(records[2:])))

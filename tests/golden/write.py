@@ -39,7 +39,7 @@ from perdure.records.records import ADMITTED, APPROVAL, EFFECT, ENDING, EVENT, E
 from perdure.restore.rebuild import context_entry
 from perdure.session.internals import accept
 from perdure.session.session import Session
-from perdure.store import Batch, Status
+from perdure.store import Batch, Status, take_after
 from perdure.stores.file import FileStore
 from tests.golden.reader import BLOBS, GOLDEN, copy_of, seen
 
@@ -178,7 +178,7 @@ async def tail(root: Path) -> None:
     key = SessionKey("everything", "a tail")
     store = FileStore(root, owner="gone")
     await store.open()
-    grant = await store.acquire(key, after=0)
+    grant = await take_after(store, key, after=0)
     said = [encode_message(Message.user(f"number {number}"), now=START) for number in range(3)]
     group = (said[1]._replace(end=False), said[2])
     for first, records in ((grant.head + 1, said[:1]), (grant.head + 2, group)):

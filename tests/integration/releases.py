@@ -49,11 +49,11 @@ async def act(sessions, what, value):
         await sessions.post("ada", Message.user(value), key=value)
         return "ok"
     if what == "letter":
-        from perdure.store import DeadLetter, PendingItem
+        from perdure.store import DeadLetter, PendingItem, take_after
         from perdure.records.keys import SessionKey
         store, key = perdure.store_for(sys.argv[1]), SessionKey("gone")
         await store.open()
-        grant = await store.acquire(key, after=0)
+        grant = await take_after(store, key, after=0)
         item = PendingItem("post/0", "message", b"{}", 1.0)
         await store.reject(key, grant.epoch, [DeadLetter(item, "no", 5, 2.0)])
         await store.release(key, grant.epoch)

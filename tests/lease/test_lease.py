@@ -11,7 +11,7 @@ from perdure import lease as module
 from perdure.errors import LeaseHeldError
 from perdure.lease import LeaseOptions, OnHeld, OwnerWatch, acquire_lease
 from perdure.records.keys import SessionKey
-from perdure.store import HeldLease, LeaseState
+from perdure.store import Held, LeaseState, Taken, Terms
 from perdure.stores.memory import MemoryBacking, MemoryStore
 
 pytestmark = pytest.mark.anyio
@@ -39,23 +39,24 @@ async def get(
     wait: float = LONG,
     given: int = 0,
     clock: Callable[[], float] = anyio.current_time,
-) -> HeldLease:
+) -> Taken:
     watch = OwnerWatch(LeaseOptions(heartbeat=0.9 * ttl, ttl=ttl), clock)
 
-    async def holder(key: SessionKey) -> LeaseState | None:
-        watch.renewed()  # as the taker's manager does
-        return await MemoryStore.holder(store, key)
+    inner = store.acquire
 
-    store.holder = holder  # type: ignore[method-assign]
-    return await acquire_lease(
-        store, KEY, me=store.owner, watch=watch, on_held=on_held, wait=wait, given=given
-    )
+    async def acquire(key: SessionKey, terms: Terms) -> Held | Taken:
+        watch.renewed()  # as the taker's manager does
+        return await inner(key, terms)
+
+    store.acquire = acquire  # type: ignore[method-assign]
+    terms = Terms(me=store.owner, given=given)
+    return await acquire_lease(store, KEY, terms, watch=watch, on_held=on_held, wait=wait)
 
 
 async def test_a_holder_that_is_asked_hands_over(backing: MemoryBacking) -> None:
     one, two = await store_of(backing, "one"), await store_of(backing, "two")
     grant = await get(one)
-    taken: list[HeldLease] = []
+    taken: list[Taken] = []
 
     async def ask() -> None:
         taken.append(await get(two))
@@ -136,7 +137,7 @@ async def test_who_was_asked_lets_the_one_who_asked_go_first(
     one, two = await store_of(backing, "one"), await store_of(backing, "two")
     grant = await get(one)
     await one.release(KEY, grant.epoch)
-    back: list[HeldLease] = []
+    back: list[Taken] = []
 
     async def want_back() -> None:
         back.append(await get(one, given=grant.epoch))
@@ -196,13 +197,15 @@ async def test_who_is_always_too_late_gives_up_in_time(
     store = await store_of(backing, "one")
     tries: list[int] = []
 
-    async def too_late(_: SessionKey, *, after: int, **_begun: object) -> HeldLease:
-        tries.append(after)
-        raise LeaseHeldError(f"at epoch {after}, not at {after}")
+    async def too_late(_: SessionKey, terms: Terms) -> Held:
+        holder = LeaseState(epoch=7, owner="other", released=True)
+        assert terms.allows(holder)
+        tries.append(holder.epoch)
+        return Held(holder)
 
     monkeypatch.setattr(store, "acquire", too_late)
     begun = anyio.current_time()
-    with anyio.fail_after(60), pytest.raises(LeaseHeldError, match="at epoch 0"):
+    with anyio.fail_after(60), pytest.raises(LeaseHeldError, match="held by owner other"):
         await get(store, wait=20, clock=lambda: float(len(tries)))  # a second each
     assert len(tries) == 21
     assert anyio.current_time() - begun > 0.5  # with a pause between two tries

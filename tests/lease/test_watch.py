@@ -11,10 +11,10 @@ from perdure import LeaseHeldError, LeaseOptions, Message, Shutdown, lease as mo
 from perdure.errors import StoreUnavailableError
 from perdure.lease import OwnerWatch
 from perdure.records.keys import SessionKey
-from perdure.store import HeartbeatRequests, LeaseState
-from perdure.stores.delegate import DelegatingStore
+from perdure.store import HeartbeatRequests, take_after
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests._virtual import BACKENDS, virtual
+from tests.remote import Remote
 
 pytestmark = [
     pytest.mark.anyio,
@@ -27,18 +27,14 @@ TTL = LeaseOptions().ttl
 HOUR = 3600.0
 
 
-class Remote(DelegatingStore):
-    """A store of another machine: only heartbeats tell it who is alive."""
+class Machine(Remote):
+    """A store of another machine, which may be down."""
 
     def __init__(self, backing: MemoryBacking, *, tells: bool = True) -> None:
         super().__init__(MemoryStore(backing=backing))
         self.tells = tells
         """Whether a heartbeat brings those of others."""
         self.is_down = False
-
-    async def holder(self, key: SessionKey) -> LeaseState | None:
-        found = await super().holder(key)
-        return None if found is None else msgspec.structs.replace(found, alive=None)
 
     async def heartbeat(self) -> HeartbeatRequests:
         if self.is_down:
@@ -52,7 +48,7 @@ async def dead_holder(backing: MemoryBacking) -> MemoryStore:
     store = MemoryStore(backing=backing)
     await store.open()
     for key in KEYS:
-        await store.acquire(key, after=0)
+        await take_after(store, key, after=0)
     return store
 
 
@@ -69,7 +65,7 @@ async def open_all(sessions: perdure.SessionManager) -> list[float]:
 @pytest.mark.parametrize("later", [2 * TTL, HOUR])
 async def test_what_a_dead_worker_held_is_free_at_once(later: float) -> None:
     backing = MemoryBacking()
-    async with perdure.connect(Remote(backing), shutdown=QUIET) as sessions:
+    async with perdure.connect(Machine(backing), shutdown=QUIET) as sessions:
         await dead_holder(backing)
         await anyio.sleep(later)
         assert max(await open_all(sessions)) < 0.1
@@ -77,7 +73,7 @@ async def test_what_a_dead_worker_held_is_free_at_once(later: float) -> None:
 
 async def test_what_one_open_found_out_serves_all_others() -> None:
     backing = MemoryBacking()
-    async with perdure.connect(Remote(backing, tells=False), shutdown=QUIET) as sessions:
+    async with perdure.connect(Machine(backing, tells=False), shutdown=QUIET) as sessions:
         await dead_holder(backing)
         await anyio.sleep(HOUR)
         first, *others = await open_all(sessions)
@@ -87,7 +83,7 @@ async def test_what_one_open_found_out_serves_all_others() -> None:
 
 async def test_a_silent_holder_is_no_reason_to_give_up() -> None:
     backing = MemoryBacking()
-    async with perdure.connect(Remote(backing), shutdown=QUIET) as sessions:
+    async with perdure.connect(Machine(backing), shutdown=QUIET) as sessions:
         await dead_holder(backing)
         with pytest.raises(LeaseHeldError):
             await sessions.open("s0", on_held="raise")
@@ -98,7 +94,7 @@ async def test_a_silent_holder_is_no_reason_to_give_up() -> None:
 
 async def test_one_that_wakes_up_keeps_its_sessions() -> None:
     backing = MemoryBacking()
-    async with perdure.connect(Remote(backing), shutdown=QUIET) as sessions:
+    async with perdure.connect(Machine(backing), shutdown=QUIET) as sessions:
         holder = await dead_holder(backing)
         await anyio.sleep(HOUR)
         await holder.heartbeat()
@@ -109,7 +105,7 @@ async def test_one_that_wakes_up_keeps_its_sessions() -> None:
 async def test_nobody_is_robbed_in_an_outage_nor_behind_it() -> None:
     """Whoever could not beat because nobody could is not dead."""
     backing = MemoryBacking()
-    one, two = Remote(backing), Remote(backing)
+    one, two = Machine(backing), Machine(backing)
     async with (
         perdure.connect(one, shutdown=QUIET) as mine,
         perdure.connect(two, shutdown=QUIET) as theirs,

@@ -12,7 +12,7 @@ from perdure.records.json import encode
 from perdure.records.keys import SessionKey
 from perdure.records.messages import encode_message
 from perdure.records.records import CONTEXT, RETRACT, TURN, Entry, Record
-from perdure.store import Batch
+from perdure.store import Batch, take_after
 from perdure.stores.memory import MemoryStore
 
 KEY = SessionKey("a")
@@ -85,7 +85,7 @@ def test_messages_outside_of_turns_make_turns_of_their_own() -> None:
 async def filled(entries: list[Entry]) -> MemoryStore:
     store = MemoryStore()
     await store.open()
-    grant = await store.acquire(KEY, after=0)
+    grant = await take_after(store, KEY, after=0)
     await store.append_many([Batch(KEY, grant.epoch, grant.head + 1, tuple(entries))])
     return store
 

@@ -15,6 +15,7 @@ from perdure import EngineOptions, Message, Shutdown
 from perdure.observe import Metrics
 from perdure.observe.metrics import FIGURES
 from perdure.session.manager import SessionManager
+from perdure.store import take_after
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore, How
 from tests.source_tree import ROOT
@@ -118,7 +119,7 @@ async def test_a_session_that_is_taken_away_is_counted_where_it_was_lost(tmp_pat
             await session.save()
             other = MemoryStore(backing=backing)
             await other.open()
-            await other.acquire(session.key, after=session.epoch)
+            await take_after(other, session.key, after=session.epoch)
             session.append(Message.user("y"))
             with pytest.raises(perdure.LeaseLostError):
                 await session.save()

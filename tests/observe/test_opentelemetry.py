@@ -24,6 +24,7 @@ from perdure import Message, Shutdown
 from perdure.agent import Agent, ScriptedModel, call
 from perdure.memory.compaction import CompactionPolicy
 from perdure.observe import Telemetry
+from perdure.store import take_after
 from tests.observe.test_metrics import read
 
 QUIET = Shutdown(signals=False)
@@ -80,8 +81,8 @@ async def test_an_error_of_the_store_is_named() -> None:
     with pytest.raises(perdure.LeaseError):
         from perdure.records.keys import SessionKey
 
-        await store.acquire(SessionKey("ada"), after=0)
-        await store.acquire(SessionKey("ada"), after=0)
+        await take_after(store, SessionKey("ada"), after=0)
+        await take_after(store, SessionKey("ada"), after=0)
     points = collected.figures()["db.client.operation.duration"]
     assert {one.attributes.get("error.type") for one in points} == {None, "LeaseHeldError"}
     await store.aclose()

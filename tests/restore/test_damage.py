@@ -32,7 +32,7 @@ from perdure.memory.context import SNAPSHOT
 from perdure.restore.report import RestorePlan
 from perdure.session.internals import accept, lines_of, store_below
 from perdure.session.session import Session, render
-from perdure.store import Store
+from perdure.store import Store, take_after
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.stores.sqlite import SqliteStore
@@ -355,7 +355,7 @@ async def put(root: Path, name: str, change: Callable[[bytes], bytes]) -> bytes:
     await store.open()
     holder = await store.holder(KEY)
     assert holder is not None
-    grant = await store.acquire(KEY, after=holder.epoch)
+    grant = await take_after(store, KEY, after=holder.epoch)
     have = await store.read_documents(KEY)
     manifest = have.manifest
     assert manifest is not None

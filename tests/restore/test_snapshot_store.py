@@ -8,6 +8,7 @@ from perdure import ConfigError, LeaseLostError, Message, Shutdown, StoreError, 
 from perdure.memory.context import SNAPSHOT
 from perdure.records.keys import SessionKey
 from perdure.restore import WorkingContextSnapshotSerializer, WorkingContextSnapshotStore
+from perdure.store import take_after
 from perdure.stores.memory import MemoryBacking, MemoryStore
 
 KEY = SessionKey("ada")
@@ -62,7 +63,7 @@ async def test_another_agents_snapshot_is_not_asked_for() -> None:
 
 async def test_a_holder_replaces_the_cache_and_not_the_truth() -> None:
     store = await opened(await folded("x"))
-    epoch = (await store.acquire(KEY, after=1)).epoch
+    epoch = (await take_after(store, KEY, after=1)).epoch
     snapshots = WorkingContextSnapshotStore(store, KEY, epoch=epoch)
     payload = await snapshots.read("ada")
     assert payload is not None
@@ -89,6 +90,6 @@ async def test_who_does_not_hold_the_session_writes_nothing() -> None:
     assert payload is not None
     with pytest.raises(StoreError):
         await WorkingContextSnapshotStore(store, KEY).write("ada", payload)
-    await store.acquire(KEY, after=1)
+    await take_after(store, KEY, after=1)
     with pytest.raises(LeaseLostError):
         await WorkingContextSnapshotStore(store, KEY, epoch=1).write("ada", payload)

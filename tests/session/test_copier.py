@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import msgspec
 import pytest
 
 from perdure import (
@@ -47,12 +46,12 @@ from perdure.records.records import (
 from perdure.session.copier import copy_session, remove_drafts
 from perdure.session.internals import accept, ledger_of
 from perdure.session.options import Limits
-from perdure.store import Batch, Draft, LeaseState, Status, Store, first_record
+from perdure.store import Batch, Draft, Status, Store, first_record, take_after
 from perdure.stores import CompressedStore
-from perdure.stores.delegate import DelegatingStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing import FaultyStore
 from tests.pausing import PausingStore, meanwhile
+from tests.remote import Remote
 from tests.session.conftest import Connect, Place
 from tests.session.lives import converse, looks, said, told
 
@@ -136,7 +135,7 @@ async def test_a_session_that_was_killed_in_each_turn_is_copied_and_resumed(rest
     await store.open()
     begun = TurnPayload(turn="cut", number=1, phase="begin", given=True)
     for number in range(restarts):
-        grant = await store.acquire(key, after=epoch)
+        grant = await take_after(store, key, after=epoch)
         epoch = grant.epoch
         attempt = Message.user(f"attempt {number}")
         entries = (Entry(TURN, encode(begun)), encode_message(attempt))
@@ -615,7 +614,7 @@ async def test_who_wants_a_copy_that_is_just_being_made_is_told_so(place: Place)
     async with connect(place(), shutdown=QUIET) as sessions:
         await converse(sessions, "a", "one")
         draft = Draft(source=SessionKey("a"), generation=1, up_to=1, purpose="fork")
-        grant = await theirs.acquire(new, after=0, draft=draft)
+        grant = await take_after(theirs, new, after=0, draft=draft)
         told = "new is just being made by .*: try again in a moment"
         with pytest.raises(LeaseHeldError, match=told):
             await sessions.fork("a", "new")
@@ -625,21 +624,13 @@ async def test_who_wants_a_copy_that_is_just_being_made_is_told_so(place: Place)
     await theirs.aclose()
 
 
-class _Elsewhere(DelegatingStore):
-    """A store that cannot see whether the process of a holder lives, as one on a server."""
-
-    async def holder(self, key: SessionKey) -> LeaseState | None:
-        state = await self.inner.holder(key)
-        return None if state is None else msgspec.structs.replace(state, alive=None)
-
-
 async def test_a_draft_of_an_owner_that_nobody_sees_is_removed_once_it_is_silent() -> None:
     backing, now = MemoryBacking(), 0.0
-    theirs, ours = MemoryStore(backing=backing), _Elsewhere(MemoryStore(backing=backing))
+    theirs, ours = MemoryStore(backing=backing), Remote(MemoryStore(backing=backing))
     await theirs.open()
     await ours.open()
     draft = Draft(source=SessionKey("a"), generation=1, up_to=1, purpose="fork")
-    await theirs.acquire(SessionKey("fork"), after=0, draft=draft)
+    await take_after(theirs, SessionKey("fork"), after=0, draft=draft)
     options = LeaseOptions()
     watch = OwnerWatch(options, lambda: now)
     for _ in range(20):

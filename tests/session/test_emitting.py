@@ -6,6 +6,7 @@ import pytest
 
 from perdure import LeaseLostError, Message, SessionQuarantinedError, Shutdown, connect
 from perdure.session.session import Session
+from perdure.store import take_after
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import SwitchedStore
 from tests.session.conftest import Connect
@@ -64,7 +65,7 @@ async def test_nothing_is_emitted_for_a_session_that_somebody_else_has() -> None
         with pytest.raises(LeaseLostError):
             async with session.turn() as turn:
                 session.append(Message.user("too late"))
-                await thief.acquire(session.key, after=session.epoch)
+                await take_after(thief, session.key, after=session.epoch)
                 await turn.emit("never", sender.now)
         assert sender.sent == []
         await session.discard_unsaved()

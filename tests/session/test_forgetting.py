@@ -28,7 +28,7 @@ from perdure.session import spill as spilling
 from perdure.session.delete import RetainedItem
 from perdure.session.manager import SessionManager
 from perdure.session.options import Limits
-from perdure.store import Draft
+from perdure.store import Draft, take_after
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests.pausing import PausingStore, meanwhile, reached_or_ended
@@ -464,7 +464,7 @@ async def test_who_has_lost_a_session_removes_no_blob_of_it(place: Place) -> Non
             await other.open()
             holder = await other.holder(key)
             assert holder is not None
-            await other.acquire(key, after=holder.epoch)
+            await take_after(other, key, after=holder.epoch)
             await other.aclose()
 
         async def forget() -> None:
@@ -485,7 +485,7 @@ async def test_a_copy_that_was_left_unfinished_keeps_nothing_that_is_forgotten(
         name = await share(sessions, "a")
         await store.open()
         draft = Draft(source=SessionKey("b"), generation=1, up_to=2, purpose="fork")
-        grant = await store.acquire(SessionKey("new"), after=0, draft=draft)
+        grant = await take_after(store, SessionKey("new"), after=0, draft=draft)
         await store.release(grant.key, grant.epoch)
         assert (await sessions.forget("a", wait=0.0)).kept == ()
         assert await sessions._store.get_blob("", name) is None

@@ -24,7 +24,7 @@ from perdure import (
 from perdure.autosave.tracked import Tracked
 from perdure.session.contents import Contents
 from perdure.session.internals import let_go
-from perdure.store import Store
+from perdure.store import Store, take_after
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.stores.postgres import PostgresStore
@@ -95,7 +95,7 @@ async def closed(_sessions: SessionManager, session: Session, _make: Make) -> No
 async def lost(sessions: SessionManager, session: Session, make: Make) -> None:
     thief = make()
     await thief.open()
-    await thief.acquire(session.key, after=session.epoch)
+    await take_after(thief, session.key, after=session.epoch)
     session.append(Message.user("too late"))
     with pytest.raises(LeaseLostError):
         await session.save()

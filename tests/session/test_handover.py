@@ -11,6 +11,7 @@ from perdure import LeaseLostError, Message, SessionManager, Shutdown, connect
 from perdure.lease import COURTESY
 from perdure.records.keys import SessionKey
 from perdure.session.lifecycle import FIRST_TURN
+from perdure.store import take_after
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore, SwitchedStore
 from tests._virtual import BACKENDS, run
@@ -166,7 +167,7 @@ async def test_a_handover_that_the_store_does_not_answer_is_one_line_in_the_log(
     counted = FaultyStore(MemoryStore(backing=backing), times=0)
     store = SwitchedStore(counted)
     async with connect(store, shutdown=QUIET) as sessions:
-        await store.acquire(KEY, after=0)  # as of an open that has failed
+        await take_after(store, KEY, after=0)  # as of an open that has failed
         if stopping:
             sessions.drain()
         store.fail_next("holder")

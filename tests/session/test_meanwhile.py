@@ -33,7 +33,7 @@ from perdure.session.manager import SessionManager
 from perdure.session.prune import Pruner
 from perdure.session.retention import Retention
 from perdure.session.stored import SessionStore
-from perdure.store import Documents, Outcome, Status
+from perdure.store import Documents, Outcome, Status, take_after
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests.pausing import PausingStore, meanwhile
 from tests.session.lives import converse, said, told
@@ -381,7 +381,7 @@ async def test_another_life_of_a_session_is_read_as_it_is() -> None:
         session.append(Message.user("first life"))
         await session.save()
         await thief.open()
-        grant = await thief.acquire(P, after=session.epoch)
+        grant = await take_after(thief, P, after=session.epoch)
         await thief.delete(P, grant.epoch)
         await converse(there, "q", "other")
         await there.fork("q", "p")

@@ -30,7 +30,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE_KINDS, Record
 from perdure.session.internals import store_below
 from perdure.session.runtime import MediaLeftOut
-from perdure.store import Capabilities, Store
+from perdure.store import Capabilities, Store, take_after
 from perdure.stores import EncryptedStore, StateStore
 from perdure.stores.delegate import DelegatingStore
 from perdure.stores.file import FileStore
@@ -514,7 +514,7 @@ async def test_a_session_that_was_lost_is_forked_with_its_media() -> None:
         assert holder is not None
         other = MemoryStore(backing=backing)
         await other.open()
-        await other.acquire(KEY, after=holder.epoch)
+        await take_after(other, KEY, after=holder.epoch)
         with pytest.raises(LeaseLostError):
             await session.save()
         await session.fork_unsaved("eve")

@@ -19,7 +19,7 @@ from perdure.session.manager import SessionManager
 from perdure.session.options import Limits
 from perdure.session.prune import PruneReport
 from perdure.session.retention import Retention
-from perdure.store import Documents, Store
+from perdure.store import Documents, Store, take_after
 from perdure.stores.delegate import DelegatingStore
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
@@ -373,7 +373,7 @@ async def test_what_is_taken_over_while_it_expires_is_left_alone_and_named() -> 
             await other.open()
             holder = await other.holder(key)
             assert holder is not None
-            await other.acquire(key, after=holder.epoch)
+            await take_after(other, key, after=holder.epoch)
 
         pause = store.pause("read_log", lambda key: key == SessionKey("z"))
         expire = Retention(expire_days=90)
@@ -523,7 +523,7 @@ async def test_a_prune_that_loses_a_race_blames_nobody_and_brings_nothing_back(
             await sessions.rename(id, f"new {id}")
         else:  # as after a pause of this process
             holder = await elsewhere.holder(SessionKey(id))
-            await elsewhere.acquire(SessionKey(id), after=holder.epoch if holder else 0)
+            await take_after(elsewhere, SessionKey(id), after=holder.epoch if holder else 0)
 
     async with connect(store, shutdown=QUIET) as sessions:
         await elsewhere.open()

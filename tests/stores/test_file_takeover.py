@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from perdure.records.keys import SessionKey
+from perdure.store import take_after
 from perdure.stores.file import FileStore
 
 KEY = SessionKey("agent")
@@ -27,8 +28,8 @@ async def test_a_taker_whose_file_was_tidied_away_tries_again(
 
     store = FileStore(tmp_path / "root")
     await store.open()
-    assert (await store.acquire(KEY, after=0)).epoch == 1
+    assert (await take_after(store, KEY, after=0)).epoch == 1
     monkeypatch.setattr(os, "link", link)
-    assert (await store.acquire(KEY, after=1)).epoch == 2
+    assert (await take_after(store, KEY, after=1)).epoch == 2
     assert len(tidied) == 1
     await store.aclose()

@@ -11,7 +11,7 @@ import pytest
 from perdure.errors import LeaseLostError, NotStorableError
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE, Entry
-from perdure.store import Batch, Capabilities, Status
+from perdure.store import Batch, Capabilities, Status, take_after
 from perdure.stores.memory import MemoryBacking, MemoryStore
 
 KEY = SessionKey("agent")
@@ -37,7 +37,7 @@ def test_it_says_that_it_is_not_durable() -> None:
 
 async def test_stores_without_a_backing_share_nothing() -> None:
     one, other = MemoryStore(), MemoryStore()
-    await one.acquire(KEY, after=0)
+    await take_after(one, KEY, after=0)
     assert await other.holder(KEY) is None
 
 
@@ -46,9 +46,9 @@ async def test_owners_are_told_apart_without_a_name() -> None:
     one, other = MemoryStore(backing=backing), MemoryStore(backing=backing)
     await one.open()
     await other.open()
-    await one.acquire(KEY, after=0)
+    await take_after(one, KEY, after=0)
     first = await other.holder(KEY)
-    await other.acquire(KEY, after=1)
+    await take_after(other, KEY, after=1)
     second = await one.holder(KEY)
     assert first is not None
     assert second is not None
@@ -57,7 +57,7 @@ async def test_owners_are_told_apart_without_a_name() -> None:
 
 async def test_a_call_is_one_checkpoint_and_one_step() -> None:
     store = MemoryStore()
-    grant = await store.acquire(KEY, after=0)
+    grant = await take_after(store, KEY, after=0)
     steps: list[str] = []
 
     async def append() -> None:
@@ -75,7 +75,7 @@ async def test_a_call_is_one_checkpoint_and_one_step() -> None:
 
 async def test_a_reader_is_not_shaken_by_a_deletion() -> None:
     store = MemoryStore()
-    grant = await store.acquire(KEY, after=0)
+    grant = await take_after(store, KEY, after=0)
     records = tuple(Entry(MESSAGE, str(n).encode()) for n in range(1000))
     await store.append_many([Batch(KEY, grant.epoch, 2, records)])
     seen = []
@@ -89,7 +89,7 @@ async def test_a_reader_is_not_shaken_by_a_deletion() -> None:
 
 async def test_a_reader_is_not_shaken_by_a_trim() -> None:
     store = MemoryStore()
-    grant = await store.acquire(KEY, after=0)
+    grant = await take_after(store, KEY, after=0)
     records = tuple(Entry(MESSAGE, str(n).encode()) for n in range(1000))
     await store.append_many([Batch(KEY, grant.epoch, 2, records)])
     seen = []
@@ -131,7 +131,7 @@ async def test_ages_are_measured_on_the_backings_clock() -> None:
 async def test_the_directory_tells_when_a_session_changed() -> None:
     clock = Clock()
     store = MemoryStore(backing=MemoryBacking(clock=clock))
-    grant = await store.acquire(KEY, after=0)
+    grant = await take_after(store, KEY, after=0)
     clock.now += 5
     await store.append_many([Batch(KEY, grant.epoch, 2, (Entry(MESSAGE, b"1"),))])
     (info,) = await store.sessions()
@@ -140,8 +140,8 @@ async def test_the_directory_tells_when_a_session_changed() -> None:
 
 async def test_a_conflict_says_what_the_newest_epoch_is() -> None:
     store = MemoryStore()
-    await store.acquire(KEY, after=0)
-    await store.acquire(KEY, after=1)
+    await take_after(store, KEY, after=0)
+    await take_after(store, KEY, after=1)
     (outcome,) = await store.append_many([Batch(KEY, 1, 2, (Entry(MESSAGE, b"1"),))])
     assert outcome.status is Status.CONFLICT
     assert isinstance(outcome.error, LeaseLostError)
@@ -150,7 +150,7 @@ async def test_a_conflict_says_what_the_newest_epoch_is() -> None:
 
 async def test_written_counts_only_what_is_new() -> None:
     store = MemoryStore()
-    await store.acquire(KEY, after=0)
+    await take_after(store, KEY, after=0)
     records = (Entry(MESSAGE, b'"four"'), Entry(MESSAGE, b"22"))
     written = [
         (await store.append_many([Batch(KEY, 1, 2, sent)]))[0].written

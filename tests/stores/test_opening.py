@@ -20,7 +20,7 @@ from perdure.agent.llm.scripted import ScriptedModel
 from perdure.memory.context import SNAPSHOT
 from perdure.records.keys import SessionKey
 from perdure.session.manager import SessionManager
-from perdure.store import Documents, LeaseState, LogChunk, Store
+from perdure.store import Documents, Held, LeaseState, LogChunk, Store, Taken, Terms, take_after
 from perdure.stores.delegate import DelegatingStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 
@@ -44,6 +44,16 @@ class Counting(DelegatingStore):
     async def holder(self, key: SessionKey) -> LeaseState | None:
         self.facts["lease"] += 1
         return await self.inner.holder(key)
+
+    async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
+        self.facts["lease"] += 1
+        answer = await self.inner.acquire(key, terms)
+        if isinstance(answer, Taken) and answer.found is not None:
+            self.facts["manifest"] += 1
+            self.facts.update(f"document {name}" for name in answer.found.documents.found)
+            if answer.found.records is not None:
+                self.facts[f"log after {answer.found.after} before None"] += 1
+        return answer
 
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
@@ -79,7 +89,7 @@ async def leave(make: Callable[[], Store], how: str) -> None:
     if how == "dead":
         store = make()
         await store.open()
-        await store.acquire(SessionKey("ada"), after=1)
+        await take_after(store, SessionKey("ada"), after=1)
         await store.aclose()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perdure.records.keys import SessionKey
-from perdure.store import Store
+from perdure.store import Store, take_after
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.stores.postgres import PostgresStore
@@ -58,7 +58,7 @@ async def test_others_are_told_of_until_they_leave(
     one, other = made("one"), made("other")
     await one.open()
     await other.open()
-    await one.acquire(KEY, after=0)
+    await take_after(one, KEY, after=0)
     seen = [await told(other, KEY) for _ in range(2) if await one.heartbeat()]
     assert all(seen)
     assert seen[0] != seen[1]

@@ -27,7 +27,7 @@ from perdure.agent import Agent, EchoModel, PersistentSession
 from perdure.formats import FolderStorage, FullAgentState, read_state, write_state
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry
-from perdure.store import Batch, BlobSweep, Draft, Status, Store
+from perdure.store import Batch, BlobSweep, Draft, Status, Store, take_after
 from perdure.stores import StateStorage, StateStore
 from perdure.testing.conformance import (
     BeginningConformance,
@@ -362,7 +362,7 @@ async def test_a_manual_agent_over_a_storage(tmp_path: Path) -> None:
 
 async def test_a_record_that_no_state_can_be_made_of_is_refused_for_good() -> None:
     store = StateStore(OwnStorage(KeptStates(), SessionKey("ada")))
-    grant = await store.acquire(SessionKey("ada"), after=0)
+    grant = await take_after(store, SessionKey("ada"), after=0)
     batch = Batch(grant.key, grant.epoch, 2, (Entry("state", b"null"),))
     (outcome,) = await store.append_many([batch])
     assert outcome.status is Status.PERMANENT
@@ -403,7 +403,7 @@ async def test_asking_for_what_is_not_there_fills_no_memory() -> None:
         assert await store.head(SessionKey(f"guess {place}")) == 0
         assert await store.holder(SessionKey(f"guess {place}")) is None
     assert not store._slots
-    grant = await store.acquire(SessionKey("ada"), after=0)
+    grant = await take_after(store, SessionKey("ada"), after=0)
     assert await store.head(SessionKey("ada")) == grant.head
     assert [info.key.agent for info in await store.sessions()] == ["ada"]
 
@@ -414,7 +414,7 @@ DRAFT = Draft(source=SessionKey("source"), generation=1, up_to=640, purpose="for
 async def test_a_draft_is_saved_when_it_is_published() -> None:
     kept, key = KeptStates(), SessionKey("copy")
     store, other = (StateStore(lambda key: OwnStorage(kept, key)) for _ in range(2))
-    grant = await store.acquire(key, after=0, first=501, draft=DRAFT)
+    grant = await take_after(store, key, after=0, first=501, draft=DRAFT)
     message = Entry("message", b'{"role":"user","content":[{"type":"text","text":"Hello"}]}')
     (outcome,) = await store.append_many([Batch(key, grant.epoch, 502, (message,))])
     assert outcome.status is Status.OK
@@ -427,15 +427,15 @@ async def test_a_draft_is_saved_when_it_is_published() -> None:
     assert await store.drafts("") == []
     records = [record async for chunk in other.read_log(key) for record in chunk.records]
     assert [record.seq for record in records] == [501, 502]
-    new = await other.acquire(key, after=grant.epoch)
+    new = await take_after(other, key, after=grant.epoch)
     assert (new.head, new.created) == (503, False)
 
 
 async def test_a_draft_is_not_published_over_another_program_s_session() -> None:
     kept, key = KeptStates(), SessionKey("copy")
     store, other = (StateStore(lambda key: OwnStorage(kept, key)) for _ in range(2))
-    grant = await store.acquire(key, after=0, draft=DRAFT)
-    await other.acquire(key, after=0)
+    grant = await take_after(store, key, after=0, draft=DRAFT)
+    await take_after(other, key, after=0)
     with pytest.raises(LeaseLostError):
         await store.publish(key, grant.epoch)
     assert (kept.saves, await other.head(key)) == (1, 1)

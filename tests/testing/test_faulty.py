@@ -8,7 +8,7 @@ import pytest
 from perdure.errors import LeaseLostError, NotStorableError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE, Entry
-from perdure.store import Batch, Outcome, Status
+from perdure.store import Batch, Outcome, Status, take_after
 from perdure.stores.memory import MemoryStore
 from perdure.testing.faulty import Crash, FaultyStore, How
 
@@ -26,7 +26,7 @@ async def read(store: FaultyStore) -> int:
 
 async def opened(**fault: object) -> FaultyStore:
     store = FaultyStore(MemoryStore(), **fault)
-    await store.acquire(KEY, after=0)
+    await take_after(store, KEY, after=0)
     return store
 
 
@@ -66,7 +66,7 @@ async def test_an_append_answers_with_the_status(
 async def test_another_method_raises(how: How, error: type[BaseException], epoch: int) -> None:
     store = await opened(fail_on="acquire", nth=2, how=how)
     with pytest.raises(error):
-        await store.acquire(KEY, after=1)
+        await take_after(store, KEY, after=1)
     holder = await store.holder(KEY)
     assert holder is not None
     assert holder.epoch == epoch
@@ -92,7 +92,7 @@ async def test_without_a_method_the_kth_call_of_any_fails() -> None:
     async def run(nth: int) -> FaultyStore:
         store = FaultyStore(MemoryStore(), nth=nth, how="crash")
         try:
-            await store.acquire(KEY, after=0)
+            await take_after(store, KEY, after=0)
             await append(store, 2)
             await store.head(KEY)
             await read(store)
@@ -130,7 +130,7 @@ async def test_a_call_that_hangs_can_be_cancelled() -> None:
 async def test_faults_compose() -> None:
     inner = FaultyStore(MemoryStore(), fail_on="append_many", nth=1)
     store = FaultyStore(inner, fail_on="append_many", nth=2, how="conflict")
-    await store.acquire(KEY, after=0)
+    await take_after(store, KEY, after=0)
     statuses = [(await append(store, 2)).status for _ in range(3)]
     assert statuses == [Status.TRANSIENT, Status.CONFLICT, Status.OK]
 

@@ -5,7 +5,7 @@ import pytest
 from perdure.errors import ConfigError, NotStorableError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE, Entry
-from perdure.store import Batch, HeldLease, Status
+from perdure.store import Batch, Status, Taken, take_after
 from perdure.stores.memory import MemoryStore
 from perdure.testing.conformance import StoreConformance
 from perdure.testing.faulty import Faults, SwitchedStore
@@ -35,10 +35,10 @@ async def store():
 
 @pytest.fixture
 async def grant(store):
-    return await store.acquire(KEY, after=0)
+    return await take_after(store, KEY, after=0)
 
 
-def batch(grant: HeldLease) -> Batch:
+def batch(grant: Taken) -> Batch:
     return Batch(KEY, grant.epoch, grant.head + 1, (Entry(MESSAGE, b"{}", end=True),))
 
 

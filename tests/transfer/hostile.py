@@ -26,7 +26,7 @@ from perdure.cli.app import run
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
 from perdure.records.records import EPOCH, Entry
-from perdure.store import Batch, Status, Store
+from perdure.store import Batch, Status, Store, take_after
 from perdure.stores.memory import MemoryStore
 from perdure.transfer import backup, restore_backup, verify_backup
 from perdure.transfer.backups import JOURNAL
@@ -400,7 +400,7 @@ async def hostile_backup(samples: Samples, random: Random) -> Store:
                 break
         if random.random() < 0.1 and key != JOURNAL:
             key = SessionKey(random.choice(["perdure:keyring", "perdure:scope", "z"]), "tenant")  # noqa: PLW2901
-        grant = await store.acquire(key, after=0)
+        grant = await take_after(store, key, after=0)
         if entries:
             batch = Batch(key, grant.epoch, grant.head + 1, tuple(entries))
             if (await store.append_many([batch]))[0].status is not Status.OK:

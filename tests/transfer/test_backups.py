@@ -19,7 +19,7 @@ from perdure.records.chunks import name_of
 from perdure.records.json import encode
 from perdure.records.manifest import Manifest
 from perdure.records.records import MESSAGE, Entry
-from perdure.store import open_read_only
+from perdure.store import open_read_only, take_after
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.conformance._kit import append_ok, take
 from perdure.transfer import (
@@ -561,7 +561,7 @@ async def test_nothing_is_deleted_while_what_was_renamed_cannot_be_backed_up() -
         async def acquire(self, key: SessionKey, **begun: Any) -> Any:
             if key == SessionKey("zoe-2"):
                 raise StoreError("full")
-            return await super().acquire(key, **begun)
+            return await take_after(super(), key, **begun)
 
     full = Full(backing=backing)
     await full.open()

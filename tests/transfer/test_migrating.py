@@ -18,6 +18,7 @@ from perdure.errors import (
     UnsupportedVersionError,
 )
 from perdure.records.keys import SessionKey
+from perdure.store import take_after
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore
 from perdure.transfer import migrate, read_bundle, write_bundle
@@ -207,9 +208,9 @@ async def test_what_a_killed_run_had_on_its_way_is_cleared_when_it_arrives() -> 
             if not arrived:
                 dead = MemoryStore(backing=backing)
                 await dead.open()
-                arrived.append((await dead.acquire(key, after=0)).epoch)
+                arrived.append((await take_after(dead, key, after=0)).epoch)
                 await dead.aclose()
-            return await super().acquire(key, after=after, **begun)
+            return await take_after(super(), key, after=after, **begun)
 
     await source.open()
     target = Overtaken(backing=backing)
@@ -231,7 +232,7 @@ async def test_a_holder_that_began_in_the_source_began_in_the_copy(tmp_path: Pat
                 await session.save()
                 held = await source.holder(key)
                 assert held is not None
-                await source.release(key, (await source.acquire(key, after=held.epoch)).epoch)
+                await source.release(key, (await take_after(source, key, after=held.epoch)).epoch)
     async with perdure.connect(MemoryStore(backing=backing)) as sessions:
         async with sessions.open("ada") as session:
             session.append(Message.user("of the next holder"))

@@ -15,7 +15,7 @@ from perdure.errors import StoreError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE
 from perdure.session.stored import followed
-from perdure.store import PendingItem
+from perdure.store import PendingItem, take_after
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore
 from perdure.transfer import migrate, read_bundle, write_bundle
@@ -40,7 +40,7 @@ class Held(MemoryStore):
     async def acquire(self, key: SessionKey, *, after: int, **begun: Any) -> Any:
         if key == self.held:
             raise StoreError("held")
-        return await super().acquire(key, after=after, **begun)
+        return await take_after(super(), key, after=after, **begun)
 
 
 async def opened(*stores: MemoryStore) -> None:
@@ -811,6 +811,6 @@ async def test_a_deletion_that_is_followed_writes_nothing_to_the_source() -> Non
 async def test_no_store_brings_the_keys_of_another() -> None:
     source, target = MemoryStore(), MemoryStore()
     await opened(source, target)
-    await source.acquire(SessionKey("perdure:keyring"), after=0)
+    await take_after(source, SessionKey("perdure:keyring"), after=0)
     assert list((await migrate(source, target)).failed) == ["perdure:keyring"]
     assert await target.holder(SessionKey("perdure:keyring")) is None

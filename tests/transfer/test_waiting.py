@@ -14,12 +14,21 @@ from perdure import LeaseHeldError, Message, Shutdown, TooLargeError
 from perdure.lease import LeaseOptions, OwnerWatch, acquire_lease, while_beating
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE
-from perdure.store import Batch, DeadLetter, InboxLimit, LeaseState, Outcome, PendingItem
+from perdure.store import (
+    Batch,
+    DeadLetter,
+    InboxLimit,
+    Outcome,
+    PendingItem,
+    Terms,
+    take_after,
+)
 from perdure.stores.delegate import DelegatingStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore
 from perdure.transfer import migrate
 from tests._virtual import BACKENDS, virtual
+from tests.remote import Remote
 
 QUIET = Shutdown(signals=False)
 MOST = 100
@@ -111,7 +120,7 @@ async def test_posts_that_are_too_large_do_not_hold_up_those_behind_them() -> No
     done = await migrate(source, Small(target))  # type: ignore[arg-type]
     assert done.posted == len(small)
     assert "150 of its posts cannot be stored there: an item is too large" in (done.failed["a"])
-    grant = await target.acquire(key, after=0)
+    grant = await take_after(target, key, after=0)
     assert await target.receive(key, grant.epoch, limit=1000) == small
     assert await source.holder(key) is None  # nobody takes a lease there
     assert await source.receive(key, 0, limit=1000) == [*large, *small]
@@ -133,14 +142,6 @@ class Slow(DelegatingStore):
         return await self.inner.append_many(batches)
 
 
-class Blind(DelegatingStore):
-    """A store of another machine: only heartbeats tell it who is alive."""
-
-    async def holder(self, key: SessionKey) -> LeaseState | None:
-        found = await super().holder(key)
-        return None if found is None else msgspec.structs.replace(found, alive=None)
-
-
 @pytest.mark.parametrize("anyio_backend", [virtual("asyncio"), virtual("trio")], ids=BACKENDS)
 async def test_nobody_takes_a_session_over_that_is_being_copied() -> None:
     backing = MemoryBacking()
@@ -149,7 +150,7 @@ async def test_nobody_takes_a_session_over_that_is_being_copied() -> None:
             session.append(Message.user("Hello"))
     there = MemoryBacking()
     source, target = MemoryStore(backing=backing), Slow(MemoryStore(backing=there))
-    other = Blind(MemoryStore(backing=there))
+    other = Remote(MemoryStore(backing=there))
     await opened(source, target, other)
     async with anyio.create_task_group() as group:
         group.start_soon(migrate, source, target)
@@ -167,7 +168,7 @@ async def test_nobody_takes_a_session_over_that_is_being_copied() -> None:
                 await acquire_lease(
                     other,  # type: ignore[arg-type]
                     SessionKey("a"),
-                    me=other.owner,
+                    Terms(me=other.owner),
                     watch=watch,
                     on_held="steal",
                     wait=30.0,
@@ -195,7 +196,7 @@ async def set_aside(store: MemoryStore, key: SessionKey, op_id: str) -> DeadLett
     letter = DeadLetter(item, "it cannot be appended", 5, 2.0)
     await store.enqueue(key, [item])
     held = await store.holder(key)
-    grant = await store.acquire(key, after=0 if held is None else held.epoch)
+    grant = await take_after(store, key, after=0 if held is None else held.epoch)
     await store.reject(key, grant.epoch, [letter])
     await store.release(key, grant.epoch)
     return letter

@@ -10,7 +10,7 @@ import pytest
 import perdure
 from perdure.errors import StoreUnavailableError
 from perdure.records.keys import SessionKey
-from perdure.store import Batch, Outcome, Status, Store
+from perdure.store import Batch, Outcome, Status, Store, take_after
 from perdure.stores.delegate import DelegatingStore
 from perdure.tuning import measure
 from perdure.tuning.measure import TENANT
@@ -49,9 +49,9 @@ async def test_batches_are_as_large_as_the_store_takes_them(tmp_path: Path) -> N
 async def test_what_a_killed_run_left_is_deleted_first(tmp_path: Path) -> None:
     store = perdure.store_for(tmp_path / "store")
     await store.open()
-    grant = await store.acquire(SessionKey("dead-001", tenant=TENANT), after=0)
+    grant = await take_after(store, SessionKey("dead-001", tenant=TENANT), after=0)
     await store.release(grant.key, grant.epoch)
-    held = await store.acquire(SessionKey("alive-001", tenant=TENANT), after=0)
+    held = await take_after(store, SessionKey("alive-001", tenant=TENANT), after=0)
     await measure(store, seconds=0.0, levels=(1,))
     assert await left_in(store) == [held.key]
     await store.aclose()

@@ -64,7 +64,7 @@ from perdure import (
 )
 from perdure.records.records import MESSAGE, Entry
 from perdure.restore.report import RestoreStep
-from perdure.store import Batch, HeldLease, Outcome, SessionInfo, Status, Store
+from perdure.store import Batch, Outcome, SessionInfo, Status, Store, Taken, take_after
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.types import (
@@ -284,8 +284,8 @@ def errors_are_one_tree() -> None:
 async def a_store(store: Store) -> list[Outcome]:
     key = SessionKey(agent="mia", session="default", tenant="acme")
     holder = await store.holder(key)
-    grant = await store.acquire(key, after=holder.epoch if holder else 0)
-    assert_type(grant, HeldLease)
+    grant = await take_after(store, key, after=holder.epoch if holder else 0)
+    assert_type(grant, Taken)
     entries = (Entry(MESSAGE, b'{"role":"user"}'), Entry(kind=MESSAGE, payload=b"{}", end=True))
     batch = Batch(key=key, epoch=grant.epoch, first=grant.head + 1, records=entries)
     async for chunk in store.read_log(key, after=0, limit=10):

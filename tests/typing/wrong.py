@@ -15,7 +15,7 @@ from perdure.agent import Agent, AgentConfig, EchoModel
 from perdure.errors import LeaseHeldError
 from perdure.records.keys import SessionKey
 from perdure.session.session import Session
-from perdure.store import Store
+from perdure.store import Store, take_after
 from perdure.stores.file import FileStore
 from perdure.testing import ManualClock, Sandbox, SwitchedStore, assert_saved
 
@@ -72,7 +72,7 @@ async def a_session(sessions: SessionManager) -> None:
 
 async def a_store(store: Store, key: SessionKey) -> None:
     await store.acquire(key)  # error: call-arg
-    await store.acquire("mia", after=0)  # error: arg-type
+    await take_after(store, "mia", after=0)  # error: arg-type
     await store.read_log(key)  # error: misc
     store.capabilities.durability.no_such_name  # error: attr-defined
     store.location = "elsewhere"  # error: misc

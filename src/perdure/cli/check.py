@@ -56,6 +56,7 @@ from perdure.store import (
     first_record,
     is_begun,
     open_read_only,
+    take_after,
 )
 from perdure.stores.file import FileStore
 from perdure.stores.file.layout import (
@@ -576,7 +577,7 @@ async def unlocked(store: Store) -> list[SessionKey]:
         wrong = [key for key in locks if (not is_backup if key == JOURNAL else is_plain)]
         for key in wrong:
             holder = await store.holder(key)
-            grant = await store.acquire(key, after=0 if holder is None else holder.epoch)
+            grant = await take_after(store, key, after=0 if holder is None else holder.epoch)
             await store.delete(key, grant.epoch)
         return wrong
     finally:

@@ -217,9 +217,17 @@ class Documents(msgspec.Struct, frozen=True):
     """The bytes that were cut from the log's end, since they were no whole records, and are kept:
     how many, and where."""
 
+    @property
+    def log_after(self) -> int | None:
+        """The record after which a restore needs the log; None where a document is damaged."""
+        if self.damaged:
+            return None
+        folded = [document.as_of_seq for document in self.found.values()]
+        return 0 if self.manifest is None else min([self.manifest.as_of_seq, *folded])
+
 
 class RestoreData(msgspec.Struct, frozen=True):
-    """The result of ``read_for_restore``: all of one moment."""
+    """What a restore needs: all of one moment."""
 
     documents: Documents
     after: int = 0
@@ -261,8 +269,8 @@ class Beginning(msgspec.Struct, frozen=True):
     draft: Draft | None = None
 
 
-class HeldLease(msgspec.Struct, frozen=True):
-    """The right to write one session."""
+class Taken(msgspec.Struct, frozen=True):
+    """The right to write one session, and what was read with it."""
 
     key: SessionKey
     epoch: int
@@ -272,6 +280,8 @@ class HeldLease(msgspec.Struct, frozen=True):
     """Whether a log begins with it."""
     record: bytes = b""
     """The epoch record's payload, where a log begins with it: nobody can read a draft's."""
+    found: RestoreData | None = None
+    """The documents that the terms name, and the log after them; None if they have to be read."""
 
 
 class LeaseState(msgspec.Struct, frozen=True):
@@ -293,6 +303,57 @@ class LeaseState(msgspec.Struct, frozen=True):
     """The owner's name in ``HeartbeatRequests.beats``, if that is not ``owner``."""
     draft: Draft | None = None
     """What the session is a copy of, until it is deleted; unpublished while ``deleted`` is True."""
+
+
+class Held(msgspec.Struct, frozen=True):
+    """The answer where the terms do not allow to take a session."""
+
+    holder: LeaseState | None
+    """Who holds it, or last held it; None for a session that never was."""
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """On which terms an owner wants a session: all that a store needs to decide by itself."""
+
+    me: str
+    """The owner's id."""
+    create: bool = True
+    """Whether a session may begin where there is none."""
+    new: bool = False
+    """Whether there must be none."""
+    given: int = 0
+    """The epoch in which this owner handed the session over, while whoever asked comes first."""
+    silent: Mapping[str, int] = {}
+    """Owners that stopped renewing their heartbeat, with the counter that proved it."""
+    after: int | None = None
+    """Take it from anybody, if this is the newest epoch (0: none): the caller has decided."""
+    beginning: Beginning = Beginning()
+    """What a log begins with where there is no session."""
+    names: frozenset[str] | None = frozenset()
+    """The documents to read with it, all of them for None."""
+
+    def allows(self, holder: LeaseState | None) -> bool:
+        """Return whether the session may be taken from its newest holder now.
+
+        >>> Terms(me="me").allows(None)
+        True
+        >>> Terms(me="me").allows(LeaseState(epoch=1, owner="other", alive=True))
+        False
+        """
+        is_there = holder is not None and not holder.deleted
+        if is_there and (self.new or self.beginning.draft is not None):
+            return False
+        if self.after is not None:
+            return self.after == (0 if holder is None else holder.epoch)
+        if not (is_there or self.create):
+            return False
+        if holder is None or (holder.deleted and holder.draft is None):
+            return True
+        if holder.released:
+            return holder.epoch != self.given
+        # Ours: an earlier open was abandoned half-way.
+        is_over = holder.owner == self.me or holder.alive is False
+        return is_over or self.silent.get(holder.listed or holder.owner) == holder.beat
 
 
 class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -172,6 +172,9 @@ def _shape_problem(snapshot: Snapshot) -> str | None:
     return None
 
 
+RESTORED = frozenset({SESSION, SNAPSHOT})
+"""The documents that a restore reads."""
+
 KEPT_FOR_LATER = (
     frozenset({CHECKPOINT, CHECKPOINTS_PRUNED, ITEM, MEMORY_SET, MEMORY_DROP, STATE, META})
     | LEDGER_KINDS
@@ -224,6 +227,7 @@ async def restore(
     context_bytes: int,
     strict: bool = False,
     with_context: bool = True,
+    found: RestoreData | None = None,
 ) -> RestoredSession:
     """Restore a session.
 
@@ -233,6 +237,7 @@ async def restore(
         context_bytes: How much of the working context to keep.
         strict: Raise for any unusable document, instead of rebuilding it.
         with_context: Whether to restore the working context.
+        found: What was read already: the documents ``RESTORED``, all of them if strict.
 
     Raises:
         CorruptRecordError: The log is damaged before its tail; or, if strict, a document is.
@@ -240,8 +245,8 @@ async def restore(
         ConfigError: It is encrypted, and the store was opened without its key.
 
     """
-    names = None if strict else {SNAPSHOT, SESSION} if with_context else {SESSION}
-    data = await store.read_for_restore(key, names)
+    names = None if strict else RESTORED if with_context else {SESSION}
+    data = found or await store.read_for_restore(key, names)
     documents = data.documents
     require_plain(documents.manifest, key)
     snapshot = _snapshot(documents, key)

@@ -32,7 +32,7 @@ from perdure.session.delete import (
 )
 from perdure.session.fork import ForkBuilder
 from perdure.session.inbox import Inbox
-from perdure.session.lifecycle import ExclusiveAccess, SessionLifecycle, Terms
+from perdure.session.lifecycle import ExclusiveAccess, HandoverTerms, SessionLifecycle
 from perdure.session.open import Opener
 from perdure.session.options import Limits, require_sessions
 from perdure.session.prune import Pruner, PruneReport
@@ -329,7 +329,9 @@ class ManagerCore:
         self.renamer: Renamer = Renamer(self.access, self.forker)
         self.pruner: Pruner = Pruner(self.access, self.forgetter)
 
-    async def forget(self, wanted: SessionFilter, terms: Terms, *, dry_run: bool) -> ForgetReport:
+    async def forget(
+        self, wanted: SessionFilter, terms: HandoverTerms, *, dry_run: bool
+    ) -> ForgetReport:
         """Forget the sessions that a filter finds, also those that were only posted to."""
         found = await chosen(self.access.store, wanted, self.access.runtime.sessions)
         # One that was deleted since, and posted to, is among both.
@@ -337,7 +339,7 @@ class ManagerCore:
         return await self.forgetter.forget(keys, wanted.tenant, terms, dry_run=dry_run)
 
     async def prune(
-        self, retention: Retention, wanted: SessionFilter, terms: Terms, *, dry_run: bool
+        self, retention: Retention, wanted: SessionFilter, terms: HandoverTerms, *, dry_run: bool
     ) -> PruneReport:
         """Prune the sessions that a filter finds; all of the tenant's if it names no id."""
         keys = None

@@ -54,13 +54,16 @@ from perdure.session.reach import Reach, ReachedBlob
 from perdure.session.stored import SessionStore, kept_documents
 from perdure.store import (
     Batch,
+    Beginning,
     Document,
     Documents,
     Draft,
     DraftInfo,
-    HeldLease,
     Store,
+    Taken,
+    Terms,
     first_record,
+    take_after,
 )
 
 TRIES: Final = 3
@@ -170,7 +173,7 @@ async def copy_session(
 
 
 async def continue_copy(
-    source: Store, key: SessionKey, target: Store, grant: HeldLease, *, draft: Draft, limits: Limits
+    source: Store, key: SessionKey, target: Store, grant: Taken, *, draft: Draft, limits: Limits
 ) -> CopiedSession:
     """Append what a copy lacks of its source, after the epoch record of a lease, which goes on.
 
@@ -242,7 +245,7 @@ async def remove_drafts(
         if not is_left and found.draft.source not in sources:
             continue
         with suppress(LeaseHeldError):  # somebody has begun anew
-            grant = await store.acquire(found.key, after=found.epoch)
+            grant = await take_after(store, found.key, after=found.epoch)
             end = store.delete if grant.created else store.release
             await end(found.key, grant.epoch)
             removed += [found] if grant.created else []
@@ -259,7 +262,7 @@ def exists(key: SessionKey) -> SessionError:
 class _Writer:
     """The end of a draft's log: what is added becomes durable in whole groups."""
 
-    def __init__(self, store: Store, grant: HeldLease) -> None:
+    def __init__(self, store: Store, grant: Taken) -> None:
         self.grant = grant
         self.head: int = grant.head
         """The last durable record."""
@@ -371,7 +374,7 @@ class _Copier:
         base = await self._source.beginning_of(key)
         return Origin(cut=base.cut, folded=base.folded)
 
-    async def go_on(self, grant: HeldLease) -> None:
+    async def go_on(self, grant: Taken) -> None:
         """Continue a copy that is published.
 
         Raises:
@@ -417,13 +420,13 @@ class _Copier:
         grant = await acquire_lease(
             self._target,
             self._new,
-            me=self._target.owner,
+            Terms(
+                me=self._target.owner,
+                beginning=Beginning(first, begun if begun.cut else None, self._draft),
+            ),
             watch=watch,
             on_held="steal",
             wait=wait,
-            first=first,
-            base=begun if begun.cut else None,
-            draft=self._draft,
         )
         self._begun = begun
         self._writer = _Writer(self._target, grant)

@@ -44,8 +44,8 @@ from perdure.session.fork import Fork, ForkBuilder
 from perdure.session.lifecycle import (
     MAX_WAITING,
     ExclusiveAccess,
+    HandoverTerms,
     HeldSession,
-    Terms,
     require_different,
 )
 from perdure.session.stored import SessionStore
@@ -191,7 +191,9 @@ class Forgetter:
 
     # deleting
 
-    async def delete(self, key: SessionKey, terms: Terms, *, unchanged: int | None = None) -> bool:
+    async def delete(
+        self, key: SessionKey, terms: HandoverTerms, *, unchanged: int | None = None
+    ) -> bool:
         """Remove a session; False if there is none.
 
         If ``unchanged`` is given, only if the session is open here, and that is its version.
@@ -215,7 +217,9 @@ class Forgetter:
             await hold.delete()
             return True
 
-    async def _hold(self, stack: AsyncExitStack, key: SessionKey, terms: Terms) -> HeldSession:
+    async def _hold(
+        self, stack: AsyncExitStack, key: SessionKey, terms: HandoverTerms
+    ) -> HeldSession:
         """Hold a session to delete it, open here or not."""
         runtime = self._access.runtime
         session = runtime.sessions.get(key)
@@ -241,7 +245,7 @@ class Forgetter:
         self,
         keys: list[SessionKey],
         tenant: str,
-        terms: Terms,
+        terms: HandoverTerms,
         *,
         dry_run: bool,
         look_for_carriers: bool = True,
@@ -292,7 +296,7 @@ class Forgetter:
         self,
         stack: AsyncExitStack,
         keys: list[SessionKey],
-        terms: Terms,
+        terms: HandoverTerms,
         refused: dict[SessionKey, PerdureError] | None,
     ) -> list[HeldSession]:
         """Hold sessions in the order in which they go; from then on, no copy is published."""
@@ -505,7 +509,7 @@ class Renamer:
         self._forker = forker
         self._store = access.store
 
-    async def rename(self, old: SessionKey, new: SessionKey, terms: Terms) -> Fork:
+    async def rename(self, old: SessionKey, new: SessionKey, terms: HandoverTerms) -> Fork:
         """Give a session another name; what is unsaved of it here is saved, and it is closed.
 
         Raises:
@@ -526,7 +530,7 @@ class Renamer:
             return await self._rename(stack, old, new, terms)
 
     async def _rename(
-        self, stack: AsyncExitStack, old: SessionKey, new: SessionKey, terms: Terms
+        self, stack: AsyncExitStack, old: SessionKey, new: SessionKey, terms: HandoverTerms
     ) -> Fork:
         made = await self._made(old, new)
         if await self._store.inner.head(old) == 0:
@@ -542,7 +546,7 @@ class Renamer:
         if made is not None and await self._has_new_records(old, made.up_to):
             if await has_own(self._store.inner, new, made):
                 raise _under_both(old, new)
-            async with self._access.held(new, Terms("raise", 0)) as copy:
+            async with self._access.held(new, HandoverTerms("raise", 0)) as copy:
                 await copy.withdraw()
             made = None
         if made is not None:
@@ -563,7 +567,7 @@ class Renamer:
         return made if is_rename else None
 
     async def _hold(
-        self, stack: AsyncExitStack, old: SessionKey, new: SessionKey, terms: Terms
+        self, stack: AsyncExitStack, old: SessionKey, new: SessionKey, terms: HandoverTerms
     ) -> HeldSession:
         """Hold the old session from here until it is deleted: what comes later would be lost."""
         session = self._access.runtime.sessions.get(old)
@@ -593,5 +597,5 @@ class Renamer:
         now = time.time()
         letters += [DeadLetter(item, item.damage, 0, now) for item in waiting if item.damage]
         if letters:
-            async with self._access.held(new, Terms("raise", 0), new=True) as hold:
+            async with self._access.held(new, HandoverTerms("raise", 0), new=True) as hold:
                 await self._store.reject(new, hold.epoch, letters)

@@ -35,7 +35,7 @@ from perdure.records.records import (
     Record,
 )
 from perdure.session.copier import FORK, FORK_CONTEXT, copy_session, exists, is_made
-from perdure.session.lifecycle import ExclusiveAccess, Terms, group_of, require_different
+from perdure.session.lifecycle import ExclusiveAccess, HandoverTerms, group_of, require_different
 from perdure.store import Draft, first_record
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class ForkBuilder:
             raise exists(child)
         is_there = await is_made(store, child, draft)
         if is_there is None:  # it was opened, and never written
-            async with access.held(child, Terms("raise", 0), new=True) as hold:
+            async with access.held(child, HandoverTerms("raise", 0), new=True) as hold:
                 if await is_made(store, child, draft) is None:
                     await hold.withdraw()
         if is_there and more:
@@ -174,7 +174,7 @@ class ForkBuilder:
     ) -> Fork:
         if child in self._access.runtime.sessions or not await self._access.is_empty(child):
             raise exists(child)
-        async with self._access.held(child, Terms("raise", 0), new=True) as hold:
+        async with self._access.held(child, HandoverTerms("raise", 0), new=True) as hold:
             if not await self._access.is_empty(child):
                 raise exists(child)
             if records:

@@ -34,7 +34,7 @@ from perdure.records.records import (
 from perdure.session.base import SessionBase
 from perdure.session.contents import meta_entry
 from perdure.session.copier import BRANCHES
-from perdure.session.lifecycle import Terms
+from perdure.session.lifecycle import HandoverTerms
 from perdure.session.media import Filled
 from perdure.session.point_in_time import context_at
 from perdure.session.stored import followed
@@ -336,12 +336,12 @@ async def forget_stored(
     sessions: SessionManager, wanted: SessionFilter, *, wait: float = 10.0, dry_run: bool = False
 ) -> ForgetReport:
     """Forget sessions; the id may be that of scopes."""
-    return await sessions._forget(wanted, Terms("handover", wait), dry_run=dry_run)
+    return await sessions._forget(wanted, HandoverTerms("handover", wait), dry_run=dry_run)
 
 
 async def rebuild_stored(sessions: SessionManager, key: SessionKey) -> RebuildReport:
     """Rebuild a session that may be one of perdure's own."""
-    return await sessions._rebuild(key, Terms("raise", 0.0))
+    return await sessions._rebuild(key, HandoverTerms("raise", 0.0))
 
 
 async def other_holder(sessions: SessionManager, key: SessionKey) -> str | None:
@@ -435,7 +435,7 @@ async def delete_unchanged(
         SessionError: A fork of before 0.1.0 reads it.
 
     """
-    acts, terms = sessions._acting(), Terms("handover", wait)
+    acts, terms = sessions._acting(), HandoverTerms("handover", wait)
     delete = partial(acts.forgetter.delete, key, terms, unchanged=version)
     return await sessions._act(key, wait, delete)
 
@@ -449,7 +449,7 @@ async def drop_history(
         LeaseHeldError: Another process keeps holding it.
 
     """
-    acts, terms = sessions._acting(), Terms("handover", wait)
+    acts, terms = sessions._acting(), HandoverTerms("handover", wait)
     await sessions._act(key, wait, partial(acts.pruner.drop, key, below - 1, terms))
 
 

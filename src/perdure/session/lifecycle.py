@@ -36,7 +36,8 @@ from perdure.errors import (
     StoreUnavailableError,
     UnsavedChangesError,
 )
-from perdure.lease import OnHeld, acquire_lease
+from perdure.lease import OnHeld, acquire_lease, not_found
+from perdure.lineage import require_plain
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import origin_in
 from perdure.records.media import filled
@@ -74,7 +75,7 @@ from perdure.session.runtime import (
     wait_idle,
 )
 from perdure.session.stored import SessionStore
-from perdure.store import Batch, Status, Store, first_record
+from perdure.store import Batch, Status, Store, Terms, first_record
 
 if TYPE_CHECKING:
     from perdure.session.base import SessionBase
@@ -636,7 +637,7 @@ MAX_WAITING = 1_000_000
 """Posts that are read at a time where all that wait are needed."""
 
 
-class Terms(msgspec.Struct, frozen=True):
+class HandoverTerms(msgspec.Struct, frozen=True):
     """What to do about a session that another process holds."""
 
     on_held: OnHeld = "handover"
@@ -714,7 +715,7 @@ class ExclusiveAccess:
 
     @asynccontextmanager
     async def held(
-        self, key: SessionKey, terms: Terms, *, new: bool = False, goes: bool = False
+        self, key: SessionKey, terms: HandoverTerms, *, new: bool = False, goes: bool = False
     ) -> AsyncGenerator[HeldSession, None]:
         """Hold a session that is not open here; the caller is alone with it.
 
@@ -723,7 +724,7 @@ class ExclusiveAccess:
         Raises:
             LeaseHeldError: Another process keeps holding it.
             SessionError: It is open here: whoever holds it would take it over from itself.
-            SessionNotFoundError: It was deleted meanwhile, unless it may be ``new``.
+            SessionNotFoundError: There is none, unless it may be ``new``.
 
         """
         runtime = self.runtime
@@ -732,17 +733,17 @@ class ExclusiveAccess:
         grant = await acquire_lease(
             self.store,
             key,
-            me=self.store.owner,
+            Terms(me=self.store.owner, create=new),
             watch=runtime.watch,
             on_held=terms.on_held,
             wait=terms.wait,
-            check=None if goes else partial(self.store.require_plain, key),
-            new=new,
         )
         async with self.still_held(key, grant.epoch, grant.head) as hold:
             if grant.created and not new:
                 await hold.withdraw()  # an empty one, which the lease has made
-                raise SessionNotFoundError(f"session {key} was deleted meanwhile", key=str(key))
+                raise not_found(key)
+            if not goes:
+                require_plain(key, await self.store.base_of(key))
             yield hold
 
     @asynccontextmanager

@@ -44,7 +44,7 @@ from perdure.session.delete import (
 )
 from perdure.session.fork import Fork, History, LostSession, require_history
 from perdure.session.inbox import PostReceipt
-from perdure.session.lifecycle import Terms
+from perdure.session.lifecycle import HandoverTerms
 from perdure.session.media import hold_media
 from perdure.session.open import OpenRequest, SessionOpening
 from perdure.session.options import Limits, require_options
@@ -735,7 +735,7 @@ class SessionManager:
         open_here = acts.access.runtime.sessions.get(key)
         if open_here is not None:
             acts.access.lifecycle.require_closable(open_here)
-        rename = partial(acts.renamer.rename, key, new, Terms(on_held, wait))
+        rename = partial(acts.renamer.rename, key, new, HandoverTerms(on_held, wait))
         return await self._act(key, wait, rename)
 
     async def delete(
@@ -757,7 +757,7 @@ class SessionManager:
 
         """
         acts, key = self._acting(), session_key(id, session, tenant)
-        delete = partial(acts.forgetter.delete, key, Terms(on_held, wait))
+        delete = partial(acts.forgetter.delete, key, HandoverTerms(on_held, wait))
         return await self._act(key, wait, delete)
 
     async def forget(
@@ -797,10 +797,10 @@ class SessionManager:
         if id is not None:
             session_key(id, tenant=tenant)
         wanted = SessionFilter(id, session, tenant, owner, tag)
-        return await self._forget(wanted, Terms(on_held, wait), dry_run=dry_run)
+        return await self._forget(wanted, HandoverTerms(on_held, wait), dry_run=dry_run)
 
     async def _forget(
-        self, wanted: SessionFilter, terms: Terms, *, dry_run: bool = False
+        self, wanted: SessionFilter, terms: HandoverTerms, *, dry_run: bool = False
     ) -> ForgetReport:
         acts, agent, owner, tag = self._acting(), wanted.id, wanted.owner, wanted.tag
         require_filters(tenant=wanted.tenant, owner=owner, tag=tag)
@@ -843,7 +843,9 @@ class SessionManager:
         """
         acts = self._acting()
         wanted = SessionFilter(id, session, tenant, None, None)
-        prune = partial(acts.prune, retention, wanted, Terms(on_held, wait), dry_run=dry_run)
+        prune = partial(
+            acts.prune, retention, wanted, HandoverTerms(on_held, wait), dry_run=dry_run
+        )
         return await self._act(session_key(id or "-", tenant=tenant), wait, prune)
 
     async def plan_restore(
@@ -919,11 +921,11 @@ class SessionManager:
             SessionNotFoundError: There is no such session.
 
         """
-        key, terms = session_key(id, session, tenant), Terms(on_held, wait)
+        key, terms = session_key(id, session, tenant), HandoverTerms(on_held, wait)
         return await self._rebuild(key, terms, dry_run=dry_run)
 
     async def _rebuild(
-        self, key: SessionKey, terms: Terms, *, dry_run: bool = False
+        self, key: SessionKey, terms: HandoverTerms, *, dry_run: bool = False
     ) -> RebuildReport:
         rebuild = partial(rebuild_session, self._acting().access, key, terms, dry_run=dry_run)
         return await self._act(key, terms.wait, rebuild)

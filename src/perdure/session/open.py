@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Generator, Sequence
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast, final, get_args
 
@@ -25,15 +24,13 @@ from perdure.errors import (
     LeaseLostError,
     OwnerMismatchError,
     SessionClosedError,
-    SessionError,
-    SessionNotFoundError,
 )
-from perdure.lease import LATE, OnHeld, acquire_lease, lease_held
+from perdure.lease import LATE, OnHeld, acquire_lease, lease_held, not_found, session_exists
 from perdure.lineage import require_plain
 from perdure.memory.attempts import continued
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry, Record
-from perdure.restore.ladder import restore
+from perdure.restore.ladder import RESTORED, restore
 from perdure.session import spill
 from perdure.session.contents import check_said
 from perdure.session.inbox import Inbox
@@ -51,7 +48,7 @@ from perdure.session.runtime import (
 )
 from perdure.session.session import Session
 from perdure.session.spill import SpillFile
-from perdure.store import HeldLease, LeaseState, Store
+from perdure.store import Store, Taken, Terms
 
 log: logging.Logger = logging.getLogger("perdure")
 
@@ -202,7 +199,7 @@ class Opener:
 
     def _pinned(self, session: Session, wanted: OpenRequest) -> Session:
         if wanted.new:
-            raise _exists(wanted.key)
+            raise session_exists(wanted.key)
         _require_owner(session, wanted)
         self._lifecycle.pin(session, force=wanted.force)
         try:
@@ -237,65 +234,56 @@ class Opener:
     async def _load(self, pending_load: PendingLoad, wanted: OpenRequest) -> None:
         runtime, key = self._runtime, wanted.key
         began = anyio.current_time()
-        grant = await acquire_lease(
+        names = None if wanted.strict else RESTORED
+        terms = Terms(
+            me=runtime.store.owner,
+            create=wanted.create,
+            new=wanted.new,
+            given=self._lifecycle.given(key),
+            names=names,
+        )
+        taken = await acquire_lease(
             runtime.store,
             key,
-            me=runtime.store.owner,
+            terms,
             watch=runtime.watch,
             on_held=wanted.on_held,
             wait=wanted.wait,
-            given=self._lifecycle.given(key),
-            check=partial(self._check_exists, wanted),
             on_wait=pending_load.note_holder,
         )
         pending_load.holder = None
         session: Session | None = None
         try:
             require_plain(key, await runtime.store.base_of(key))
-            session, may_have_items = await self._restore(grant, wanted)
+            if taken.created and not wanted.create:  # its owner died before the log began
+                await runtime.store.delete(key, taken.epoch)
+                raise not_found(key)  # noqa: TRY301  # released below, as after any error
+            session, may_have_items = await self._restore(taken, wanted)
             _require_owner(session, wanted)
             await session._load_memory()
             await self._replay(session)
         except BaseException:
             with anyio.CancelScope(shield=True), anyio.move_on_after(1):
-                await self._give_up(grant, session)
+                await self._give_up(taken, session)
             raise
         self._lifecycle.keep(session)
         took = anyio.current_time() - began
-        opened = SessionOpened(str(key), grant.epoch, session.restore_report, took)
+        opened = SessionOpened(str(key), taken.epoch, session.restore_report, took)
         runtime.hooks.emit("opened", opened)
         if may_have_items:
             await self._inbox.begin(session)
 
-    async def _give_up(self, grant: HeldLease, session: Session | None) -> None:
+    async def _give_up(self, taken: Taken, session: Session | None) -> None:
         """Leave a session as it was found: what was not replayed is still in its spill file."""
         runtime = self._runtime
         try:
             if session is not None:
                 with contextlib.suppress(HostClosedError):  # then nothing is looked after any more
                     await runtime.saver.abandon(session._tracked)
-            await runtime.store.release(grant.key, grant.epoch)
+            await runtime.store.release(taken.key, taken.epoch)
         except Exception as error:  # noqa: BLE001  # why the load failed is raised
-            extra = {"session": str(grant.key)}
+            extra = {"session": str(taken.key)}
             log_failure(log, logging.WARNING, "release failed", error, extra=extra)
-
-    async def _check_exists(self, wanted: OpenRequest, holder: LeaseState | None) -> None:
-        """Refuse to create or to continue a session against what was asked.
-
-        The log is looked at only where the lease does not answer: what was released has a log, and
-        a new session that turns out to have one is refused once its lease is granted.
-        """
-        key = wanted.key
-        is_known = holder is not None and not holder.deleted
-        if (wanted.create and not wanted.new) or (wanted.new and not is_known):
-            return
-        exists = holder is not None and is_known and holder.released
-        exists = exists or await self._runtime.store.head(key) > 0
-        if wanted.new and exists:
-            raise _exists(key)
-        if not wanted.create and not exists:
-            message = f"there is no session {key}: leave out create=False to make it"
-            raise SessionNotFoundError(message, key=str(key))
 
     async def _replay(self, session: Session) -> None:
         """Append what a shutdown spilled of this session, unless others have written since."""
@@ -342,41 +330,32 @@ class Opener:
         remaining = spill.missing_records(spilled, records)
         return "other records follow in the log" if remaining is None else remaining
 
-    async def _restore(self, grant: HeldLease, wanted: OpenRequest) -> tuple[Session, bool]:
+    async def _restore(self, taken: Taken, wanted: OpenRequest) -> tuple[Session, bool]:
         """Return the session, and whether something may be waiting in its inbox."""
-        if wanted.new and not grant.created:  # another process was faster
-            raise _exists(grant.key)
-        runtime = self._runtime
+        runtime, key = self._runtime, taken.key
         restored = await restore(
             runtime.store,
-            grant.key,
+            key,
             context_bytes=runtime.limits.context_bytes,
             strict=wanted.strict,
+            found=taken.found,
         )
-        await hold_media(runtime.store, grant.key, restored.context, runtime.limits._media)
-        if restored.head != grant.head:
-            holder = await runtime.store.holder(grant.key)
-            if holder is None or holder.epoch != grant.epoch:
-                message = f"session {grant.key} was taken over by another process meanwhile"
-                raise LeaseLostError(message, key=str(grant.key), epoch=grant.epoch)
+        await hold_media(runtime.store, key, restored.context, runtime.limits._media)
+        if restored.head != taken.head:
+            holder = await runtime.store.holder(key)
+            if holder is None or holder.epoch != taken.epoch:
+                message = f"session {key} was taken over by another process meanwhile"
+                raise LeaseLostError(message, key=str(key), epoch=taken.epoch)
             message = (
-                f"session {grant.key}: its log ends at record {restored.head}, but epoch "
-                f"{grant.epoch} began at {grant.head}: run `perdure check`"
+                f"session {key}: its log ends at record {restored.head}, but epoch "
+                f"{taken.epoch} began at {taken.head}: run `perdure check`"
             )
-            raise CorruptRecordError(message, key=str(grant.key), head=restored.head)
+            raise CorruptRecordError(message, key=str(key), head=restored.head)
         tracked = runtime.saver.track(
-            grant.key, epoch=grant.epoch, head=grant.head, autosave=wanted.autosave
+            key, epoch=taken.epoch, head=taken.head, autosave=wanted.autosave
         )
         session = Session(runtime, self._lifecycle, restored, tracked)
         return session, restored.may_have_items
-
-
-def _exists(key: SessionKey) -> SessionError:
-    message = (
-        f"session {key} exists, and a new one was asked for: choose another id, leave out "
-        "new=True (an agent: if_exists='resume') to continue it, or delete it first"
-    )
-    return SessionError(message, key=str(key))
 
 
 def _require_owner(session: Session, wanted: OpenRequest) -> None:

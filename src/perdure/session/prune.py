@@ -40,7 +40,7 @@ from perdure.records.manifest import Manifest, Origin
 from perdure.records.records import BASE, TURN, Entry, Record
 from perdure.session.delete import Forgetter, tenant_sessions
 from perdure.session.fold import put_blobs
-from perdure.session.lifecycle import ExclusiveAccess, Terms
+from perdure.session.lifecycle import ExclusiveAccess, HandoverTerms
 from perdure.session.point_in_time import folded_at
 from perdure.session.retention import Retention, TurnEndAt, cut_after, is_expired
 from perdure.session.stored import keep_documents
@@ -48,7 +48,7 @@ from perdure.store import Document, Documents, first_record
 
 log: logging.Logger = logging.getLogger("perdure")
 
-_IF_FREE = Terms(on_held="raise", wait=0)
+_IF_FREE = HandoverTerms(on_held="raise", wait=0)
 _AT_ONCE = 200
 """Expired sessions that are held at a time."""
 
@@ -186,7 +186,7 @@ class Pruner:
         retention: Retention,
         keys: list[SessionKey] | None,
         tenant: str,
-        terms: Terms,
+        terms: HandoverTerms,
         *,
         dry_run: bool,
     ) -> PruneReport:
@@ -219,13 +219,13 @@ class Pruner:
         return progress.report(dry_run=dry_run)
 
     async def _expire(
-        self, keys: list[SessionKey], tenant: str, terms: Terms, progress: _Progress
+        self, keys: list[SessionKey], tenant: str, terms: HandoverTerms, progress: _Progress
     ) -> None:
         """Forget those that nobody holds at once, and then ask for each of the others."""
         forget = partial(self._forgetter.forget, dry_run=False, look_for_carriers=False)
         refused: dict[SessionKey, PerdureError] = {}
         try:
-            await forget(keys, tenant, Terms("raise", terms.wait), refused=refused)
+            await forget(keys, tenant, HandoverTerms("raise", terms.wait), refused=refused)
         except LeaseLostError as failed:  # of one of them; to be held was a use of the others
             lost = [key for key in keys if str(key) == str(failed.facts.get("key"))] or keys
             progress.held += lost
@@ -241,7 +241,7 @@ class Pruner:
                 await forget([key], tenant, terms)
                 progress.expired.append(key)
 
-    async def drop(self, key: SessionKey, cut: int, terms: Terms) -> None:
+    async def drop(self, key: SessionKey, cut: int, terms: HandoverTerms) -> None:
         """Remove a session's records up to one, where no checkpoint of it needs them."""
         needed = (await self._chain(key)).needed
         if needed is not None and needed.event_seq < cut:
@@ -268,7 +268,7 @@ class Pruner:
         return [key for key in expired if key.session != DEFAULT_SESSION or key.agent not in used]
 
     async def _prune(
-        self, key: SessionKey, cut: _Cut, terms: Terms, *, dry_run: bool
+        self, key: SessionKey, cut: _Cut, terms: HandoverTerms, *, dry_run: bool
     ) -> list[Pruned]:
         before = await self._store.base_of(key)
         require_plain(key, before)
@@ -369,7 +369,7 @@ class Pruner:
                     value = await SessionValues(self._store, key).read(entry)
                     await self._store.put_blobs(key.tenant, {entry.sha256: value})
 
-    async def _rebase(self, key: SessionKey, cut: _Cut, terms: Terms) -> int | None:
+    async def _rebase(self, key: SessionKey, cut: _Cut, terms: HandoverTerms) -> int | None:
         """Remove history, open here or not; return the bytes freed, None if it is gone already."""
         access, store = self._access, self._store
         async with access.exclusive(key), AsyncExitStack() as stack:

@@ -34,7 +34,7 @@ from perdure.records.media import text_bytes
 from perdure.records.records import Record
 from perdure.restore.ladder import keep_evidence, require_plain, validated
 from perdure.session.fold import FoldInput, manifest_of, put_blobs, refers_to_media
-from perdure.session.lifecycle import Terms
+from perdure.session.lifecycle import HandoverTerms
 from perdure.session.options import Limits
 from perdure.session.point_in_time import base_documents
 from perdure.session.stored import followed
@@ -248,7 +248,7 @@ class RebuildReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_default
 
 
 async def rebuild_session(
-    access: ExclusiveAccess, key: SessionKey, terms: Terms, *, dry_run: bool
+    access: ExclusiveAccess, key: SessionKey, terms: HandoverTerms, *, dry_run: bool
 ) -> RebuildReport:
     """Compare a session's documents with its log, and rewrite those that are wrong."""
     records, wrong = await _compared(access, key)

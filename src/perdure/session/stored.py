@@ -27,8 +27,6 @@ import msgspec
 
 from perdure import lineage
 from perdure.autosave.core import REFUSALS
-from perdure.memory.context import SNAPSHOT
-from perdure.memory.documents import SESSION
 from perdure.records.chunks import name_of
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
@@ -42,10 +40,8 @@ from perdure.store import (
     Batch,
     Document,
     Documents,
-    Draft,
-    HeldLease,
+    Held,
     InboxLimit,
-    LeaseState,
     LogChunk,
     Outcome,
     PendingItem,
@@ -54,13 +50,12 @@ from perdure.store import (
     Store,
     SupportsBeginAppend,
     SupportsRestore,
+    Taken,
+    Terms,
     first_record,
     shortcut,
 )
 from perdure.stores.delegate import DelegatingStore
-
-_RESTORED = frozenset({SESSION, SNAPSHOT})
-"""The documents that a restore reads."""
 
 
 class _HeldSession(msgspec.Struct):
@@ -167,14 +162,11 @@ class SessionStore(DelegatingStore):
         self._direct = shortcut(store, SupportsBeginAppend)
         self._restoring = shortcut(store, SupportsRestore)
         self._held: dict[SessionKey, _HeldSession] = {}
-        # What was read with the origin, each for the restore that follows.
-        self._opening: dict[SessionKey, RestoreData] = {}
         self._posting: Counter[SessionKey] = Counter()  # posts on their way
         self._closing: dict[SessionKey, _ClosingInbox] = {}
 
     async def aclose(self) -> None:
         self._held.clear()
-        self._opening.clear()
         await self.inner.aclose()
 
     # What comes before a session's log.
@@ -189,22 +181,8 @@ class SessionStore(DelegatingStore):
         held = self._held.get(key)
         if held is not None:
             return held.base
-        manifest = (await self.inner.read_documents(key, ())).manifest
-        return await lineage.base_of(self.inner, key, manifest)
-
-    async def require_plain(self, key: SessionKey, holder: LeaseState | None) -> None:
-        """Refuse to acquire a session of before that is numbered after a base.
-
-        It reads no more than the holder, if that says enough: a new session is none of them, and
-        neither is a copy. An open reads the documents once it holds the session, and refuses then.
-
-        Raises:
-            CorruptRecordError: The session's log is damaged.
-            SessionError: It is such a session.
-
-        """
-        if holder is not None and not holder.deleted and holder.draft is None:
-            lineage.require_plain(key, await self.base_of(key))
+        data = RestoreData(await self.inner.read_documents(key, ()))
+        return await lineage.base_of(self.inner, key, data)
 
     def assume_plain(self, key: SessionKey) -> None:
         """Take it as known that nothing comes before a session's own log."""
@@ -247,8 +225,6 @@ class SessionStore(DelegatingStore):
     # The log.
 
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
-        for batch in batches if self._opening else ():
-            self._opening.pop(batch.key, None)
         if self.capabilities.blobs and any(may_lift(batch.records) for batch in batches):
             outcomes = await append_with_media(self.inner, batches)
         else:
@@ -322,12 +298,15 @@ class SessionStore(DelegatingStore):
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> RestoreData:
         """Read documents as above, and if the inner store can, the log after them."""
-        data = self._opening.pop(key, None)
-        if data is None or names is None or frozenset(names) != _RESTORED:
-            data = await self._read_inner(key, names)
+        return await self._with_origin(key, names, await self._read_inner(key, names))
+
+    async def _with_origin(
+        self, key: SessionKey, names: Collection[str] | None, data: RestoreData
+    ) -> RestoreData:
         have = await self._completed(key, names, data.documents)
-        if have is data.documents and (have.manifest is None or have.manifest.base is None):
-            return data
+        base = None if have.manifest is None else have.manifest.base
+        if base is None or (not base.at and base.cut <= data.after == have.log_after):
+            return msgspec.structs.replace(data, documents=have)
         return RestoreData(have, may_have_items=data.may_have_items)
 
     async def _read_inner(self, key: SessionKey, names: Collection[str] | None) -> RestoreData:
@@ -345,7 +324,7 @@ class SessionStore(DelegatingStore):
             held = None
         if manifest is not None and manifest.base is None:
             return have
-        base = held.base if held else await lineage.base_of(self.inner, key, manifest)
+        base = held.base if held else await lineage.base_of(self.inner, key, RestoreData(have))
         if base is None:
             return have
         if manifest is None:
@@ -381,7 +360,6 @@ class SessionStore(DelegatingStore):
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
         """Fold; what a session without documents began with is written as its own."""
-        self._opening.pop(key, None)
         held = self._held.get(key)
         if held is None:  # held through another store object
             held = _HeldSession(manifest.epoch, await self.base_of(key))
@@ -402,39 +380,32 @@ class SessionStore(DelegatingStore):
 
     # Leases.
 
-    async def acquire(
-        self,
-        key: SessionKey,
-        *,
-        after: int,
-        first: int = 1,
-        base: Origin | None = None,
-        draft: Draft | None = None,
-    ) -> HeldLease:
-        grant = await self.inner.acquire(key, after=after, first=first, base=base, draft=draft)
+    async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
+        taken = await self.inner.acquire(key, terms)
+        if isinstance(taken, Held):
+            return taken
         self._held.pop(key, None)
-        if not grant.created:
+        base, found = terms.beginning.base, taken.found
+        if not taken.created:
             try:
-                base = await self._taken(key, grant.epoch)
+                data = found or await self._read_inner(key, terms.names)
+                base = await lineage.base_of(self.inner, key, data)
+                is_plain = base is not None and not base.at
+                if base is not None and is_plain and await self.has_removed(key, base):
+                    await self.inner.trim(key, taken.epoch, base.cut + 1)  # a pruning was killed
+                self._held[key] = _HeldSession(taken.epoch, base, taken.head)
+                found = await self._with_origin(key, terms.names, data)
             except BaseException:
                 with anyio.CancelScope(shield=True), anyio.move_on_after(1):
-                    await self.inner.release(key, grant.epoch)
+                    await self.release(key, taken.epoch)
                 raise
-        self._held[key] = _HeldSession(grant.epoch, base, grant.head)
-        return grant
-
-    async def _taken(self, key: SessionKey, epoch: int) -> Origin | None:
-        data = self._opening[key] = await self._read_inner(key, _RESTORED)
-        base = await lineage.base_of(self.inner, key, data.documents.manifest)
-        is_plain = base is not None and not base.at
-        if base is not None and is_plain and await self.has_removed(key, base):
-            await self.inner.trim(key, epoch, base.cut + 1)  # a pruning was killed
-        return base
+        else:
+            self._held[key] = _HeldSession(taken.epoch, base, taken.head)
+        return msgspec.structs.replace(taken, found=found)
 
     def forget(self, key: SessionKey) -> None:
         """Forget a session: it is not held here any more."""
         self._held.pop(key, None)
-        self._opening.pop(key, None)
 
     async def release(self, key: SessionKey, epoch: int) -> None:
         await self.inner.release(key, epoch)

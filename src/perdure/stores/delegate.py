@@ -16,19 +16,19 @@ from perdure.store import (
     Capabilities,
     DeadLetter,
     Documents,
-    Draft,
     DraftInfo,
     HeartbeatRequests,
-    HeldLease,
+    Held,
     InboxLimit,
     LeaseState,
     LogChunk,
-    Origin,
     Outcome,
     PendingItem,
     SessionInfo,
     Status,
     Store,
+    Taken,
+    Terms,
     open_read_only,
 )
 
@@ -125,16 +125,8 @@ class DelegatingStore:
     async def holder(self, key: SessionKey) -> LeaseState | None:
         return await self.inner.holder(key)
 
-    async def acquire(
-        self,
-        key: SessionKey,
-        *,
-        after: int,
-        first: int = 1,
-        base: Origin | None = None,
-        draft: Draft | None = None,
-    ) -> HeldLease:
-        return await self.inner.acquire(key, after=after, first=first, base=base, draft=draft)
+    async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
+        return await self.inner.acquire(key, terms)
 
     async def publish(self, key: SessionKey, epoch: int) -> None:
         await self.inner.publish(key, epoch)
@@ -278,15 +270,7 @@ class ReadOnlyStore(DelegatingStore):
     async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
         raise self._refused("remove anything")
 
-    async def acquire(
-        self,
-        key: SessionKey,
-        *,
-        after: int,
-        first: int = 1,
-        base: Origin | None = None,
-        draft: Draft | None = None,
-    ) -> HeldLease:
+    async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
         raise self._refused(f"open {key}, which load() reads without a lease")
 
     async def publish(self, key: SessionKey, epoch: int) -> None:

@@ -29,12 +29,10 @@ from perdure.records.manifest import (
     Manifest,
     SessionQuery,
     epoch_payload,
-    lease_held,
     lease_lost,
     matched,
     new_entries,
     newer_format,
-    published_already,
     refusal_of,
     require_logged,
     session_info,
@@ -43,6 +41,7 @@ from perdure.records.posts import oldest_first
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.store import (
     Batch,
+    Beginning,
     BlobSweep,
     Capabilities,
     DeadLetter,
@@ -50,15 +49,17 @@ from perdure.store import (
     Draft,
     DraftInfo,
     HeartbeatRequests,
-    HeldLease,
+    Held,
     InboxLimit,
     LeaseState,
     LogChunk,
-    Origin,
     Outcome,
     PendingItem,
+    RestoreData,
     SessionInfo,
     Status,
+    Taken,
+    Terms,
 )
 
 # The shared backing: sessions, owners and blobs as plain values
@@ -118,28 +119,19 @@ class StoredSession:
         seqs = range(max(after + 1, self.first), end if before is None else min(before, end))
         return seqs[::-1] if reverse else seqs
 
-    def begin_epoch(
-        self,
-        epoch: int,
-        owner: str,
-        at: float,
-        *,
-        first: int = 1,
-        base: Origin | None = None,
-        draft: Draft | None = None,
-    ) -> bool:
+    def begin_epoch(self, epoch: int, owner: str, at: float, new: Beginning) -> bool:
         """Begin an epoch by appending its record, and return whether a log begins with it.
 
-        *first*, *base* and *draft* are of a new log. What an unpublished draft has is removed.
+        What an unpublished draft has is removed.
         """
         if not self.published:
             self.clear()
         created = not self.epochs
         if created:
-            self.first, self.draft, self.published = first, draft, draft is None
+            self.first, self.draft, self.published = new.first, new.draft, new.draft is None
         self.epoch, self.owner = epoch, owner
         self.released = self.deleted = False
-        payload = epoch_payload(owner, base if created else None, at=at)
+        payload = epoch_payload(owner, new.base if created else None, at=at)
         self.entries.append(Entry(EPOCH, payload))
         self.epochs.append(epoch)
         self.epoch_starts.append(self.head)
@@ -277,6 +269,16 @@ def documents_of(
     return matched(manifest, session.documents, names)
 
 
+def restore_data(
+    session: StoredSession, documents: Documents, *, may_have_items: bool
+) -> RestoreData:
+    """Return documents with the log after them, unless that is long."""
+    after, records = documents.log_after, None
+    if after is not None and session.head - after <= _TAIL:
+        records = tuple(session.records(session.seqs(after, None, reverse=False)))
+    return RestoreData(documents, after or 0, records, may_have_items)
+
+
 def list_sessions(backing: MemoryBacking, query: SessionQuery) -> Iterator[SessionInfo]:
     """Yield sessions by key."""
     after = query.after
@@ -301,6 +303,8 @@ def info_of(key: SessionKey, session: StoredSession) -> SessionInfo:
 
 _CHUNK = 256
 """Records in one `LogChunk`."""
+_TAIL = 1024
+"""Records that are read together with documents; a longer log is read by chunks."""
 
 _CAPABILITIES = Capabilities(
     durability="memory", batch_max=256, memory_bound=True, dead_letters=True
@@ -470,6 +474,9 @@ class MemoryStore:
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
         await anyio.lowlevel.checkpoint()
+        return self._holder(key)
+
+    def _holder(self, key: SessionKey) -> LeaseState | None:
         session = self._sessions.get(key)
         if session is None:
             return None
@@ -484,35 +491,25 @@ class MemoryStore:
             draft=session.draft,
         )
 
-    async def acquire(
-        self,
-        key: SessionKey,
-        *,
-        after: int,
-        first: int = 1,
-        base: Origin | None = None,
-        draft: Draft | None = None,
-    ) -> HeldLease:
+    async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
         await anyio.lowlevel.checkpoint()
-        session = self._sessions.get(key)
-        newest = session.epoch if session else 0
-        if newest != after:
-            raise lease_held(key, after, newest)
-        if draft is not None and session is not None and session.is_public:
-            raise published_already(key, newest)
-        if session is None:
-            session = self._sessions[key] = StoredSession()
+        holder = self._holder(key)
+        if not terms.allows(holder):
+            return Held(holder)
+        session = self._sessions.get(key) or StoredSession()
+        documents = documents_of(key, session, terms.names) if session.is_public else Documents()
+        self._sessions[key] = session
         if not session.published:
             self._backing.dead_letters.pop(key, None)
         now = self._backing.clock()
-        created = session.begin_epoch(
-            after + 1, self._owner, now, first=first, base=base, draft=draft
-        )
+        created = session.begin_epoch(session.epoch + 1, self._owner, now, terms.beginning)
         session.updated_at = now
         if created:
             session.created_at = now
+        may_have_items = bool(self._backing.inboxes.get(key))
         record = session.entries[-1].payload
-        return HeldLease(key, session.epoch, session.head, created, record)
+        found = restore_data(session, documents, may_have_items=may_have_items)
+        return Taken(key, session.epoch, session.head, created, record, found)
 
     async def publish(self, key: SessionKey, epoch: int) -> None:
         await anyio.lowlevel.checkpoint()

@@ -50,7 +50,7 @@ from perdure.formats.records import log_in, state_of, unfold, with_log
 from perdure.formats.state import FullAgentState, StateStorage
 from perdure.records.json import decoder_of
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Manifest, SessionQuery, lease_held, published_already
+from perdure.records.manifest import Manifest, SessionQuery
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.store import (
     Batch,
@@ -58,18 +58,18 @@ from perdure.store import (
     Capabilities,
     DeadLetter,
     Documents,
-    Draft,
     DraftInfo,
     HeartbeatRequests,
-    HeldLease,
+    Held,
     InboxLimit,
     LeaseState,
     LogChunk,
-    Origin,
     Outcome,
     PendingItem,
     SessionInfo,
     Status,
+    Taken,
+    Terms,
 )
 from perdure.stores.memory import (
     StoredSession,
@@ -78,6 +78,7 @@ from perdure.stores.memory import (
     held_session,
     info_of,
     lease_lost_error,
+    restore_data,
 )
 
 T = TypeVar("T")
@@ -452,7 +453,9 @@ class StateStore:
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
         """Return who held the session last; another owner's lease may always be taken over."""
-        session = await self._session(key)
+        return self._holder(await self._session(key))
+
+    def _holder(self, session: StoredSession | None) -> LeaseState | None:
         if session is None:
             return None
         return LeaseState(
@@ -464,30 +467,22 @@ class StateStore:
             draft=session.draft,
         )
 
-    async def acquire(
-        self,
-        key: SessionKey,
-        *,
-        after: int,
-        first: int = 1,
-        base: Origin | None = None,
-        draft: Draft | None = None,
-    ) -> HeldLease:
+    async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
         """Take a session; a draft is in memory only until it is published."""
         async with self._slot(key).exclusive() as slot:
             slot.require_same_session()
-            session = slot.session or StoredSession()
-            if session.epoch != after:
-                raise lease_held(key, after, session.epoch)
-            if draft is not None and session.epochs and session.published:
-                raise published_already(key, session.epoch)
-            acquired = copy_of(session)
-            created = acquired.begin_epoch(
-                after + 1, self._owner, time.time(), first=first, base=base, draft=draft
-            )
+            holder = self._holder(slot.session)
+            if not terms.allows(holder):
+                return Held(holder)
+            acquired = StoredSession() if slot.session is None else copy_of(slot.session)
+            is_there = acquired.is_public
+            documents = documents_of(key, acquired, terms.names) if is_there else Documents()
+            epoch = acquired.epoch + 1
+            created = acquired.begin_epoch(epoch, self._owner, time.time(), terms.beginning)
             await slot.keep(acquired)
             record = acquired.entries[-1].payload
-            return HeldLease(key, acquired.epoch, acquired.head, created, record)
+            found = restore_data(acquired, documents, may_have_items=False)
+            return Taken(key, epoch, acquired.head, created, record, found)
 
     async def publish(self, key: SessionKey, epoch: int) -> None:
         """Save the whole state of a draft."""

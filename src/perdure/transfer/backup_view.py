@@ -24,6 +24,7 @@ from perdure.store import (
     SessionInfo,
     Store,
     first_record,
+    take_after,
 )
 from perdure.transfer import backups, bundle_files, receipts
 from perdure.transfer.migration import Migration, MigrationProgress, keys_of, migrate
@@ -340,7 +341,7 @@ async def restore_backup(
         summary.failed[name] = f"{cause}; {_CURE}" if suggests_both else reason
     for key in await view.forgotten():
         if await target.holder(key) is None:  # so that an older backup does not bring it back
-            grant = await target.acquire(key, after=0)
+            grant = await take_after(target, key, after=0)
             await target.delete(key, grant.epoch)
     summary.written = done.copied + done.continued
     summary.there, summary.posted = done.there, done.posted

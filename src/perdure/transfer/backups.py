@@ -38,9 +38,9 @@ from perdure.store import (
     Batch,
     DeadLetter,
     Documents,
-    HeldLease,
     PendingItem,
     Store,
+    Taken,
     first_record,
 )
 from perdure.transfer import bundle_files, migration
@@ -302,7 +302,7 @@ class _Run:
         """By tenant, the blobs that the backup has, with all that they name."""
         self._erased: set[str] = set()
         """Tenants of which something was removed, by the journal, and blobs not collected since."""
-        self._journal: HeldLease
+        self._journal: Taken
         self._noted: int
         """The journal's last entry."""
         self._noting = anyio.Lock()
@@ -622,7 +622,7 @@ class _Run:
         self.report.forgotten += 1
         self.removed.append(key)
 
-    def _lease(self, key: SessionKey) -> contextlib.AbstractAsyncContextManager[HeldLease]:
+    def _lease(self, key: SessionKey) -> contextlib.AbstractAsyncContextManager[Taken]:
         return leased(self.target, key, watches=self.watches, wait=self._wait)
 
     async def _note_erasure(self, tenant: str) -> None:
@@ -646,7 +646,7 @@ class _SessionBackup:
     """Update of one session's backup in one run."""
 
     def __init__(
-        self, run: _Run, grant: HeldLease, point: RunPoint, documents: Documents, cut: int
+        self, run: _Run, grant: Taken, point: RunPoint, documents: Documents, cut: int
     ) -> None:
         self._run = run
         self._grant = grant

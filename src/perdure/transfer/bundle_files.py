@@ -35,7 +35,7 @@ from perdure.session.copier import copy_session
 from perdure.session.options import Limits, require_no_backup
 from perdure.session.reach import SALVAGE, Reach, ReachedBlob, lost_error, reach_of
 from perdure.session.stored import followed
-from perdure.store import Documents, Draft, HeldLease, Store, first_record
+from perdure.store import Documents, Draft, Store, Taken, Terms, first_record
 from perdure.transfer import bundle
 from perdure.transfer.views import BundleFile, BundleView
 
@@ -234,10 +234,12 @@ async def leased(
     watches: Mapping[str, OwnerWatch],
     on_held: OnHeld = "steal",
     wait: float,
-) -> AsyncGenerator[HeldLease, None]:
+) -> AsyncGenerator[Taken, None]:
     """Hold a session's lease in a store that is written to."""
     me = target.owner
-    grant = await acquire_lease(target, key, me=me, watch=watches[me], on_held=on_held, wait=wait)
+    grant = await acquire_lease(
+        target, key, Terms(me=me), watch=watches[me], on_held=on_held, wait=wait
+    )
     try:
         yield grant
     finally:

@@ -33,7 +33,7 @@ from perdure.session.delete import tenant_sessions
 from perdure.session.options import Limits, require_no_backup
 from perdure.session.reach import ReachedBlob, lost_error
 from perdure.session.stored import SessionStore, followed
-from perdure.store import Draft, HeldLease, Store, first_record
+from perdure.store import Draft, Store, Taken, first_record
 from perdure.transfer import bundle_files
 from perdure.transfer.bundle_files import ChangedError, dead_letters_of
 from perdure.transfer.receipts import Receipts
@@ -366,7 +366,7 @@ class _Mover:
     # writing
 
     @contextlib.asynccontextmanager
-    async def _lease(self, key: SessionKey, theirs: Moment) -> AsyncGenerator[HeldLease, None]:
+    async def _lease(self, key: SessionKey, theirs: Moment) -> AsyncGenerator[Taken, None]:
         """Hold the target's session, which nobody has written since that moment."""
         watches, on_held, wait = self.watches, self._on_held, self._wait
         lease = bundle_files.leased(self.target, key, watches=watches, on_held=on_held, wait=wait)
@@ -377,7 +377,7 @@ class _Mover:
             await self._receipts.leave("written", key, grant.epoch)
             yield grant
 
-    async def _copy(self, key: SessionKey, grant: HeldLease | None = None) -> Found:
+    async def _copy(self, key: SessionKey, grant: Taken | None = None) -> Found:
         """Have the copier write a session, or what it lacks under a lease, and compare both then.
 
         Raises:
@@ -409,7 +409,7 @@ class _Mover:
         self.report.bytes += written.bytes
         return found
 
-    async def _write(self, key: SessionKey, draft: Draft, grant: HeldLease | None) -> CopiedSession:
+    async def _write(self, key: SessionKey, draft: Draft, grant: Taken | None) -> CopiedSession:
         source, target, limits = self.source, self.target, Limits()
         if grant is not None:
             return await continue_copy(source, key, target, grant, draft=draft, limits=limits)

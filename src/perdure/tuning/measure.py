@@ -23,7 +23,7 @@ from perdure.errors import CorruptRecordError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE, Entry, Record
 from perdure.session.stored import followed
-from perdure.store import Batch, HeldLease, Outcome, SessionInfo, Status, Store
+from perdure.store import Batch, Outcome, SessionInfo, Status, Store, Taken, take_after
 from perdure.tuning.advice import (
     LoadLevel,
     StoreMeasurement,
@@ -71,7 +71,7 @@ async def measure(
 
 
 async def _level(
-    store: Store, heads: dict[HeldLease, int], count: int, payload: bytes, seconds: float
+    store: Store, heads: dict[Taken, int], count: int, payload: bytes, seconds: float
 ) -> LoadLevel:
     """Save some of the sessions again and again; ``heads`` are their logs' ends, and move."""
     until = perf_counter() + seconds
@@ -107,17 +107,17 @@ async def _save(store: Store, batches: Sequence[Batch]) -> None:
 
 
 @asynccontextmanager
-async def _sessions(store: Store, count: int) -> AsyncGenerator[dict[HeldLease, int], None]:
+async def _sessions(store: Store, count: int) -> AsyncGenerator[dict[Taken, int], None]:
     """Create sessions, yield the ends of their logs, and delete the sessions afterwards."""
     run = secrets.token_hex(4)
-    heads: dict[HeldLease, int] = {}
+    heads: dict[Taken, int] = {}
 
     async def make(n: int) -> None:
         key = SessionKey(f"{run}-{n:03d}", tenant=TENANT)
-        grant = await store.acquire(key, after=0)
+        grant = await take_after(store, key, after=0)
         heads[grant] = grant.head
 
-    async def remove(grant: HeldLease) -> None:
+    async def remove(grant: Taken) -> None:
         await store.delete(grant.key, grant.epoch)
 
     try:
@@ -141,7 +141,7 @@ async def _delete(store: Store, key: SessionKey) -> bool:
     holder = await store.holder(key)
     if holder is None or not (holder.released or holder.alive is False):
         return False
-    grant = await store.acquire(key, after=holder.epoch)
+    grant = await take_after(store, key, after=holder.epoch)
     await store.delete(key, grant.epoch)
     return True
 

@@ -25,7 +25,7 @@ import perdure
 from perdure import Message
 from perdure.lease import LeaseOptions, OwnerWatch, acquire_lease
 from perdure.records.keys import SessionKey
-from perdure.store import Store
+from perdure.store import Store, Terms
 from perdure.transfer import write_bundle
 from tests.integration.journeys.backends import ENVIRONMENT, url_of
 from tests.transfer.sessions import fill
@@ -74,9 +74,13 @@ async def bundles(store: Store, keys: list[SessionKey], folder: Path) -> dict[st
 async def waiting(store: Store, key: SessionKey) -> list[str]:
     """Return what waits in a session's inbox."""
     grant = await acquire_lease(
-        store, key, me=store.owner, watch=OwnerWatch(LeaseOptions(), anyio.current_time),
-        on_held="handover", wait=30,
-    )  # fmt: skip
+        store,
+        key,
+        Terms(me=store.owner),
+        watch=OwnerWatch(LeaseOptions(), anyio.current_time),
+        on_held="handover",
+        wait=30,
+    )
     found = [item.op_id for item in await store.receive(key, grant.epoch)]
     await store.release(key, grant.epoch)
     return found

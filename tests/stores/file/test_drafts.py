@@ -16,7 +16,7 @@ from perdure.errors import (
 )
 from perdure.records.keys import SessionKey
 from perdure.records.records import open_sealed
-from perdure.store import Draft, HeldLease, past_damage
+from perdure.store import Draft, Taken, past_damage, take_after
 from perdure.stores.file import FileStore, leases
 from perdure.testing.conformance._kit import (
     append_ok,
@@ -31,8 +31,8 @@ from tests.stores.file.kit import KEY, contents, rewrite_lease
 DRAFT = Draft(source=SessionKey("source"), generation=1, up_to=640, purpose="fork")
 
 
-async def drafted(store: FileStore) -> HeldLease:
-    grant = await store.acquire(KEY, after=0, first=501, draft=DRAFT)
+async def drafted(store: FileStore) -> Taken:
+    grant = await take_after(store, KEY, after=0, first=501, draft=DRAFT)
     await append_ok(store, grant, 502, *group("a", "b"))
     return grant
 
@@ -49,7 +49,7 @@ async def test_a_taker_that_dies_before_it_takes_leaves_a_draft(
     with monkeypatch.context() as patch:
         patch.setattr(leases, "publish", die)
         with pytest.raises(StoreUnavailableError):
-            await other.acquire(KEY, after=1)
+            await take_after(other, KEY, after=1)
     assert await read(other) == []
     assert [info.epoch for info in await other.drafts("")] == [1]
     new = await take(other)
@@ -66,7 +66,7 @@ async def test_a_publisher_that_meets_a_dying_taker_does_not_know_and_leaves_all
     with monkeypatch.context() as patch:
         patch.setattr(leases, "publish", die)
         with pytest.raises(StoreUnavailableError):
-            await other.acquire(KEY, after=1)
+            await take_after(other, KEY, after=1)
     for _ in range(2):
         with pytest.raises(LeaseLostError):
             await store.publish(KEY, grant.epoch)
@@ -115,7 +115,7 @@ async def test_a_copier_that_dies_before_its_log_leaves_a_draft(
     with monkeypatch.context() as patch:
         patch.setattr(leases, step, die)
         with pytest.raises(StoreUnavailableError):
-            await store.acquire(KEY, after=2, draft=DRAFT)
+            await take_after(store, KEY, after=2, draft=DRAFT)
     other = await open_store("other")
     assert await other.sessions() == []
     assert [info.epoch for info in await other.drafts("")] == [3]
@@ -157,7 +157,7 @@ async def test_a_damaged_lease_hides_no_session_that_is_published(
 async def test_releases_that_know_no_drafts_refuse_them(
     store, open_store, root: Path, begun: dict[str, object], format_: int
 ) -> None:
-    grant = await store.acquire(KEY, after=0, **begun)
+    grant = await take_after(store, KEY, after=0, **begun)
     await store.publish(KEY, grant.epoch)
     other = await open_store("other")
     for epoch in (1, 2):
@@ -197,7 +197,7 @@ async def test_what_an_overtaken_copier_folds_late_is_nobody_s(
     other = await open_store("other")
     with monkeypatch.context() as patch:
         patch.setattr(leases, "remove_owned", then_late)
-        new = await other.acquire(KEY, after=1, first=7)
+        new = await take_after(other, KEY, after=1, first=7)
     assert (new.head, new.created) == (7, True)
     assert (await other.read_documents(KEY)).manifest is None
     await other.write_documents(KEY, documents, manifest_of(new, 7, documents))
@@ -220,5 +220,5 @@ async def test_an_acquire_whose_log_was_removed_beneath_it_was_overtaken(
 
     monkeypatch.setattr(leases, "_seal_predecessor", overtaken)
     with pytest.raises(LeaseHeldError):
-        await other.acquire(KEY, after=1)
+        await take_after(other, KEY, after=1)
     assert await read(other) == []

@@ -20,7 +20,7 @@ from perdure._lib.files import Folder
 from perdure.errors import ConfigError, LeaseHeldError, LeaseLostError, StoreUnavailableError
 from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
-from perdure.store import Status
+from perdure.store import Status, take_after
 from perdure.stores.file import FileStore, documents, leases
 from perdure.stores.file.store import THREADS, HeldSessions
 from perdure.testing.conformance._kit import (
@@ -76,7 +76,7 @@ async def test_a_killed_process_is_known_to_be_dead_at_once(store, root: Path) -
     holder = await store.holder(KEY)
     assert holder is not None
     assert holder.alive is False
-    grant = await store.acquire(KEY, after=holder.epoch)
+    grant = await take_after(store, KEY, after=holder.epoch)
     assert grant.head == 3
     assert tuple(entries(await read(store))) == group("from a process")
 
@@ -316,7 +316,7 @@ async def test_a_lease_that_is_not_whole_can_be_taken_over(open_store, root: Pat
     holder = await other.holder(KEY)
     assert holder is not None
     assert (holder.epoch, holder.alive, holder.released) == (1, None, False)
-    assert (await other.acquire(KEY, after=1)).head == 3
+    assert (await take_after(other, KEY, after=1)).head == 3
 
 
 async def test_a_store_keeps_nothing_of_a_session_that_it_released(store) -> None:
@@ -422,7 +422,7 @@ async def test_an_acquire_that_fails_half_way_keeps_nobody_out(
     with monkeypatch.context():
         failing(Folder if step == "publish" else leases)
         with pytest.raises(StoreUnavailableError):
-            await store.acquire(KEY, after=2)
+            await take_after(store, KEY, after=2)
         monkeypatch.undo()
     holder = await other.holder(KEY)
     assert holder is not None
@@ -442,7 +442,7 @@ async def test_who_loses_a_race_to_itself_does_not_release_the_winner(store, mon
 
     monkeypatch.setattr(Folder, "publish", beaten)
     with pytest.raises(StoreUnavailableError):
-        await store.acquire(KEY, after=1)
+        await take_after(store, KEY, after=1)
     holder = await store.holder(KEY)
     assert holder is not None
     assert (holder.epoch, holder.released) == (2, False)
@@ -498,7 +498,7 @@ async def acquire_abandoned(store, disk, monkeypatch: pytest.MonkeyPatch) -> Non
                 pass
 
         disk.before_sync = cancel
-        await store.acquire(KEY, after=0)
+        await take_after(store, KEY, after=0)
 
 
 async def test_an_acquire_that_nobody_waits_for_lets_go(
@@ -707,7 +707,7 @@ async def test_a_deletion_loses_against_a_taker(open_store, monkeypatch) -> None
 async def test_a_race_is_lost_with_both_numbers(store) -> None:
     await take(store)
     with pytest.raises(LeaseHeldError, match=r"at epoch 1, not 0"):
-        await store.acquire(KEY, after=0)
+        await take_after(store, KEY, after=0)
 
 
 async def test_a_heartbeat_that_was_cut_short_leaves_nothing_for_good(

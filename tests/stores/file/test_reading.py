@@ -22,7 +22,7 @@ from perdure.errors import (
 )
 from perdure.records.keys import SessionKey
 from perdure.records.records import seal
-from perdure.store import LeaseState, past_damage
+from perdure.store import LeaseState, past_damage, take_after
 from perdure.stores.file import (
     FileStore,
     documents as folding,
@@ -375,7 +375,7 @@ async def test_a_folder_of_another_session_is_told_with_both_names(store, root: 
         lambda key: read(store, key),
         store.read_documents,
         store.holder,
-        lambda key: store.acquire(key, after=1),
+        lambda key: take_after(store, key, after=1),
     ):
         with pytest.raises(CorruptRecordError, match=r"belongs to session agent, not to copy"):
             await call(SessionKey("copy"))

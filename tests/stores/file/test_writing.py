@@ -18,7 +18,7 @@ from perdure._lib.files import Folder
 from perdure.errors import CorruptRecordError, LeaseLostError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry
-from perdure.store import Batch, HeldLease, Status
+from perdure.store import Batch, Status, Taken, take_after
 from perdure.stores.file import FileStore, leases, log
 from perdure.testing.conformance._kit import append, append_ok, entries, group, read, take
 from tests.stores.file.kit import KEY, lease_of, log_folder, open_folders, segments
@@ -318,7 +318,7 @@ async def thrifty(open_store, monkeypatch: pytest.MonkeyPatch) -> FileStore:
     return await open_store("one")
 
 
-async def closed_file(store, root: Path) -> HeldLease:
+async def closed_file(store, root: Path) -> Taken:
     """Hold a session of which the files were closed, since others were used."""
     grant = await take(store)
     await append_ok(store, grant, 2, *group("a"))
@@ -481,7 +481,7 @@ async def test_leases_go_the_lowest_first(
     await take(store)
     first = (agent / "lease-1.json").read_bytes()
     other = await open_store("other")
-    await other.acquire(KEY, after=1)
+    await take_after(other, KEY, after=1)
     (agent / "lease-1.json").write_bytes(first)  # as a kill in between leaves it
     removed: list[str] = []
     remove = Folder.remove
@@ -491,7 +491,7 @@ async def test_leases_go_the_lowest_first(
         return remove(self, name)
 
     monkeypatch.setattr(Folder, "remove", noted)
-    await store.acquire(KEY, after=2)
+    await take_after(store, KEY, after=2)
     gone = [name for name in removed if name in {"lease-1.json", "lease-2.json"}]
     assert gone == ["lease-1.json", "lease-2.json"]
 
@@ -507,7 +507,7 @@ async def test_a_batch_is_in_doubt_until_a_seal_decides(store, open_store, disk)
         assert outcome.status is Status.IN_DOUBT
     folder.close()
     # The taker died without an epoch record: the next one reads what lies there.
-    grant = await other.acquire(KEY, after=2)
+    grant = await take_after(other, KEY, after=2)
     assert grant.head == 4
     (outcome,) = await store.append_many([batch])
     assert outcome.status is Status.OK
@@ -520,7 +520,7 @@ async def test_a_number_that_comes_again_is_not_mistaken_for_the_own_one(
     other = await open_store("other")
     old = await take(store)
     for after in (1, 2):
-        await other.acquire(KEY, after=after)
+        await take_after(other, KEY, after=after)
     folder = store._root.enter("agents", "agent")
     # A taker that overslept everything publishes epoch 1 once more: its link finds no file.
     assert leases.publish(folder, lease_of(other._owners.me, 1)) is None

@@ -14,7 +14,7 @@ from perdure.errors import LeaseHeldError, StoreUnavailableError
 from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE
-from perdure.store import Batch, PendingItem, Status
+from perdure.store import Batch, PendingItem, Status, take_after
 from perdure.stores.postgres import PostgresStore
 from perdure.testing.conformance._kit import (
     KEY,
@@ -200,14 +200,14 @@ async def test_an_acquire_whose_commit_is_not_confirmed_can_be_taken_up(
 ) -> None:
     proxy.cut_after(b'{"owner":"me"}')
     with pytest.raises(StoreUnavailableError):
-        await cut_off.acquire(KEY, after=0)
+        await take_after(cut_off, KEY, after=0)
     assert proxy.cuts == 1
     holder = await cut_off.holder(KEY)
     assert holder is not None
     assert (holder.epoch, holder.owner) == (1, "me")
     with pytest.raises(LeaseHeldError):
-        await cut_off.acquire(KEY, after=0)
-    grant = await cut_off.acquire(KEY, after=1)
+        await take_after(cut_off, KEY, after=0)
+    grant = await take_after(cut_off, KEY, after=1)
     assert (grant.epoch, grant.head) == (2, 2)
     assert [record.epoch for record in await read(cut_off)] == [1, 2]
 

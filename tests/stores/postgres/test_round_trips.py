@@ -16,7 +16,7 @@ from perdure.errors import LeaseHeldError, LeaseLostError, PerdureError, StoreEr
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import About
 from perdure.session.manager import SessionManager
-from perdure.store import Documents, HeldLease
+from perdure.store import Documents, Taken, take_after
 from perdure.stores.postgres import PostgresStore
 from perdure.testing.conformance._kit import KEY, append_ok, group, manifest_of, take
 from perdure.testing.conformance.inbox import posted
@@ -107,7 +107,7 @@ async def test_a_holder_that_was_read_long_ago_grants_nothing(open_store: OpenSt
     await append_ok(store, first, 2, *group("a"))
     await other.holder(KEY)
     await append_ok(store, first, 3, *group("b"))  # the holder that was read goes on
-    second = await other.acquire(KEY, after=1)
+    second = await take_after(other, KEY, after=1)
     assert (second.epoch, second.head) == (2, 4)
     with pytest.raises(LeaseLostError):
         await store.receive(KEY, first.epoch)
@@ -173,10 +173,10 @@ async def test_one_that_is_refused_does_not_spoil_the_others(
     for key in keys:
         await other.holder(key)
     for key in keys[::4]:
-        await store.acquire(key, after=0)
+        await take_after(store, key, after=0)
     grants = await results_of([partial(other.acquire, key, after=0) for key in keys])
-    assert [type(grant) for grant in grants] == ([LeaseHeldError] + 3 * [HeldLease]) * 5
-    held = [grant for grant in grants if isinstance(grant, HeldLease)]
+    assert [type(grant) for grant in grants] == ([LeaseHeldError] + 3 * [Taken]) * 5
+    held = [grant for grant in grants if isinstance(grant, Taken)]
 
     server.run(f"ALTER TABLE {schema}.manifests ADD CHECK (title <> 'refused')")
     documents = {"session.json": b"folded"}

@@ -7,7 +7,7 @@ import pytest
 from perdure.errors import CorruptRecordError
 from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
-from perdure.store import DeadLetter, HeldLease, PendingItem, Status
+from perdure.store import DeadLetter, PendingItem, Status, Taken, take_after
 from perdure.stores.redis import RedisStore
 from perdure.stores.redis.layout import KeyNames
 from perdure.testing.conformance._kit import (
@@ -136,7 +136,7 @@ async def test_a_part_that_is_lost_is_not_an_empty_session(
     with pytest.raises(CorruptRecordError):
         await read(store)
     with pytest.raises(CorruptRecordError):
-        await store.acquire(KEY, after={"session": 0, "epoch": 3}.get(what, epoch))
+        await take_after(store, KEY, after={"session": 0, "epoch": 3}.get(what, epoch))
 
 
 @pytest.mark.parametrize("what", ["log", "head"])
@@ -146,7 +146,7 @@ async def test_nothing_is_appended_to_a_log_that_is_gone(
     epoch = await written(store)
     places = names_of(url).session_keys(KEY)
     server.say(*(("DEL", places.log) if what == "log" else ("HSET", places.session, "h", "9")))
-    outcome = await append(store, HeldLease(KEY, epoch, 1, created=False), 7, *group("f"))
+    outcome = await append(store, Taken(KEY, epoch, 1, created=False), 7, *group("f"))
     assert outcome.status is Status.PERMANENT
     assert isinstance(outcome.error, CorruptRecordError)
 
@@ -225,7 +225,7 @@ async def test_something_foreign_in_a_sessions_place_is_named(
     with pytest.raises(CorruptRecordError, match="prefix"):
         await store.head(KEY)
     with pytest.raises(CorruptRecordError, match="prefix"):
-        await store.acquire(KEY, after=0)
+        await take_after(store, KEY, after=0)
 
 
 async def test_a_damaged_session_hides_no_other(

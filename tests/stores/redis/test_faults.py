@@ -16,7 +16,7 @@ from perdure.errors import LeaseHeldError, StoreUnavailableError
 from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE
-from perdure.store import Batch, PendingItem, Status
+from perdure.store import Batch, PendingItem, Status, take_after
 from perdure.stores.redis import RedisStore
 from perdure.testing.conformance._kit import (
     KEY,
@@ -121,13 +121,13 @@ async def test_an_acquire_whose_answer_is_lost_can_be_taken_up(
 ) -> None:
     proxy.cut_after(b'{"agent":"agent"')
     with pytest.raises(StoreUnavailableError):
-        await cut_off.acquire(KEY, after=0)
+        await take_after(cut_off, KEY, after=0)
     holder = await cut_off.holder(KEY)
     assert holder is not None
     assert (holder.epoch, holder.owner, holder.alive) == (1, "me", True)
     with pytest.raises(LeaseHeldError):
-        await cut_off.acquire(KEY, after=0)
-    grant = await cut_off.acquire(KEY, after=1)
+        await take_after(cut_off, KEY, after=0)
+    grant = await take_after(cut_off, KEY, after=1)
     assert (grant.epoch, grant.head) == (2, 2)
 
 
@@ -189,7 +189,7 @@ from perdure.records.keys import SessionKey
 async def main():
     store = RedisStore(sys.argv[1], owner="child")
     await store.open()
-    await store.acquire(SessionKey("agent"), after=0)
+    await take_after(store, SessionKey("agent"), after=0)
     print("held", flush=True)
     await anyio.sleep_forever()
 

@@ -11,7 +11,7 @@ from perdure import connect, store_for
 from perdure.errors import ConfigError, CorruptRecordError, StoreError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.records import Record
-from perdure.store import HeldLease, Store
+from perdure.store import Store, Taken, take_after
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.stores.redis import RedisStore
@@ -31,14 +31,14 @@ async def opened(url: str, history: Store | None, owner: str = "one") -> RedisSt
     return store
 
 
-async def fill(store: RedisStore, grant: HeldLease, rounds: int = ROUNDS) -> int:
+async def fill(store: RedisStore, grant: Taken, rounds: int = ROUNDS) -> int:
     head = await store.head(KEY)
     for n in range(rounds):
         head = await append_ok(store, grant, head + 1, *group(f"{n}a{LINE}", f"{n}b{LINE}"))
     return head
 
 
-async def fold(store: RedisStore, grant: HeldLease, as_of_seq: int) -> None:
+async def fold(store: RedisStore, grant: Taken, as_of_seq: int) -> None:
     documents = {"session.json": b"{}"}
     await store.write_documents(KEY, documents, manifest_of(grant, as_of_seq, documents))
 
@@ -71,7 +71,7 @@ async def test_what_is_folded_moves_and_is_read_as_before(server: Valkey, url: s
             await read(store, after=after, before=stop, limit=5, reverse=True) == wanted[::-1][:5]
         )
     assert await store.head(KEY) == head
-    assert (await store.acquire(KEY, after=1)).head == head + 1
+    assert (await take_after(store, KEY, after=1)).head == head + 1
     await store.aclose()
 
 

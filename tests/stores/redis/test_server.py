@@ -15,7 +15,7 @@ from perdure.errors import ConfigError, StoreUnavailableError
 from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE
-from perdure.store import Batch, PendingItem, Status
+from perdure.store import Batch, PendingItem, Status, take_after
 from perdure.stores.redis import RedisStore
 from perdure.stores.redis.connection import RedisCall
 from perdure.testing.conformance._kit import (
@@ -163,7 +163,7 @@ async def test_a_user_who_may_not_write_is_told_so(own_server: Valkey) -> None:
     store = RedisStore(own_server.url.replace("//", "//app:pw@"))
     await store.open()
     with pytest.raises(StoreUnavailableError, match="may not do this"):
-        await store.acquire(KEY, after=0)
+        await take_after(store, KEY, after=0)
     (outcome,) = await store.append_many([Batch(KEY, 1, 2, group("a"))])
     assert outcome.status is Status.TRANSIENT
     await store.aclose()

@@ -11,7 +11,7 @@ import pytest
 from perdure.errors import CorruptRecordError, FormatError, PerdureError, UnsupportedVersionError
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE, Entry, Record
-from perdure.store import Batch, HeldLease, PendingItem, Status
+from perdure.store import Batch, PendingItem, Status, Taken, take_after
 from perdure.stores.objects import layout
 from perdure.stores.s3 import S3Store
 from perdure.testing.conformance._kit import manifest_of, take
@@ -24,9 +24,9 @@ HEAD = f"{FOLDER}/head"
 pytestmark = pytest.mark.anyio
 
 
-async def write(store: S3Store, *, fold: bool) -> HeldLease:
+async def write(store: S3Store, *, fold: bool) -> Taken:
     """Write twelve commits of two records; fold merges all but the last two."""
-    grant = await store.acquire(KEY, after=0)
+    grant = await take_after(store, KEY, after=0)
     for number in range(12):
         if fold and number == 11:
             documents = {"session.json": b"{}"}
@@ -116,7 +116,7 @@ async def test_exchanged_and_foreign_commits_are_detected(open_store: OpenS3, ra
     store = await open_store()
     await write(store, fold=False)
     other = SessionKey("other")
-    grant = await store.acquire(other, after=0)
+    grant = await take_after(store, other, after=0)
     entry = Entry(MESSAGE, b'{"text":"0"}', end=False), Entry(MESSAGE, b'{"text":"more"}')
     await store.append_many([Batch(other, grant.epoch, 2, entry)])
     name = layout.log_name(FOLDER, 1, 2)
@@ -149,7 +149,7 @@ async def test_a_newest_commit_that_is_gone_is_missed_by_what_was_made_of_it(
     documents = {"session.json": b"{}"}
     await store.write_documents(KEY, documents, manifest_of(grant, 25, documents))
     obstore.delete(raw, layout.log_name(FOLDER, 1, 24))
-    for look in (lambda: store.head(KEY), lambda: store.acquire(KEY, after=1)):
+    for look in (lambda: store.head(KEY), lambda: take_after(store, KEY, after=1)):
         with pytest.raises(CorruptRecordError, match="0000024"):
             await look()
 
@@ -163,7 +163,7 @@ async def test_a_damaged_head_is_never_an_empty_session(open_store: OpenS3, raw:
         lambda: store.head(KEY),
         lambda: store.holder(KEY),
         lambda: store.read_documents(KEY),
-        lambda: store.acquire(KEY, after=1),
+        lambda: take_after(store, KEY, after=1),
         lambda: read(store),
     ):
         with pytest.raises(CorruptRecordError, match=HEAD):
@@ -195,8 +195,8 @@ async def test_a_head_that_is_gone_is_not_an_empty_session_to_its_next_holder(
     await write(store, fold=False)
     obstore.delete(raw, HEAD)
     with pytest.raises(PerdureError):
-        await store.acquire(KEY, after=0)  # its log is there: it is at epoch 1
-    assert (await store.acquire(KEY, after=1)).head == 26
+        await take_after(store, KEY, after=0)  # its log is there: it is at epoch 1
+    assert (await take_after(store, KEY, after=1)).head == 26
     assert len(await read(store)) == 26
 
 
@@ -266,7 +266,7 @@ async def test_a_scrub_removes_what_killed_folds_left_of_epochs_that_are_over(
     old, new = f"{FOLDER}/seg/0000000001-0-left", f"{FOLDER}/doc/0000000002-coming"
     for name in (old, new):
         obstore.put(raw, name, b"x")
-    await store.acquire(KEY, after=1)
+    await take_after(store, KEY, after=1)
     await store.scrub()
     assert old not in names(raw)
     assert new in names(raw)  # the holder may be about to name it

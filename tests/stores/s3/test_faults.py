@@ -21,7 +21,7 @@ from perdure.errors import StoreUnavailableError
 from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE, Entry
-from perdure.store import Batch, HeldLease, Outcome, Status
+from perdure.store import Batch, Outcome, Status, Taken, take_after
 from perdure.stores.s3 import S3Store
 from perdure.testing.conformance._kit import manifest_of
 from tests.servers import LONG, stop
@@ -39,7 +39,7 @@ def entry(text: str) -> Entry:
     return Entry(MESSAGE, b'"%b"' % text.encode())
 
 
-async def append(store: S3Store, grant: HeldLease, first: int, *texts: str) -> Outcome:
+async def append(store: S3Store, grant: Taken, first: int, *texts: str) -> Outcome:
     batch = Batch(grant.key, grant.epoch, first, tuple(map(entry, texts)))
     (outcome,) = await store.append_many([batch])
     return outcome
@@ -55,7 +55,7 @@ async def test_an_append_whose_answer_is_lost_is_not_doubled(
     open_store: OpenS3, gateway: Gateway
 ) -> None:
     store = await open_store("one", endpoint=gateway.endpoint)
-    grant = await store.acquire(KEY, after=0)
+    grant = await take_after(store, KEY, after=0)
     gateway.fault = lambda method, path: LOST if method == "PUT" else None
     outcome = await append(store, grant, 2, "a", "b")
     assert outcome.status is Status.IN_DOUBT
@@ -72,7 +72,7 @@ async def test_an_acquire_and_a_fold_whose_answers_are_lost_are_done(
 
     store = await open_store("one", endpoint=gateway.endpoint)
     gateway.fault = lambda m, path: LOST if m == "PUT" and path.endswith("/head") else None
-    grant = await store.acquire(KEY, after=0)
+    grant = await take_after(store, KEY, after=0)
     documents = {"session.json": b"{}"}
     await store.write_documents(KEY, documents, manifest_of(grant, 1, documents))
     gateway.fault = lambda method, path: None
@@ -97,7 +97,7 @@ async def test_what_a_refusal_means(
     open_store: OpenS3, gateway: Gateway, answer: tuple[int, str], status: Status
 ) -> None:
     store = await open_store("one", endpoint=gateway.endpoint)
-    grant = await store.acquire(KEY, after=0)
+    grant = await take_after(store, KEY, after=0)
     gateway.fault = lambda method, path: answer if method == "PUT" else None
     outcome = await append(store, grant, 2, "a")
     assert outcome.status is status
@@ -113,7 +113,7 @@ async def test_two_writers_at_one_moment_of_whom_the_service_lets_none_win(
 ) -> None:
     """Amazon answers 409 then: nothing was written."""
     store = await open_store("one", endpoint=gateway.endpoint)
-    grant = await store.acquire(KEY, after=0)
+    grant = await take_after(store, KEY, after=0)
     gateway.fault = lambda m, path: (409, "ConditionalRequestConflict") if m == "PUT" else None
     assert (await append(store, grant, 2, "a")).status is not Status.OK
     gateway.fault = lambda method, path: None
@@ -133,11 +133,11 @@ async def test_a_server_killed_under_load_loses_nothing_that_was_durable(
     store = store_on(own_server, tmp_path)
     await store.open()
     keys = [SessionKey(f"agent-{n}") for n in range(6)]
-    grants = [await store.acquire(key, after=0) for key in keys]
+    grants = [await take_after(store, key, after=0) for key in keys]
     durable: dict[SessionKey, list[str]] = {key: [] for key in keys}
     noticed, killed = anyio.Event(), anyio.Event()
 
-    async def write(grant: HeldLease) -> None:
+    async def write(grant: Taken) -> None:
         for number in range(40):
             while True:
                 first = len(durable[grant.key]) + 2
@@ -172,7 +172,7 @@ async def test_a_server_that_stands_still_leaves_doubt_and_then_goes_on(
 ) -> None:
     store = store_on(own_server, tmp_path)
     await store.open()
-    grant = await store.acquire(KEY, after=0)
+    grant = await take_after(store, KEY, after=0)
     own_server.freeze()
     with monkeypatch.context() as hasty:  # only now: a server may be slow and stand
         for client in ("_reads", "_writes"):
@@ -209,7 +209,7 @@ async def main():
     store = S3Store.at(sys.argv[1])
     await store.open()
     key = SessionKey("agent")
-    grant = await store.acquire(key, after=0)
+    grant = await take_after(store, key, after=0)
     first = 2
     while True:
         (outcome,) = await store.append_many([Batch(key, 1, first, (entry(str(first)),))])
@@ -247,7 +247,7 @@ async def test_a_holder_that_was_killed_leaves_all_that_it_called_durable(
     seen = await store.holder(KEY)
     assert seen is not None
     assert (seen.epoch, seen.released) == (1, False)
-    grant = await store.acquire(KEY, after=1)
+    grant = await take_after(store, KEY, after=1)
     texts = await texts_of(store)
     assert texts[: len(durable)] == durable
     assert len(texts) - len(durable) in (0, 1)  # one whose answer nobody heard
@@ -269,7 +269,7 @@ async def test_many_commits_are_merged_without_a_fold(
     monkeypatch.setattr(folding, "compact", compact)
     monkeypatch.setattr(engine, "_COMPACT", 20)
     store = await open_store()
-    grant = await store.acquire(KEY, after=0)
+    grant = await take_after(store, KEY, after=0)
     for number in range(20):
         assert (await append(store, grant, number + 2, str(number))).status is Status.OK
     assert await anyio.to_thread.run_sync(merged.wait, LONG)
@@ -284,7 +284,7 @@ async def test_a_wish_that_a_cancelled_heartbeat_collected_is_told_by_the_next(
     open_store: OpenS3,
 ) -> None:
     store, other = await open_store("one"), await open_store("other")
-    await store.acquire(KEY, after=0)
+    await take_after(store, KEY, after=0)
     holder = await other.holder(KEY)
     assert holder is not None
     for steps in (0, 1, 2, 5, 13):
@@ -309,7 +309,7 @@ async def test_a_slow_heartbeat_removes_no_request_that_it_has_not_read(
     from perdure.stores.s3 import S3Bucket
 
     store, other = await open_store("one"), await open_store("other")
-    await store.acquire(KEY, after=0)
+    await take_after(store, KEY, after=0)
     holder = await other.holder(KEY)
     assert holder is not None
     await other.request_handover(KEY, holder)
@@ -344,7 +344,7 @@ async def check_stopped(holder: subprocess.Popen[str], store: S3Store, manifest_
     assert holder.stdout is not None
     lines = [await anyio.to_thread.run_sync(holder.stdout.readline) for _ in range(12)]
     stop(holder.pid)
-    grant = await store.acquire(KEY, after=1)
+    grant = await take_after(store, KEY, after=1)
     head = grant.head
     for number in range(12):
         assert (await append(store, grant, head + 1, f"new {number}")).status is Status.OK

@@ -14,7 +14,7 @@ from perdure.errors import CorruptRecordError, PerdureError
 from perdure.records import records as frames
 from perdure.records.keys import SessionKey
 from perdure.records.records import Record
-from perdure.store import DeadLetter, PendingItem, Status, Store
+from perdure.store import DeadLetter, PendingItem, Status, Store, take_after
 from perdure.stores.sqlite import SqliteStore
 from perdure.testing.conformance._kit import (
     append,
@@ -136,7 +136,7 @@ async def test_damage_is_named_and_changes_nothing(tmp_path: Path, statement: st
         assert str(key) in str(caught.value)
         damaged += 1
         with pytest.raises(PerdureError):
-            await store.acquire(key, after=0)
+            await take_after(store, key, after=0)
     assert damaged == len(KEYS)
     await store.aclose()
 

@@ -221,7 +221,7 @@ from perdure.stores.sqlite.sql import MIGRATIONS
 async def one(n):
     store = SqliteStore(sys.argv[1])
     await store.open()
-    await store.acquire(SessionKey(f"agent-{n}"), after=0)
+    await take_after(store, SessionKey(f"agent-{n}"), after=0)
     await store.aclose()
 
 if len(sys.argv) > 2:

@@ -13,7 +13,7 @@ from perdure import Message
 from perdure.errors import CorruptRecordError
 from perdure.restore.ladder import restore
 from perdure.session.stored import followed
-from perdure.store import Documents, PendingItem, RestoreData
+from perdure.store import Documents, PendingItem, RestoreData, take_after
 from perdure.stores.sqlite import SqliteStore
 from perdure.testing.conformance._kit import KEY, append_ok, group, manifest_of, read
 
@@ -69,7 +69,7 @@ async def test_a_load_is_one_read(tmp_path: Path) -> None:
 
 async def test_documents_come_with_the_log_after_them(store: SqliteStore) -> None:
     assert await store.read_for_restore(KEY) == RestoreData(Documents(), may_have_items=False)
-    grant = await store.acquire(KEY, after=0)
+    grant = await take_after(store, KEY, after=0)
     await append_ok(store, grant, 2, *group("a", "b"))
     await store.write_documents(KEY, {"x": b"{}"}, manifest_of(grant, 2, {"x": b"{}"}))
     data = await store.read_for_restore(KEY)
@@ -86,7 +86,7 @@ async def test_documents_come_with_the_log_after_them(store: SqliteStore) -> Non
 async def test_a_log_that_is_damaged_or_lacks_a_document_is_left_to_who_needs_it(
     store: SqliteStore,
 ) -> None:
-    grant = await store.acquire(KEY, after=0)
+    grant = await take_after(store, KEY, after=0)
     await append_ok(store, grant, 2, *group("a"))
     await store.write_documents(KEY, {"x": b"{}"}, manifest_of(grant, 2, {"x": b"{}"}))
     with store._database.engine.transaction() as con:
@@ -108,10 +108,10 @@ async def test_what_was_read_with_the_lease_is_not_used_after_an_append(
     store: SqliteStore,
 ) -> None:
     lineage = followed(store)
-    grant = await lineage.acquire(KEY, after=0)
+    grant = await take_after(lineage, KEY, after=0)
     await append_ok(lineage, grant, 2, *group("a"))
     await lineage.release(KEY, grant.epoch)
-    grant = await lineage.acquire(KEY, after=grant.epoch)
+    grant = await take_after(lineage, KEY, after=grant.epoch)
     await append_ok(lineage, grant, 4, *group("b"))
     restored = await restore(lineage, KEY, context_bytes=1000)
     assert restored.head == 4

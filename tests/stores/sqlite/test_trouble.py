@@ -24,7 +24,7 @@ from perdure.errors import (
 )
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
-from perdure.store import Batch, Outcome, PendingItem, Status
+from perdure.store import Batch, Outcome, PendingItem, Status, take_after
 from perdure.stores.sqlite import SqliteStore, connections, leases
 from perdure.stores.sqlite.errors import InDoubtError, perdure_error
 from perdure.testing.conformance._kit import (
@@ -52,7 +52,7 @@ async def opened(path: Path, **options: Any) -> SqliteStore:
 async def test_writes_that_wait_together_are_one_commit_and_fail_alone(path: Path) -> None:
     store = await opened(path)
     keys = [SessionKey(f"agent-{n}") for n in range(30)]
-    held = await store.acquire(keys[7], after=0)
+    held = await take_after(store, keys[7], after=0)
     statements: list[str] = []
     store._database.engine.connection.set_trace_callback(statements.append)
     grants: dict[SessionKey, int] = {}
@@ -60,7 +60,7 @@ async def test_writes_that_wait_together_are_one_commit_and_fail_alone(path: Pat
 
     async def acquire(key: SessionKey) -> None:
         try:
-            grants[key] = (await store.acquire(key, after=0)).epoch
+            grants[key] = (await take_after(store, key, after=0)).epoch
         except LeaseHeldError:
             refused.append(key)
 
@@ -155,7 +155,7 @@ async def test_a_commit_that_fails_is_in_doubt_for_all_that_share_it(
         await database.writes.run(database.shared.run, write)
     assert [type(write.error) for write in writes] == [InDoubtError] * 8
     assert [await store.holder(key) is not None for key in keys] == [applied] * 8
-    assert (await store.acquire(keys[0], after=int(applied))).epoch == 1 + applied
+    assert (await take_after(store, keys[0], after=int(applied))).epoch == 1 + applied
     await store.aclose()
 
 
@@ -176,7 +176,7 @@ async def test_a_write_that_a_ctrl_c_kept_from_the_thread_keeps_back_no_later_on
             await store.enqueue(KEY, items[:1])
     store._database.shared.add(partial(leases.remove_owner, owner="other"))  # and just before
     assert await store.enqueue(KEY, items[1:]) == 1
-    grant = await store.acquire(KEY, after=0)
+    grant = await take_after(store, KEY, after=0)
     received = await store.receive(KEY, grant.epoch)
     assert received[-1:] == items[1:]
     assert not store._database.shared._waiting

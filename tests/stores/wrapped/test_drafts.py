@@ -8,7 +8,7 @@ import pytest
 from perdure.errors import CorruptRecordError
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, Entry
-from perdure.store import Batch, Draft, HeldLease, Status, Store
+from perdure.store import Batch, Draft, Status, Store, Taken, take_after
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.stores.wrapped import EncryptedStore
 from perdure.testing.conformance._kit import (
@@ -37,9 +37,9 @@ async def opened(backing: MemoryBacking, owner: str) -> Store:
     return store
 
 
-async def copied(store: Store, records: int = 3, *, as_of: int = 0) -> HeldLease:
+async def copied(store: Store, records: int = 3, *, as_of: int = 0) -> Taken:
     """Write a copy of one record a batch, and its documents as of one of them."""
-    grant = await store.acquire(KEY, after=0, first=501, draft=DRAFT)
+    grant = await take_after(store, KEY, after=0, first=501, draft=DRAFT)
     for seq in range(502, 502 + records):
         await append_ok(store, grant, seq, *group(str(seq)))
     documents = {"session.json": b"{}"}
@@ -102,7 +102,7 @@ async def test_a_base_that_was_changed_is_noticed(backing: MemoryBacking) -> Non
 
 async def test_a_lost_answer_of_an_append_to_a_draft_is_sent_again(backing: MemoryBacking) -> None:
     store = await opened(backing, "one")
-    grant = await store.acquire(KEY, after=0, first=501, draft=DRAFT)
+    grant = await take_after(store, KEY, after=0, first=501, draft=DRAFT)
     for _ in range(2):
         for seq in (502, 503):
             batch = Batch(KEY, grant.epoch, seq, group(str(seq)))

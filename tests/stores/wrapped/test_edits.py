@@ -26,7 +26,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.session.stored import SessionStore
-from perdure.store import Document, Documents, HeldLease, LogChunk, Store
+from perdure.store import Document, Documents, LogChunk, Store, Taken, take_after
 from perdure.stores.file import FileStore
 from perdure.stores.wrapped import EncryptedStore, encrypted
 from perdure.testing.conformance._kit import append_ok, group, manifest_of, take
@@ -58,9 +58,9 @@ class Edited:
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)
 
-    async def acquire(self, key: SessionKey, *, after: int, **begun: object) -> HeldLease:
+    async def acquire(self, key: SessionKey, *, after: int, **begun: object) -> Taken:
         """The epoch record comes behind what was left of the log."""
-        lease = await self._store.acquire(key, after=after, **begun)
+        lease = await take_after(self._store, key, after=after, **begun)
         if key not in self.log:
             return lease
         (record,) = (await log_of(self._store, key))[-1:]
@@ -491,7 +491,7 @@ async def test_a_forged_manifest_is_told_past_the_folds_until_the_log_is_accepte
     holder = await inner.holder(ADA)
     assert have.manifest is not None
     assert holder is not None
-    grant = await inner.acquire(ADA, after=holder.epoch)
+    grant = await take_after(inner, ADA, after=holder.epoch)
     bare = forged(have.manifest, have.found).manifest
     assert bare is not None
     await inner.write_documents(ADA, {}, changed_manifest(bare, epoch=grant.epoch))
@@ -586,7 +586,7 @@ async def test_a_pruned_log_is_whole_and_cut_further_it_is_not(kind: str, tmp_pa
     await store.open()
     holder = await store.holder(ADA)
     assert holder is not None
-    grant = await store.acquire(ADA, after=holder.epoch)
+    grant = await take_after(store, ADA, after=holder.epoch)
     await store.trim(ADA, grant.epoch, 6)
     await store.release(ADA, grant.epoch)
     assert (await log_of(store, ADA))[-1].seq == grant.head

@@ -34,7 +34,7 @@ from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import About, Manifest
 from perdure.records.records import MESSAGE, Entry, Record
-from perdure.store import DeadLetter, PendingItem, Status, Store
+from perdure.store import DeadLetter, PendingItem, Status, Store, take_after
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.stores.sqlite import SqliteStore
@@ -125,7 +125,7 @@ async def test_a_wrong_key_is_an_error_and_never_an_empty_session(inner: Inner) 
         lambda: wrong.get_blob("", name_of(b"b")),
         lambda: wrong.blob_names(""),
         wrong.sessions,
-        lambda: wrong.acquire(KEY, after=1),
+        lambda: take_after(wrong, KEY, after=1),
     ):
         with pytest.raises(ConfigError, match="master key"):
             await call()
@@ -324,7 +324,7 @@ async def test_a_session_whose_key_could_not_be_written_is_let_go(how: How) -> N
 
     async def acquire() -> None:
         with pytest.raises(StoreUnavailableError):
-            await store.acquire(KEY, after=0)
+            await take_after(store, KEY, after=0)
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(acquire)
@@ -335,7 +335,7 @@ async def test_a_session_whose_key_could_not_be_written_is_let_go(how: How) -> N
     holder = await store.holder(KEY)
     assert holder is not None
     assert (holder.epoch, holder.released) == (1, True)
-    grant = await store.acquire(KEY, after=1)
+    grant = await take_after(store, KEY, after=1)
     await append_ok(store, grant, grant.head + 1, *group("a"))
 
 
@@ -387,7 +387,7 @@ async def test_the_keys_own_session_is_nobodys() -> None:
     store = EncryptedStore(MemoryStore(), OLD)
     await store.open()
     with pytest.raises(ConfigError, match="store's own"):
-        await store.acquire(keyring.keyring_of(""), after=0)
+        await take_after(store, keyring.keyring_of(""), after=0)
 
 
 async def test_a_lost_key_is_not_replaced() -> None:

@@ -27,25 +27,27 @@ from perdure._lib.platform import network_file_system, open_files_limit, synced_
 from perdure._lib.tasks import all_of, closing_scope
 from perdure.errors import ConfigError, SessionError, StoreUnavailableError
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Beginning, Manifest, SessionQuery
+from perdure.records.manifest import Manifest, SessionQuery
 from perdure.store import (
     Batch,
+    Beginning,
     BlobSweep,
     Capabilities,
     DeadLetter,
     Documents,
-    Draft,
     DraftInfo,
     HeartbeatRequests,
-    HeldLease,
+    Held,
     InboxLimit,
     LeaseState,
     LogChunk,
-    Origin,
     Outcome,
     PendingItem,
     SessionInfo,
     Status,
+    Taken,
+    Terms,
+    acquire_by_steps,
     past_damage,
 )
 from perdure.stores.file import directory, documents, inbox, leases, log, reader
@@ -421,7 +423,7 @@ class HeldSessions:
         after: int,
         new: Beginning,
         claim: PendingAcquire,
-    ) -> HeldLease:
+    ) -> Taken:
         """Acquire a session with epoch ``after + 1``; release it if the caller was cancelled."""
         acquired = leases.acquire(home.root, key, after, home.owners.me, new)
         writer = LogWriter(home.root, key, acquired, home.files)
@@ -434,7 +436,7 @@ class HeldSessions:
         if claim.abandoned:
             self.release(writer)  # so that the next caller can have it at once
         end = acquired.end
-        return HeldLease(key, writer.epoch, end.seq, acquired.created, acquired.record)
+        return Taken(key, writer.epoch, end.seq, acquired.created, acquired.record)
 
     # appending
 
@@ -711,15 +713,11 @@ class FileStore:
     async def holder(self, key: SessionKey) -> LeaseState | None:
         return await self._run_in_thread("read", leases.lease_state, self._root, key, self._owners)
 
-    async def acquire(
-        self,
-        key: SessionKey,
-        *,
-        after: int,
-        first: int = 1,
-        base: Origin | None = None,
-        draft: Draft | None = None,
-    ) -> HeldLease:
+    async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
+        return await acquire_by_steps(self, key, terms, self._take)
+
+    async def _take(self, key: SessionKey, after: int, new: Beginning) -> Taken:
+        first, base, draft = new.first, new.base, new.draft
         claim = PendingAcquire()
         new = Beginning(first, base, draft)
         try:

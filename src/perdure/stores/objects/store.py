@@ -28,25 +28,27 @@ from perdure._lib.loop import Threads, unopened
 from perdure._lib.tasks import all_of, closing_scope
 from perdure.errors import CorruptRecordError, LeaseLostError, PerdureError, StoreUnavailableError
 from perdure.records.keys import SessionKey, salvage_cure
-from perdure.records.manifest import Beginning, Manifest, SessionQuery, lease_lost
+from perdure.records.manifest import Manifest, SessionQuery, lease_lost
 from perdure.store import (
     Batch,
+    Beginning,
     BlobSweep,
     Capabilities,
     DeadLetter,
     Documents,
-    Draft,
     DraftInfo,
     HeartbeatRequests,
-    HeldLease,
+    Held,
     InboxLimit,
     LeaseState,
     LogChunk,
-    Origin,
     Outcome,
     PendingItem,
     SessionInfo,
     Status,
+    Taken,
+    Terms,
+    acquire_by_steps,
     past_damage,
 )
 from perdure.stores.objects import documents as content, inbox, layout, leases, reader
@@ -300,15 +302,11 @@ class ObjectStore:
         writer = self._writers.get(key)
         return None if writer is None else writer.opening
 
-    async def acquire(
-        self,
-        key: SessionKey,
-        *,
-        after: int,
-        first: int = 1,
-        base: Origin | None = None,
-        draft: Draft | None = None,
-    ) -> HeldLease:
+    async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
+        return await acquire_by_steps(self, key, terms, self._take)
+
+    async def _take(self, key: SessionKey, after: int, new: Beginning) -> Taken:
+        first, base, draft = new.first, new.base, new.draft
         claim, seen = _Claim(), self._seen.pop(key, None)
         try:
             new = Beginning(first, base, draft)
@@ -325,7 +323,7 @@ class ObjectStore:
         claim: _Claim,
         seen: tuple[SessionHead, str] | None,
         new: Beginning,
-    ) -> HeldLease:
+    ) -> Taken:
         writer = leases.acquire(bucket, key, after, self._owner, seen, new)
         if writer.replaced is not None:
             content.end_draft(bucket, writer.replaced)
@@ -335,7 +333,7 @@ class ObjectStore:
                 self._writers[key] = writer
         if claim.abandoned:
             self._release(bucket, writer)  # the caller was cancelled
-        return HeldLease(key, writer.epoch, writer.epoch_seq, writer.created, writer.record)
+        return Taken(key, writer.epoch, writer.epoch_seq, writer.created, writer.record)
 
     async def publish(self, key: SessionKey, epoch: int) -> None:
         await self._run(leases.publish, self._writer(key, epoch))

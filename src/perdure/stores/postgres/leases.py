@@ -20,7 +20,7 @@ from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import epoch_payload, lease_held, published_already
 from perdure.records.records import EPOCH, Entry, encode, open_sealed, seal
-from perdure.store import Draft, DraftInfo, HeartbeatRequests, HeldLease, LeaseState, Origin
+from perdure.store import Draft, DraftInfo, HeartbeatRequests, LeaseState, Origin, Taken
 from perdure.stores.postgres.connections import Connection, Statement, bigint, execute_all
 from perdure.stores.postgres.log import SessionState, lease_lost_error, state_of
 from perdure.stores.postgres.schema import Statements
@@ -91,7 +91,7 @@ class Acquire(NamedTuple):
     draft: Draft | None = None
 
 
-Acquired: TypeAlias = tuple[HeldLease, SessionState]
+Acquired: TypeAlias = tuple[Taken, SessionState]
 
 
 def acquire(
@@ -187,7 +187,7 @@ class _Take:
             return None
         number, generation, since = rows[0]
         state = self._state._replace(id=number, generation=generation, since=since)
-        grant = HeldLease(self._key, state.epoch, state.head, self._created, self._record)
+        grant = Taken(self._key, state.epoch, state.head, self._created, self._record)
         return grant, state
 
 

@@ -22,24 +22,26 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, SessionQuery
 from perdure.store import (
     Batch,
+    Beginning,
     BlobSweep,
     Capabilities,
     ConnectionHook,
     ConnectionPool,
     DeadLetter,
     Documents,
-    Draft,
     DraftInfo,
     HeartbeatRequests,
-    HeldLease,
+    Held,
     InboxLimit,
     LeaseState,
     LogChunk,
-    Origin,
     Outcome,
     PendingItem,
     SessionInfo,
     Status,
+    Taken,
+    Terms,
+    acquire_by_steps,
     past_damage,
 )
 from perdure.stores.postgres import (
@@ -291,15 +293,11 @@ class PostgresStore:
         self._seen[key] = state
         return lease
 
-    async def acquire(
-        self,
-        key: SessionKey,
-        *,
-        after: int,
-        first: int = 1,
-        base: Origin | None = None,
-        draft: Draft | None = None,
-    ) -> HeldLease:
+    async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
+        return await acquire_by_steps(self, key, terms, self._take)
+
+    async def _take(self, key: SessionKey, after: int, new: Beginning) -> Taken:
+        first, base, draft = new.first, new.base, new.draft
         self._openings.pop(key, None)
         seen = self._seen.pop(key, None)
         wanted = leases.Acquire(key, after, self._owner, seen, first, base, draft)

@@ -27,7 +27,7 @@ from perdure.errors import PerdureError, StoreUnavailableError
 from perdure.records.json import decoder_of
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import epoch_payload, lease_held, lease_lost, published_already
-from perdure.store import Draft, HeartbeatRequests, HeldLease, LeaseState, Origin
+from perdure.store import Draft, HeartbeatRequests, LeaseState, Origin, Taken
 from perdure.stores.redis.connection import RedisCall, RedisLink, script
 from perdure.stores.redis.layout import KeyNames, damage_error, encode_key, member_of
 
@@ -125,7 +125,7 @@ class Leases:
 
     async def acquire(
         self, key: SessionKey, after: int, first: int, base: Origin | None, draft: Draft | None
-    ) -> HeldLease:
+    ) -> Taken:
         keys = self._names.session_keys(key)
         plain, begun = epoch_payload(self._owner, None), epoch_payload(self._owner, base)
         now = b"%.3f" % time.time()
@@ -155,7 +155,7 @@ class Leases:
             reason = f"entry {details[1].decode()} is not the last of {details[0]} records"
             raise damage_error(key, "the log", reason)
         epoch, head, created = details
-        return HeldLease(key, epoch, head, bool(created), begun if created else plain)
+        return Taken(key, epoch, head, bool(created), begun if created else plain)
 
     async def publish(self, key: SessionKey, epoch: int) -> None:
         """Make a draft a session, as its holder."""

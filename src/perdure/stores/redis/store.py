@@ -23,24 +23,26 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, SessionQuery
 from perdure.store import (
     Batch,
+    Beginning,
     BlobSweep,
     Capabilities,
     ConnectionHook,
     ConnectionPool,
     DeadLetter,
     Documents,
-    Draft,
     DraftInfo,
     HeartbeatRequests,
-    HeldLease,
+    Held,
     InboxLimit,
     LeaseState,
     LogChunk,
-    Origin,
     Outcome,
     PendingItem,
     SessionInfo,
     Store,
+    Taken,
+    Terms,
+    acquire_by_steps,
 )
 from perdure.stores.redis import connection
 from perdure.stores.redis.connection import RedisLink, settings_from
@@ -264,15 +266,11 @@ class RedisStore:
     async def holder(self, key: SessionKey) -> LeaseState | None:
         return await self._leases.holder(key)
 
-    async def acquire(
-        self,
-        key: SessionKey,
-        *,
-        after: int,
-        first: int = 1,
-        base: Origin | None = None,
-        draft: Draft | None = None,
-    ) -> HeldLease:
+    async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
+        return await acquire_by_steps(self, key, terms, self._take)
+
+    async def _take(self, key: SessionKey, after: int, new: Beginning) -> Taken:
+        first, base, draft = new.first, new.base, new.draft
         return await self._leases.acquire(key, after, first, base, draft)
 
     async def publish(self, key: SessionKey, epoch: int) -> None:

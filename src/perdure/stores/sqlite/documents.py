@@ -289,13 +289,10 @@ def read_to_restore(
     have = read_of(con, key, row, names)
     if row is None:
         return RestoreData(have, may_have_items=False)
-    after, records = 0, None
-    if not have.damaged:
-        folded = [document.as_of_seq for document in have.found.values()]
-        after = 0 if have.manifest is None else min([have.manifest.as_of_seq, *folded])
-        records = _records_after(con, row, after)
+    after = have.log_after
+    records = None if after is None else _records_after(con, row, after)
     pending = con.execute(Q["inbox"], {"id": row.id, "limit": 1}).fetchone()
-    return RestoreData(have, after, records, pending is not None)
+    return RestoreData(have, after or 0, records, pending is not None)
 
 
 def _records_after(

@@ -12,7 +12,7 @@ from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import epoch_payload, lease_held, published_already
 from perdure.records.records import open_sealed, seal
-from perdure.store import Draft, DraftInfo, HeartbeatRequests, HeldLease, LeaseState, Origin
+from perdure.store import Draft, DraftInfo, HeartbeatRequests, LeaseState, Origin, Taken
 from perdure.stores.sqlite.log import (
     COPY,
     DELETED,
@@ -117,7 +117,7 @@ def acquire(
     first: int = 1,
     base: Origin | None = None,
     draft: Draft | None = None,
-) -> tuple[HeldLease, LogTail]:
+) -> tuple[Taken, LogTail]:
     """Acquire a session with the next epoch, and append the epoch record.
 
     Raises:
@@ -145,7 +145,7 @@ def acquire(
     row = msgspec.structs.replace(row, epoch=epoch, owner=owner, state=row.state & ~RELEASED)
     payload = epoch_payload(owner, base if created else None, at=at)
     row = append_epoch_record(con, row, payload, at)
-    return HeldLease(key, epoch, row.head, created, payload), LogTail(row)
+    return Taken(key, epoch, row.head, created, payload), LogTail(row)
 
 
 def publish(con: sqlite3.Connection, key: SessionKey, epoch: int, at: float) -> LogTail:

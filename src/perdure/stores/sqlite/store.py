@@ -22,23 +22,25 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, SessionQuery
 from perdure.store import (
     Batch,
+    Beginning,
     BlobSweep,
     Capabilities,
     DeadLetter,
     Documents,
-    Draft,
     DraftInfo,
     HeartbeatRequests,
-    HeldLease,
+    Held,
     InboxLimit,
     LeaseState,
     LogChunk,
-    Origin,
     Outcome,
     PendingItem,
     RestoreData,
     SessionInfo,
     Status,
+    Taken,
+    Terms,
+    acquire_by_steps,
     past_damage,
 )
 from perdure.stores.sqlite import connections, documents as content, inbox, leases
@@ -294,20 +296,16 @@ class SqliteStore:
     async def holder(self, key: SessionKey) -> LeaseState | None:
         return await self._database.read(leases.lease_state, key, self._database.presence)
 
-    async def acquire(
-        self,
-        key: SessionKey,
-        *,
-        after: int,
-        first: int = 1,
-        base: Origin | None = None,
-        draft: Draft | None = None,
-    ) -> HeldLease:
+    async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
+        return await acquire_by_steps(self, key, terms, self._take)
+
+    async def _take(self, key: SessionKey, after: int, new: Beginning) -> Taken:
+        first, base, draft = new.first, new.base, new.draft
         engine = self._database.engine
         owner = self._owner
         is_awaited = [True]
 
-        def acquire(con: sqlite3.Connection) -> HeldLease:
+        def acquire(con: sqlite3.Connection) -> Taken:
             grant, tail = leases.acquire(
                 con, key, after, owner, time.time(), first=first, base=base, draft=draft
             )

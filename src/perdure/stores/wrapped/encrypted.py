@@ -22,7 +22,7 @@ from perdure.errors import CorruptRecordError, LeaseHeldError, LeaseLostError
 from perdure.records.keys import KEYRING, SessionKey, keyring_of
 from perdure.records.manifest import About, Manifest, lease_lost
 from perdure.records.records import EPOCH, Record
-from perdure.store import Batch, Documents, HeldLease, Store
+from perdure.store import Batch, Documents, Store, Taken, take_after
 from perdure.stores.wrapped import keys as keyring
 from perdure.stores.wrapped.chain import (
     HEADER,
@@ -141,12 +141,12 @@ class EncryptedStore(TransformingStore):
             return await self._encryption.accept_log(self._store, lease)
 
     @asynccontextmanager
-    async def _brief_lease(self, key: SessionKey, cure: str) -> AsyncGenerator[HeldLease, None]:
+    async def _brief_lease(self, key: SessionKey, cure: str) -> AsyncGenerator[Taken, None]:
         """Hold a session's lease, if no other process does."""
         holder = await self._store.holder(key)
         if holder is None or not (holder.released or holder.alive is False):
             raise LeaseHeldError(f"{key} is held: {cure}", key=str(key))
-        lease = await self._store.acquire(key, after=holder.epoch)
+        lease = await take_after(self._store, key, after=holder.epoch)
         try:
             yield lease
         finally:
@@ -206,7 +206,7 @@ class _Encryption(TransformProvider):
         self.forget(key)  # it may have been deleted and created again
         await keyring.find(store, key, self._masters)
 
-    async def begin(self, store: Store, lease: HeldLease, *, is_draft: bool) -> None:
+    async def begin(self, store: Store, lease: Taken, *, is_draft: bool) -> None:
         key = lease.key
         self.forget(key)
         entry = None
@@ -247,7 +247,7 @@ class _Encryption(TransformProvider):
         if (writer := self._writers.get(key)) is not None:
             writer.remembers_all = False
 
-    async def rewrap(self, store: Store, lease: HeldLease) -> None:
+    async def rewrap(self, store: Store, lease: Taken) -> None:
         entry = await keyring.find(store, lease.key, self._masters)
         if entry is None:
             return
@@ -260,7 +260,7 @@ class _Encryption(TransformProvider):
             tenant = await self._tenant(store, lease.key.tenant)
             await self._wrap_again(store, lease, entry, tenant)
 
-    async def accept_log(self, store: Store, lease: HeldLease) -> bool:
+    async def accept_log(self, store: Store, lease: Taken) -> bool:
         key = lease.key
         entry = await keyring.find(store, key, self._masters)
         tenant = await self._tenant(store, key.tenant)
@@ -280,7 +280,7 @@ class _Encryption(TransformProvider):
     async def _wrap_again(
         self,
         store: Store,
-        lease: HeldLease,
+        lease: Taken,
         entry: keyring.SessionKeyEntry | None,
         tenant: DataKey,
     ) -> keyring.SessionKeyEntry:

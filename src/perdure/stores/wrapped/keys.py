@@ -38,7 +38,7 @@ from perdure.records.json import decode
 from perdure.records.keys import KEYRING, SessionKey, keyring_of
 from perdure.records.manifest import KEYS, FoldedDocument, Manifest
 from perdure.records.records import EPOCH
-from perdure.store import HeldLease, Store, first_record, is_begun
+from perdure.store import Store, Taken, first_record, is_begun, take_after
 from perdure.stores.wrapped.compressed import Compression
 from perdure.stores.wrapped.transform import Place, describe_place, from_text, to_text
 
@@ -589,7 +589,7 @@ async def tenant_key(store: Store, tenant: str, masters: MasterKeys) -> bytes:
             await anyio.sleep(_PAUSE * random.uniform(0.5, 1.5))
             continue
         try:
-            lease = await store.acquire(key, after=holder.epoch if holder else 0)
+            lease = await take_after(store, key, after=holder.epoch if holder else 0)
             await _create_key(store, lease, masters)
         except (LeaseHeldError, LeaseLostError):
             continue
@@ -600,12 +600,12 @@ async def tenant_key(store: Store, tenant: str, masters: MasterKeys) -> bytes:
     )
 
 
-def empty_manifest(lease: HeldLease) -> Manifest:
+def empty_manifest(lease: Taken) -> Manifest:
     """Return the manifest of a session of which nothing was folded."""
     return Manifest(key=lease.key, epoch=lease.epoch, as_of_seq=lease.head)
 
 
-async def _create_key(store: Store, lease: HeldLease, masters: MasterKeys) -> None:
+async def _create_key(store: Store, lease: Taken, masters: MasterKeys) -> None:
     try:
         if await find(store, lease.key, masters) is None:
             document = wrap_key(lease.key, secrets.token_bytes(KEY_BYTES), masters)

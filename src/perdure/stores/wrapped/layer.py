@@ -38,20 +38,20 @@ from perdure.store import (
     DeadLetter,
     Document,
     Documents,
-    Draft,
     DraftInfo,
     HeartbeatRequests,
-    HeldLease,
+    Held,
     InboxLimit,
     LeaseState,
     LogChunk,
-    Origin,
     Outcome,
     PendingItem,
     SessionInfo,
     Status,
     Store,
     SupportsLocalPath,
+    Taken,
+    Terms,
     capability,
     open_read_only,
 )
@@ -130,7 +130,7 @@ class TransformProvider(ABC):
     async def require_readable(self, store: Store, key: SessionKey) -> None:
         """Raise if a session could not be read; called before its lease is acquired."""
 
-    async def begin(self, store: Store, lease: HeldLease, *, is_draft: bool) -> None:
+    async def begin(self, store: Store, lease: Taken, *, is_draft: bool) -> None:
         """Prepare a session whose lease was just acquired."""
 
     def note_refused(self, batch: Batch) -> None:
@@ -568,15 +568,7 @@ class TransformingStore:
         """Return the lease's state; None for the wrapper's own sessions."""
         return None if key.agent == self._wrapper.hidden_agent else await self._store.holder(key)
 
-    async def acquire(
-        self,
-        key: SessionKey,
-        *,
-        after: int,
-        first: int = 1,
-        base: Origin | None = None,
-        draft: Draft | None = None,
-    ) -> HeldLease:
+    async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
         """Acquire the lease of a session that this wrapper can read and write."""
         if key.agent == self._wrapper.hidden_agent:
             raise ConfigError(
@@ -584,16 +576,20 @@ class TransformingStore:
                 option="agent id",
                 value=key.agent,
             )
-        if after:
+        if terms.after != 0:
             await self._wrapper.require_readable(self._store, key)
-        lease = await self._store.acquire(key, after=after, first=first, base=base, draft=draft)
+        terms = msgspec.structs.replace(terms, names=frozenset())
+        answer = await self._store.acquire(key, terms)
+        if isinstance(answer, Held):
+            return answer
+        is_draft = terms.beginning.draft is not None
         try:
-            await self._wrapper.begin(self._store, lease, is_draft=draft is not None)
+            await self._wrapper.begin(self._store, answer, is_draft=is_draft)
         except BaseException:  # the caller never learns of the lease, so release it here
             with anyio.CancelScope(shield=True), suppress(PerdureError):
-                await self._store.release(key, lease.epoch)
+                await self._store.release(key, answer.epoch)
             raise
-        return lease
+        return msgspec.structs.replace(answer, found=None)  # it was read as the inner store has it
 
     async def publish(self, key: SessionKey, epoch: int) -> None:
         await self._store.publish(key, epoch)

@@ -13,7 +13,7 @@ import pytest
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import FoldedDocument, Manifest
 from perdure.records.records import MESSAGE, Entry, Record
-from perdure.store import Batch, HeldLease, Outcome, Status, Store
+from perdure.store import Batch, Outcome, Status, Store, Taken, take_after
 
 KEY = SessionKey("agent")
 
@@ -56,10 +56,10 @@ class Suite(ABC):
         return await open_store("other")
 
 
-async def take(store: Store, key: SessionKey = KEY) -> HeldLease:
+async def take(store: Store, key: SessionKey = KEY) -> Taken:
     """Acquire a session, even if another owner holds it."""
     holder = await store.holder(key)
-    return await store.acquire(key, after=holder.epoch if holder else 0)
+    return await take_after(store, key, after=holder.epoch if holder else 0)
 
 
 def group(*texts: str) -> tuple[Entry, ...]:
@@ -71,13 +71,13 @@ def group(*texts: str) -> tuple[Entry, ...]:
     )
 
 
-async def append(store: Store, grant: HeldLease, first: int, *records: Entry) -> Outcome:
+async def append(store: Store, grant: Taken, first: int, *records: Entry) -> Outcome:
     """Append to one session."""
     (outcome,) = await store.append_many([Batch(grant.key, grant.epoch, first, records)])
     return outcome
 
 
-async def append_ok(store: Store, grant: HeldLease, first: int, *records: Entry) -> int:
+async def append_ok(store: Store, grant: Taken, first: int, *records: Entry) -> int:
     """Append to one session, which must work; return the new head."""
     outcome = await append(store, grant, first, *records)
     assert outcome.status is Status.OK, outcome
@@ -113,7 +113,7 @@ def entries(records: list[Record]) -> list[Entry]:
 
 
 def manifest_of(
-    grant: HeldLease, as_of_seq: int, documents: Mapping[str, bytes], **fields: object
+    grant: Taken, as_of_seq: int, documents: Mapping[str, bytes], **fields: object
 ) -> Manifest:
     """Make the manifest of a fold that has just written all of these documents."""
     folded = {name: FoldedDocument.of(as_of_seq, data) for name, data in documents.items()}

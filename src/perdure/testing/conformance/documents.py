@@ -17,7 +17,7 @@ from perdure.errors import CorruptRecordError, LeaseLostError, PerdureError, Uns
 from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import FORMAT, About, FoldedDocument
-from perdure.store import BlobSweep, Document, Documents, Status, Store
+from perdure.store import BlobSweep, Document, Documents, Status, Store, take_after
 from perdure.testing.conformance._kit import (
     KEY,
     OpenStore,
@@ -536,7 +536,7 @@ class DirectoryConformance(Suite):
         assert holder is not None
         assert holder.deleted
         assert holder.epoch >= old.epoch
-        new = await store.acquire(KEY, after=holder.epoch)
+        new = await take_after(store, KEY, after=holder.epoch)
         assert new.epoch > old.epoch
         assert (new.head, new.created) == (1, True)
         await append_ok(store, new, 2, *group("second life"))

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from perdure.errors import LeaseHeldError, LeaseLostError
-from perdure.lease import may_take
 from perdure.records.keys import SessionKey
 from perdure.records.posts import DeadLetter, PendingItem
 from perdure.records.records import BASE, EPOCH, MESSAGE, Entry
@@ -19,12 +18,14 @@ from perdure.store import (
     Documents,
     Draft,
     DraftInfo,
-    HeldLease,
     Origin,
     Status,
     Store,
     SupportsRestore,
+    Taken,
+    Terms,
     capability,
+    take_after,
 )
 from perdure.testing.conformance._kit import (
     KEY,
@@ -51,11 +52,11 @@ async def begin(
     first: int = FIRST,
     base: Origin | None = None,
     draft: Draft | None = DRAFT,
-) -> HeldLease:
+) -> Taken:
     """Acquire a session whose log begins here."""
     holder = await store.holder(key)
     after = 0 if holder is None else holder.epoch
-    return await store.acquire(key, after=after, first=first, base=base, draft=draft)
+    return await take_after(store, key, after=after, first=first, base=base, draft=draft)
 
 
 class BeginningConformance(Suite):
@@ -119,7 +120,7 @@ class BeginningConformance(Suite):
 
     async def test_where_to_begin_is_of_a_new_log(self, store: Store, other: Store) -> None:
         await begin(store, draft=None)
-        grant = await other.acquire(KEY, after=1, first=9, base=Origin(cut=8))
+        grant = await take_after(other, KEY, after=1, first=9, base=Origin(cut=8))
         assert (grant.head, grant.created) == (FIRST + 1, False)
         assert b"base" not in (await read(other))[-1].payload
 
@@ -262,7 +263,7 @@ class DraftConformance(Suite):
         await store.release(KEY, grant.epoch)
         for witness in (store, other):
             with pytest.raises(LeaseHeldError):
-                await witness.acquire(KEY, after=grant.epoch, draft=DRAFT)
+                await take_after(witness, KEY, after=grant.epoch, draft=DRAFT)
         assert tuple(entries(await read(other))) == group("kept")
         assert await store.drafts("") == []
 
@@ -275,9 +276,9 @@ class DraftConformance(Suite):
             grant = await begin(store, key)
             await append_ok(store, grant, 502, *group("copied"))
             told: list[bool] = []
-            taken: list[HeldLease] = []
+            taken: list[Taken] = []
 
-            async def publish(grant: HeldLease, told: list[bool]) -> None:
+            async def publish(grant: Taken, told: list[bool]) -> None:
                 try:
                     await store.publish(grant.key, grant.epoch)
                 except LeaseLostError:
@@ -285,8 +286,8 @@ class DraftConformance(Suite):
                 else:
                     told.append(True)
 
-            async def take_over(key: SessionKey, taken: list[HeldLease]) -> None:
-                taken.append(await other.acquire(key, after=1))
+            async def take_over(key: SessionKey, taken: list[Taken]) -> None:
+                taken.append(await take_after(other, key, after=1))
 
             async with anyio.create_task_group() as tasks:
                 if round_ % 2:
@@ -305,7 +306,7 @@ class DraftConformance(Suite):
         """Its answer did not come: the epoch that it was given belongs to nobody."""
         await begin(store)
         with pytest.raises(LeaseHeldError):
-            await store.acquire(KEY, after=0, first=FIRST, draft=DRAFT)
+            await take_after(store, KEY, after=0, first=FIRST, draft=DRAFT)
         again = await begin(store)
         assert (again.epoch, again.head, again.created) == (2, FIRST, True)
         await append_ok(store, again, 502, *group("a"))
@@ -317,12 +318,12 @@ class DraftConformance(Suite):
         grant = await _drafted(store)
         holder = await other.holder(KEY)
         assert holder is not None
-        assert not may_take(holder, me=other.owner, silent=False)
+        assert not Terms(me=other.owner).allows(holder)
         await store.heartbeat()
         await store.release(KEY, grant.epoch)
         holder = await other.holder(KEY)
         assert holder is not None
-        assert may_take(holder, me=other.owner, silent=False)
+        assert Terms(me=other.owner).allows(holder)
         assert (holder.deleted, holder.draft) == (True, DRAFT)
 
     async def test_what_the_dead_leave_is_removed(
@@ -331,13 +332,13 @@ class DraftConformance(Suite):
         await _drafted(store)
         await store.aclose()
         other = await open_store("other")
-        await _is_hidden(other, HeldLease(KEY, 1, 501, created=True))
+        await _is_hidden(other, Taken(KEY, 1, 501, created=True))
         for epoch, draft, first in ((2, DRAFT, 501), (3, None, 1)):
             grant = await begin(other, first=first, draft=draft)
             assert (grant.epoch, grant.head, grant.created) == (epoch, first, True)
             documents = await other.read_documents(KEY)
             assert (documents.found, documents.manifest) == ({}, None)
-        grant = HeldLease(KEY, 3, 1, created=True)
+        grant = Taken(KEY, 3, 1, created=True)
         assert len(await read(other)) == 1
         assert await other.drafts("") == []
         assert (await append_ok(other, grant, 2, *group("own"))) == 2
@@ -440,7 +441,7 @@ def _ids(items: Sequence[PendingItem]) -> list[str]:
     return [item.op_id for item in items]
 
 
-async def _drafted(store: Store) -> HeldLease:
+async def _drafted(store: Store) -> Taken:
     """Write a draft with two records and a document."""
     grant = await begin(store)
     (outcome,) = await store.append_many([Batch(KEY, grant.epoch, 502, group("a", "b"))])
@@ -450,7 +451,7 @@ async def _drafted(store: Store) -> HeldLease:
     return grant
 
 
-async def _is_hidden(witness: Store, grant: HeldLease) -> None:
+async def _is_hidden(witness: Store, grant: Taken) -> None:
     holder = await witness.holder(KEY)
     assert holder is not None
     assert (holder.epoch, holder.deleted, holder.draft) == (grant.epoch, True, DRAFT)
@@ -466,7 +467,7 @@ async def _is_hidden(witness: Store, grant: HeldLease) -> None:
     assert [(info.key, info.epoch) for info in await witness.drafts("")] == [(KEY, grant.epoch)]
 
 
-async def _is_whole(witness: Store, grant: HeldLease) -> None:
+async def _is_whole(witness: Store, grant: Taken) -> None:
     holder = await witness.holder(KEY)
     assert holder is not None
     assert (holder.epoch, holder.deleted, holder.draft) == (grant.epoch, False, DRAFT)

@@ -12,7 +12,7 @@ from perdure.errors import InboxFullError, LeaseLostError
 from perdure.records.keys import SessionKey
 from perdure.records.posts import UNREADABLE
 from perdure.records.records import MESSAGE
-from perdure.store import DeadLetter, InboxLimit, PendingItem, Status, Store
+from perdure.store import DeadLetter, InboxLimit, PendingItem, Status, Store, take_after
 from perdure.testing.conformance._kit import KEY, OpenStore, Suite, append, group, take
 
 # ruff: noqa: D102
@@ -223,7 +223,7 @@ class InboxConformance(Suite):
         assert await store.holder(KEY) is None
         assert await store.head(KEY) == 0
         assert await store.sessions() == []
-        grant = await store.acquire(KEY, after=0)
+        grant = await take_after(store, KEY, after=0)
         assert (grant.epoch, grant.head, grant.created) == (1, 1, True)
         assert (await append(store, grant, 2, *group("first"))).status is Status.OK
         assert await waiting(store, grant.epoch) == ["a"]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any, cast
 
@@ -11,11 +12,21 @@ import anyio
 import msgspec
 import pytest
 
-from perdure.errors import LeaseHeldError, LeaseLostError
+from perdure.errors import LeaseHeldError, LeaseLostError, NotStorableError
 from perdure.lease import LeaseOptions, OnHeld, OwnerWatch, acquire_lease
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, Record
-from perdure.store import HeartbeatRequests, HeldLease, Status, Store
+from perdure.store import (
+    Beginning,
+    Draft,
+    HeartbeatRequests,
+    PendingItem,
+    Status,
+    Store,
+    Taken,
+    Terms,
+    take_after,
+)
 from perdure.testing.conformance._kit import (
     KEY,
     OpenStore,
@@ -23,6 +34,7 @@ from perdure.testing.conformance._kit import (
     append,
     append_ok,
     group,
+    manifest_of,
     read,
     take,
 )
@@ -48,23 +60,92 @@ class LeaseConformance(Suite):
         await take(store)
         for late in (store, other):
             with pytest.raises(LeaseHeldError):
-                await late.acquire(KEY, after=0)
-        assert (await other.acquire(KEY, after=1)).epoch == 2
+                await take_after(late, KEY, after=0)
+        assert (await take_after(other, KEY, after=1)).epoch == 2
         with pytest.raises(LeaseHeldError):
-            await store.acquire(KEY, after=1)
+            await take_after(store, KEY, after=1)
+
+    @pytest.mark.parametrize("life", ["never", "held", "released", "deleted", "draft", "left"])
+    async def test_the_terms_decide_who_may_take_a_session(
+        self, open_store: OpenStore, life: str
+    ) -> None:
+        """The store's own decision, where it has one, is that of ``Terms.allows``."""
+        store, other = await open_store("one"), await open_store("other")
+        draft = Draft(source=SessionKey("source"), generation=1, up_to=1, purpose="fork")
+        copies = Beginning(draft=draft)
+        wanted: list[dict[str, Any]] = [
+            {},
+            {"create": False},
+            {"new": True},
+            {"given": 1},
+            {"given": 2},
+            {"after": 1},
+            {"after": 0},
+            {"after": 9},
+            {"silent": "known"},
+            {"silent": "moved"},
+            {"beginning": copies},
+            {"beginning": copies, "after": 1},
+        ]
+        for place, each in enumerate(wanted):
+            key = SessionKey(f"{life}-{place}")
+            await _left(store, key, life, draft)
+            holder = await other.holder(key)
+            moved = {"known": 0, "moved": 1}.get(each.pop("silent", ""))
+            if moved is not None and holder is not None:
+                each["silent"] = {holder.listed or holder.owner: holder.beat + moved}
+            terms = Terms(me=other.owner, **each)
+            answer = await other.acquire(key, terms)
+            assert isinstance(answer, Taken) == terms.allows(holder), (each, holder)
+            if isinstance(answer, Taken):
+                assert answer.epoch == 1 + (0 if holder is None else holder.epoch)
+            else:
+                assert answer.holder == holder
+                assert await other.holder(key) == holder
+
+    async def test_what_is_read_with_a_lease_is_what_is_there(
+        self, store: Store, other: Store
+    ) -> None:
+        grant = await take(store)
+        names = frozenset({"a.json", "b.json"})
+        await self._same(store, grant, frozenset())
+        for place, documents in enumerate([{"a.json": b"1"}, {"a.json": b"2", "b.json": b"{}"}]):
+            end = await append_ok(store, grant, grant.head + 1, *group("folded", "too"))
+            await store.write_documents(KEY, documents, manifest_of(grant, end, documents))
+            if place:
+                await append_ok(store, grant, end + 1, *group("after"))
+                with suppress(NotStorableError):  # where there is no inbox
+                    await other.enqueue(KEY, [PendingItem("op", "post", b"hello", 1.0)])
+            await store.release(KEY, grant.epoch)
+            for wanted in (frozenset[str](), names, None, frozenset({"a.json"})):
+                answer = await store.acquire(KEY, Terms(me=store.owner, names=wanted))
+                assert isinstance(answer, Taken)
+                await self._same(store, answer, wanted)
+                grant = answer
+
+    async def _same(self, store: Store, taken: Taken, names: frozenset[str] | None) -> None:
+        assert taken.head == await store.head(KEY)
+        if (found := taken.found) is None:
+            return
+        assert found.documents == await store.read_documents(KEY, names)
+        if found.records is not None:
+            assert list(found.records) == await read(store, after=found.after)
+            assert found.after <= (found.documents.log_after or 0)
+        waiting = await store.receive(KEY, taken.epoch)
+        assert found.may_have_items or not waiting
 
     async def test_an_epoch_that_is_not_there_cannot_be_followed(self, store: Store) -> None:
         with pytest.raises(LeaseHeldError):
-            await store.acquire(KEY, after=5)
+            await take_after(store, KEY, after=5)
         assert (await take(store)).epoch == 1
         with pytest.raises(LeaseHeldError):
-            await store.acquire(KEY, after=5)
+            await take_after(store, KEY, after=5)
 
     @pytest.mark.parametrize("rounds", [6])
     async def test_a_race_has_exactly_one_winner(self, open_store: OpenStore, rounds: int) -> None:
         racers = [await open_store(f"racer-{n}") for n in range(4)]
         for round_ in range(rounds):
-            won: list[tuple[Store, HeldLease]] = []
+            won: list[tuple[Store, Taken]] = []
             async with anyio.create_task_group() as tasks:
                 for racer in racers:
                     tasks.start_soon(_race, racer, round_, won)
@@ -88,7 +169,7 @@ class LeaseConformance(Suite):
         assert holder is not None
         assert holder.released
         assert holder.epoch == grant.epoch
-        lease = await other.acquire(KEY, after=holder.epoch)
+        lease = await take_after(other, KEY, after=holder.epoch)
         assert (lease.epoch, lease.head) == (2, 3)
         holder = await store.holder(KEY)
         assert holder is not None
@@ -139,7 +220,7 @@ class LeaseConformance(Suite):
         before = await other.holder(KEY)
         await store.aclose()
         again = await open_store(owner)
-        await again.acquire(KEY, after=1)
+        await take_after(again, KEY, after=1)
         after = await other.holder(KEY)
         assert before is not None
         assert after is not None
@@ -166,7 +247,7 @@ class LeaseConformance(Suite):
         assert holder is not None
         assert holder.alive is not True
         assert not holder.released
-        assert (await other.acquire(KEY, after=holder.epoch)).epoch == 2
+        assert (await take_after(other, KEY, after=holder.epoch)).epoch == 2
 
     async def test_sessions_are_held_one_by_one(self, store: Store, other: Store) -> None:
         own_lease = await take(store, SessionKey("agent", "mine"))
@@ -179,7 +260,7 @@ class LeaseConformance(Suite):
     async def test_a_holder_is_asked_and_hands_over(self, store: Store, other: Store) -> None:
         grant = await take(store)
         head = await append_ok(store, grant, 2, *group("a"))
-        lease: list[HeldLease] = []
+        lease: list[Taken] = []
 
         async def want() -> None:
             lease.append(await _acquire_lease(other, "handover"))
@@ -283,16 +364,15 @@ async def _acquire_lease(
     wait: float = LONG,
     given: int = 0,
     clock: Callable[[], float] = anyio.current_time,
-) -> HeldLease:
+) -> Taken:
     watch = OwnerWatch(LeaseOptions(heartbeat=0.9 * ttl, ttl=ttl), clock)
     return await acquire_lease(
         cast("Store", _Attentive(store, watch)),
         KEY,
-        me=store.owner,
+        Terms(me=store.owner, given=given),
         watch=watch,
         on_held=on_held,
         wait=wait,
-        given=given,
     )
 
 
@@ -313,9 +393,22 @@ def _wanted(requests: HeartbeatRequests) -> HeartbeatRequests:
     return msgspec.structs.replace(requests, beats=None)
 
 
-async def _race(racer: Store, after: int, won: list[tuple[Store, HeldLease]]) -> None:
+async def _race(racer: Store, after: int, won: list[tuple[Store, Taken]]) -> None:
     try:
-        grant = await racer.acquire(KEY, after=after)
+        grant = await take_after(racer, KEY, after=after)
     except LeaseHeldError:
         return
     won.append((racer, grant))
+
+
+async def _left(store: Store, key: SessionKey, life: str, draft: Draft) -> None:
+    """Leave a session as somebody may find it."""
+    if life == "never":
+        return
+    grant = await take_after(
+        store, key, after=0, draft=draft if life in {"draft", "left"} else None
+    )
+    if life in {"released", "left"}:
+        await store.release(key, grant.epoch)
+    elif life == "deleted":
+        await store.delete(key, grant.epoch)

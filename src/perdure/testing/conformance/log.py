@@ -18,7 +18,7 @@ from perdure.errors import LeaseHeldError, LeaseLostError, TooLargeError
 from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, MESSAGE, Entry, Record
-from perdure.store import Batch, Document, HeldLease, Status, Store
+from perdure.store import Batch, Document, Status, Store, Taken, take_after
 from perdure.testing.conformance._kit import (
     KEY,
     OpenStore,
@@ -39,8 +39,8 @@ class LogConformance(Suite):
     """What is appended is there, once, in order, whole, or refused with a reason."""
 
     async def test_a_new_log_begins_with_its_epoch_record(self, store: Store) -> None:
-        grant = await store.acquire(KEY, after=0)
-        assert grant == HeldLease(KEY, epoch=1, head=1, created=True, record=grant.record)
+        grant = await take_after(store, KEY, after=0)
+        assert (grant.key, grant.epoch, grant.head, grant.created) == (KEY, 1, 1, True)
         (record,) = await read(store)
         assert (record.seq, record.epoch, record.kind, record.end) == (1, 1, EPOCH, True)
 
@@ -496,7 +496,7 @@ async def cancelled_after(steps: int, call: Callable[[], Awaitable[object]]) -> 
         tasks.cancel_scope.cancel()
 
 
-async def take_in_the_end(store: Store) -> HeldLease:
+async def take_in_the_end(store: Store) -> Taken:
     """Acquire a session whose abandoned acquire may win against ours, once."""
     try:
         return await take(store)
