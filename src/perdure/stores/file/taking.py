@@ -325,6 +325,13 @@ class _Taking:
     ) -> tuple[Record, ...] | None:
         """Return the log after a record, this epoch's included; None if it is long or damaged."""
         segment, start, parts = begun.tip, begun.start, [begun.records]
+        if (
+            segment is not None
+            and start is not None
+            and start.seq > after
+            and start != segment.start
+        ):
+            return None  # the documents are older than what a fold that was killed vouches for
         marks = marks_of(manifests)
         while segment is not None and start is not None and start.seq > after:
             prev = segment.first.prev
