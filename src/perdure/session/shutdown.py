@@ -1,22 +1,25 @@
-"""Stopping managers: by a call, by SIGTERM, and at the exit of a process that closed none.
+"""Stopping managers, always in one way, whatever has asked for it.
 
-`perdure._lib.signals` receives SIGTERM, and `connected` has it drain this manager.
-`ManagerShutdown` drains, closes the intake, flushes, folds, releases the leases and reports,
-always within a deadline; `kill` ends a manager as a crash does, for tests.
+`ManagerShutdown.stop` drains, closes the intake, saves, spills, folds, releases the leases, reports
+and closes the store, by a deadline that was made where the close began. Four roads lead there:
 
-At the exit of a process with open managers, what they accepted is saved, or spilled. The
-interpreter calls `_before_threads_end` when the main thread has ended: other threads
-still run, and new ones may start, so a manager can be closed as usual. How depends on
-its event loop:
+* `SessionManager.aclose`, which leaving ``async with`` calls.
+* SIGTERM, which `perdure._lib.signals` receives: `SignalWatch` has the manager drain and its body
+  cancelled. If the body does not close the manager, `connected` does.
+* The end of the event loop under an open manager: its host tears it down.
+* The end of the interpreter, once the main thread has ended: other threads still run, and new ones
+  may start, so `ExitHandler` can close a manager as usual. How depends on its event loop:
 
-* It was stopped and not closed (``loop.run_until_complete``, ``python -m asyncio``, a notebook
-  that is shut down): it is run once more, in a thread of ours, until the manager is closed.
-* It runs in another thread: nothing is done while other threads are at work; after them a
-  loop in a daemon thread, which would be cut off, is asked to close the manager.
-* It was closed, or it is trio's, which cannot be run again: what is left is spilled.
+  * It was stopped and not closed (``loop.run_until_complete``, ``python -m asyncio``, a notebook
+    that is shut down): it is run once more, in a thread of ours, until the manager is closed.
+  * It runs in another thread, as that of ``perdure.sync``: nothing is done while other threads are
+    at work; after them a loop in a daemon thread, which would be cut off, is asked to close it.
+  * It was closed, or it is trio's, which cannot be run again: what is left is spilled.
 
-Each gets as long as its own shutdown may take, and the exit never waits longer. `_last` runs
-after all threads, and spills what is still left. The outcome is printed to stderr.
+  The exit never waits longer than the deadline. `_last` runs after all threads, and spills what is
+  still left. The outcome is printed to stderr.
+
+`perdure.sync` closes by the same calls, in the thread of its loop.
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ import msgspec
 from anyio import to_thread
 
 from perdure._lib import signals
-from perdure._lib.tasks import closing_scope, each, was_cancelled
+from perdure._lib.tasks import each, was_cancelled
+from perdure.autosave.deadline import Deadline
 from perdure.autosave.reports import ShutdownReport, Unsaved
 from perdure.autosave.tracked import State, Tracked
 from perdure.errors import SessionClosedError, UnsupportedVersionError
@@ -63,17 +67,22 @@ _LOOKS: Final = 100
 
 
 class ManagerShutdown:
-    """The shutdown of one manager, done once, however often it is asked for."""
+    """The stop of one manager, done once, however often it is asked for."""
 
     def __init__(self, runtime: Runtime, lifecycle: SessionLifecycle) -> None:
         self.runtime = runtime
         self._lifecycle = lifecycle
         self.begun: bool = False
-        self._until = 0.0
-        """When the deadline is over, once the shutdown has begun."""
+        """Whether the stop itself has; its time may be running before."""
+        self.deadline: Deadline | None = None
+        """By when everything is over, once a close has begun."""
         self._ran: anyio.Event = anyio.Event()
         self.done: anyio.Event = anyio.Event()
         self.report: ShutdownReport | None = None
+        """What became of everything; from then on only the store is left to close."""
+        self.error: Exception | None = None
+        """Why the store was not closed."""
+        self._closed = False
         runtime.host.at_end(self.done.set)  # whatever ended it: every waiter returns
         self._written: set[_Id] = set()
         """The records that are in spill files."""
@@ -91,48 +100,51 @@ class ManagerShutdown:
         self.runtime.saver.begin_drain()
         self.runtime.hooks.emit("drain", None)
 
-    def begin(self, deadline: float | None) -> None:
-        """Start the shutdown in the manager's own task, unless it has begun."""
-        if not (self.begun or self.done.is_set()):
-            self._begin(deadline)
-            try:
-                self.runtime.host.spawn(self._run)
-            except BaseException:
-                self.begun = False
-                raise
+    def begin(self, seconds: float | None = None) -> Deadline:
+        """Return the deadline of the close, which begins here unless it has begun; in any thread.
 
-    def _begin(self, deadline: float | None = None) -> None:
-        total = self.runtime.shutdown.deadline if deadline is None else deadline
-        self.begun, self._until = True, self.runtime.clock() + total
+        Args:
+            seconds: What the caller gives it: this counts if it is over sooner.
+
+        """
+        deadline = self.deadline
+        if deadline is None or not self.begun:
+            new = Deadline.of(self.runtime.shutdown, self.runtime.clock(), seconds)
+            if deadline is None or new.end < deadline.end:
+                self.deadline = deadline = new
+        return deadline
+
+    def time_left(self) -> float:
+        """Return the seconds until the deadline; from any thread."""
+        return max(self.begin().end - self.runtime.clock(), 0.0)
+
+    def stop(self, deadline: Deadline) -> None:
+        """Stop in the manager's own task, unless that has begun; `done` tells of the end."""
+        if self.begun or self.done.is_set():
+            return
+        self.deadline, self.begun = deadline, True
+        try:
+            self.runtime.host.spawn(self._run)
+        except BaseException:
+            self.begun = False
+            raise
 
     async def torn_down(self) -> None:
-        """Save what can be saved: the loop is ending under a manager that is open, or closing."""
+        """Stop because the loop is ending, under a manager that is open, or closing."""
         if self.runtime.home.stray() == "fork":
             self.done.set()  # the records are the parent's
             return
-        if not self.begun:
-            self._begin()
-            await self._run()
+        self.stop(self.begin())
         await self._ran.wait()
         if not self.done.is_set():  # cut with all that ran: there is still time left
             await self._run()
-        self.done.set()
         self.report_rest({})  # no caller gets the report
-        await self.close_store()  # no other task may
-
-    async def close_store(self) -> None:
-        """Close the store, by the deadline, or within a second if that is over."""
-        runtime = self.runtime
-        with closing_scope(self._until + runtime.shutdown.hard_grace) as scope:
-            await runtime.store.aclose()
-        if scope.cancelled_caught:
-            log.warning(
-                "the store did not close in time", extra={"location": runtime.store.location}
-            )
 
     async def _run(self) -> None:
         try:
-            self.report = await self._shut_down()
+            if self.report is None:
+                self.report = await self._shut_down(self.begin())
+            await self.close_store()
         except BaseException as error:
             if not was_cancelled(error):
                 self.done.set()
@@ -142,29 +154,37 @@ class ManagerShutdown:
         finally:
             self._ran.set()
 
-    async def _shut_down(self) -> ShutdownReport:
-        options, clock, start = self.runtime.shutdown, self.runtime.clock, self.runtime.clock()
+    async def _shut_down(self, deadline: Deadline) -> ShutdownReport:
+        clock, start = self.runtime.clock, self.runtime.clock()
         self.drain()
-        await self._turns_end(min(options.turn_grace, self._left()))
+        with deadline.scope("turns"):  # and loads under way
+            for pending_load in list(self.runtime.pending_loads.values()):
+                await pending_load.done.wait()
+            for session in list(self.runtime.sessions.values()):
+                await session._turns.wait_idle()
         self.runtime.saver.seal()
-        grace = options.hard_grace
-        report = await self.runtime.saver.aclose(deadline=self._left(), hard_grace=grace)
-        report = await self._spill(report)
-        await self._let_go(self._until + grace)
-        self._close_all()
+        report = await self._spill(await self.runtime.saver.aclose(deadline), deadline)
+        await self._let_go(deadline)
         report = msgspec.structs.replace(report, duration=clock() - start)
         facts = {"clean": report.clean, "saved": report.saved, "duration": report.duration}
         log.info("stopped", extra=facts | {"not_durable": len(report.not_durable)})
         return report
 
-    def _left(self) -> float:
-        return max(self._until - self.runtime.clock(), 0.0)
+    async def close_store(self) -> None:
+        """Close the store, once, in what is left of the time."""
+        if self._closed:
+            return
+        store = self.runtime.store
+        with self.begin().scope("store") as scope:
+            try:
+                await store.aclose()
+            except Exception as error:  # noqa: BLE001  # for the task that closes
+                self.error = error
+        self._closed = True
+        if scope.cancelled_caught:
+            log.warning("the store did not close in time", extra={"location": store.location})
 
-    def time_left(self) -> float:
-        """Return the seconds that the shutdown, once it has begun, may still take."""
-        return self._left() + self.runtime.shutdown.hard_grace + spilling.PATIENCE + _MARGIN
-
-    async def _spill(self, report: ShutdownReport) -> ShutdownReport:
+    async def _spill(self, report: ShutdownReport, deadline: Deadline) -> ShutdownReport:
         """Keep in local files what the store would not take."""
         folder, is_named = self.runtime.spill_folder, self.runtime.shutdown.spill is not None
         unsaved_sessions = report.unsaved + report.in_doubt
@@ -181,7 +201,7 @@ class ManagerShutdown:
             tracked += [lost for lost in self.runtime.saver.lost if lost.pending]
         if folder is None or not tracked:
             return report
-        left = self._until + self.runtime.shutdown.hard_grace - self.runtime.clock()
+        left = deadline.end - self.runtime.clock()
         own = anyio.CapacityLimiter(1)  # the disk may hang in all other threads
         await to_thread.run_sync(self._spill_all, folder, tracked, left, limiter=own)
         if is_named:
@@ -271,26 +291,15 @@ class ManagerShutdown:
         ]
         return unsaved + [tracked for tracked in self.runtime.saver.lost if tracked.pending]
 
-    async def _turns_end(self, grace: float) -> None:
-        """Give open turns, and loads under way, time to come to their end."""
-        with anyio.move_on_after(grace):
-            for pending_load in list(self.runtime.pending_loads.values()):
-                await pending_load.done.wait()
-            for session in list(self.runtime.sessions.values()):
-                await session._turns.wait_idle()
-
-    async def _let_go(self, at_most: float) -> None:
+    async def _let_go(self, deadline: Deadline) -> None:
         """Fold and release every session that is durable; others' leases expire."""
         clean = [session for session in self.runtime.sessions.values() if session._tracked.clean]
         able = self.runtime.store.capabilities  # a store that takes batches joins calls as well
         at_once = max(able.parallelism, min(able.batch_max, AT_ONCE))
-        with anyio.CancelScope(deadline=self._until):
+        with deadline.scope("folds"):
             await each(clean, self._fold, at_once=at_once)
-        with anyio.CancelScope(deadline=at_most):
+        with deadline.scope("releases"):
             await each(clean, self._lifecycle.release, at_once=at_once)
-
-    def _close_all(self) -> None:
-        """Make every further call on a session that is still held raise that it is closed."""
         for session in self.runtime.sessions.values():
             if session._closed_by is None:
                 message = f"session {session.key} is closed with its manager: call connect(…) again"
@@ -364,9 +373,6 @@ def _is_refused(tracked: Tracked) -> bool:
     return quarantined and not isinstance(tracked.last_error, UnsupportedVersionError)
 
 
-_STEP = 0.02
-"""Seconds between two checks whether other managers have closed."""
-
 _cancelled: weakref.WeakSet[object] = weakref.WeakSet()
 """Bodies that SIGTERM has cancelled: managers of one body would cancel it once each."""
 
@@ -376,26 +382,31 @@ class SignalWatch:
     """Watch for SIGTERM while it is installed. Made in the task whose program it ends.
 
     Args:
-        patience: Seconds that closing may take.
+        begin: Begins the manager's deadline, unless it has begun; returns the seconds until it.
         on_term: Called on the event loop when SIGTERM has come, each time.
         on_end: Called then, once, if it came over the default action.
         on_stopped: Called as the process ends, where the event loop has stopped or hangs; from
             any thread.
+
+    Attributes:
+        raising: Called in the signal handler, if it came over the default action: what to raise
+            there, for a body that is no task.
 
     """
 
     def __init__(
         self,
         *,
-        patience: float,
+        begin: Callable[[], float],
         on_term: Callable[[], None],
         on_end: Callable[[], None],
         on_stopped: Callable[[], None],
     ) -> None:
-        self.patience: float = patience
+        self.begin: Callable[[], float] = begin
         self.received: bool = False
         """Whether SIGTERM has come over the default action."""
         self.finished: bool = False
+        self.raising: Callable[[], BaseException | None] = lambda: None
         self._on_term = on_term
         self._on_end = on_end
         self._on_stopped = on_stopped
@@ -431,12 +442,10 @@ class SignalWatch:
     async def end_process_by_force(self) -> None:
         """The same, although the body continues."""
         self.finished = True
-        with anyio.CancelScope(shield=True):
-            # They are in other threads, too: no event of this loop reports them.
-            while signals.waited_for() and signals.time_left() > 0:  # noqa: ASYNC110
-                await anyio.sleep(_STEP)
-            for watch in signals.waited_for():  # its loop hangs, or it spills just now
-                await to_thread.run_sync(watch.rescue, limiter=anyio.CapacityLimiter(1))
+        if signals.waited_for():  # in other threads, too: no event of this loop reports them
+            own = anyio.CapacityLimiter(1)
+            with anyio.CancelScope(shield=True):
+                await to_thread.run_sync(signals.wait_for_others, limiter=own)
         signals.end_process()
 
     # in the signal handler
@@ -445,9 +454,10 @@ class SignalWatch:
         """Begin to drain, if the event loop runs."""
         return self._soon(self._on_term)
 
-    def end(self) -> None:
+    def end(self) -> BaseException | None:
         """Have the body left, and the process end."""
         self._soon(self._on_end)
+        return self.raising()
 
     def rescue(self) -> None:
         """Keep what can be kept without the event loop."""
@@ -501,8 +511,6 @@ NAMED: Final = 5
 THREAD: Final = "perdure exit"
 """The name of threads that wait for the others: no thread waits for them."""
 _POLL: Final = 0.02
-_MARGIN: Final = 1.0
-"""Seconds to wait for threads that have nothing left to do but to end."""
 
 _open: dict[ExitHandler, None] = {}
 _registered = False
@@ -511,39 +519,47 @@ _main_has_ended = False
 
 @final
 class ExitHandler:
-    """One manager's part: watch from `install` to `uninstall` for the end of the process."""
+    """One manager's part: watch from `install` to `uninstall` for the end of the process.
 
-    def __init__(self, closing: ManagerShutdown, close: Callable[[], Awaitable[object]]) -> None:
+    Args:
+        closing: The manager's.
+        close: Closes it, on its event loop.
+        by_owner: Closes it instead, by a call that blocks, for one that is never left open.
+
+    """
+
+    def __init__(
+        self,
+        closing: ManagerShutdown,
+        close: Callable[[], Awaitable[object]],
+        by_owner: Callable[[], object] | None = None,
+    ) -> None:
         self.closing: ManagerShutdown = closing
         self._close = close
         self._loop: Any = closing.runtime.loop
         self._thread = threading.current_thread()
-        self._owned = True
+        self._by_owner = by_owner
 
     def install(self) -> None:
-        """Start watching."""
+        """Start watching; in the thread that connects."""
         _open[self] = None
-        if not _register():
+        is_main = threading.current_thread() is threading.main_thread()
+        if not (_register() or is_main):  # else an exit handler, which no thread outlives
             _watch([self])
 
     def uninstall(self) -> None:
         """Watch no more."""
         _open.pop(self, None)
 
-    def leave_to_owner(self) -> None:
-        """Do not close the manager, since its owner does; only spill what is left at the end."""
-        self._owned = False
+    @property
+    def is_quiet(self) -> bool:
+        """Whether only what could not be saved is told."""
+        return self._by_owner is not None
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process connected, and has no other owner that closes it."""
-        return self._owned and self.closing.runtime.home.stray() != "fork"
-
-    @property
-    def patience(self) -> float:
-        """Seconds that closing may take."""
-        options = self.closing.runtime.shutdown
-        return options.deadline + options.hard_grace + spilling.PATIENCE + _MARGIN
+        """Whether it is this process that connected."""
+        return self.closing.runtime.home.stray() != "fork"
 
     @property
     def is_running(self) -> bool:
@@ -557,6 +573,8 @@ class ExitHandler:
 
     def begin(self) -> Callable[[], object] | None:
         """Begin to close in another thread; return what a thread of ours has to do, if anything."""
+        if self._by_owner is not None:
+            return self._by_owner
         loop = _asyncio_loop(self._loop)
         if loop is None:
             return self._on_trio if self.is_running else None
@@ -569,8 +587,6 @@ class ExitHandler:
         return lambda: loop.run_until_complete(self._closed())
 
     async def _closed(self) -> None:
-        if not self._owned:  # it was left to its owner just now, after the main thread's end
-            return
         await self._close()
         if _asyncio_loop(self._loop) is not None:
             from asyncio import sleep
@@ -667,10 +683,10 @@ def _is_anyios(thread: threading.Thread) -> bool:
 
 
 def _close(handlers: Sequence[ExitHandler]) -> None:
-    """Close all of them at once, and wait no longer than the most patient one; then spill."""
-    if not handlers:
-        return
-    before = {handler: handler.closing.pending() for handler in handlers}
+    """Close all of them at once, and wait no longer than the latest deadline; then spill."""
+    before = {
+        handler: {} if handler.is_quiet else handler.closing.pending() for handler in handlers
+    }
     threads: list[threading.Thread] = []
     for handler in handlers:
         act = handler.begin()
@@ -678,9 +694,8 @@ def _close(handlers: Sequence[ExitHandler]) -> None:
             thread = threading.Thread(target=_guarded, args=(act,), name=THREAD, daemon=True)
             threads.append(thread)
             thread.start()
-    end = time.monotonic() + max([handler.patience for handler in handlers])
     for thread in threads:
-        thread.join(max(end - time.monotonic(), 0.0))
+        thread.join(max([handler.closing.time_left() for handler in handlers]))
     for handler in handlers:
         if not handler.is_ours:
             continue
