@@ -134,6 +134,9 @@ async def each(
     """
     failed: list[Exception] = []
     remaining = iter(items)
+    if len(items) == 1:
+        await act(next(remaining))
+        return
 
     async def some() -> None:
         for item in remaining:

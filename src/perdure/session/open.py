@@ -257,7 +257,8 @@ class Opener:
             await session._load_memory()
             await self._replay(session)
         except BaseException:
-            with anyio.CancelScope(shield=True), anyio.move_on_after(1):
+            with self._lifecycle.deadline().scope("releases") as scope:
+                scope.shield = True
                 await self._give_up(grant, session)
             raise
         self._lifecycle.keep(session)

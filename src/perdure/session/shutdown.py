@@ -41,15 +41,14 @@ import msgspec
 from anyio import to_thread
 
 from perdure._lib import signals
-from perdure._lib.tasks import each, was_cancelled
+from perdure._lib.tasks import was_cancelled
 from perdure.autosave.deadline import Deadline
 from perdure.autosave.reports import ShutdownReport, Unsaved
 from perdure.autosave.tracked import State, Tracked
-from perdure.errors import SessionClosedError, UnsupportedVersionError
+from perdure.errors import UnsupportedVersionError
 from perdure.records.keys import SessionKey
 from perdure.session import spill as spilling
-from perdure.session.base import SessionBase
-from perdure.session.lifecycle import SessionLifecycle
+from perdure.session.lifecycle import SessionLifecycle, left
 from perdure.session.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -60,8 +59,6 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger("perdure")
 
-AT_ONCE = 64
-"""Sessions at most that are folded, or released, at a time."""
 _LOOKS: Final = 100
 """How often a session that is being changed is looked at until it is at rest."""
 
@@ -164,7 +161,12 @@ class ManagerShutdown:
                 await session._turns.wait_idle()
         self.runtime.saver.seal()
         report = await self._spill(await self.runtime.saver.aclose(deadline), deadline)
-        await self._let_go(deadline)
+        here = self.runtime.sessions.values()
+        clean = [session for session in here if session._tracked.clean]
+        await self._lifecycle.let_go(clean, "shutdown", deadline)
+        for session in here:
+            if session._closed_by is None:
+                session._close_with(left(session.key, "shutdown"))
         report = msgspec.structs.replace(report, duration=clock() - start)
         facts = {"clean": report.clean, "saved": report.saved, "duration": report.duration}
         log.info("stopped", extra=facts | {"not_durable": len(report.not_durable)})
@@ -290,24 +292,6 @@ class ManagerShutdown:
             if tracked.version > tracked.durable and tracked.end is not State.LOST
         ]
         return unsaved + [tracked for tracked in self.runtime.saver.lost if tracked.pending]
-
-    async def _let_go(self, deadline: Deadline) -> None:
-        """Fold and release every session that is durable; others' leases expire."""
-        clean = [session for session in self.runtime.sessions.values() if session._tracked.clean]
-        able = self.runtime.store.capabilities  # a store that takes batches joins calls as well
-        at_once = max(able.parallelism, min(able.batch_max, AT_ONCE))
-        with deadline.scope("folds"):
-            await each(clean, self._fold, at_once=at_once)
-        with deadline.scope("releases"):
-            await each(clean, self._lifecycle.release, at_once=at_once)
-        for session in self.runtime.sessions.values():
-            if session._closed_by is None:
-                message = f"session {session.key} is closed with its manager: call connect(…) again"
-                session._close_with(SessionClosedError(message, key=str(session.key)))
-
-    async def _fold(self, session: SessionBase) -> None:
-        if session._has_tail:
-            await self._lifecycle.fold(session)
 
 
 def _unsaved_of(tracked: Tracked) -> tuple[int, tuple[Entry, ...]]:
