@@ -486,7 +486,8 @@ def _body() -> tuple[object, Callable[[], object]]:
 
     task = asyncio.current_task()
     if task is None:
-        return object(), bool
+        nobody = partial(bool)
+        return nobody, nobody
     return task, lambda: task.cancel("SIGTERM")
 
 
@@ -588,8 +589,9 @@ class ExitHandler:
         They are no daemons: the process would wait for them for ever.
         """
         for thread in threading.enumerate():
-            stop = getattr(thread, "stop", None)
-            if _is_anyios(thread) and getattr(thread, "loop", None) is self._loop and stop:
+            stop = getattr(thread, "stop", bool)
+            is_over = getattr(thread, "stopping", False)  # it was stopped before, and ends just now
+            if _is_anyios(thread) and getattr(thread, "loop", None) is self._loop and not is_over:
                 stop()
 
 
