@@ -93,12 +93,7 @@ class ManagerParts:
         self._is_late = False
         self._renewed_at = runtime.clock()
         """When the last heartbeat was answered."""
-        self.signals: SignalWatch = SignalWatch(
-            begin=self.closing.time_left,
-            on_term=self.closing.drain,
-            on_end=self._on_end,
-            on_stopped=lambda: self.closing.report_rest({}),
-        )
+        self.signals: SignalWatch = SignalWatch(self.closing, self._on_end)
         runtime.host.on_teardown = self._torn_down
         runtime.host.on_exit = self._on_exit
         runtime.host.spawn(self._renew_leases)

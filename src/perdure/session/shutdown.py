@@ -41,6 +41,7 @@ import msgspec
 from anyio import to_thread
 
 from perdure._lib import signals
+from perdure._lib.loop import post_to_loop
 from perdure._lib.tasks import was_cancelled
 from perdure.autosave.deadline import Deadline
 from perdure.autosave.reports import ShutdownReport, Unsaved
@@ -189,26 +190,14 @@ class ManagerShutdown:
     async def _spill(self, report: ShutdownReport, deadline: Deadline) -> ShutdownReport:
         """Keep in local files what the store would not take."""
         folder, is_named = self.runtime.spill_folder, self.runtime.shutdown.spill is not None
-        unsaved_sessions = report.unsaved + report.in_doubt
-        tracked = [
-            session._tracked
-            for entry in unsaved_sessions
-            if (session := self.runtime.sessions.get(entry.key))
-        ]
-        refused = [self.runtime.sessions.get(entry.key) for entry in report.quarantined]
-        tracked += [
-            session._tracked for session in refused if session and not _is_refused(session._tracked)
-        ]
-        if is_named:  # else the user of `sessions.lost` decides
-            tracked += [lost for lost in self.runtime.saver.lost if lost.pending]
+        # What was lost goes to a folder that was named; else the user of `sessions.lost` decides.
+        tracked = [t for t in self._to_spill() if is_named or t.end is not State.LOST]
         if folder is None or not tracked:
             return report
         left = deadline.end - self.runtime.clock()
         own = anyio.CapacityLimiter(1)  # the disk may hang in all other threads
         await to_thread.run_sync(self._spill_all, folder, tracked, left, limiter=own)
-        if is_named:
-            return _with_spilled(report, self._spilled)
-        return _with_folder(report, self._spilled, folder)
+        return _with_spilled(report, self._spilled, None if is_named else folder)
 
     def _spill_all(self, folder: str, tracked: Sequence[Tracked], seconds: float = 0.0) -> None:
         """Spill what is in no file yet; blocking, but a disk that hangs is not waited for."""
@@ -267,15 +256,14 @@ class ManagerShutdown:
             before: The `pending` that saving began with.
 
         """
-        folder, tracked = self.runtime.spill_folder, self._rest()
-        to_spill = [session for session in tracked if session.pending and not _is_refused(session)]
+        folder = self.runtime.spill_folder
         if folder is not None:
-            self._spill_all(folder, to_spill)
+            self._spill_all(folder, self._to_spill())
         if self.runtime.durability == "memory":
             return  # which has nothing to lose
         counts = {
             str(session.key): session.version - session.durable
-            for session in tracked
+            for session in self._rest()
             if _id(session) in self._spilled
         }
         lost = {key: n for key, n in self.pending().items() if key not in counts}
@@ -285,13 +273,13 @@ class ManagerShutdown:
         )
 
     def _rest(self) -> list[Tracked]:
-        open_here = [tracked._tracked for tracked in self.runtime.sessions.values()]
-        unsaved = [
-            tracked
-            for tracked in open_here
-            if tracked.version > tracked.durable and tracked.end is not State.LOST
-        ]
-        return unsaved + [tracked for tracked in self.runtime.saver.lost if tracked.pending]
+        """Return what has records that are not durable, or that others have lost us."""
+        tracked = [session._tracked for session in self.runtime.sessions.values()]
+        unsaved = [t for t in tracked if t.version > t.durable and t.end is not State.LOST]
+        return unsaved + [t for t in self.runtime.saver.lost if t.pending]
+
+    def _to_spill(self) -> list[Tracked]:
+        return [t for t in self._rest() if t.pending and not _is_refused(t)]
 
 
 def _unsaved_of(tracked: Tracked) -> tuple[int, tuple[Entry, ...]]:
@@ -313,31 +301,27 @@ def _settle(folder: str) -> OSError | None:
     return None
 
 
-def _with_folder(report: ShutdownReport, spilled: set[_Id], folder: str) -> ShutdownReport:
-    """Print what a default folder holds: it may vanish with the machine, so it is reported."""
-    lists = {
-        name: tuple(
-            [
-                msgspec.structs.replace(entry, kept_in=folder) if _id(entry) in spilled else entry
-                for entry in getattr(report, name)
-            ]
-        )
-        for name in ("unsaved", "in_doubt", "quarantined")
-    }
-    return msgspec.structs.replace(report, **lists)
+def _with_spilled(report: ShutdownReport, spilled: set[_Id], folder: str | None) -> ShutdownReport:
+    """Return a report of which what is in files is safe, unless they are in the default folder.
 
-
-def _with_spilled(report: ShutdownReport, spilled: set[_Id]) -> ShutdownReport:
+    That may vanish with the machine: there it is reported as it was, with the folder.
+    """
     lists: dict[str, tuple[Unsaved, ...]] = {}
-    remaining: list[Unsaved] = []
+    safe: list[Unsaved] = []
     for name in ("unsaved", "in_doubt", "quarantined", "lost"):
-        ones: tuple[Unsaved, ...] = getattr(report, name)
-        # A file has what was unsaved, not what a store has lost: that is still reported.
-        safe = [entry for entry in ones if _id(entry) in spilled and not entry.missing]
-        remaining += safe
-        lists[name] = tuple([entry for entry in ones if entry not in safe])
+        left: list[Unsaved] = []
+        for entry in getattr(report, name):
+            if _id(entry) not in spilled:
+                left.append(entry)
+            elif folder is not None:
+                left.append(msgspec.structs.replace(entry, kept_in=folder))
+            elif entry.missing:  # a file has what was unsaved, not what a store has lost
+                left.append(entry)
+            else:
+                safe.append(entry)
+        lists[name] = tuple(left)
     clean = not any(lists.values())
-    return msgspec.structs.replace(report, **lists, spilled=tuple(remaining), clean=clean)
+    return msgspec.structs.replace(report, **lists, spilled=tuple(safe), clean=clean)
 
 
 _Id = tuple[SessionKey, int, int]
@@ -366,35 +350,22 @@ class SignalWatch:
     """Watch for SIGTERM while it is installed. Made in the task whose program it ends.
 
     Args:
-        begin: Begins the manager's deadline, unless it has begun; returns the seconds until it.
-        on_term: Called on the event loop when SIGTERM has come, each time.
-        on_end: Called then, once, if it came over the default action.
-        on_stopped: Called as the process ends, where the event loop has stopped or hangs; from
-            any thread.
+        closing: The manager's: it is drained when SIGTERM has come, each time.
+        on_end: Called on the event loop, once, if it came over the default action.
 
     Attributes:
-        raising: Called in the signal handler, if it came over the default action: what to raise
-            there, for a body that is no task.
+        raising: Called in the signal handler then: what to raise, for a body that is no task.
 
     """
 
-    def __init__(
-        self,
-        *,
-        begin: Callable[[], float],
-        on_term: Callable[[], None],
-        on_end: Callable[[], None],
-        on_stopped: Callable[[], None],
-    ) -> None:
-        self.begin: Callable[[], float] = begin
+    def __init__(self, closing: ManagerShutdown, on_end: Callable[[], None]) -> None:
         self.received: bool = False
         """Whether SIGTERM has come over the default action."""
         self.finished: bool = False
         self.raising: Callable[[], BaseException | None] = lambda: None
-        self._on_term = on_term
+        self._closing = closing
         self._on_end = on_end
-        self._on_stopped = on_stopped
-        self._soon = _call_soon()
+        self._post = post_to_loop()
         self._body, self._cancel = _body()
 
     def install(self) -> None:
@@ -436,40 +407,28 @@ class SignalWatch:
 
     def drain(self) -> bool:
         """Begin to drain, if the event loop runs."""
-        return self._soon(self._on_term)
+        loop = _asyncio_loop(self._closing.runtime.loop)
+        return (loop is None or loop.is_running()) and self._soon(self._closing.drain)
+
+    def begin(self) -> float:
+        """Begin the deadline, unless it has begun; return the seconds that are left."""
+        return self._closing.time_left()
 
     def end(self) -> BaseException | None:
         """Have the body left, and the process end."""
         self._soon(self._on_end)
         return self.raising()
 
-    def rescue(self) -> None:
-        """Keep what can be kept without the event loop."""
-        self._on_stopped()
-
-
-def _call_soon() -> Callable[[Callable[[], None]], bool]:
-    """Return how a signal handler runs something in this event loop, and whether it can."""
-    trio = sys.modules.get("trio")
-    if trio is not None and trio.lowlevel.in_trio_run():
-        post: Callable[[Callable[[], None]], object]
-        post, is_running = trio.lowlevel.current_trio_token().run_sync_soon, None
-    else:
-        import asyncio
-
-        loop = asyncio.get_running_loop()
-        post, is_running = loop.call_soon_threadsafe, loop.is_running
-
-    def soon(act: Callable[[], None]) -> bool:
-        if is_running is not None and not is_running():
-            return False
+    def _soon(self, act: Callable[[], None]) -> bool:
         try:
-            post(act)
-        except RuntimeError:  # closed
+            self._post(act)
+        except RuntimeError:  # the loop was closed
             return False
         return True
 
-    return soon
+    def rescue(self) -> None:
+        """Keep what can be kept without the event loop."""
+        self._closing.report_rest({})
 
 
 def _body() -> tuple[object, Callable[[], object]]:
