@@ -15,6 +15,7 @@ METHODS = [
     name for name, value in inspect.getmembers(Store, callable) if name[0] != "_" and name != "open"
 ]
 """Which may hang once the store is open."""
+EVERY, HELD = "every method", "every method but acquire"
 
 
 class Hanging(DelegatingStore):
@@ -22,7 +23,8 @@ class Hanging(DelegatingStore):
 
     Args:
         store: What does the work.
-        method: Which hangs, as long as `hangs` is set.
+        method: Which hangs, as long as `hangs` is set; `EVERY` for all, `HELD`
+            for those that follow it.
         only: If it is ``append_many``: for agents whose ids begin so.
 
     """
@@ -30,6 +32,11 @@ class Hanging(DelegatingStore):
     def __init__(self, store: Store, method: str, only: str = "") -> None:
         super().__init__(store)
         self.hangs = False
+        for name in METHODS if method in (EVERY, HELD) else [method]:
+            if method != HELD or name != "acquire":
+                self._intercept(name, only)
+
+    def _intercept(self, method: str, only: str) -> None:
         whole = getattr(self, method)
 
         async def call(*args: Any, **options: Any) -> Any:

@@ -7,13 +7,14 @@ says what became of every record. `tests.sigterm.hanging` does the same to proce
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
 
 import anyio
 import pytest
 
-from perdure import Message, SessionManager, Shutdown, connect
+from perdure import Message, SessionClosedError, SessionManager, Shutdown, connect
 from perdure._lib import signals
 from perdure._lib.loop import loop_clock
 from perdure.autosave.reports import ShutdownReport
@@ -21,7 +22,7 @@ from perdure.records.keys import SessionKey
 from perdure.session import shutdown
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests._virtual import BACKENDS, VirtualLoop, run
-from tests.hanging import METHODS, Hanging
+from tests.hanging import EVERY, HELD, METHODS, Hanging
 from tests.images import part, png
 
 SHUTDOWN = Shutdown(signals=False, deadline=20, turn_grace=5, hard_grace=1)
@@ -57,7 +58,14 @@ async def busy(
             await session.turn().__aenter__()  # it never ends
             session.append(Message.user("in a turn"))
     store.hangs = True
+    sessions._check().runtime.host.spawn(load, sessions)
     return {session.key: session.version for session in opened.values()}
+
+
+async def load(sessions: SessionManager) -> None:
+    """Open one more, which may hang, and is cut then."""
+    with contextlib.suppress(SessionClosedError):
+        await sessions.open("late")
 
 
 Trigger = Callable[[SessionManager], Awaitable[object]]
@@ -148,7 +156,7 @@ async def heads_of(backing: MemoryBacking, keys: list[SessionKey]) -> dict[Sessi
 
 
 def unsaved_by(method: str) -> set[str]:
-    if method == "append_many":
+    if method in ("append_many", EVERY, HELD):
         return set(IDS[1:])
     return {"image"} if method == "put_blobs" else set()
 
@@ -163,14 +171,14 @@ def no_end(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_whatever_hangs_a_manager_has_stopped_by_its_deadline(
     trigger: Trigger, backend: str
 ) -> None:
-    for method in METHODS:
+    for method in (*METHODS, EVERY, HELD):
         backing = MemoryBacking()
         ended = stopped(backend, trigger, Hanging(MemoryStore(backing=backing), method))
         judge(ended, backing, method, unsaved_by(method))
 
 
 def test_whatever_hangs_the_interpreters_exit_ends_by_the_deadline() -> None:
-    for method in METHODS:
+    for method in (*METHODS, EVERY, HELD):
         backing = MemoryBacking()
         judge(
             at_exit(Hanging(MemoryStore(backing=backing), method)),

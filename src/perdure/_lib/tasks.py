@@ -134,8 +134,9 @@ async def each(
     """
     failed: list[Exception] = []
     remaining = iter(items)
-    if len(items) == 1:
-        await act(next(remaining))
+    if len(items) < 2:
+        for item in remaining:
+            await act(item)
         return
 
     async def some() -> None:

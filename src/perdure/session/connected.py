@@ -67,7 +67,6 @@ class ManagerParts:
 
     __slots__ = (
         "_exit",
-        "_is_late",
         "_renewed_at",
         "at_exit",
         "closing",
@@ -90,7 +89,6 @@ class ManagerParts:
         self.opener: Opener = Opener(runtime, self.lifecycle, self.inbox)
         self.closing: ManagerShutdown = ManagerShutdown(runtime, self.lifecycle)
         self._exit: Exit | None = None
-        self._is_late = False
         self._renewed_at = runtime.clock()
         """When the last heartbeat was answered."""
         self.signals: SignalWatch = SignalWatch(self.closing, self._on_end)
@@ -181,14 +179,7 @@ class ManagerParts:
         if not self.runtime.host.running:
             return  # it has just closed: the task that closed it ends the process
         self.runtime.host.spawn(self._end)
-        if self.closing.begun:  # it is being left already, or continues after `aclose`
-            self._is_late = True
-        else:
-            self.signals.cancel_body()
-
-    def end_late_body(self) -> None:
-        """Cancel a body that closed the manager but continues after SIGTERM."""
-        if self._is_late:
+        if not self.closing.begun:  # else it is being left, or `aclose` has it cancelled
             self.signals.cancel_body()
 
     async def _torn_down(self) -> None:

@@ -482,6 +482,11 @@ class SessionLifecycle:
         """Return the deadline of a session's close that begins now."""
         return Deadline.of(self._runtime.shutdown, self._runtime.clock())
 
+    def giving_up(self) -> anyio.CancelScope:
+        """Return a shield for the release of what is not open here: it ends before any close."""
+        seconds = self._runtime.shutdown.hard_grace  # which each close has, from where it begins
+        return anyio.CancelScope(deadline=anyio.current_time() + seconds, shield=True)
+
     async def idle(self, session: SessionBase) -> None:
         """Hibernate a session that is unpinned and was not changed for long."""
         with try_exclusive(self._runtime.pending_loads, session.key) as free:
@@ -820,8 +825,7 @@ class ExclusiveAccess:
             yield hold
         finally:
             if hold.is_there:
-                with self.lifecycle.deadline().scope("releases") as scope:
-                    scope.shield = True
+                with self.lifecycle.giving_up():
                     await self.store.release(key, epoch)
 
     def open_here(self, key: SessionKey) -> SessionBase | None:

@@ -559,8 +559,8 @@ class SessionManager:
 
         """
         report = await self._close(deadline)
-        if self._connected is not None:
-            self._connected.end_late_body()
+        if self._connected is not None and self._connected.signals.received:
+            self._connected.signals.cancel_body()  # SIGTERM has come meanwhile
         return report
 
     async def _close(self, deadline: float | None) -> ShutdownReport:
@@ -579,7 +579,8 @@ class SessionManager:
         finally:
             if closing.done.is_set():  # else a Ctrl-C ends the wait, and the closing continues
                 connected.signals.uninstall()
-                with anyio.CancelScope(shield=True):
+                with closing.begin().scope("store") as scope:
+                    scope.shield = True
                     await closing.close_store()  # if its host has ended before the stop
                     await connected.runtime.host.aclose()
         connected.raise_exit()

@@ -257,8 +257,7 @@ class Opener:
             await session._load_memory()
             await self._replay(session)
         except BaseException:
-            with self._lifecycle.deadline().scope("releases") as scope:
-                scope.shield = True
+            with self._lifecycle.giving_up():
                 await self._give_up(grant, session)
             raise
         self._lifecycle.keep(session)

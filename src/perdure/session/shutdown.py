@@ -131,6 +131,7 @@ class ManagerShutdown:
         """Stop because the loop is ending, under a manager that is open, or closing."""
         if self.runtime.home.stray() == "fork":
             self.done.set()  # the records are the parent's
+        if self.done.is_set():
             return
         self.stop(self.begin())
         await self._ran.wait()
@@ -203,42 +204,35 @@ class ManagerShutdown:
         """Spill what is in no file yet; blocking, but a disk that hangs is not waited for."""
         until = time.monotonic() + seconds
         unwritten = [unsaved for unsaved in tracked if _id(unsaved) not in self._written]
-        calls = [partial(self._spill_one, folder, unsaved) for unsaved in unwritten]
-        for unsaved, outcome in spilling.completed(folder, calls, seconds):
+        write = partial(self._spill_one, folder)
+        for unsaved, outcome in spilling.completed(folder, unwritten, write, seconds):
             session = str(unsaved.key)
             if isinstance(outcome, Exception):  # the others' are to be kept all the same
                 log.error("spill failed", extra={"session": session}, exc_info=outcome)
             else:
                 self._written.add(_id(unsaved))
                 log.warning("spilled", extra={"session": session, "path": outcome})
-        unsettled = self._written - self._spilled
-        settle = [partial(_settle, folder)] if unsettled else []
-        for error in spilling.completed(folder, settle, until - time.monotonic()):
+        unsettled, left = self._written - self._spilled, until - time.monotonic()
+        folders = [folder] if unsettled else []
+        for _, error in spilling.completed(folder, folders, spilling.settle, left):
             if error is None:
                 self._spilled |= unsettled
             else:
                 log.error("spill failed", extra={"path": folder}, exc_info=error)
 
-    def _spill_one(self, folder: str, tracked: Tracked) -> tuple[Tracked, str | Exception]:
-        """Write a session's spill file; return its path, or why there is none."""
-        key, epoch = tracked.key, tracked.epoch
+    def _spill_one(self, folder: str, tracked: Tracked) -> str:
+        """Write a session's spill file, and return its path."""
+        store, key, epoch = self.runtime.store, tracked.key, tracked.epoch
         base, pending = _unsaved_of(tracked)
-        try:
-            entries = spilling.transformed(
-                self.runtime.store, key, epoch=epoch, base=base, entries=pending
-            )
-            path = spilling.write(
-                folder,
-                key,
-                epoch=epoch,
-                base=base,
-                entries=entries,
-                owner=self.runtime.store.owner,
-                begun=self.runtime.store.begun_at(key, epoch),
-            )
-        except Exception as error:  # noqa: BLE001  # logged, not in this thread
-            return tracked, error
-        return tracked, path
+        return spilling.write(
+            folder,
+            key,
+            epoch=epoch,
+            base=base,
+            entries=spilling.transformed(store, key, epoch=epoch, base=base, entries=pending),
+            owner=store.owner,
+            begun=store.begun_at(key, epoch),
+        )
 
     # the end of the process
 
@@ -290,15 +284,6 @@ def _unsaved_of(tracked: Tracked) -> tuple[int, tuple[Entry, ...]]:
             break
         base, pending = tracked.durable, tuple(tracked.pending)
     return base, pending
-
-
-def _settle(folder: str) -> OSError | None:
-    """Make spill files durable; return why that failed, and then they may be lost."""
-    try:
-        spilling.settle(folder)
-    except OSError as error:
-        return error
-    return None
 
 
 def _with_spilled(report: ShutdownReport, spilled: set[_Id], folder: str | None) -> ShutdownReport:
