@@ -10,9 +10,10 @@ import anyio
 
 from perdure._lib.loop import loop_clock
 from perdure._lib.tasks import Host
+from perdure.autosave.deadline import Deadline
 from perdure.autosave.engine import Autosaver
 from perdure.autosave.events import Event
-from perdure.autosave.options import Autosave, EngineOptions
+from perdure.autosave.options import Autosave, EngineOptions, Shutdown
 from perdure.autosave.tracked import Tracked
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE, Entry
@@ -38,6 +39,12 @@ class Clock:
             error, self.interrupt = self.interrupt, None
             raise error
         return self._now() + self.ahead
+
+
+def within(seconds: float, hard_grace: float) -> Deadline:
+    """Return the deadline of a close that begins now."""
+    options = Shutdown(deadline=seconds, turn_grace=0, hard_grace=hard_grace)
+    return Deadline.of(options, anyio.current_time())
 
 
 def entry(n: int = 0, *, size: int = 0) -> Entry:

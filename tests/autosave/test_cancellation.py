@@ -16,7 +16,7 @@ from perdure.autosave.engine import Autosaver
 from perdure.autosave.tracked import Tracked
 from perdure.records.keys import SessionKey
 from tests.autosave.inline_store import InlineStore
-from tests.autosave.rigs import CALM, PLAIN, Rig, entry, rig
+from tests.autosave.rigs import CALM, PLAIN, Rig, entry, rig, within
 
 
 async def by_task_cancel(wait: Callable[[], Awaitable[object]]) -> None:
@@ -82,7 +82,7 @@ def waits(r: Rig, t: Tracked) -> dict[str, Callable[[], Awaitable[object]]]:
         "wait_durable": lambda: r.saver.wait_durable(t),
         "flush": r.saver.flush,
         "exclusive": lambda: r.saver.exclusive(t, r.saver.flush if False else pause),
-        "aclose": lambda: r.saver.aclose(deadline=5, hard_grace=1),
+        "aclose": lambda: r.saver.aclose(within(5, 1)),
     }
 
 
@@ -100,7 +100,7 @@ def test_cancelling_a_caller_ends_its_wait_and_nothing_else(what: str, way: Any)
             r.saver.turn_ended(t)
             await way(waits(r, t)[what])
             assert not t.waiters or what == "aclose"
-            report = await r.saver.aclose(deadline=5, hard_grace=1)
+            report = await r.saver.aclose(within(5, 1))
             assert report.clean
             assert r.stored(t) == 1
             assert len(r.store.calls) == 1, "the save was cut, and had to be repeated"
@@ -125,7 +125,7 @@ def test_a_loop_that_ends_under_the_engine_saves_first(backend: str, saving: boo
             engine=PLAIN,
             clock=loop_clock(),
         )
-        host.on_teardown = lambda: saver.aclose(deadline=5, hard_grace=1)
+        host.on_teardown = lambda: saver.aclose(within(5, 1))
         sessions = [saver.track(SessionKey(str(n)), epoch=1, head=0) for n in range(5)]
         for t in sessions:
             saver.append(t, (entry(1),))

@@ -15,7 +15,7 @@ from perdure.autosave.options import Autosave, EngineOptions
 from perdure.errors import SessionQuarantinedError
 from perdure.store import Outcome, Status
 from tests.autosave.inline_store import DirectStore, Fault
-from tests.autosave.rigs import CALM, PLAIN, Rig, rig
+from tests.autosave.rigs import CALM, PLAIN, Rig, rig, within
 
 
 def direct(
@@ -117,7 +117,7 @@ async def test_closing_waits_for_what_is_under_way() -> None:
         r.append(t)
         with anyio.move_on_after(0.5):
             await r.saver.save(t)
-        report = await r.saver.aclose(deadline=10, hard_grace=1)
+        report = await r.saver.aclose(within(10, 1))
         assert (report.clean, r.stored(t)) == (True, 1)
 
 
@@ -127,7 +127,7 @@ async def test_closing_does_not_wait_for_ever() -> None:
         r.append(t)
         with anyio.move_on_after(0.5):
             await r.saver.save(t)
-        report = await r.saver.aclose(deadline=3, hard_grace=1)
+        report = await r.saver.aclose(within(3, 1))
         assert not report.clean
         assert t.durable == 0
 

@@ -19,7 +19,7 @@ from perdure.autosave.reports import ShutdownReport
 from perdure.autosave.tracked import Tracked
 from perdure.records.records import Entry
 from tests.autosave.inline_store import DirectStore, Fault, InlineStore
-from tests.autosave.rigs import Rig, rig
+from tests.autosave.rigs import Rig, rig, within
 
 DEBOUNCE, MAX_DELAY = 2.0, 10.0
 SESSIONS = 4
@@ -138,7 +138,7 @@ async def tell(story: Story) -> Told:
             for wait, name, n in story.ops:
                 await anyio.sleep(wait)
                 await play(told, name, told.sessions[n], group)
-        told.report = await r.saver.aclose(deadline=1000.0, hard_grace=1.0)
+        told.report = await r.saver.aclose(within(1000.0, 1.0))
         check_end(told)
     return told
 

@@ -19,7 +19,7 @@ from perdure.records.keys import SessionKey
 from perdure.store import Outcome
 from tests import _virtual
 from tests.autosave.inline_store import DirectStore, Fault, InlineStore
-from tests.autosave.rigs import CALM, PLAIN, Rig, entry, rig
+from tests.autosave.rigs import CALM, PLAIN, Rig, entry, rig, within
 
 EACH_LOOP = pytest.mark.parametrize("backend", _virtual.BACKENDS)
 
@@ -79,7 +79,7 @@ async def live(ending: Ending) -> int:
                 store.epochs[sessions[ending.taken].key] = 2
             store.down, store.stuck = ending.then == "down", ending.then == "stuck"
             began = anyio.current_time()
-            report = await r.saver.aclose(deadline=ending.deadline, hard_grace=1.0)
+            report = await r.saver.aclose(within(ending.deadline, 1.0))
             assert anyio.current_time() - began <= ending.deadline + 1.0 + 1e-6
         calls = len(store.calls)
         accounted(r, sessions, report)
@@ -159,7 +159,7 @@ def test_a_lost_session_is_never_written_again(backend: str) -> None:
                 await r.saver.wait_durable(t)
             await r.saver.flush()
             assert other.clean
-            report = await r.saver.aclose(deadline=10, hard_grace=1)
+            report = await r.saver.aclose(within(10, 1))
             assert [one.key for one in report.lost] == [t.key]
 
     _virtual.run(backend, main)
@@ -348,7 +348,7 @@ def run_to_the_kill(backend: str, at: int) -> bool:
                     for n in range(3):
                         t = saver.track(SessionKey(str(n)), epoch=1, head=0)
                         talks.start_soon(talk, saver, t, n * 0.4)
-                await saver.aclose(deadline=100, hard_grace=1)
+                await saver.aclose(within(100, 1))
                 group.cancel_scope.cancel()
 
             group.start_soon(watch)

@@ -357,7 +357,7 @@ def test_without_another_thread_the_callers_writes(monkeypatch: pytest.MonkeyPat
         raise RuntimeError(f"can't start {thread.name}")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    assert list(spilling.completed("a folder", [lambda: 1, lambda: 2])) == [1, 2]
+    assert list(spilling.completed("a folder", [1, 2], str)) == [(1, "1"), (2, "2")]
 
 
 @pytest.mark.anyio

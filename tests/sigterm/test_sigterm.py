@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from tests.servers import free_port, until_up
+from tests.sigterm import hanging
 from tests.sigterm.cycles import FIRST, ROOT, lost, run_child, run_cycles
 
 pytestmark = pytest.mark.deep
@@ -143,3 +144,14 @@ class Reader(threading.Thread):
                         self.many.set()
         except httpx.HTTPError:
             return
+
+
+@pytest.mark.parametrize("method", ["append_many", "write_documents", "release", "aclose"])
+def test_a_store_that_hangs_ends_no_process_late_and_loses_nothing(
+    method: str, tmp_path: Path
+) -> None:
+    wanted = hanging.runs([method], RUNNERS)
+    roots = [tmp_path / str(number) for number in range(len(wanted))]
+    assert [hanging.wrong(root, *one) for root, one in zip(roots, wanted, strict=True)] == [
+        "" for _ in wanted
+    ]

@@ -79,6 +79,25 @@ def test_sigterm_leaves_the_blocks_and_ends_with_its_own_status(tmp_path: Path) 
     assert texts(tmp_path / "agents") == ["accepted", "in a turn"]
 
 
+@pytest.mark.deep
+def test_a_program_that_goes_on_after_sigterm_is_ended_by_the_deadline(tmp_path: Path) -> None:
+    body = """
+    sessions.close()
+    shutdown = Shutdown(deadline=0.4, turn_grace=0.1, hard_grace=0.2)
+    with perdure.sync.connect(sys.argv[1], autosave=None, shutdown=shutdown) as sessions:
+        sessions.open("mia").append(Message.user("late"))
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        while True:
+            try:
+                time.sleep(60)
+            except SystemExit:
+                pass
+    """
+    ended = run(body, tmp_path / "agents")
+    assert ended.returncode == -signal.SIGTERM, ended.stderr
+    assert texts(tmp_path / "agents") == ["accepted", "late"]
+
+
 def test_sigterm_runs_the_handler_that_was_there(tmp_path: Path) -> None:
     body = """
     sessions.close()

@@ -351,7 +351,7 @@ class Threads:
         self.busy: int = 0
         """Calls whose threads are not free again yet."""
         self.new_event: Callable[[], OneShotEvent] = event_maker()
-        self.post: Callable[..., object] = _post_to_loop()
+        self.post: Callable[..., object] = post_to_loop()
         """Runs a function soon on the event loop."""
         self.most: int = most
         self._name = name
@@ -495,7 +495,7 @@ def _end(jobs: _Jobs, most: int) -> None:
         jobs.put(None)
 
 
-def _post_to_loop() -> Callable[[Callable[[], object]], object]:
+def post_to_loop() -> Callable[[Callable[[], object]], object]:
     """Return a function that schedules a call on the running event loop, from any thread."""
     trio = sys.modules.get("trio")
     if trio is not None and trio.lowlevel.in_trio_run():

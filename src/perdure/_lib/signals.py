@@ -32,8 +32,6 @@ from typing import Any, Protocol, final
 class Watch(Protocol):
     """A receiver of SIGTERM. The signal handler calls its methods."""
 
-    patience: float
-    """Seconds that finishing may take."""
     received: bool
     """Whether SIGTERM has come over the default action; set by the handler."""
     finished: bool
@@ -41,6 +39,10 @@ class Watch(Protocol):
 
     def drain(self) -> bool:
         """Begin to save every change as it comes; False if the event loop has stopped."""
+        ...
+
+    def begin(self) -> float:
+        """Begin the time that finishing may take, unless it has begun; return what is left."""
         ...
 
     def end(self) -> BaseException | None:
@@ -58,6 +60,8 @@ _watches: dict[Watch, None] = {}
 _until = 0.0
 """When the time is over that SIGTERM gave, once it has come over the default action."""
 _ending = False
+_POLL = 0.02
+"""Seconds between two looks at whether others have finished: they are in other threads."""
 
 
 def join(watch: Watch) -> None:
@@ -88,6 +92,14 @@ def time_left() -> float:
 def waited_for() -> list[Watch]:
     """Return the watches that were notified and have not finished."""
     return [watch for watch in tuple(_watches) if watch.received and not watch.finished]
+
+
+def wait_for_others() -> None:
+    """Wait until all that were notified have finished, or their time is over; then rescue them."""
+    while waited_for() and time_left() > 0:
+        time.sleep(_POLL)
+    for watch in waited_for():  # its loop hangs, or it spills just now
+        watch.rescue()
 
 
 def end_process() -> None:
@@ -126,8 +138,7 @@ def _end(running: list[Watch]) -> None:
     global _until  # noqa: PLW0603  # one signal handler a process
     news = [watch for watch in running if not watch.received]
     if news:
-        patience = max([watch.patience for watch in news])
-        _until = max(_until, time.monotonic() + patience)
+        _until = max(_until, time.monotonic() + max([watch.begin() for watch in news]))
         for watch in news:
             watch.received = True
         for error in [watch.end() for watch in news]:

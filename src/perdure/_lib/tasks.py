@@ -94,25 +94,6 @@ async def wait_through(done: anyio.Event) -> None:
         raise cancelled
 
 
-CLOSE_TIMEOUT = 5.0
-"""Seconds for which the closing of a store is waited for where there is no deadline."""
-CLOSE_AT_LEAST = 1.0
-"""Seconds for which it is waited for although the deadline is over."""
-
-
-def closing_scope(deadline: float | None = None) -> anyio.CancelScope:
-    """Return a shield around the closing of a store, until a deadline: by default the caller's.
-
-    A caller without one, or that is cancelled already, waits for `CLOSE_TIMEOUT`.
-    """
-    now = anyio.current_time()
-    if deadline is None:
-        deadline = anyio.current_effective_deadline()
-    if math.isinf(deadline):
-        deadline = now + CLOSE_TIMEOUT
-    return anyio.CancelScope(deadline=max(deadline, now + CLOSE_AT_LEAST), shield=True)
-
-
 def task_finder() -> Callable[[], object]:
     """Return a function that returns the running task of this event loop."""
     if on_trio():
@@ -153,6 +134,10 @@ async def each(
     """
     failed: list[Exception] = []
     remaining = iter(items)
+    if len(items) < 2:
+        for item in remaining:
+            await act(item)
+        return
 
     async def some() -> None:
         for item in remaining:

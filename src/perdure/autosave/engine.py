@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Final, TypeVarTuple, final
+from typing import TypeVarTuple, final
 
 import anyio
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
@@ -17,6 +17,7 @@ from perdure._lib.loop import event_maker
 from perdure._lib.tasks import Host
 from perdure.autosave import tracked
 from perdure.autosave.core import Core
+from perdure.autosave.deadline import Deadline
 from perdure.autosave.events import Event, Reporter, StoreWarned
 from perdure.autosave.jobs import BackgroundJobs, StateCapture, T
 from perdure.autosave.options import INHERIT, Autosave, AutosaveStatus, EngineOptions, Inherit
@@ -31,11 +32,6 @@ from perdure.records.records import Entry
 from perdure.store import Store
 
 Ts = TypeVarTuple("Ts")
-
-CAPTURE_SHARE: Final = 0.5
-"""The share of the shutdown's deadline for which accepted records wait for contributors."""
-SAVE_SHARE: Final = 0.9
-"""The share of ``hard_grace`` after which saves in flight are cut off; the rest is for that."""
 
 
 @final
@@ -114,8 +110,6 @@ class Autosaver:
         # What became of everything, once the engine has stopped.
         self._report: ShutdownReport | None = None
         self._one_stop = anyio.Lock()
-        self._flushing: anyio.CancelScope | None = None
-        self._cut = False
         host.at_end(self._host_ended)
 
     # Sessions come and go.
@@ -486,23 +480,17 @@ class Autosaver:
         """Accept records of one session again; a seal of all sessions stays."""
         self._core.unseal(t)
 
-    def cut(self) -> None:
-        """Stop waiting for the store: ``aclose`` continues with its report."""
-        self._cut = True
-        if self._flushing is not None:
-            self._flushing.cancel()
-
-    async def aclose(self, *, deadline: float, hard_grace: float) -> ShutdownReport:
-        """Save everything, stop and report, within ``deadline + hard_grace`` seconds.
+    async def aclose(self, deadline: Deadline) -> ShutdownReport:
+        """Save everything, stop and report, by the deadline.
 
         Runs in the host, once, however often it is called: a caller that is cancelled meanwhile
         leaves nothing half-stopped.
         """
         if not self._host.running:
             return self._finish(self._clock(), saved=0)
-        return await self._host.call(self._stop, deadline, hard_grace)
+        return await self._host.call(self._stop, deadline)
 
-    async def _stop(self, deadline: float, hard_grace: float) -> ShutdownReport:
+    async def _stop(self, deadline: Deadline) -> ShutdownReport:
         async with self._one_stop:
             if self._report is not None:
                 return self._report
@@ -511,28 +499,23 @@ class Autosaver:
             self._timer.serve_due()  # if the loop is ending, its task was cancelled like all others
             self.seal()
             before = list(self._registry.unsaved)
-            with anyio.move_on_after(deadline) as self._flushing:
-                if not self._cut:
-                    await self._save_all(deadline)
+            with deadline.scope("saves"):
+                with deadline.scope("captures") as asking:
+                    await self._contributors.ask_quiet()
+                    await self._all_settled()
+                if asking.cancelled_caught:
+                    self._contributors.stop()
+                    self._timer.serve_due()
+                    await self._all_settled()
             # From here on nothing new is sent: what the report says stays true.
             self._core.stopped = True
             self._jobs.cut()
-            if not self._cut:
-                with anyio.move_on_after(hard_grace * SAVE_SHARE):
-                    await self._writer.idle()
+            with deadline.scope("answers"):
+                await self._writer.idle()
             self._writer.cut()
-            with anyio.move_on_after(hard_grace * (1 - SAVE_SHARE)):
+            with deadline.scope("cuts"):
                 await self._writer.idle()
             return self._finish(began, saved=len([t for t in before if t.clean]))
-
-    async def _save_all(self, within: float) -> None:
-        with anyio.move_on_after(within * CAPTURE_SHARE) as asking:
-            await self._contributors.ask_quiet()
-            await self._all_settled()
-        if asking.cancelled_caught:
-            self._contributors.stop()
-            self._timer.serve_due()
-            await self._all_settled()
 
     async def _all_settled(self) -> None:
         while self._registry.unsaved:

@@ -15,6 +15,7 @@ from perdure._lib.loop import loop_clock
 from perdure._lib.signals import Exit, exit_in
 from perdure._lib.tasks import Host, was_cancelled
 from perdure.autosave import events
+from perdure.autosave.deadline import Deadline
 from perdure.autosave.engine import Autosaver
 from perdure.autosave.events import Event
 from perdure.autosave.options import Autosave, EngineOptions, Shutdown
@@ -66,7 +67,6 @@ class ManagerParts:
 
     __slots__ = (
         "_exit",
-        "_is_late",
         "_renewed_at",
         "at_exit",
         "closing",
@@ -77,30 +77,29 @@ class ManagerParts:
         "signals",
     )
 
-    def __init__(self, runtime: Runtime, close: Callable[[], Awaitable[object]]) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        close: Callable[[], Awaitable[object]],
+        by_owner: Callable[[], object] | None,
+    ) -> None:
         self.runtime: Runtime = runtime
         self.lifecycle: SessionLifecycle = SessionLifecycle(runtime)
         self.inbox: Inbox = Inbox(runtime)
         self.opener: Opener = Opener(runtime, self.lifecycle, self.inbox)
         self.closing: ManagerShutdown = ManagerShutdown(runtime, self.lifecycle)
         self._exit: Exit | None = None
-        self._is_late = False
         self._renewed_at = runtime.clock()
         """When the last heartbeat was answered."""
-        options = runtime.shutdown
-        self.signals: SignalWatch = SignalWatch(
-            patience=options.deadline + options.hard_grace,
-            on_term=self.closing.drain,
-            on_end=self._on_end,
-            on_stopped=lambda: self.closing.report_rest({}),
-        )
+        self.signals: SignalWatch = SignalWatch(self.closing, self._on_end)
         runtime.host.on_teardown = self._torn_down
         runtime.host.on_exit = self._on_exit
         runtime.host.spawn(self._renew_leases)
         if runtime.shutdown.signals:
             self.signals.install()
-        self.at_exit: ExitHandler = ExitHandler(self.closing, close)
-        self.at_exit.install()
+        self.at_exit: ExitHandler = ExitHandler(self.closing, close, by_owner)
+        if by_owner is None:  # else in the owner's thread
+            self.at_exit.install()
         runtime.host.at_end(self._ended)
 
     def _ended(self) -> None:
@@ -119,7 +118,7 @@ class ManagerParts:
                 # Without heartbeats every lease is lost; a driver may cancel its own call, too.
                 if was_cancelled(error) or exit_in(error) is not None:
                     raise
-                if self.closing.done.is_set():
+                if self.closing.report is not None:
                     return
                 _log_heartbeat_failure(error, again=failed)
                 failed = True
@@ -146,7 +145,7 @@ class ManagerParts:
         """Return its health: saving, and whether the leases are renewed."""
         health, lease = self._with_inbox(self.runtime.saver.health()), self.runtime.lease
         late = self.runtime.clock() - self._renewed_at
-        if late <= max(lease.ttl, 2 * lease.heartbeat) or self.closing.done.is_set():
+        if late <= max(lease.ttl, 2 * lease.heartbeat) or self.closing.report is not None:
             return health
         reason = (
             f"no heartbeat for {late:.0f} s: other processes may take over what is open here"
@@ -180,14 +179,7 @@ class ManagerParts:
         if not self.runtime.host.running:
             return  # it has just closed: the task that closed it ends the process
         self.runtime.host.spawn(self._end)
-        if self.closing.begun:  # it is being left already, or continues after `aclose`
-            self._is_late = True
-        else:
-            self.signals.cancel_body()
-
-    def end_late_body(self) -> None:
-        """Cancel a body that closed the manager but continues after SIGTERM."""
-        if self._is_late:
+        if not self.closing.begun:  # else it is being left, or `aclose` has it cancelled
             self.signals.cancel_body()
 
     async def _torn_down(self) -> None:
@@ -211,18 +203,17 @@ class ManagerParts:
 
     async def _end(self) -> None:
         """End the process even if its body does not: first what is accepted is saved."""
-        options, clock = self.runtime.shutdown, self.runtime.clock
-        until = clock() + options.deadline + options.hard_grace
-        with anyio.move_on_after(options.turn_grace):
-            await self.closing.done.wait()
-        self.closing.begin(options.deadline - options.turn_grace)
-        with anyio.move_on_after(self.closing.time_left()):
-            await self.closing.done.wait()
-        if not self.closing.done.is_set():  # it is stuck
+        closing = self.closing
+        with closing.begin().scope("turns"):  # which the body has to leave, too
+            await closing.done.wait()
+        closing.stop(closing.begin())
+        with anyio.move_on_after(closing.time_left()):
+            await closing.done.wait()
+        if not closing.done.is_set():  # it is stuck
             rescue = self.signals.rescue
             await anyio.to_thread.run_sync(rescue, limiter=anyio.CapacityLimiter(1))
         # A body that is leaving ends the process itself.
-        await anyio.sleep(min(options.hard_grace, max(until - clock(), 0)))
+        await anyio.sleep(min(self.runtime.shutdown.hard_grace, closing.time_left()))
         await self.signals.end_process_by_force()
 
 
@@ -242,6 +233,7 @@ async def connected(
     limits: Limits,
     clock: Clock | None = None,
     close: Callable[[], Awaitable[object]],
+    by_owner: Callable[[], object] | None = None,
 ) -> ManagerParts:
     """Open the store, and start everything."""
     if shutdown.spill:
@@ -250,7 +242,7 @@ async def connected(
     host = Host()
     try:
         await host.start()
-        await _open_store(store)
+        await _open_store(store, shutdown)
     except BaseException:
         await host.aclose()
         raise
@@ -287,15 +279,16 @@ async def connected(
     if clock is not None:
         clock.drive(partial(catch_up, runtime))
     log.info("connected", extra={"location": store.location, "owner": store.owner})
-    return ManagerParts(runtime, close)
+    return ManagerParts(runtime, close, by_owner)
 
 
-async def _open_store(store: SessionStore) -> None:
+async def _open_store(store: SessionStore, shutdown: Shutdown) -> None:
     await store.open()
     try:
         await require_sessions(store)
     except BaseException:
-        with anyio.CancelScope(shield=True):
+        with Deadline.of(shutdown, anyio.current_time()).scope("store") as scope:
+            scope.shield = True
             await store.aclose()
         raise
 

@@ -130,8 +130,6 @@ async def _fits(
     return wanted.fits(owner, tuple(tags))
 
 
-_SAVING = 5
-"""Seconds that a store has to save what is unsaved of a session that goes."""
 _DOES, _MAY = "reaches it too", "cannot be read, and may reach it"
 _DRAFT = "is just being made of another one, and may reach it"
 _ANEW = "it was put or renewed meanwhile"
@@ -228,13 +226,13 @@ class Forgetter:
                 self._access.held(key, terms, new=True, goes=True)
             )
         # What may yet be refused, by one that is held elsewhere, must not cost what is unsaved.
-        with suppress(PerdureError), anyio.move_on_after(_SAVING):
+        with suppress(PerdureError), self._access.lifecycle.deadline().scope("saves"):
             await runtime.saver.save(session._tracked)
         return await self._ended_here(stack, session)
 
     async def _ended_here(self, stack: AsyncExitStack, session: SessionBase) -> HeldSession:
         """Close a session that is open here, and go on holding it."""
-        await self._access.lifecycle.delete(session)
+        await self._access.lifecycle.leave(session, "deleted")
         head = await self._store.head(session.key)
         still_held = self._access.still_held(session.key, session.epoch, head)
         return await stack.enter_async_context(still_held)

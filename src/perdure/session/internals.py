@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 import msgspec
 
+from perdure.autosave.deadline import Deadline
 from perdure.autosave.tracked import State
 from perdure.errors import SessionAlreadyActiveError, SessionClosedError, StoreUnavailableError
 from perdure.lease import named
@@ -594,6 +595,6 @@ async def kill(manager: SessionManager) -> None:
         message = f"session {session.key} ended with its manager's crash: open it again"
         session._close_with(SessionClosedError(message, key=str(session.key)))
     # Its host has ended: this only counts what is unsaved, and ends every wait.
-    closing.report = await runtime.saver.aclose(deadline=0, hard_grace=0)
+    closing.report = await runtime.saver.aclose(Deadline(0, 0, 0))
     closing.done.set()
     await runtime.store.aclose()

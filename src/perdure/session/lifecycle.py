@@ -12,22 +12,24 @@ that running it again completes it.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from functools import partial
 from math import inf
 from types import MethodType
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, final
 
 import anyio
 import msgspec
 
 from perdure._lib.logs import log_failure
-from perdure._lib.tasks import HostClosedError
+from perdure._lib.tasks import HostClosedError, each
+from perdure.autosave.deadline import Deadline
 from perdure.autosave.tracked import ended, require_outside
 from perdure.errors import (
     InvalidArgumentError,
     LeaseLostError,
+    PerdureError,
     SessionClosedError,
     SessionError,
     SessionNotFoundError,
@@ -109,7 +111,9 @@ log: logging.Logger = logging.getLogger("perdure")
 FIRST_TURN = 0.1
 """Seconds that the caller that opens a session has to begin a turn before a handover."""
 PATIENCE = 1.0
-"""Seconds that a handover keeps turns waiting for the store."""
+"""Seconds for which a handover has turns wait for the store; then it is asked for again."""
+AT_ONCE = 64
+"""Sessions at most that are folded, or released, at a time."""
 REST = 0.05
 """Seconds without an append after which a session is at rest: a fold then delays no turn."""
 LONGEST_PAUSE = 1.0
@@ -193,6 +197,55 @@ class _Rest:
         self.ended = anyio.Event()
         self.fold: _Fold | None = None
         """What to write, once that is known."""
+
+
+Why = Literal["idle", "handover", "close", "rename", "lost", "deleted", "shutdown"]
+
+
+class Leaving(NamedTuple):
+    """What is done with a session that leaves memory, in this order."""
+
+    turns: Literal["first", "ignored"]
+    """Whether those that run and wait by then come first, and no other begins meanwhile."""
+    unsaved: Literal["saved", "refused", "dropped", "kept"]
+    """Saved, or it stays open; refused: it stays open if anything is unsaved, or it is in use."""
+    fold: Literal["always", "if long", "never"]
+    """Whether documents are written that are behind the log."""
+    lease: Literal["released", "kept"]
+    event: str
+    """How ``closed`` says it; a session without one stays registered."""
+
+
+LEAVES: Final[dict[Why, Leaving]] = {
+    "idle": Leaving("ignored", "refused", "always", "released", "hibernated"),
+    "handover": Leaving("first", "saved", "if long", "released", "handed over"),
+    "close": Leaving("first", "saved", "always", "released", "closed"),
+    "rename": Leaving("first", "saved", "always", "kept", "closed"),
+    "lost": Leaving("ignored", "kept", "never", "kept", "lost"),
+    "deleted": Leaving("ignored", "dropped", "never", "kept", "deleted"),
+    # Turns are waited for, and records are saved, of all sessions at once.
+    "shutdown": Leaving("ignored", "kept", "always", "released", ""),
+}
+"""The only ways out of memory."""
+
+_MESSAGES: Final[dict[Why, str]] = {
+    "idle": "session {} was idle and left memory after its last `async with` ended: "
+    "open it again with sessions.open(…)",
+    "handover": "session {} was handed over to another process that asked for it: "
+    "open it again to ask for it back",
+    "close": "session {} is closed: open it again with sessions.open(…)",
+    "deleted": "session {} was deleted",
+    "shutdown": "session {} is closed with its manager: call connect(…) again",
+}
+_ERRORS: Final[dict[Why, type[PerdureError]]] = {
+    "handover": LeaseLostError,
+    "deleted": SessionNotFoundError,
+}
+
+
+def left(key: SessionKey, why: Why) -> PerdureError:
+    """Return what the objects of a session raise that has left memory."""
+    return _ERRORS.get(why, SessionClosedError)(_MESSAGES[why].format(key), key=str(key))
 
 
 class SessionLifecycle:
@@ -341,6 +394,9 @@ class SessionLifecycle:
         except StoreUnavailableError as error:  # given up, since it took too long
             self._fold_failed(fold.session, error)
 
+    async def _fold_at_once(self, session: SessionBase) -> None:
+        await self._fold_alone(_Fold(self, session), urgent=True)
+
     async def fold(self, session: SessionBase) -> None:
         """Fold what is durable of a session; a failure is an event and a warning."""
         fold = _Fold(self, session)
@@ -357,13 +413,86 @@ class SessionLifecycle:
     def _idle_soon(self, session: SessionBase) -> None:
         self._runtime.host.spawn(self.idle, session)
 
+    async def leave(
+        self,
+        session: SessionBase,
+        why: Why,
+        deadline: Deadline | None = None,
+        *,
+        error: Exception | None = None,
+    ) -> bool:
+        """Have a session leave memory, as `LEAVES` says; return False if it stays open.
+
+        The caller is alone with it. It stays registered until its lease is released.
+
+        Args:
+            session: Which.
+            why: What the table is asked for.
+            deadline: When it has to be over; by default as a close that begins after the turns.
+            error: What its objects raise from then on, in place of the table's.
+
+        Raises:
+            StoreError: It could not be saved, and stays open.
+
+        """
+        row, saver, tracked = LEAVES[why], self._runtime.saver, session._tracked
+        with anyio.CancelScope() if deadline is None else deadline.scope("saves"):
+            if row.turns == "first":
+                await session._turns.enter(session.key)
+            try:
+                deadline = deadline or self.deadline()
+                if row.unsaved == "refused":
+                    if session._contributors is not None:
+                        await saver.contribute(tracked)
+                    if session._pins or not tracked.clean or session._closed_by is not None:
+                        return False
+                with anyio.move_on_after(PATIENCE if why == "handover" else None):
+                    if row.unsaved == "saved":
+                        await self._seal(session)
+                    session._close_with(error or left(session.key, why))
+                if row.unsaved == "dropped":
+                    await saver.abandon(tracked)
+            finally:
+                if row.turns == "first":
+                    session._turns.leave()
+        if session._closed_by is None or deadline is None:
+            return False
+        await self.let_go([session], why, deadline)
+        return True
+
+    async def let_go(self, sessions: Collection[SessionBase], why: Why, deadline: Deadline) -> None:
+        """Fold, release and forget sessions of which nothing is left to save."""
+        row, able = LEAVES[why], self._runtime.store.capabilities
+        # A store that takes batches joins calls as well.
+        at_once = max(able.parallelism, min(able.batch_max, AT_ONCE))
+        # At the shutdown nothing is saved any more that a fold could meet.
+        fold = self.fold if why == "shutdown" else self._fold_at_once
+        try:
+            behind = [session for session in sessions if _is_to_fold(session, row)]
+            with deadline.scope("folds"):
+                await each(behind, fold, at_once=at_once)
+            if row.lease == "released":
+                with deadline.scope("releases"):
+                    await each(sessions, self.release, at_once=at_once)
+        finally:
+            if row.event:
+                for session in sessions:
+                    self._forget(session, row.event)
+
+    def deadline(self) -> Deadline:
+        """Return the deadline of a session's close that begins now."""
+        return Deadline.of(self._runtime.shutdown, self._runtime.clock())
+
+    def giving_up(self) -> anyio.CancelScope:
+        """Return a shield for the release of what is not open here: it ends before any close."""
+        seconds = self._runtime.shutdown.hard_grace  # which each close has, from where it begins
+        return anyio.CancelScope(deadline=anyio.current_time() + seconds, shield=True)
+
     async def idle(self, session: SessionBase) -> None:
         """Hibernate a session that is unpinned and was not changed for long."""
         with try_exclusive(self._runtime.pending_loads, session.key) as free:
-            if free and session._contributors is not None and session._closed_by is None:
-                await self._runtime.saver.contribute(session._tracked)
-            if free and session._closed_by is None and not session._pins and session._tracked.clean:
-                await self._leave(session, "hibernated", _hibernated(session.key))
+            if free and session._closed_by is None:
+                await self.leave(session, "idle")
 
     async def hand_over(self, key: SessionKey) -> None:
         """Give a session to another process that asks: end the turn, save, fold, release."""
@@ -394,27 +523,10 @@ class SessionLifecycle:
         with try_exclusive(runtime.pending_loads, key) as free:
             if not free or runtime.draining or runtime.sessions.get(key) is not session:
                 return  # it is being let go of already, or will be when the manager stops
-            await session._turns.enter(key)  # after those that wait already
-            try:
-                await self._hand_over_between_turns(session)
-            finally:
-                session._turns.leave()
-
-    async def _hand_over_between_turns(self, session: SessionBase) -> None:
-        """Let go of a session between two of its turns; no turn waits long for a store."""
-        with anyio.move_on_after(PATIENCE) as scope:
-            await self._seal(session)
-        if scope.cancelled_caught:
-            return  # the process that wants it asks again
-        message = (
-            f"session {session.key} was handed over to another process that asked for it: "
-            "open it again to ask for it back"
-        )
-        lost = LeaseLostError(message, key=str(session.key))
-        await self._leave(session, "handed over", lost)
-        self._given[session.key] = session.epoch
-        if len(self._given) > MAX_HANDED_OVER:
-            del self._given[next(iter(self._given))]
+            if await self.leave(session, "handover"):  # else the process that wants it asks again
+                self._given[key] = session.epoch
+                if len(self._given) > MAX_HANDED_OVER:
+                    del self._given[next(iter(self._given))]
 
     async def _release_stray(self, key: SessionKey) -> None:
         """Release a lease of ours that no session here has: a load or a release has failed."""
@@ -453,41 +565,43 @@ class SessionLifecycle:
             require_outside(session._tracked, "to close")
 
     async def _close(self, session: SessionBase) -> None:
-        deadline = self._runtime.shutdown.deadline
-        with anyio.move_on_after(deadline):
-            async with exclusive(self._runtime.pending_loads, session.key):
-                if session._closed_by is None:
-                    await self._close_alone(session, _closed(session.key))
+        deadline, loads = self.deadline(), self._runtime.pending_loads
+        with deadline.scope("saves"):
+            await wait_idle(loads, session.key)
+        with try_exclusive(loads, session.key) as free:
+            if free and session._closed_by is None:
+                await self.leave(session, "close", deadline)
         if session._closed_by is None:
-            raise _still_open(session, deadline)
+            raise self._still_open(session)
 
-    async def close_and_keep(self, session: SessionBase, closed_by: Exception) -> None:
+    async def close_and_keep(self, session: SessionBase, error: Exception) -> None:
         """Close a session as `close` does, and keep its lease; the caller is alone with it."""
-        deadline = self._runtime.shutdown.deadline
-        with anyio.move_on_after(deadline):
-            await self._close_alone(session, closed_by, release=False)
-        if session._closed_by is None:
-            raise _still_open(session, deadline)
+        if not await self.leave(session, "rename", self.deadline(), error=error):
+            raise self._still_open(session)
 
     async def between_turns(self, session: SessionBase) -> None:
         """Wait for the turns that run and wait by now, as long as a close would."""
-        deadline = self._runtime.shutdown.deadline
-        with anyio.move_on_after(deadline) as scope:
+        with self.deadline().scope("saves") as scope:
             await session._turns.enter(session.key)
             session._turns.leave()
         if scope.cancelled_caught:
-            raise _still_open(session, deadline)
+            raise self._still_open(session)
 
-    async def _close_alone(
-        self, session: SessionBase, closed_by: Exception, *, release: bool = True
-    ) -> None:
-        """Close a session after the running and waiting turns; no other turn begins meanwhile."""
-        await session._turns.enter(session.key)
-        try:
-            await self._seal(session)
-            await self._leave(session, "closed", closed_by, release=release)
-        finally:
-            session._turns.leave()
+    def _still_open(self, session: SessionBase) -> SessionError:
+        """Return the error for a session that could not be closed in time."""
+        seconds = self._runtime.shutdown.deadline
+        if session._turns.busy:
+            message = (
+                f"a turn of session {session.key} still runs after {seconds} s; the session stays "
+                "open, and is saved as before: close it when the turn has ended"
+            )
+            error = SessionError if session._tracked.clean else UnsavedChangesError
+            return error(message, key=str(session.key))
+        message = (
+            f"session {session.key} could not be saved within {seconds} s; it stays open "
+            "and autosave keeps trying: see sessions.health()"
+        )
+        return UnsavedChangesError(message, key=str(session.key))
 
     async def discard(self, session: SessionBase) -> int:
         """Drop what is not durable of a session, and return how many records that were.
@@ -501,13 +615,6 @@ class SessionLifecycle:
         session._renew(restored)
         await session._load_memory()
         return dropped
-
-    async def delete(self, session: SessionBase) -> None:
-        """Drop a session that is being deleted, unsaved changes and all."""
-        error = SessionNotFoundError(f"session {session.key} was deleted", key=str(session.key))
-        session._close_with(error)
-        await self._runtime.saver.abandon(session._tracked)
-        self._forget(session, "deleted")
 
     def lost(self, session: SessionBase) -> None:
         """Handle a takeover: the session can no longer be written by this process."""
@@ -528,7 +635,7 @@ class SessionLifecycle:
         if tracked.missing:
             session._close_with(ended(tracked))
             tracked.rescue = partial(rescued, session)  # what it holds is needed, then
-        self._forget(session, "lost")
+        self._forget(session, LEAVES["lost"].event)
         # What autosave keeps for its records is not to keep all that the session holds.
         tracked.on_captured = None
 
@@ -543,24 +650,6 @@ class SessionLifecycle:
         except BaseException:
             saver.unseal(tracked)
             raise
-
-    async def _leave(
-        self, session: SessionBase, reason: str, closed_by: Exception, *, release: bool = True
-    ) -> None:
-        """Fold, release and forget a session that is durable; from here on it is closed."""
-        session._close_with(closed_by)
-        hurried = reason == "handed over" and not fold_first(
-            tail_bytes=session._tail_bytes,
-            tail_records=session._tail_records,
-            rewrite_bytes=session._rewrite_bytes,
-        )
-        try:
-            if session._has_tail and not hurried:
-                await self._fold_alone(_Fold(self, session), urgent=True)
-            if release:
-                await self.release(session)
-        finally:
-            self._forget(session, reason)
 
     async def release(self, session: SessionBase) -> None:
         """Release a session's lease. If that fails, others get it when they ask, or when we end."""
@@ -578,33 +667,14 @@ class SessionLifecycle:
         self._runtime.hooks.emit("closed", facts)
 
 
-def _still_open(session: SessionBase, deadline: float) -> SessionError:
-    """Return the error for a session that could not be closed in time."""
-    if session._turns.busy:
-        message = (
-            f"a turn of session {session.key} still runs after {deadline} s; the session stays "
-            "open, and is saved as before: close it when the turn has ended"
-        )
-        error = SessionError if session._tracked.clean else UnsavedChangesError
-        return error(message, key=str(session.key))
-    message = (
-        f"session {session.key} could not be saved within {deadline} s; it stays open "
-        "and autosave keeps trying: see sessions.health()"
+def _is_to_fold(session: SessionBase, row: Leaving) -> bool:
+    if row.fold == "never" or not session._has_tail:
+        return False
+    return row.fold == "always" or fold_first(
+        tail_bytes=session._tail_bytes,
+        tail_records=session._tail_records,
+        rewrite_bytes=session._rewrite_bytes,
     )
-    return UnsavedChangesError(message, key=str(session.key))
-
-
-def _closed(key: SessionKey) -> SessionClosedError:
-    message = f"session {key} is closed: open it again with sessions.open(…)"
-    return SessionClosedError(message, key=str(key))
-
-
-def _hibernated(key: SessionKey) -> SessionClosedError:
-    message = (
-        f"session {key} was idle and left memory after its last `async with` ended: "
-        "open it again with sessions.open(…)"
-    )
-    return SessionClosedError(message, key=str(key))
 
 
 _MOST_SAVES = 100
@@ -756,7 +826,7 @@ class ExclusiveAccess:
             yield hold
         finally:
             if hold.is_there:
-                with anyio.CancelScope(shield=True), anyio.move_on_after(5):
+                with self.lifecycle.giving_up():
                     await self.store.release(key, epoch)
 
     def open_here(self, key: SessionKey) -> SessionBase | None:

@@ -107,6 +107,7 @@ class SessionManager:
         self._limits = limits
         self._clock = clock  # a test's, for autosave
         self._connected: ManagerParts | None = None
+        self._by_owner: Callable[[], object] | None = None  # the blocking mirror's close
         self._started = False
 
     def __repr__(self) -> str:
@@ -164,6 +165,7 @@ class SessionManager:
             limits=self._limits,
             clock=self._clock,
             close=self.aclose,
+            by_owner=self._by_owner,
         )
         return self
 
@@ -177,7 +179,8 @@ class SessionManager:
         stray = self._connected.runtime.home.stray()
         if stray is not None:
             raise wrong_loop("this manager", stray)
-        if self._connected.closing.done.is_set():
+        closing = self._connected.closing
+        if closing.report is not None or closing.done.is_set():
             message = "this manager is closed: call connect(…) again"
             raise SessionClosedError(message)
         return self._connected
@@ -556,8 +559,8 @@ class SessionManager:
 
         """
         report = await self._close(deadline)
-        if self._connected is not None:
-            self._connected.end_late_body()
+        if self._connected is not None and self._connected.signals.received:
+            self._connected.signals.cancel_body()  # SIGTERM has come meanwhile
         return report
 
     async def _close(self, deadline: float | None) -> ShutdownReport:
@@ -570,45 +573,22 @@ class SessionManager:
             raise wrong_loop("this manager", stray)
         closing = connected.closing
         require_outside(None, "to close with its manager")
-        closing.begin(deadline)
+        closing.stop(closing.begin(deadline))
         try:
             await wait_through(closing.done)
         finally:
             if closing.done.is_set():  # else a Ctrl-C ends the wait, and the closing continues
-                await self._disconnect(connected)
+                connected.signals.uninstall()
+                with closing.begin().scope("store") as scope:
+                    scope.shield = True
+                    await closing.close_store()  # if its host has ended before the stop
+                    await connected.runtime.host.aclose()
         connected.raise_exit()
+        if closing.error is not None:
+            raise closing.error
         if closing.report is None:
             raise StoreError("the shutdown itself failed; the log says how")
         return closing.report
-
-    async def _disconnect(self, connected: ManagerParts) -> None:
-        connected.signals.uninstall()
-        host, closing = connected.runtime.host, connected.closing
-        with anyio.CancelScope(shield=True):
-            try:
-                await (self._close_store(connected) if host.running else closing.close_store())
-            finally:
-                await host.aclose()
-
-    async def _close_store(self, connected: ManagerParts) -> None:
-        """Close the store in the background: a native cancel, which no shield stops, waits too."""
-        host, closing = connected.runtime.host, connected.closing
-        errors: list[Exception] = []
-        closed = anyio.Event()
-        host.at_end(closed.set)
-
-        async def close() -> None:
-            try:
-                await closing.close_store()
-            except Exception as error:  # noqa: BLE001  # for the task that closes
-                errors.append(error)
-            finally:
-                closed.set()
-
-        host.spawn(close)
-        await wait_through(closed)
-        if errors:
-            raise errors[0]
 
     @property
     def shutdown_report(self) -> ShutdownReport | None:

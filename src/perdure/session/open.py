@@ -263,7 +263,7 @@ class Opener:
             await session._load_memory()
             await self._replay(session)
         except BaseException:
-            with anyio.CancelScope(shield=True), anyio.move_on_after(1):
+            with self._lifecycle.giving_up():
                 await self._give_up(taken, session)
             raise
         self._lifecycle.keep(session)

@@ -1,22 +1,25 @@
-"""Stopping managers: by a call, by SIGTERM, and at the exit of a process that closed none.
+"""Stopping managers, always in one way, whatever has asked for it.
 
-`perdure._lib.signals` receives SIGTERM, and `connected` has it drain this manager.
-`ManagerShutdown` drains, closes the intake, flushes, folds, releases the leases and reports,
-always within a deadline; `kill` ends a manager as a crash does, for tests.
+`ManagerShutdown.stop` drains, closes the intake, saves, spills, folds, releases the leases, reports
+and closes the store, by a deadline that was made where the close began. Four roads lead there:
 
-At the exit of a process with open managers, what they accepted is saved, or spilled. The
-interpreter calls `_before_threads_end` when the main thread has ended: other threads
-still run, and new ones may start, so a manager can be closed as usual. How depends on
-its event loop:
+* `SessionManager.aclose`, which leaving ``async with`` calls.
+* SIGTERM, which `perdure._lib.signals` receives: `SignalWatch` has the manager drain and its body
+  cancelled. If the body does not close the manager, `connected` does.
+* The end of the event loop under an open manager: its host tears it down.
+* The end of the interpreter, once the main thread has ended: other threads still run, and new ones
+  may start, so `ExitHandler` can close a manager as usual. How depends on its event loop:
 
-* It was stopped and not closed (``loop.run_until_complete``, ``python -m asyncio``, a notebook
-  that is shut down): it is run once more, in a thread of ours, until the manager is closed.
-* It runs in another thread: nothing is done while other threads are at work; after them a
-  loop in a daemon thread, which would be cut off, is asked to close the manager.
-* It was closed, or it is trio's, which cannot be run again: what is left is spilled.
+  * It was stopped and not closed (``loop.run_until_complete``, ``python -m asyncio``, a notebook
+    that is shut down): it is run once more, in a thread of ours, until the manager is closed.
+  * It runs in another thread, as that of ``perdure.sync``: nothing is done while other threads are
+    at work; after them a loop in a daemon thread, which would be cut off, is asked to close it.
+  * It was closed, or it is trio's, which cannot be run again: what is left is spilled.
 
-Each gets as long as its own shutdown may take, and the exit never waits longer. `_last` runs
-after all threads, and spills what is still left. The outcome is printed to stderr.
+  The exit never waits longer than the deadline. `_last` runs after all threads, and spills what is
+  still left. The outcome is printed to stderr.
+
+`perdure.sync` closes by the same calls, in the thread of its loop.
 """
 
 from __future__ import annotations
@@ -38,14 +41,15 @@ import msgspec
 from anyio import to_thread
 
 from perdure._lib import signals
-from perdure._lib.tasks import closing_scope, each, was_cancelled
+from perdure._lib.loop import post_to_loop
+from perdure._lib.tasks import was_cancelled
+from perdure.autosave.deadline import Deadline
 from perdure.autosave.reports import ShutdownReport, Unsaved
 from perdure.autosave.tracked import State, Tracked
-from perdure.errors import SessionClosedError, UnsupportedVersionError
+from perdure.errors import UnsupportedVersionError
 from perdure.records.keys import SessionKey
 from perdure.session import spill as spilling
-from perdure.session.base import SessionBase
-from perdure.session.lifecycle import SessionLifecycle
+from perdure.session.lifecycle import SessionLifecycle, left
 from perdure.session.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -56,24 +60,27 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger("perdure")
 
-AT_ONCE = 64
-"""Sessions at most that are folded, or released, at a time."""
 _LOOKS: Final = 100
 """How often a session that is being changed is looked at until it is at rest."""
 
 
 class ManagerShutdown:
-    """The shutdown of one manager, done once, however often it is asked for."""
+    """The stop of one manager, done once, however often it is asked for."""
 
     def __init__(self, runtime: Runtime, lifecycle: SessionLifecycle) -> None:
         self.runtime = runtime
         self._lifecycle = lifecycle
         self.begun: bool = False
-        self._until = 0.0
-        """When the deadline is over, once the shutdown has begun."""
+        """Whether the stop itself has; its time may be running before."""
+        self.deadline: Deadline | None = None
+        """By when everything is over, once a close has begun."""
         self._ran: anyio.Event = anyio.Event()
         self.done: anyio.Event = anyio.Event()
         self.report: ShutdownReport | None = None
+        """What became of everything; from then on only the store is left to close."""
+        self.error: Exception | None = None
+        """Why the store was not closed."""
+        self._closed = False
         runtime.host.at_end(self.done.set)  # whatever ended it: every waiter returns
         self._written: set[_Id] = set()
         """The records that are in spill files."""
@@ -91,48 +98,52 @@ class ManagerShutdown:
         self.runtime.saver.begin_drain()
         self.runtime.hooks.emit("drain", None)
 
-    def begin(self, deadline: float | None) -> None:
-        """Start the shutdown in the manager's own task, unless it has begun."""
-        if not (self.begun or self.done.is_set()):
-            self._begin(deadline)
-            try:
-                self.runtime.host.spawn(self._run)
-            except BaseException:
-                self.begun = False
-                raise
+    def begin(self, seconds: float | None = None) -> Deadline:
+        """Return the deadline of the close, which begins here unless it has begun; in any thread.
 
-    def _begin(self, deadline: float | None = None) -> None:
-        total = self.runtime.shutdown.deadline if deadline is None else deadline
-        self.begun, self._until = True, self.runtime.clock() + total
+        Args:
+            seconds: What the caller gives it: this counts if it is over sooner.
+
+        """
+        deadline = self.deadline
+        if deadline is None or not self.begun:
+            new = Deadline.of(self.runtime.shutdown, self.runtime.clock(), seconds)
+            if deadline is None or new.end < deadline.end:
+                self.deadline = deadline = new
+        return deadline
+
+    def time_left(self) -> float:
+        """Return the seconds until the deadline; from any thread."""
+        return max(self.begin().end - self.runtime.clock(), 0.0)
+
+    def stop(self, deadline: Deadline) -> None:
+        """Stop in the manager's own task, unless that has begun; `done` tells of the end."""
+        if self.begun or self.done.is_set():
+            return
+        self.deadline, self.begun = deadline, True
+        try:
+            self.runtime.host.spawn(self._run)
+        except BaseException:
+            self.begun = False
+            raise
 
     async def torn_down(self) -> None:
-        """Save what can be saved: the loop is ending under a manager that is open, or closing."""
+        """Stop because the loop is ending, under a manager that is open, or closing."""
         if self.runtime.home.stray() == "fork":
             self.done.set()  # the records are the parent's
+        if self.done.is_set():
             return
-        if not self.begun:
-            self._begin()
-            await self._run()
+        self.stop(self.begin())
         await self._ran.wait()
         if not self.done.is_set():  # cut with all that ran: there is still time left
             await self._run()
-        self.done.set()
         self.report_rest({})  # no caller gets the report
-        await self.close_store()  # no other task may
-
-    async def close_store(self) -> None:
-        """Close the store, by the deadline, or within a second if that is over."""
-        runtime = self.runtime
-        with closing_scope(self._until + runtime.shutdown.hard_grace) as scope:
-            await runtime.store.aclose()
-        if scope.cancelled_caught:
-            log.warning(
-                "the store did not close in time", extra={"location": runtime.store.location}
-            )
 
     async def _run(self) -> None:
         try:
-            self.report = await self._shut_down()
+            if self.report is None:
+                self.report = await self._shut_down(self.begin())
+            await self.close_store()
         except BaseException as error:
             if not was_cancelled(error):
                 self.done.set()
@@ -142,92 +153,86 @@ class ManagerShutdown:
         finally:
             self._ran.set()
 
-    async def _shut_down(self) -> ShutdownReport:
-        options, clock, start = self.runtime.shutdown, self.runtime.clock, self.runtime.clock()
+    async def _shut_down(self, deadline: Deadline) -> ShutdownReport:
+        clock, start = self.runtime.clock, self.runtime.clock()
         self.drain()
-        await self._turns_end(min(options.turn_grace, self._left()))
+        with deadline.scope("turns"):  # and loads under way
+            for pending_load in list(self.runtime.pending_loads.values()):
+                await pending_load.done.wait()
+            for session in list(self.runtime.sessions.values()):
+                await session._turns.wait_idle()
         self.runtime.saver.seal()
-        grace = options.hard_grace
-        report = await self.runtime.saver.aclose(deadline=self._left(), hard_grace=grace)
-        report = await self._spill(report)
-        await self._let_go(self._until + grace)
-        self._close_all()
+        report = await self._spill(await self.runtime.saver.aclose(deadline), deadline)
+        here = self.runtime.sessions.values()
+        clean = [session for session in here if session._tracked.clean]
+        await self._lifecycle.let_go(clean, "shutdown", deadline)
+        for session in here:
+            if session._closed_by is None:
+                session._close_with(left(session.key, "shutdown"))
         report = msgspec.structs.replace(report, duration=clock() - start)
         facts = {"clean": report.clean, "saved": report.saved, "duration": report.duration}
         log.info("stopped", extra=facts | {"not_durable": len(report.not_durable)})
         return report
 
-    def _left(self) -> float:
-        return max(self._until - self.runtime.clock(), 0.0)
+    async def close_store(self) -> None:
+        """Close the store, once, in what is left of the time."""
+        if self._closed:
+            return
+        store = self.runtime.store
+        with self.begin().scope("store") as scope:
+            try:
+                await store.aclose()
+            except Exception as error:  # noqa: BLE001  # for the task that closes
+                self.error = error
+        self._closed = True
+        if scope.cancelled_caught:
+            log.warning("the store did not close in time", extra={"location": store.location})
 
-    def time_left(self) -> float:
-        """Return the seconds that the shutdown, once it has begun, may still take."""
-        return self._left() + self.runtime.shutdown.hard_grace + spilling.PATIENCE + _MARGIN
-
-    async def _spill(self, report: ShutdownReport) -> ShutdownReport:
+    async def _spill(self, report: ShutdownReport, deadline: Deadline) -> ShutdownReport:
         """Keep in local files what the store would not take."""
         folder, is_named = self.runtime.spill_folder, self.runtime.shutdown.spill is not None
-        unsaved_sessions = report.unsaved + report.in_doubt
-        tracked = [
-            session._tracked
-            for entry in unsaved_sessions
-            if (session := self.runtime.sessions.get(entry.key))
-        ]
-        refused = [self.runtime.sessions.get(entry.key) for entry in report.quarantined]
-        tracked += [
-            session._tracked for session in refused if session and not _is_refused(session._tracked)
-        ]
-        if is_named:  # else the user of `sessions.lost` decides
-            tracked += [lost for lost in self.runtime.saver.lost if lost.pending]
+        # What was lost goes to a folder that was named; else the user of `sessions.lost` decides.
+        tracked = [t for t in self._to_spill() if is_named or t.end is not State.LOST]
         if folder is None or not tracked:
             return report
-        left = self._until + self.runtime.shutdown.hard_grace - self.runtime.clock()
+        left = deadline.end - self.runtime.clock()
         own = anyio.CapacityLimiter(1)  # the disk may hang in all other threads
         await to_thread.run_sync(self._spill_all, folder, tracked, left, limiter=own)
-        if is_named:
-            return _with_spilled(report, self._spilled)
-        return _with_folder(report, self._spilled, folder)
+        return _with_spilled(report, self._spilled, None if is_named else folder)
 
     def _spill_all(self, folder: str, tracked: Sequence[Tracked], seconds: float = 0.0) -> None:
         """Spill what is in no file yet; blocking, but a disk that hangs is not waited for."""
         until = time.monotonic() + seconds
         unwritten = [unsaved for unsaved in tracked if _id(unsaved) not in self._written]
-        calls = [partial(self._spill_one, folder, unsaved) for unsaved in unwritten]
-        for unsaved, outcome in spilling.completed(folder, calls, seconds):
+        write = partial(self._spill_one, folder)
+        for unsaved, outcome in spilling.completed(folder, unwritten, write, seconds):
             session = str(unsaved.key)
             if isinstance(outcome, Exception):  # the others' are to be kept all the same
                 log.error("spill failed", extra={"session": session}, exc_info=outcome)
             else:
                 self._written.add(_id(unsaved))
                 log.warning("spilled", extra={"session": session, "path": outcome})
-        unsettled = self._written - self._spilled
-        settle = [partial(_settle, folder)] if unsettled else []
-        for error in spilling.completed(folder, settle, until - time.monotonic()):
+        unsettled, left = self._written - self._spilled, until - time.monotonic()
+        folders = [folder] if unsettled else []
+        for _, error in spilling.completed(folder, folders, spilling.settle, left):
             if error is None:
                 self._spilled |= unsettled
             else:
                 log.error("spill failed", extra={"path": folder}, exc_info=error)
 
-    def _spill_one(self, folder: str, tracked: Tracked) -> tuple[Tracked, str | Exception]:
-        """Write a session's spill file; return its path, or why there is none."""
-        key, epoch = tracked.key, tracked.epoch
+    def _spill_one(self, folder: str, tracked: Tracked) -> str:
+        """Write a session's spill file, and return its path."""
+        store, key, epoch = self.runtime.store, tracked.key, tracked.epoch
         base, pending = _unsaved_of(tracked)
-        try:
-            entries = spilling.transformed(
-                self.runtime.store, key, epoch=epoch, base=base, entries=pending
-            )
-            path = spilling.write(
-                folder,
-                key,
-                epoch=epoch,
-                base=base,
-                entries=entries,
-                owner=self.runtime.store.owner,
-                begun=self.runtime.store.begun_at(key, epoch),
-            )
-        except Exception as error:  # noqa: BLE001  # logged, not in this thread
-            return tracked, error
-        return tracked, path
+        return spilling.write(
+            folder,
+            key,
+            epoch=epoch,
+            base=base,
+            entries=spilling.transformed(store, key, epoch=epoch, base=base, entries=pending),
+            owner=store.owner,
+            begun=store.begun_at(key, epoch),
+        )
 
     # the end of the process
 
@@ -245,15 +250,14 @@ class ManagerShutdown:
             before: The `pending` that saving began with.
 
         """
-        folder, tracked = self.runtime.spill_folder, self._rest()
-        to_spill = [session for session in tracked if session.pending and not _is_refused(session)]
+        folder = self.runtime.spill_folder
         if folder is not None:
-            self._spill_all(folder, to_spill)
+            self._spill_all(folder, self._to_spill())
         if self.runtime.durability == "memory":
             return  # which has nothing to lose
         counts = {
             str(session.key): session.version - session.durable
-            for session in tracked
+            for session in self._rest()
             if _id(session) in self._spilled
         }
         lost = {key: n for key, n in self.pending().items() if key not in counts}
@@ -263,42 +267,13 @@ class ManagerShutdown:
         )
 
     def _rest(self) -> list[Tracked]:
-        open_here = [tracked._tracked for tracked in self.runtime.sessions.values()]
-        unsaved = [
-            tracked
-            for tracked in open_here
-            if tracked.version > tracked.durable and tracked.end is not State.LOST
-        ]
-        return unsaved + [tracked for tracked in self.runtime.saver.lost if tracked.pending]
+        """Return what has records that are not durable, or that others have lost us."""
+        tracked = [session._tracked for session in self.runtime.sessions.values()]
+        unsaved = [t for t in tracked if t.version > t.durable and t.end is not State.LOST]
+        return unsaved + [t for t in self.runtime.saver.lost if t.pending]
 
-    async def _turns_end(self, grace: float) -> None:
-        """Give open turns, and loads under way, time to come to their end."""
-        with anyio.move_on_after(grace):
-            for pending_load in list(self.runtime.pending_loads.values()):
-                await pending_load.done.wait()
-            for session in list(self.runtime.sessions.values()):
-                await session._turns.wait_idle()
-
-    async def _let_go(self, at_most: float) -> None:
-        """Fold and release every session that is durable; others' leases expire."""
-        clean = [session for session in self.runtime.sessions.values() if session._tracked.clean]
-        able = self.runtime.store.capabilities  # a store that takes batches joins calls as well
-        at_once = max(able.parallelism, min(able.batch_max, AT_ONCE))
-        with anyio.CancelScope(deadline=self._until):
-            await each(clean, self._fold, at_once=at_once)
-        with anyio.CancelScope(deadline=at_most):
-            await each(clean, self._lifecycle.release, at_once=at_once)
-
-    def _close_all(self) -> None:
-        """Make every further call on a session that is still held raise that it is closed."""
-        for session in self.runtime.sessions.values():
-            if session._closed_by is None:
-                message = f"session {session.key} is closed with its manager: call connect(…) again"
-                session._close_with(SessionClosedError(message, key=str(session.key)))
-
-    async def _fold(self, session: SessionBase) -> None:
-        if session._has_tail:
-            await self._lifecycle.fold(session)
+    def _to_spill(self) -> list[Tracked]:
+        return [t for t in self._rest() if t.pending and not _is_refused(t)]
 
 
 def _unsaved_of(tracked: Tracked) -> tuple[int, tuple[Entry, ...]]:
@@ -311,40 +286,27 @@ def _unsaved_of(tracked: Tracked) -> tuple[int, tuple[Entry, ...]]:
     return base, pending
 
 
-def _settle(folder: str) -> OSError | None:
-    """Make spill files durable; return why that failed, and then they may be lost."""
-    try:
-        spilling.settle(folder)
-    except OSError as error:
-        return error
-    return None
+def _with_spilled(report: ShutdownReport, spilled: set[_Id], folder: str | None) -> ShutdownReport:
+    """Return a report of which what is in files is safe, unless they are in the default folder.
 
-
-def _with_folder(report: ShutdownReport, spilled: set[_Id], folder: str) -> ShutdownReport:
-    """Print what a default folder holds: it may vanish with the machine, so it is reported."""
-    lists = {
-        name: tuple(
-            [
-                msgspec.structs.replace(entry, kept_in=folder) if _id(entry) in spilled else entry
-                for entry in getattr(report, name)
-            ]
-        )
-        for name in ("unsaved", "in_doubt", "quarantined")
-    }
-    return msgspec.structs.replace(report, **lists)
-
-
-def _with_spilled(report: ShutdownReport, spilled: set[_Id]) -> ShutdownReport:
+    That may vanish with the machine: there it is reported as it was, with the folder.
+    """
     lists: dict[str, tuple[Unsaved, ...]] = {}
-    remaining: list[Unsaved] = []
+    safe: list[Unsaved] = []
     for name in ("unsaved", "in_doubt", "quarantined", "lost"):
-        ones: tuple[Unsaved, ...] = getattr(report, name)
-        # A file has what was unsaved, not what a store has lost: that is still reported.
-        safe = [entry for entry in ones if _id(entry) in spilled and not entry.missing]
-        remaining += safe
-        lists[name] = tuple([entry for entry in ones if entry not in safe])
+        left: list[Unsaved] = []
+        for entry in getattr(report, name):
+            if _id(entry) not in spilled:
+                left.append(entry)
+            elif folder is not None:
+                left.append(msgspec.structs.replace(entry, kept_in=folder))
+            elif entry.missing:  # a file has what was unsaved, not what a store has lost
+                left.append(entry)
+            else:
+                safe.append(entry)
+        lists[name] = tuple(left)
     clean = not any(lists.values())
-    return msgspec.structs.replace(report, **lists, spilled=tuple(remaining), clean=clean)
+    return msgspec.structs.replace(report, **lists, spilled=tuple(safe), clean=clean)
 
 
 _Id = tuple[SessionKey, int, int]
@@ -364,9 +326,6 @@ def _is_refused(tracked: Tracked) -> bool:
     return quarantined and not isinstance(tracked.last_error, UnsupportedVersionError)
 
 
-_STEP = 0.02
-"""Seconds between two checks whether other managers have closed."""
-
 _cancelled: weakref.WeakSet[object] = weakref.WeakSet()
 """Bodies that SIGTERM has cancelled: managers of one body would cancel it once each."""
 
@@ -376,30 +335,22 @@ class SignalWatch:
     """Watch for SIGTERM while it is installed. Made in the task whose program it ends.
 
     Args:
-        patience: Seconds that closing may take.
-        on_term: Called on the event loop when SIGTERM has come, each time.
-        on_end: Called then, once, if it came over the default action.
-        on_stopped: Called as the process ends, where the event loop has stopped or hangs; from
-            any thread.
+        closing: The manager's: it is drained when SIGTERM has come, each time.
+        on_end: Called on the event loop, once, if it came over the default action.
+
+    Attributes:
+        raising: Called in the signal handler then: what to raise, for a body that is no task.
 
     """
 
-    def __init__(
-        self,
-        *,
-        patience: float,
-        on_term: Callable[[], None],
-        on_end: Callable[[], None],
-        on_stopped: Callable[[], None],
-    ) -> None:
-        self.patience: float = patience
+    def __init__(self, closing: ManagerShutdown, on_end: Callable[[], None]) -> None:
         self.received: bool = False
         """Whether SIGTERM has come over the default action."""
         self.finished: bool = False
-        self._on_term = on_term
+        self.raising: Callable[[], BaseException | None] = lambda: None
+        self._closing = closing
         self._on_end = on_end
-        self._on_stopped = on_stopped
-        self._soon = _call_soon()
+        self._post = post_to_loop()
         self._body, self._cancel = _body()
 
     def install(self) -> None:
@@ -431,51 +382,38 @@ class SignalWatch:
     async def end_process_by_force(self) -> None:
         """The same, although the body continues."""
         self.finished = True
-        with anyio.CancelScope(shield=True):
-            # They are in other threads, too: no event of this loop reports them.
-            while signals.waited_for() and signals.time_left() > 0:  # noqa: ASYNC110
-                await anyio.sleep(_STEP)
-            for watch in signals.waited_for():  # its loop hangs, or it spills just now
-                await to_thread.run_sync(watch.rescue, limiter=anyio.CapacityLimiter(1))
+        if signals.waited_for():  # in other threads, too: no event of this loop reports them
+            own = anyio.CapacityLimiter(1)
+            with anyio.CancelScope(shield=True):
+                await to_thread.run_sync(signals.wait_for_others, limiter=own)
         signals.end_process()
 
     # in the signal handler
 
     def drain(self) -> bool:
         """Begin to drain, if the event loop runs."""
-        return self._soon(self._on_term)
+        loop = _asyncio_loop(self._closing.runtime.loop)
+        return (loop is None or loop.is_running()) and self._soon(self._closing.drain)
 
-    def end(self) -> None:
+    def begin(self) -> float:
+        """Begin the deadline, unless it has begun; return the seconds that are left."""
+        return self._closing.time_left()
+
+    def end(self) -> BaseException | None:
         """Have the body left, and the process end."""
         self._soon(self._on_end)
+        return self.raising()
 
-    def rescue(self) -> None:
-        """Keep what can be kept without the event loop."""
-        self._on_stopped()
-
-
-def _call_soon() -> Callable[[Callable[[], None]], bool]:
-    """Return how a signal handler runs something in this event loop, and whether it can."""
-    trio = sys.modules.get("trio")
-    if trio is not None and trio.lowlevel.in_trio_run():
-        post: Callable[[Callable[[], None]], object]
-        post, is_running = trio.lowlevel.current_trio_token().run_sync_soon, None
-    else:
-        import asyncio
-
-        loop = asyncio.get_running_loop()
-        post, is_running = loop.call_soon_threadsafe, loop.is_running
-
-    def soon(act: Callable[[], None]) -> bool:
-        if is_running is not None and not is_running():
-            return False
+    def _soon(self, act: Callable[[], None]) -> bool:
         try:
-            post(act)
-        except RuntimeError:  # closed
+            self._post(act)
+        except RuntimeError:  # the loop was closed
             return False
         return True
 
-    return soon
+    def rescue(self) -> None:
+        """Keep what can be kept without the event loop."""
+        self._closing.report_rest({})
 
 
 def _body() -> tuple[object, Callable[[], object]]:
@@ -492,7 +430,8 @@ def _body() -> tuple[object, Callable[[], object]]:
 
     task = asyncio.current_task()
     if task is None:
-        return object(), bool
+        nobody = partial(bool)
+        return nobody, nobody
     return task, lambda: task.cancel("SIGTERM")
 
 
@@ -501,8 +440,6 @@ NAMED: Final = 5
 THREAD: Final = "perdure exit"
 """The name of threads that wait for the others: no thread waits for them."""
 _POLL: Final = 0.02
-_MARGIN: Final = 1.0
-"""Seconds to wait for threads that have nothing left to do but to end."""
 
 _open: dict[ExitHandler, None] = {}
 _registered = False
@@ -511,39 +448,47 @@ _main_has_ended = False
 
 @final
 class ExitHandler:
-    """One manager's part: watch from `install` to `uninstall` for the end of the process."""
+    """One manager's part: watch from `install` to `uninstall` for the end of the process.
 
-    def __init__(self, closing: ManagerShutdown, close: Callable[[], Awaitable[object]]) -> None:
+    Args:
+        closing: The manager's.
+        close: Closes it, on its event loop.
+        by_owner: Closes it instead, by a call that blocks, for one that is never left open.
+
+    """
+
+    def __init__(
+        self,
+        closing: ManagerShutdown,
+        close: Callable[[], Awaitable[object]],
+        by_owner: Callable[[], object] | None = None,
+    ) -> None:
         self.closing: ManagerShutdown = closing
         self._close = close
         self._loop: Any = closing.runtime.loop
         self._thread = threading.current_thread()
-        self._owned = True
+        self._by_owner = by_owner
 
     def install(self) -> None:
-        """Start watching."""
+        """Start watching; in the thread that connects."""
         _open[self] = None
-        if not _register():
+        is_main = threading.current_thread() is threading.main_thread()
+        if not (_register() or is_main):  # else an exit handler, which no thread outlives
             _watch([self])
 
     def uninstall(self) -> None:
         """Watch no more."""
         _open.pop(self, None)
 
-    def leave_to_owner(self) -> None:
-        """Do not close the manager, since its owner does; only spill what is left at the end."""
-        self._owned = False
+    @property
+    def is_quiet(self) -> bool:
+        """Whether only what could not be saved is told."""
+        return self._by_owner is not None
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process connected, and has no other owner that closes it."""
-        return self._owned and self.closing.runtime.home.stray() != "fork"
-
-    @property
-    def patience(self) -> float:
-        """Seconds that closing may take."""
-        options = self.closing.runtime.shutdown
-        return options.deadline + options.hard_grace + spilling.PATIENCE + _MARGIN
+        """Whether it is this process that connected."""
+        return self.closing.runtime.home.stray() != "fork"
 
     @property
     def is_running(self) -> bool:
@@ -557,6 +502,8 @@ class ExitHandler:
 
     def begin(self) -> Callable[[], object] | None:
         """Begin to close in another thread; return what a thread of ours has to do, if anything."""
+        if self._by_owner is not None:
+            return self._by_owner
         loop = _asyncio_loop(self._loop)
         if loop is None:
             return self._on_trio if self.is_running else None
@@ -569,8 +516,6 @@ class ExitHandler:
         return lambda: loop.run_until_complete(self._closed())
 
     async def _closed(self) -> None:
-        if not self._owned:  # it was left to its owner just now, after the main thread's end
-            return
         await self._close()
         if _asyncio_loop(self._loop) is not None:
             from asyncio import sleep
@@ -588,8 +533,9 @@ class ExitHandler:
         They are no daemons: the process would wait for them for ever.
         """
         for thread in threading.enumerate():
-            stop = getattr(thread, "stop", None)
-            if _is_anyios(thread) and getattr(thread, "loop", None) is self._loop and stop:
+            stop = getattr(thread, "stop", bool)
+            is_over = getattr(thread, "stopping", False)  # it was stopped before, and ends just now
+            if _is_anyios(thread) and getattr(thread, "loop", None) is self._loop and not is_over:
                 stop()
 
 
@@ -667,10 +613,10 @@ def _is_anyios(thread: threading.Thread) -> bool:
 
 
 def _close(handlers: Sequence[ExitHandler]) -> None:
-    """Close all of them at once, and wait no longer than the most patient one; then spill."""
-    if not handlers:
-        return
-    before = {handler: handler.closing.pending() for handler in handlers}
+    """Close all of them at once, and wait no longer than the latest deadline; then spill."""
+    before = {
+        handler: {} if handler.is_quiet else handler.closing.pending() for handler in handlers
+    }
     threads: list[threading.Thread] = []
     for handler in handlers:
         act = handler.begin()
@@ -678,9 +624,8 @@ def _close(handlers: Sequence[ExitHandler]) -> None:
             thread = threading.Thread(target=_guarded, args=(act,), name=THREAD, daemon=True)
             threads.append(thread)
             thread.start()
-    end = time.monotonic() + max([handler.patience for handler in handlers])
     for thread in threads:
-        thread.join(max(end - time.monotonic(), 0.0))
+        thread.join(max([handler.closing.time_left() for handler in handlers]))
     for handler in handlers:
         if not handler.is_ours:
             continue

@@ -151,28 +151,34 @@ def settle(folder: str) -> None:
 
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 _late: SimpleQueue[Callable[[], object]] | None = None
 """Calls for the thread that was started while threads could be."""
 
 
-def completed(folder: str, calls: Sequence[Callable[[], T]], seconds: float = 0.0) -> Iterator[T]:
-    """Make calls that write to a folder, and yield what they return, unless the disk hangs.
+def completed(
+    folder: str, items: Sequence[T], act: Callable[[T], R], seconds: float = 0.0
+) -> Iterator[tuple[T, R | Exception]]:
+    """Write items to a folder, and yield each with its result or error, unless the disk hangs.
 
     They run in threads that keep no process alive. After *seconds*, and once none has ended for
-    `PATIENCE`, those that have begun are left to themselves, and no other begins. A call must not
-    raise, nor log: in a signal handler, the interrupted code may hold a handler's lock.
+    `PATIENCE`, those that have begun are left to themselves, and no other begins. An act must not
+    log: in a signal handler, the interrupted code may hold a handler's lock.
     """
-    results: SimpleQueue[T] = SimpleQueue()
-    remaining, until = iter(calls), time.monotonic() + seconds
+    results: SimpleQueue[tuple[T, R | Exception]] = SimpleQueue()
+    remaining, until = iter(items), time.monotonic() + seconds
 
     def work() -> None:
-        for call in remaining:
-            results.put(call())
+        for item in remaining:
+            try:
+                results.put((item, act(item)))
+            except Exception as error:  # noqa: BLE001  # logged, not in this thread
+                results.put((item, error))
 
-    _start(work, min(len(calls), AT_ONCE))
+    _start(work, min(len(items), AT_ONCE))
     with contextlib.suppress(Empty):
-        for _ in calls:
+        for _ in items:
             yield results.get(timeout=max(until - time.monotonic(), PATIENCE))
         return
     list(remaining)  # the threads find none any more

@@ -7,20 +7,17 @@ ends the wait and not the closing.
 from __future__ import annotations
 
 import _thread
-import atexit
 import contextlib
-import logging
 import os
 import signal
 import sys
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, final
+from typing import TYPE_CHECKING, Any, Self, final
 
 import anyio
 import msgspec
@@ -37,7 +34,6 @@ from perdure.records.keys import DEFAULT_SESSION
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
 from perdure.restore.report import RestorePlan
 from perdure.session.rebuild import RebuildReport
-from perdure.session.shutdown import THREAD
 from perdure.sync.loop import HookThread, LoopThread, closed
 from perdure.sync.session import LostSession, Scope, Session, SessionView
 
@@ -49,6 +45,7 @@ if TYPE_CHECKING:
     from perdure.records.checkpoints import Checkpoint
     from perdure.records.keys import SessionKey
     from perdure.session import manager, session
+    from perdure.session.connected import ManagerParts
     from perdure.session.delete import ForgetReport
     from perdure.session.fork import Fork, History
     from perdure.session.inbox import PostReceipt
@@ -59,168 +56,8 @@ if TYPE_CHECKING:
     from perdure.store import DeadLetter, SessionInfo, Store
 
 
-log: logging.Logger = logging.getLogger("perdure")
-
-_open: set[SessionManager] = set()
-_registered = False
-_main_has_ended = False
-
-
-def save_at_exit(manager: SessionManager) -> None:
-    """Save what a manager accepted, should the process end before it is closed."""
-    global _registered, _main_has_ended  # noqa: PLW0603  # once a process
-    _open.add(manager)
-    if not _registered:
-        _registered = True
-        # What concurrent.futures uses too; where it is missing, what comes later may do.
-        register = getattr(threading, "_register_atexit", atexit.register)
-        try:
-            import concurrent.futures.thread  # noqa: F401  # its hook runs after ours: closing needs it
-
-            register(_at_exit)
-        except RuntimeError:
-            _main_has_ended = True
-    # In the main thread this is an exit handler, after which no thread is waited for.
-    if _main_has_ended and threading.current_thread() is not threading.main_thread():
-        _watch([manager])
-
-
-def _watch(managers: list[SessionManager]) -> None:
-    # Never a daemon: the process must wait for it.
-    threading.Thread(target=_when_they_end, args=(managers,), name=THREAD, daemon=False).start()
-
-
-def _at_exit() -> None:
-    global _main_has_ended  # noqa: PLW0603  # once a process
-    _main_has_ended = True
-    managers = [manager for manager in tuple(_open) if manager._is_here]
-    if not managers:
-        return
-    if _at_work():
-        _each(managers, lambda manager: manager.flush(manager._patience))
-        _watch(managers)
-    else:
-        _each(managers, lambda manager: manager.close())
-
-
-def _when_they_end(managers: list[SessionManager]) -> None:
-    for thread in _at_work():
-        thread.join()
-    _each(
-        [manager for manager in managers if manager in _open],
-        lambda manager: manager.flush(manager._patience),
-    )
-
-
-def _at_work() -> list[threading.Thread]:
-    """Return the threads that the interpreter will wait for."""
-    own_threads = {threading.main_thread(), threading.current_thread()}
-    threads = [
-        thread
-        for thread in threading.enumerate()
-        if not thread.daemon and thread not in own_threads
-    ]
-    return [thread for thread in threads if thread.name != THREAD]
-
-
-def _each(managers: list[SessionManager], act: Callable[[SessionManager], object]) -> None:
-    """Act on all of them at once, and wait no longer than the most patient one."""
-    if not managers:
-        return
-    threads = [
-        threading.Thread(target=_guarded, args=(act, manager), daemon=True) for manager in managers
-    ]
-    for thread in threads:
-        thread.start()
-    end = time.monotonic() + max([manager._patience for manager in managers])
-    for thread in threads:
-        thread.join(max(end - time.monotonic(), 0.0))
-
-
-def _guarded(act: Callable[[SessionManager], object], manager: SessionManager) -> None:
-    try:
-        act(manager)
-    except Exception:
-        log.exception("saving at the end of the process failed")
-
-
-# SIGTERM in a blocking program
-#
-# Over another handler the drain begins, and that handler runs. Over the default action the
-# main thread gets a SystemExit, as Ctrl-C gives it a KeyboardInterrupt: blocks are left, the
-# manager closes, and leaving its ``with`` ends the process with the signal's own status. A manager
-# that another thread has connected is closed.
-
-
-_BY_SIGNAL = 128
-"""What shells add to a signal's number for an exit status."""
-_STEP = 0.02
-"""Seconds between two looks at whether other managers have closed."""
-
-
-@final
-class TermWatch:
-    """Watch for SIGTERM between ``install`` and ``uninstall``.
-
-    Args:
-        patience: Seconds that closing may take.
-        drain: Begins the drain; returns whether it could.
-        close: Begins to close, without waiting.
-
-    """
-
-    def __init__(
-        self, *, patience: float, drain: Callable[[], bool], close: Callable[[], object]
-    ) -> None:
-        self.patience: float = patience
-        self.received: bool = False
-        """Whether SIGTERM has come over the default action."""
-        self.finished: bool = False
-        self.leaving: bool = False
-        """Whether the block is being left, which ends the process then."""
-        self._drain = drain
-        self._close = close
-        self._in_main = threading.current_thread() is threading.main_thread()
-
-    def install(self) -> None:
-        """Start watching."""
-        signals.join(self)
-
-    def uninstall(self) -> None:
-        """Stop watching."""
-        self.finished = True
-        signals.leave(self)
-
-    def end_process(self) -> NoReturn:
-        """End the process when all notified managers have closed, or their time is over."""
-        while signals.waited_for() and signals.time_left() > 0:
-            time.sleep(_STEP)
-        signals.end_process()
-        raise SystemExit(_BY_SIGNAL + signal.SIGTERM)  # where a signal takes its time
-
-    # in the signal handler
-
-    def drain(self) -> bool:
-        """Begin to drain."""
-        return self._drain()
-
-    def end(self) -> SystemExit | None:
-        """Raise SystemExit to leave the blocks, or close without that."""
-        if not self._in_main:
-            self._close()
-        if self.leaving or not self._in_main:
-            return None
-        return SystemExit(_BY_SIGNAL + signal.SIGTERM)
-
-    def rescue(self) -> None:
-        """Do nothing: it has a loop of its own, which runs."""
-
-
-T = TypeVar("T")
-
-
-_PATIENCE = 1.0
-"""Seconds to wait for threads that have nothing left to do but to end."""
+_BY_SIGNAL = 128 + signal.SIGTERM
+"""The status that shells make of it."""
 
 
 def connect(
@@ -285,31 +122,39 @@ class SessionManager:
         self._shared = weakref.WeakValueDictionary()
         self._closing = False
         self._report: Future[ShutdownReport] = Future()
-        self._signals = TermWatch(
-            patience=inner._shutdown.deadline + inner._shutdown.hard_grace,
-            drain=lambda: self._loop.post(self._drain_soon),
-            close=lambda: self._loop.post(self._begin_close),
-        )
-        signals = inner._shutdown.signals
-        inner._shutdown = msgspec.structs.replace(inner._shutdown, signals=False)  # ours sees to it
+        self._is_left = False
+        """Whether its block is being left, which ends the process after SIGTERM."""
+        self._in_main = threading.current_thread() is threading.main_thread()
+        watched = inner._shutdown.signals
+        # By this thread: only the main one installs a handler, or is the end of the process.
+        inner._shutdown = msgspec.structs.replace(inner._shutdown, signals=False)
+        inner._by_owner = self.close
         try:
             self._loop.call(self._start)
         except BaseException:
             self._loop.post(self._loop.stop)
             raise
-        save_at_exit(self)
-        if signals:
-            self._signals.install()
+        if self._parts is not None:
+            self._parts.at_exit.install()
+            self._parts.signals.raising = self._leave_block
+            if watched:
+                self._parts.signals.install()
+
+    @property
+    def _parts(self) -> ManagerParts | None:
+        return self._inner._connected
 
     async def _start(self) -> None:
         await self._inner
-        if self._inner._connected is not None:
-            self._inner._connected.runtime.host.on_exit = self._on_exit
-            self._inner._connected.at_exit.leave_to_owner()  # see `exiting`
+        if self._parts is not None:
+            self._parts.runtime.host.on_exit = self._on_exit
 
-    def _drain_soon(self) -> None:
-        if not self._closing:
-            self._inner.drain()
+    def _leave_block(self) -> SystemExit | None:
+        """SIGTERM has come: have the main thread leave its blocks, as Ctrl-C would."""
+        if not self._in_main:  # another thread's are not left: it is closed under them
+            self._loop.post(self._begin_close)
+            return None
+        return None if self._is_left else SystemExit(_BY_SIGNAL)
 
     def _on_exit(self, error: BaseException) -> None:
         """A hook has raised what is meant to end the program: interrupt it, as Ctrl-C would."""
@@ -337,10 +182,12 @@ class SessionManager:
     ) -> None:
         if self._loop.forked:  # the parent's manager
             return
-        self._signals.leaving = True
+        self._is_left = True
         report = self.close()
-        if self._signals.received:
-            self._signals.end_process()
+        if self._parts is not None and self._parts.signals.received:
+            signals.wait_for_others()
+            signals.end_process()
+            raise SystemExit(_BY_SIGNAL)  # where a signal takes its time
         if exc_type is None or issubclass(exc_type, Exception):
             report.raise_if_unsaved()
 
@@ -605,10 +452,11 @@ class SessionManager:
         if not self._report.done():
             with contextlib.suppress(SessionClosedError):  # the loop's end is what it waits for
                 self._loop.call(lambda: self._closed(deadline))
-            self._hooks.finish(_PATIENCE)
-            self._loop.join(_PATIENCE)
-        self._signals.uninstall()
-        _open.discard(self)
+            if self._parts is not None:
+                self._hooks.finish(self._parts.closing.time_left())
+                self._loop.join(self._parts.closing.time_left())
+        if self._parts is not None:
+            self._parts.signals.uninstall()  # here, where the handler was installed
         if self._exit is not None:
             error, self._exit = self._exit, None
             raise error
@@ -633,18 +481,6 @@ class SessionManager:
             self._report.set_exception(error)
         finally:
             self._loop.stop()
-
-    # for the end of the process
-
-    @property
-    def _is_here(self) -> bool:
-        """Whether this process has its thread, and did not get it by a fork."""
-        return not self._loop.forked
-
-    @property
-    def _patience(self) -> float:
-        shutdown = self._inner._shutdown
-        return shutdown.deadline + shutdown.hard_grace + _PATIENCE
 
     def fork(
         self,

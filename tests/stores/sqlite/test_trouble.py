@@ -286,10 +286,8 @@ async def locked_out(store: SqliteStore, other: sqlite3.Connection) -> None:
 
 
 async def test_another_process_that_writes_does_not_keep_the_store_from_being_closed(
-    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("perdure._lib.tasks.CLOSE_TIMEOUT", 3600.0)
-    monkeypatch.setattr("perdure._lib.tasks.CLOSE_AT_LEAST", 0.0)
     store, watcher = await opened(path, timeout=30.0), await opened(path)
     await take(store)
     other = sqlite3.connect(path, isolation_level=None)

@@ -24,7 +24,7 @@ from perdure._lib.files import Folder, open_private as open_root, store_errors
 from perdure._lib.ids import random_id
 from perdure._lib.loop import ThreadCall, Threads, unopened
 from perdure._lib.platform import network_file_system, open_files_limit, synced_by
-from perdure._lib.tasks import all_of, closing_scope
+from perdure._lib.tasks import all_of
 from perdure.errors import ConfigError, SessionError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, SessionQuery
@@ -150,23 +150,24 @@ class Home:
             return await threads.run(function, *args)
 
     async def aclose(self) -> None:
-        """Close every file; if the disk hangs, only begin to. None may be in use."""
+        """Close every file; if the caller's time ends, only begin to. None may be in use."""
         self.appends.close()
         self.owners.wake_waiter()
         closing = Threads(1, name="perdure close")  # abandoned calls may hold all other threads
-        with closing_scope() as scope:
-            try:
-                await closing.run(self._close_files)
-            except StoreUnavailableError:  # there is no thread for it
-                self._close_files()
-        if scope.cancelled_caught:
+        try:
+            await closing.run(self._close_files)
+        except StoreUnavailableError:  # there is no thread for it
+            self._close_files()
+        except anyio.get_cancelled_exc_class():
             _log.warning(
                 "the disk did not answer while the store was closed: its files stay open until it "
                 "does",
                 extra={"path": self.root.path},
             )
-        for threads in (closing, self._others, self._heartbeats):
-            threads.close()
+            raise
+        finally:
+            for threads in (closing, self._others, self._heartbeats):
+                threads.close()
 
     def _close_files(self) -> None:
         self.files.close_all()

@@ -25,7 +25,7 @@ import msgspec
 
 from perdure._lib.ids import first_beat, random_id
 from perdure._lib.loop import Threads, unopened
-from perdure._lib.tasks import all_of, closing_scope
+from perdure._lib.tasks import all_of
 from perdure.errors import CorruptRecordError, LeaseLostError, PerdureError, StoreUnavailableError
 from perdure.records.keys import SessionKey, salvage_cure
 from perdure.records.manifest import Manifest, SessionQuery, lease_lost
@@ -69,8 +69,6 @@ _COMPACT = 256
 _BEATS_PER_LISTING = 4
 """Own heartbeats per listing of the others', which is a request: by default one per ttl."""
 _POLL_SECONDS = 0.01
-_SIGN_OFF_SECONDS = 2.0
-"""Seconds that closing waits for the service."""
 
 CAPABILITIES = Capabilities(
     durability="object",
@@ -517,10 +515,9 @@ class OpenBucket:
         self._appends.close()
         self._merges.shutdown(wait=False, cancel_futures=True)
         try:
-            with closing_scope(), anyio.move_on_after(_SIGN_OFF_SECONDS):
-                await anyio.to_thread.run_sync(
-                    self.bucket.remove, [layout.owner_name(self._owner)], abandon_on_cancel=True
-                )
+            await anyio.to_thread.run_sync(
+                self.bucket.remove, [layout.owner_name(self._owner)], abandon_on_cancel=True
+            )
         except StoreUnavailableError as error:
             _log.debug("the heartbeat could not be removed", extra={"error": str(error)})
         finally:

@@ -20,7 +20,6 @@ import anyio
 
 from perdure._lib.backoff import backoff
 from perdure._lib.loop import Threads
-from perdure._lib.tasks import closing_scope
 from perdure.errors import PerdureError, StoreUnavailableError
 from perdure.store import Batch, ConnectionHook, ConnectionPool, Outcome, Status
 from perdure.stores.postgres import leases, log
@@ -124,8 +123,6 @@ LONG_TIMEOUT = 3600.0
 """Seconds that a migration, a sweep or a scrub may take."""
 MAX_ROLLBACKS = 5
 """How often a call is repeated after the server rolled it back to resolve a deadlock."""
-CLOSE_TIMEOUT = 2.0
-"""Seconds that closing waits to tell the server."""
 
 MARGIN = 0.1
 """Seconds after a deadline until its connection is cut."""
@@ -381,15 +378,15 @@ class Calls:
         listener = self._listener
         if listener is not None:
             listener.stop()
-        with closing_scope():
-            with anyio.move_on_after(CLOSE_TIMEOUT), contextlib.suppress(PerdureError):
-                await self._run("close", leases.unregister_owner, (owner,), 1, CLOSE_TIMEOUT)
+        try:
+            with contextlib.suppress(PerdureError):
+                await self._run("close", leases.unregister_owner, (owner,), 1, self._timeout)
             if listener is not None:
-                with anyio.move_on_after(CLOSE_TIMEOUT):
-                    await self._others.run(listener.join, CLOSE_TIMEOUT)
-        self.connections.close()
-        self._appends.close()
-        self._others.close()
+                await self._others.run(listener.join, self._timeout)
+        finally:
+            self.connections.close()
+            self._appends.close()
+            self._others.close()
 
 
 async def open_calls(

@@ -257,8 +257,8 @@ def all_scripts() -> list[Script]:
 
 MAX_CONNECTIONS = 8
 """Connections that may await replies at the same time."""
-_DRAIN_SECONDS, _IDLE_SECONDS = 30.0, 0.25
-"""Seconds that an ending event loop is delayed at most; a pause without calls ends the delay."""
+_IDLE_SECONDS = 0.25
+"""Seconds without a call after which an ending event loop is not delayed any more."""
 _SYNC_SHARE = 0.8
 """Share of the timeout that a sync may take, so that its reply arrives in time."""
 
@@ -333,14 +333,15 @@ class RedisLink:
 
     async def _drain(self) -> None:
         """Keep the connections open until the ending event loop's last saves are done."""
-        with anyio.move_on_after(_DRAIN_SECONDS):
-            calls = -1
-            while not self._closing.is_set():
-                if calls == self._calls and self._room.value == MAX_CONNECTIONS:
-                    break
-                calls = self._calls
-                with anyio.move_on_after(_IDLE_SECONDS):
-                    await self._closing.wait()
+        calls = -1
+        while not (self._closing.is_set() or (calls == self._calls and self._is_idle)):
+            calls = self._calls
+            with anyio.move_on_after(_IDLE_SECONDS):
+                await self._closing.wait()
+
+    @property
+    def _is_idle(self) -> bool:
+        return self._room.value == MAX_CONNECTIONS
 
     def require_open(self) -> Host:
         """Return the host.

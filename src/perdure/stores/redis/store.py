@@ -52,9 +52,6 @@ from perdure.stores.redis.layout import KeyNames
 from perdure.stores.redis.leases import Leases
 from perdure.stores.redis.log import ColdHistory, RedisLog
 
-_CLOSE_SECONDS = 1.0
-"""Seconds that closing may take to notify the server."""
-
 _INSPECT_EVERY = 5
 """Heartbeats between two checks of the server's settings."""
 _SLOW_SYNC = {"batch_max": 1024, "parallelism": 8}
@@ -171,11 +168,13 @@ class RedisStore:
         if not self._opened:
             return
         self._opened = False
-        with anyio.CancelScope(shield=True):
+        try:
             # If this fails, other owners see that the heartbeat has stopped.
-            with contextlib.suppress(StoreError), anyio.move_on_after(_CLOSE_SECONDS):
+            with contextlib.suppress(StoreError):
                 await self._leases.unregister()
-            await self._link.aclose()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._link.aclose()
             if self._history is not None:
                 await self._history.aclose()
 

@@ -21,7 +21,6 @@ from perdure._lib.files import Folder
 from perdure._lib.locks import Presence, PresenceReader
 from perdure._lib.loop import Threads
 from perdure._lib.platform import host_name
-from perdure._lib.tasks import closing_scope
 from perdure.errors import (
     ConfigError,
     CorruptRecordError,
@@ -441,17 +440,19 @@ class OpenDatabase(msgspec.Struct, frozen=True):
             await self.writes.run(_scrub, self.engine)
 
     async def aclose(self) -> None:
-        """Close everything, after the pending writes; if they take too long, only begin to."""
-        with closing_scope() as scope:
+        """Close everything, after the pending writes; if the caller's time ends, only begin to."""
+        try:
             await self.writes.run(_close_all, self)
-        if scope.cancelled_caught:
+        except anyio.get_cancelled_exc_class():
             _log.warning(
                 "the database was busy while the store was closed: it stays open until its last "
                 "write has ended",
                 extra={"path": self.path},
             )
-        self.writes.close()
-        self.reads.close()
+            raise
+        finally:
+            self.writes.close()
+            self.reads.close()
 
 
 async def open_database(path: str, owner: str, timeout: float) -> OpenDatabase:
