@@ -8,7 +8,8 @@ An append makes a session due (`Core.append`, `schedule`). ``capture`` takes the
 earliest deadlines, and everything that each of them has by then. ``completed`` takes the store's
 answer; what was appended meanwhile makes the session due again.
 
-* A session is captured only while no save of it is in flight.
+* A session is captured only while no save of it is in flight. One that was given up is in doubt,
+  and still in flight: until the store has answered, or failed, nothing of the session is sent.
 * Unsaved records wait in exactly one place: in the wheel, in the ready lanes, with the store, for
   contributors, for a job, or for the end of a group; unless the session is quarantined, lost, or
   has no timers.
@@ -239,10 +240,8 @@ class Core:
         self.parallel: int = engine.max_concurrent_batches or capabilities.parallelism
         # Calls that may wait in the store's own queue.
         self.queue_depth: int = 0 if engine.max_concurrent_batches else capabilities.queue_depth
-        # Sessions with a save in flight.
+        # Sessions with a save in flight that was not given up.
         self.in_flight: int = 0
-        # Saves begun and answered: a number that grows as long as autosave makes progress.
-        self.steps: int = 0
         # No save will begin any more.
         self.stopped = False
         self.registry: SessionRegistry = SessionRegistry(engine)
@@ -456,7 +455,6 @@ class Core:
                 saves.append(Save(t, self._take(t)))
                 size += t.captured_bytes
         self.in_flight += len(saves)
-        self.steps += len(saves)
         return saves, unprepared
 
     def capture_alone(self, t: Tracked, version: int) -> Save | None:
@@ -480,7 +478,6 @@ class Core:
         elif t.retry_at:
             return None  # it has failed: its back-off goes on
         self.in_flight += 1
-        self.steps += 1
         return Save(t, self._take(t))
 
     def _take(self, t: Tracked) -> Batch:
@@ -527,15 +524,22 @@ class Core:
     # And back.
 
     def completed(self, t: Tracked, outcome: Outcome, now: float, took: float) -> list[Wake]:
-        """Apply the store's answer for a captured session; return the waiters to wake."""
-        self.in_flight -= 1
-        self.steps += 1
+        """Apply the store's answer for a captured session; return the waiters to wake.
+
+        One that comes after the save was given up counts as well.
+        """
+        is_late, t.given_up = t.given_up, False
+        if not is_late:
+            self.in_flight -= 1
         sent, t.inflight = t.inflight or t.durable, None
         if outcome.status is Status.OK:
             return self._ok(t, sent, outcome.written, now, took)
         t.captured_bytes = 0
         t.first_at = t.oldest_at
         if t.end is not None:
+            return []
+        if is_late and outcome.status not in REFUSALS:
+            self.schedule.arm(t, now)  # it has failed already, and may be sent again
             return []
         t.last_error = outcome.error
         if outcome.status is Status.CONFLICT:
@@ -544,6 +548,17 @@ class Core:
             return self._refused(t, sent, now)
         self._failed(t, sent, now, in_doubt=outcome.status is Status.IN_DOUBT)
         return []
+
+    def give_up(self, t: Tracked, error: Exception | None, now: float) -> None:
+        """Let others have the slot of a save that has taken too long, and is in doubt.
+
+        Nothing of the session is sent before `completed` is called for it.
+        """
+        self.in_flight -= 1
+        t.given_up = True
+        if t.end is None:
+            t.last_error = error
+            self._failed(t, t.inflight or t.durable, now, in_doubt=True)
 
     def _ok(self, t: Tracked, sent: int, written: int, now: float, took: float) -> list[Wake]:
         records, size = sent - t.durable, t.captured_bytes
@@ -627,7 +642,9 @@ class Core:
                 self.registry.events.append(BreakerClosed(outage=now - since, unsaved=unsaved))
         elif self.breaker.failed(now):
             self.registry.events.append(BreakerOpened(error=error, unsaved=unsaved))
-        probe = next(iter(self.registry.failed), None) if self.breaker.state == "open" else None
+        probe = None
+        if self.breaker.state == "open":
+            probe = next((t for t in self.registry.failed if t.inflight is None), None)
         if probe is not None and probe.retry_at > self.breaker.probe_at:
             # Its own back-off may be longer: the probe would have nothing to send.
             probe.retry_at = self.breaker.probe_at
