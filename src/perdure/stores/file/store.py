@@ -451,15 +451,18 @@ class HeldSessions:
         return self._outcome(writer, call)
 
     def begin_append(
-        self, home: Home | None, batch: Batch, done: Callable[[Outcome], object]
+        self, home: Home | None, batches: Sequence[Batch], done: Callable[[list[Outcome]], object]
     ) -> bool:
         """Append one batch without a task; False if it has to wait, or is not held here."""
+        if len(batches) != 1:
+            return False
+        (batch,) = batches
         writer = self.writer_of(batch.key, batch.epoch)
         if writer is None or home is None or not home.is_in_this_process or writer.lock.locked():
             return False
         try:
             home.appends.start(
-                writer.append, batch, then=lambda call: done(self._outcome(writer, call))
+                writer.append, batch, then=lambda call: done([self._outcome(writer, call)])
             )
         except StoreUnavailableError:
             return False
@@ -581,9 +584,11 @@ class FileStore:
         """Append each batch in its own thread call."""
         return await all_of(batches, partial(self._held_sessions.append, self._opened))
 
-    def begin_append(self, batch: Batch, done: Callable[[Outcome], object]) -> bool:
-        """Append one batch without a task, calling ``done`` later; False means: use append_many."""
-        return self._held_sessions.begin_append(self._opened, batch, done)
+    def begin_append(
+        self, batches: Sequence[Batch], done: Callable[[Sequence[Outcome]], object]
+    ) -> bool:
+        """Append one batch without a task, and call ``done``."""
+        return self._held_sessions.begin_append(self._opened, batches, done)
 
     async def read_log(
         self,
