@@ -187,9 +187,7 @@ class SqliteStore:
             error = call.error
             done([Outcome(Status.IN_DOUBT, error)] * len(batches) if error else call.value)
 
-        opened.writes.start(
-            opened.engine.append, batches, then=answer, prompt=len(batches) > 1
-        )
+        opened.writes.start(opened.engine.append, batches, then=answer, prompt=len(batches) > 1)
         return True
 
     async def read_log(
