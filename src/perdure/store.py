@@ -444,10 +444,10 @@ class SupportsBeginAppend(Protocol):
     def begin_append(
         self, batches: Sequence[Batch], done: Callable[[Sequence[Outcome]], object]
     ) -> bool:
-        """Start to do what ``append_many`` does, and have the event loop call ``done`` with its answer.
+        """Start what ``append_many`` does, and have the event loop call ``done`` with its answer.
 
-        However late that is. False if something has to be awaited first: nothing was done, and
-        ``append_many`` has to do it.
+        However late that is, once. False if something has to be awaited first: nothing was done,
+        and ``append_many`` has to do it.
         """
         ...
 

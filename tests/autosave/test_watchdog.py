@@ -16,7 +16,7 @@ from perdure.autosave.options import Autosave, EngineOptions
 from perdure.autosave.tracked import Tracked
 from perdure.store import Outcome
 from tests.autosave.inline_store import DirectStore, InlineStore
-from tests.autosave.rigs import PLAIN, Clock, Rig, rig
+from tests.autosave.rigs import Clock, Rig, rig
 
 LOOKS = 15.0
 """Seconds within which the watchdog has looked twice, and what it started has run."""

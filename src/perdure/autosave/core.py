@@ -81,12 +81,12 @@ class Breaker:
     __slots__ = (
         "_base",
         "_chance",
-        "_failed",
         "_failures",
         "_full",
         "_probes",
         "_reset",
         "_window",
+        "failed_in_a_row",
         "opened_at",
         "probe_at",
         "state",
@@ -107,13 +107,9 @@ class Breaker:
         self._reset = reset
         self._full = full
         self._chance = chance
-        self._failed = 0
+        # Failed batches since the last that was answered.
+        self.failed_in_a_row: int = 0
         self._window = full
-
-    @property
-    def is_calm(self) -> bool:
-        """Whether it is closed, and the last batch was answered."""
-        return self.state == "closed" and not self._failed
 
     def allowance(self, now: float, in_flight: int) -> int:
         """Return how many more sessions may be sent while ``in_flight`` are with the store."""
@@ -128,7 +124,7 @@ class Breaker:
 
         It closes when the store gets all that it can take, or when nothing is ``waiting`` for it.
         """
-        self._failed = self._probes = 0
+        self.failed_in_a_row = self._probes = 0
         if self.state == "closed":
             return False
         self._window = 2 if self.state == "open" else self._window * 2
@@ -142,8 +138,8 @@ class Breaker:
 
     def failed(self, now: float) -> bool:
         """Note that the store did not answer; return whether this opened the breaker."""
-        self._failed += 1
-        if self.state == "closed" and self._failed < self._failures:
+        self.failed_in_a_row += 1
+        if self.state == "closed" and self.failed_in_a_row < self._failures:
             return False
         opened = self.state == "closed"
         if opened:
@@ -175,15 +171,6 @@ def as_group(entries: Sequence[Entry], *, closed: bool) -> tuple[Entry, ...]:
             for entry, ends in [(entry, closed and n == last) for n, entry in enumerate(entries)]
         ]
     )
-
-
-def drop_first(t: Tracked, count: int) -> None:
-    """Drop the first records of a session, which are durable."""
-    records = t.records
-    if records is not None:
-        del records[:count]
-        if not records:
-            t.records = None
 
 
 def whole_groups(
@@ -482,7 +469,7 @@ class Core:
 
     def _take(self, t: Tracked) -> Batch:
         """Capture a session in one synchronous step: all its whole groups."""
-        limit = t.capturable - t.durable
+        limit = (t.group_from if t.groups else t.version) - t.durable
         count, size = limit, t.pending_bytes
         if t.groups or t.narrow or size > self.engine.batch_bytes:
             count, size = whole_groups(
@@ -497,12 +484,10 @@ class Core:
         t.prepared = False
         if count == limit:
             t.first_at = t.group_at
-        return Batch(
-            t.key,
-            t.epoch,
-            t.durable + 1,
-            tuple(t.pending if count == len(t.pending) else t.pending[:count]),
-        )
+        records = t.records or ()
+        if count < len(records):
+            records = records[:count]
+        return Batch(t.key, t.epoch, t.durable + 1, tuple(records))
 
     def prepared(self, t: Tracked, now: float) -> None:
         """Note that a session's contributors were asked."""
@@ -563,7 +548,9 @@ class Core:
     def _ok(self, t: Tracked, sent: int, written: int, now: float, took: float) -> list[Wake]:
         records, size = sent - t.durable, t.captured_bytes
         since = now if t.oldest_at is None else t.oldest_at
-        drop_first(t, records)
+        if t.records is not None:
+            del t.records[:records]
+            t.records = t.records or None
         t.pending_bytes -= size
         t.captured_bytes = 0
         t.durable = sent
@@ -576,7 +563,9 @@ class Core:
         self.registry.dirty_bytes -= size
         t.last_error = None
         t.narrow = t.narrow * 2 if t.records else 0
-        self.registry.clear_failures(t)
+        if t.attempt:
+            self.registry.clear_failures(t)
+        t.retry_at = 0.0
         # Removed and added again: the sessions that wait longest stay in front.
         self.registry.unsaved.pop(t, None)
         if t.first_at is not None:
@@ -626,10 +615,14 @@ class Core:
     @property
     def is_calm(self) -> bool:
         """Whether the store works, and keeps up: `answered` would change nothing if it did well."""
-        return self.breaker.is_calm and self.registry.is_calm
+        breaker, registry = self.breaker, self.registry
+        if breaker.failed_in_a_row or breaker.state != "closed":
+            return False
+        return not (registry.failed or registry.rising or registry.overdue)
 
     def answered(self, *, well: bool, error: Exception | None, now: float) -> None:
         """Note for the breaker whether the store answered a batch at all."""
+        self.schedule.nudged = True  # the next probe may be due earlier
         unsaved = len(self.registry.unsaved)
         if well:
             if self.breaker.state == "open":  # failed sessions need not wait out their back-off

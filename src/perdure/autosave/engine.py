@@ -279,22 +279,18 @@ class Autosaver:
         version = t.version
         if t.durable < version:
             self._check(t)
-            self._save_now(t, version)
+            now, nudged = self._clock(), self._schedule.nudged
+            if not self._watchdog.armed:
+                self._watchdog.arm()
+            if not self._writer.begin_alone(t, now, version):
+                self._schedule.make_urgent(t, version, now)
+                if not self._core.is_calm:
+                    self._serve_due()
+                elif t.inflight is None:
+                    self._schedule.nudged = nudged  # it is due: the timer has nothing to do for it
+                    self._start(self._writer.begin, now)
             await self._durable(t, version)
         return t.durable
-
-    def _save_now(self, t: Tracked, version: int) -> None:
-        now, nudged = self._clock(), self._schedule.nudged
-        if not self._watchdog.armed:
-            self._watchdog.arm()
-        if self._writer.begin_alone(t, now, version):
-            return
-        self._schedule.make_urgent(t, version, now)
-        if not self._core.is_calm:
-            self._serve_due()
-        elif t.inflight is None:
-            self._schedule.nudged = nudged  # it is due: the timer has nothing to do for it
-            self._start(self._writer.begin, now)
 
     async def wait_durable(self, t: Tracked, version: int | None = None) -> int:
         """Wait until a version, or everything appended so far, is durable; start no save for it.
@@ -570,7 +566,8 @@ class Autosaver:
 
     def _watch(self, until: float) -> None:
         """Have the timer check what is due at this time at the latest."""
-        self._start(self._timer.look_at, until)
+        if until < self._timer.alarm:
+            self._start(self._timer.look_at, until)
 
     def _start(self, call: Callable[[*Ts], None], *args: *Ts) -> None:
         """Call what may start a task; accepted records stay accepted if that fails."""
@@ -596,7 +593,7 @@ class Autosaver:
             self._make_room()
         if not self._host.running:
             return
-        if self._schedule.nudged or not self._core.is_calm:
+        if self._schedule.nudged:
             self._serve_due()
         elif len(self._schedule.ready):
             self._begin_due()

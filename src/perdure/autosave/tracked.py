@@ -504,11 +504,6 @@ class SessionRegistry:
             return False
         return self.overdue or self.dirty_bytes >= self._engine.dirty_hard
 
-    @property
-    def is_calm(self) -> bool:
-        """Whether no save has failed, and not much is unsaved."""
-        return not (self.failed or self.rising or self.overdue)
-
     def seal(self) -> None:
         """Accept no more records."""
         self.sealed = True

@@ -141,7 +141,8 @@ class Watchdog:
         more = f" and {len(unsaved) - 1} more" if len(unsaved) > 1 else ""
         age = 0.0 if t.oldest_at is None else now - t.oldest_at
         cause = "" if error is None else f" ({error!r})"
-        self._stalled = f"session {t.key}{more}: due, unsaved for {age:.0f} s, and its timer has not fired{cause}"
+        saying = f"due, unsaved for {age:.0f} s, and its timer has not fired"
+        self._stalled = f"session {t.key}{more}: {saying}{cause}"
         if first:
             log.error("autosave has stalled, it is tried again: %s", self._stalled)
             event = Stalled(reason=self._stalled, sessions=len(unsaved), error=error)

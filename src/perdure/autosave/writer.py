@@ -1,4 +1,4 @@
-"""What carries out saves: the writer, by which each batch leaves and each answer comes, and the timer.
+"""What carries out saves: the writer, through which batches leave and answers come, and the timer.
 
 All of it runs in the host or in callbacks of its event loop, so that no caller's cancellation ever
 reaches a save.
@@ -6,8 +6,9 @@ reaches a save.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, final
 
@@ -45,7 +46,7 @@ CHUNK = 8
 class _Flight:
     """A batch that is with the store."""
 
-    __slots__ = ("began", "outcomes", "saves", "scope", "sent", "settled", "until")
+    __slots__ = ("began", "captured", "outcomes", "saves", "scope", "sent", "settled", "until")
 
     def __init__(self, saves: list[Save], began: float, until: float) -> None:
         self.saves = saves
@@ -56,6 +57,8 @@ class _Flight:
         """Whether the store has it; not while its task has yet to begin."""
         self.scope: anyio.CancelScope | None = None
         """Of that task, where the store needs one."""
+        self.captured = 0
+        """To how many of the saves it was said that they were captured."""
         self.outcomes: Sequence[Outcome] | None = None
         """The store's answer."""
         self.settled = 0
@@ -113,7 +116,8 @@ class Writer:
         linger = core.engine.batch_linger
         self._linger = store.capabilities.batch_linger if linger is None else linger
         self._soon = soon_maker()
-        self._idle = anyio.Event()
+        # Set when nothing is in flight any more, if a task waits for that.
+        self._idle: anyio.Event | None = None
         # Sessions in the last batch: where several save at once, they are grouped.
         self._company = 1
         # When the sessions that are due now are captured, with all that ask until then.
@@ -146,7 +150,8 @@ class Writer:
         except BaseException as error:
             self._recover(error)
             raise
-        self._signal_idle()
+        if self._idle is not None and not self.is_busy:
+            self._idle.set()
 
     def begin_alone(self, t: Tracked, now: float, version: int) -> bool:
         """Send a session's save that nothing else waits beside; return whether that was so.
@@ -208,25 +213,22 @@ class Writer:
 
     def _send(self, saves: list[Save], now: float) -> None:
         flight = _Flight(saves, now, now + self._core.engine.save_timeout)
+        batches = [save.batch for save in saves]
         try:
             self._out[flight] = None
-            self._hand_over(flight)
+            begin = self._begin_append
+            flight.sent = begin is not None and begin(batches, partial(self._heard, flight))
+            if not flight.sent:
+                self._host.spawn(self._carry, flight, batches)
         except Exception as error:  # noqa: BLE001  # becomes the outcome
-            self._answered(flight, [outcome_of(error)] * len(saves))
+            self._settle(flight, [outcome_of(error)] * len(saves))
             return
         except BaseException:  # the store may have it or not: an answer counts for nothing
             self._out.pop(flight, None)
             raise
-        self._captured(iter(saves))  # now, while the store's thread wakes up
+        self._captured(flight)  # now, while the store's thread wakes up
         if len(self._out) == 1:
             self._watch(flight.until)
-
-    def _hand_over(self, flight: _Flight) -> None:
-        batches = [save.batch for save in flight.saves]
-        begin = self._begin_append
-        flight.sent = begin is not None and begin(batches, partial(self._heard, flight))
-        if not flight.sent:
-            self._host.spawn(self._carry, flight, batches)
 
     async def _carry(self, flight: _Flight, batches: list[Batch]) -> None:
         """Have a batch appended by a coroutine of the store's."""
@@ -243,7 +245,7 @@ class Writer:
                     ended = "the save was cut off when its event loop ended"
                     reason = self._too_late() if scope.cancel_called else ended
                     outcomes = [in_doubt(reason)] * len(batches)
-                self._answered(flight, outcomes)
+                self._settle(flight, outcomes)
 
     async def _append(self, flight: _Flight, batches: list[Batch]) -> list[Outcome]:
         try:
@@ -261,54 +263,48 @@ class Writer:
             return [*first, *await self._append(flight, batches[half:])]
         return outcomes
 
-    def _captured(self, saves: Iterator[Save]) -> None:
+    def _captured(self, flight: _Flight) -> None:
         """Call the sessions' ``on_captured`` hooks while the store is busy, some in each step."""
-        for n, save in enumerate(saves, 1):
-            t = save.t
-            if t.inflight is None:
-                return  # it is answered already: settling calls the hooks that are left
+        upto = min(len(flight.saves), flight.captured + CHUNK)
+        while flight.captured < upto:
+            t = flight.saves[flight.captured].t
+            flight.captured += 1
             if t.on_captured is not None:
                 self._call(t, t.on_captured)
-            if n % CHUNK == 0:
-                self._soon(self._captured, saves)
-                return
+        if upto < len(flight.saves):
+            self._soon(self._captured, flight)
 
     # The way back.
 
     def _heard(self, flight: _Flight, outcomes: Sequence[Outcome]) -> None:
         """Take what a store answered to ``begin_append``; called by the event loop."""
-        if not self._is_awaited(flight):
-            return
-        if self._host.running and any([outcome.status in REFUSALS for outcome in outcomes]):
-            # Its reason is read from the log, which must be awaited: send it again from a task.
-            try:
-                self._host.spawn(self._carry, flight, [save.batch for save in flight.saves])
-            except Exception:
-                log.exception("a refusal was not looked into")
-            else:
-                return
-        self._answered(flight, complete(outcomes, len(flight.saves)))
+        for outcome in outcomes:
+            if outcome.status in REFUSALS and self._host.running and self._is_awaited(flight):
+                # Its reason is read from the log, which must be awaited: send it again from a task.
+                with contextlib.suppress(Exception):  # else the refusal counts as it is
+                    self._host.spawn(self._carry, flight, [save.batch for save in flight.saves])
+                    return
+        self._settle(flight, outcomes)
 
-    def _answered(self, flight: _Flight, outcomes: Sequence[Outcome]) -> None:
-        """Apply the store's answer; an answer that comes late is applied as well."""
-        flight.outcomes = outcomes
-        self._settle(flight)
-
-    def _settle(self, flight: _Flight) -> None:
-        """Apply the outcomes of a batch, some in each step of the event loop.
+    def _settle(self, flight: _Flight, answer: Sequence[Outcome] | None = None) -> None:
+        """Apply the outcomes of a batch, however late, some in each step of the event loop.
 
         Each caller that is woken does something at once, such as its next turn: all of a batch in
         one step would keep the loop busy for many milliseconds. A Ctrl-C may come at any point,
         and then this is called again.
         """
-        saves, outcomes = flight.saves, flight.outcomes
+        saves, core = flight.saves, self._core
+        if answer is not None:
+            flight.outcomes = complete(answer, len(saves))
+        outcomes = flight.outcomes
         if outcomes is None or not self._is_awaited(flight):
             return
         now = self._clock()
         took = now - flight.began
         upto = len(saves)
-        if self._host.running and not self._core.stopped:  # else the report waits for it
+        if self._host.running and not core.stopped:  # else the report waits for it
             upto = min(upto, flight.settled + CHUNK)
+        flight.captured = max(flight.captured, upto)
         while flight.settled < upto:
             self._settle_one(saves[flight.settled], outcomes[flight.settled], now, took)
             flight.settled += 1
@@ -317,17 +313,13 @@ class Writer:
             return
         if self._doubtful.pop(flight, self) is self:
             self._leave_slot(flight, took)
-        self._signal_idle()
-        self._notify_breaker(outcomes, now)
-        self._settled([save.t for save in saves])
+        self._end(flight, outcomes, now)
 
     def _settle_one(self, save: Save, outcome: Outcome, now: float, took: float) -> None:
         t = save.t
         if t.inflight != save.batch.first + len(save.batch.records) - 1:
             return  # settled before a Ctrl-C
         had_ended = t.end
-        if t.on_captured is not None:
-            self._call(t, t.on_captured)
         for wake in self._core.completed(t, outcome, now, took):
             wake()
         if outcome.status is Status.OK:
@@ -342,20 +334,23 @@ class Writer:
         self._last_took = took
         self._company = len(flight.saves)
 
+    def _end(self, flight: _Flight, outcomes: Sequence[Outcome], now: float) -> None:
+        """Let the breaker and the engine know what became of a batch."""
+        if self._idle is not None and not self.is_busy:
+            self._idle.set()
+        well = outcomes[0].status is Status.OK or any(
+            outcome.status in ANSWERS for outcome in outcomes
+        )
+        if not (well and self._core.is_calm):  # it nearly always is
+            error = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
+            self._core.answered(well=well, error=None if well else error, now=now)
+        self._settled([save.t for save in flight.saves])
+
     def _call(self, t: Tracked, hook: Callable[..., None], *args: int) -> None:
         try:
             hook(*args)
         except Exception:
             log.exception("a hook failed", extra={"session": str(t.key)})
-
-    def _notify_breaker(self, outcomes: Sequence[Outcome], now: float) -> None:
-        well = outcomes[0].status is Status.OK or any(
-            outcome.status in ANSWERS for outcome in outcomes
-        )
-        if well and self._core.is_calm:
-            return  # nearly always
-        error = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
-        self._core.answered(well=well, error=None if well else error, now=now)
 
     # What is not answered.
 
@@ -375,25 +370,23 @@ class Writer:
             if not flight.sent:
                 error = StoreUnavailableError(_NOT_BEGUN)
                 outcomes = [Outcome(Status.TRANSIENT, error)] * len(flight.saves)
-                self._answered(flight, outcomes)
+                self._settle(flight, outcomes)
                 continue
             self._doubtful[flight] = None
             outcome = in_doubt(self._too_late())
             for save in flight.saves:
                 self._core.give_up(save.t, outcome.error, now)
             self._leave_slot(flight, now - flight.began)
-            self._signal_idle()
-            self._notify_breaker([outcome], now)
             if flight.scope is not None:
                 flight.scope.cancel()
-            self._settled([save.t for save in flight.saves])
+            self._end(flight, [outcome], now)
 
     def cut(self) -> None:
         """Give up all saves in flight; an answer that still comes to one counts for nothing."""
         self.give_up(self._clock(), until=float("inf"))
         for flight in [flight for flight in self._doubtful if flight.scope is None]:
             doubt = [in_doubt(self._too_late())] * len(flight.saves)
-            self._answered(flight, flight.outcomes or doubt)
+            self._settle(flight, flight.outcomes or doubt)
             self._doubtful.pop(flight, None)
 
     def _too_late(self) -> str:
@@ -413,7 +406,6 @@ class Writer:
             self._core.completed(t, in_doubt(reason), self._clock(), 0.0)
         saves = [save for flight in self._out for save in flight.saves[flight.settled :]]
         self._core.in_flight = len(saves)  # the error may have come before it was counted
-        self._signal_idle()
         self._settled(lost)
 
     # How busy it is.
@@ -428,11 +420,7 @@ class Writer:
         """Whether a save is in flight, or about to be; one that was given up if it will end."""
         if self._out or self._joined_at is not None:
             return True
-        return any([flight.scope is not None for flight in self._doubtful])
-
-    def _signal_idle(self) -> None:
-        if not self.is_busy:
-            self._idle.set()
+        return any(flight.scope is not None for flight in self._doubtful)
 
     def _is_awaited(self, flight: _Flight) -> bool:
         return flight in self._out or flight in self._doubtful
@@ -440,7 +428,7 @@ class Writer:
     async def idle(self) -> None:
         """Wait until no save is in flight."""
         while self.is_busy:
-            if self._idle.is_set():
+            if self._idle is None or self._idle.is_set():
                 self._idle = anyio.Event()
             await self._idle.wait()
 

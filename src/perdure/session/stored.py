@@ -285,7 +285,7 @@ class SessionStore(DelegatingStore):
         return self._direct.begin_append(batches, done)
 
     def _has_media(self, batches: Sequence[Batch]) -> bool:
-        return any([may_lift(batch.records) for batch in batches]) and self.capabilities.blobs
+        return any(may_lift(batch.records) for batch in batches) and self.capabilities.blobs
 
     async def read_log(
         self,
