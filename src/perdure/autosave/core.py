@@ -484,7 +484,7 @@ class Core:
         t.prepared = False
         if count == limit:
             t.first_at = t.group_at
-        records = t.records or ()
+        records: Sequence[Entry] = t.records or ()
         if count < len(records):
             records = records[:count]
         return Batch(t.key, t.epoch, t.durable + 1, tuple(records))
