@@ -441,12 +441,15 @@ class Store(
 
 
 class SupportsBeginAppend(Protocol):
-    """A store that can append one batch without a task of the caller's."""
+    """A store that can append without a task of the caller's, as one with threads of its own."""
 
-    def begin_append(self, batch: Batch, done: Callable[[Outcome], object]) -> bool:
-        """Start to append, and have the event loop call ``done`` with the outcome.
+    def begin_append(
+        self, batches: Sequence[Batch], done: Callable[[Sequence[Outcome]], object]
+    ) -> bool:
+        """Start what ``append_many`` does, and have the event loop call ``done`` with its answer.
 
-        False if that is not possible now: nothing was done, and ``append_many`` has to do it.
+        However late that is, once. False if something has to be awaited first: nothing was done,
+        and ``append_many`` has to do it.
         """
         ...
 

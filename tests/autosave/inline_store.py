@@ -180,44 +180,43 @@ class InlineStore:
 
 
 class DirectStore(InlineStore):
-    """One that takes a batch without a task of the caller's, as the file store does.
+    """One that takes batches without a task of the caller's, as the file store does.
 
-    What was given up goes on; whoever sends the same again waits for the end of it.
+    What was given up goes on, and is answered late: a call that hangs does so for *hangs* seconds.
     """
 
     host: Host
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{**options, "batch_max": 1})
+    def __init__(self, *, hangs: float = 25.0, queues: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        self._queues = queues  # whether a session may be sent while a write of it is under way
         self.begun = 0
-        self._under_way: dict[SessionKey, anyio.CancelScope] = {}
+        self._hangs = hangs
 
-    def begin_append(self, batch: Batch, done: Callable[[Outcome], object]) -> bool:
-        if batch.key in self._under_way:
-            return False
+    def begin_append(
+        self, batches: Sequence[Batch], done: Callable[[Sequence[Outcome]], object]
+    ) -> bool:
         self.begun += 1
-        scope = self._under_way[batch.key] = anyio.CancelScope()
-        self.host.spawn(self._carry, batch, done, scope)
+        self.host.spawn(self._carry, batches, done)
         return True
 
     async def _carry(
-        self, batch: Batch, done: Callable[[Outcome], object], scope: anyio.CancelScope
+        self, batches: Sequence[Batch], done: Callable[[Sequence[Outcome]], object]
     ) -> None:
-        outcome = Outcome(Status.IN_DOUBT, StoreUnavailableError("it ended late"))
-        try:
-            with scope:
-                outcome = (await super().append_many([batch]))[0]
-        except OSError as error:
-            outcome = Outcome(Status.IN_DOUBT, error)
-        finally:
-            del self._under_way[batch.key]
-        # Whoever is refused so sends it once more, with `append_many`, to learn why.
-        self.told_lost.discard((batch.key, batch.epoch))
-        done(outcome)
-
-    async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
-        for batch in batches:
-            while batch.key in self._under_way:
-                self._under_way[batch.key].cancel()
+        error = StoreUnavailableError("it ended late")
+        outcomes = [Outcome(Status.IN_DOUBT, error)] * len(batches)
+        with anyio.move_on_after(self._hangs) as scope:
+            while self._queues and any(batch.key in self._writing for batch in batches):
                 await anyio.sleep(0.01)
-        return await super().append_many(batches)
+            try:
+                outcomes = await super().append_many(batches)
+            except OSError as broken:
+                outcomes = [Outcome(Status.IN_DOUBT, broken)] * len(batches)
+        if scope.cancelled_caught and all(map(self._has, batches)):
+            outcomes = [Outcome(Status.OK)] * len(batches)
+        # Whoever is refused so sends it once more, with `append_many`, to learn why.
+        self.told_lost -= {(batch.key, batch.epoch) for batch in batches}
+        done(outcomes)
+
+    def _has(self, batch: Batch) -> bool:
+        return len(self.logs.get(batch.key, ())) >= batch.first + len(batch.records) - 1

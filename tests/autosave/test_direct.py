@@ -1,4 +1,4 @@
-"""A save that nothing else waits beside goes to the store at once, without a worker."""
+"""A store that takes a save without a task gets it at once, and may answer late."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from perdure.autosave.core import Core
 from perdure.autosave.events import Saved, SaveFailed
 from perdure.autosave.options import Autosave, EngineOptions
+from perdure.autosave.tracked import State
 from perdure.errors import SessionQuarantinedError
-from perdure.store import Outcome, Status
 from tests.autosave.inline_store import DirectStore, Fault
 from tests.autosave.rigs import CALM, PLAIN, Rig, rig, within
 
@@ -21,10 +21,10 @@ from tests.autosave.rigs import CALM, PLAIN, Rig, rig, within
 def direct(
     faults: Sequence[Fault] = (), engine: EngineOptions = PLAIN, **options: Any
 ) -> AbstractAsyncContextManager[Rig]:
-    return rig(DirectStore(faults=faults, **options), engine=engine)
+    return rig(DirectStore(faults=faults, **{"batch_max": 1, **options}), engine=engine)
 
 
-async def test_a_save_needs_no_worker() -> None:
+async def test_a_save_needs_no_task() -> None:
     async with direct() as r:
         t = r.track()
         for count in (1, 3, 2):
@@ -71,7 +71,7 @@ async def test_more_sessions_than_the_store_takes_at_once_are_all_saved() -> Non
             for t in tracked:
                 group.start_soon(say, t)
         assert [r.stored(t) for t in tracked] == [4] * 20
-        assert r.store.begun == len(r.store.calls)  # type: ignore[attr-defined]  # no worker
+        assert r.store.begun == len(r.store.calls)  # type: ignore[attr-defined]  # no task
 
 
 @pytest.mark.parametrize("fault", ["down", "unacked", "lost", "raise", "hang", "hang_applied"])
@@ -122,7 +122,7 @@ async def test_closing_waits_for_what_is_under_way() -> None:
 
 
 async def test_closing_does_not_wait_for_ever() -> None:
-    async with direct(["hang"]) as r:
+    async with direct(["hang"], hangs=1e6) as r:
         t = r.track()
         r.append(t)
         with anyio.move_on_after(0.5):
@@ -142,31 +142,60 @@ async def test_a_loop_that_ends_leaves_no_save_behind() -> None:
         assert t.inflight is None
 
 
-async def test_an_answer_that_comes_after_a_save_was_given_up_counts_for_nothing() -> None:
-    """It would be taken for the answer to what was sent again meanwhile."""
-    late: list[Any] = []
-
-    class Late(DirectStore):
-        def begin_append(self, batch: Any, done: Any) -> bool:
-            if late:
-                return super().begin_append(batch, done)
-            late.append(done)
-            return True
-
-    store = Late(latency=(3.0,))
-    async with rig(store, engine=EngineOptions(jitter=0.0, eager=False, save_timeout=5.0)) as r:
-        t = r.track()
+@pytest.mark.parametrize(("fault", "applied"), [("hang", False), ("hang_applied", True)])
+async def test_a_late_answer_settles_what_was_given_up(fault: Fault, applied: bool) -> None:
+    """Nothing of the session is sent before it, and what it says is not sent again."""
+    engine = EngineOptions(jitter=0.0, eager=False, save_timeout=5.0)
+    async with direct([fault], engine=engine, hangs=60.0) as r:
+        t, began = r.track(), anyio.current_time()
         r.append(t, 2)
-        with anyio.move_on_after(7):
-            await r.saver.save(t)
+        async with anyio.create_task_group() as group:
+            group.start_soon(r.saver.save, t)
+            await anyio.sleep(50)
+            assert len(r.store.calls) == 1
+            assert (t.durable, t.state) == (0, State.FAILED)
+            assert r.saver.health().unsaved == {"failed": 1}
+            r.append(t)
+        assert anyio.current_time() - began == pytest.approx(60, abs=0.1)
+        assert t.durable >= 2
+        await r.saver.save(t)
+        assert (r.stored(t), t.durable) == (3, 3)
+        assert r.store.sent[t.key] == (3 if applied else 5)
         assert [event.in_doubt for event in r.of(SaveFailed)] == [True]
-        while not store.calls:
-            await anyio.sleep(0.1)
-        late[0](Outcome(Status.OK))
-        assert t.durable == 0
-        assert await r.saver.save(t) == 2
-        assert r.stored(t) == 2
         assert await r.outlasts_an_outage()
+
+
+async def test_a_save_that_is_never_answered_is_reported_in_doubt() -> None:
+    engine = EngineOptions(jitter=0.0, eager=False, save_timeout=5.0)
+    async with direct(["hang_applied"], engine=engine, hangs=1e6) as r:
+        t, began = r.track(), anyio.current_time()
+        r.append(t, 2)
+        r.saver.turn_ended(t)
+        await anyio.sleep(30)
+        r.append(t)
+        report = await r.saver.aclose(deadline=3, hard_grace=1)
+        assert anyio.current_time() - began <= 34 + 1e-6
+        (left,) = report.in_doubt
+        assert (left.durable, left.in_doubt_to, left.version) == (0, 2, 3)
+        assert len(r.store.calls) == 1
+
+
+async def test_a_job_does_not_wait_for_a_save_that_was_given_up() -> None:
+    async def job() -> str:
+        return "done"
+
+    engine = EngineOptions(jitter=0.0, eager=False, save_timeout=5.0)
+    async with direct(["hang"], engine=engine, hangs=100.0) as r:
+        t, other = r.track("a"), r.track("b")
+        r.append(t)
+        r.saver.turn_ended(t)
+        await anyio.sleep(1)
+        with anyio.fail_after(10):
+            assert await r.saver.exclusive(t, job) is None
+            assert await r.saver.exclusive(t, job, urgent=True) is None
+            assert await r.saver.exclusive(other, job) == "done"
+        await anyio.sleep(200)
+        assert await r.saver.exclusive(t, job) == "done"
 
 
 @pytest.mark.parametrize(
@@ -194,7 +223,8 @@ async def test_a_save_that_an_interrupt_cuts_off_is_in_doubt_and_sent_again(
 
     monkeypatch.setattr(owner, method, interrupted)
     options = Autosave(max_records=1) if is_launched else CALM
-    async with rig(DirectStore(latency=(0.1,)), engine=PLAIN, autosave=options) as r:
+    store = DirectStore(latency=(0.1,), batch_max=1, queues=True)
+    async with rig(store, engine=PLAIN, autosave=options) as r:
         t = r.track()
         with pytest.raises(KeyboardInterrupt):  # noqa: PT012  # either may be the one
             r.append(t)

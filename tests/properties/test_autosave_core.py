@@ -47,7 +47,7 @@ class Model:
     captured: int | None = None
     end: str | None = None
     group_from: int | None = None
-    poisoned: bool = False
+    given_up: bool = False
 
 
 class CoreMachine(RuleBasedStateMachine):
@@ -214,11 +214,26 @@ class CoreMachine(RuleBasedStateMachine):
     def complete(self, data: st.DataObject, status: Status) -> None:
         self.completes(data.draw(st.sampled_from(self.in_flight)), status)
 
+    @precondition(lambda self: self.in_flight)
+    @rule(data=st.data())
+    def give_up(self, data: st.DataObject) -> None:
+        save = data.draw(st.sampled_from(self.in_flight))
+        t, model = self.pick(self.sessions.index(save.t))
+        if not model.given_up:
+            model.given_up = True
+            before = t.attempt
+            self.core.give_up(t, TimeoutError("no answer"), self.now)
+            self.core.answered(well=False, error=None, now=self.now)
+            assert t.attempt == before + (model.end is None)
+            assert model.end is not None or t.doubt_to >= (model.captured or 0)
+
     def completes(self, save: Save, status: Status) -> None:
         self.in_flight.remove(save)
         n = self.sessions.index(save.t)
         t, model = self.pick(n)
         was_lost = model.end == "lost"
+        was_given_up, model.given_up = model.given_up, False
+        attempt = t.attempt
         woken = self.core.completed(t, Outcome(status, ValueError("why")), self.now, 0.1)
         well = status in {Status.OK, Status.PERMANENT, Status.CONFLICT}
         self.core.answered(well=well, error=None, now=self.now)
@@ -234,6 +249,8 @@ class CoreMachine(RuleBasedStateMachine):
             model.end = "quarantined" if one_group else None
             assert one_group or 0 < t.narrow < count
         model.captured = None
+        if was_given_up and model.end is None and status in {Status.TRANSIENT, Status.IN_DOUBT}:
+            assert t.attempt == attempt, "one failure was counted twice"
         reached = [waiter.version for _, waiter, _, _ in self.waiters if waiter in woken]
         assert all(version <= t.durable for version in reached) or t.end is not None
 
@@ -275,6 +292,8 @@ class CoreMachine(RuleBasedStateMachine):
         for t, model in zip(self.sessions, self.models, strict=True):
             assert (t.version, t.durable) == (len(model.accepted), model.durable)
             assert t.inflight == model.captured
+            assert t.given_up is model.given_up
+            assert not t.given_up or t.ticket == 0, "it would be sent while it is in doubt"
             assert t.durable <= (t.version if t.inflight is None else t.inflight) <= t.version
             assert (t.end and t.end.value) == model.end
             assert [entry.payload for entry in t.pending] == model.accepted[model.durable :]
@@ -315,7 +334,8 @@ class CoreMachine(RuleBasedStateMachine):
         assert set(registry.failed) == {t for t in self.sessions if t.attempt}
         counted = [t.pending_bytes for t in self.sessions if t.end is None or t.end.value != "lost"]
         assert registry.dirty_bytes == sum(counted)
-        assert self.core.in_flight == len(self.in_flight)
+        given_up = sum(model.given_up for model in self.models)
+        assert self.core.in_flight == len(self.in_flight) - given_up
         assert len(self.core.schedule.ready) == sum(t.ticket > 0 for t in self.sessions)
 
     @invariant()

@@ -8,7 +8,8 @@ An append makes a session due (`Core.append`, `schedule`). ``capture`` takes the
 earliest deadlines, and everything that each of them has by then. ``completed`` takes the store's
 answer; what was appended meanwhile makes the session due again.
 
-* A session is captured only while no save of it is in flight.
+* A session is captured only while no save of it is in flight. One that was given up is in doubt,
+  and still in flight: until the store has answered, or failed, nothing of the session is sent.
 * Unsaved records wait in exactly one place: in the wheel, in the ready lanes, with the store, for
   contributors, for a job, or for the end of a group; unless the session is quarantined, lost, or
   has no timers.
@@ -80,12 +81,12 @@ class Breaker:
     __slots__ = (
         "_base",
         "_chance",
-        "_failed",
         "_failures",
         "_full",
         "_probes",
         "_reset",
         "_window",
+        "failed_in_a_row",
         "opened_at",
         "probe_at",
         "state",
@@ -106,13 +107,9 @@ class Breaker:
         self._reset = reset
         self._full = full
         self._chance = chance
-        self._failed = 0
+        # Failed batches since the last that was answered.
+        self.failed_in_a_row: int = 0
         self._window = full
-
-    @property
-    def is_calm(self) -> bool:
-        """Whether it is closed, and the last batch was answered."""
-        return self.state == "closed" and not self._failed
 
     def allowance(self, now: float, in_flight: int) -> int:
         """Return how many more sessions may be sent while ``in_flight`` are with the store."""
@@ -127,7 +124,7 @@ class Breaker:
 
         It closes when the store gets all that it can take, or when nothing is ``waiting`` for it.
         """
-        self._failed = self._probes = 0
+        self.failed_in_a_row = self._probes = 0
         if self.state == "closed":
             return False
         self._window = 2 if self.state == "open" else self._window * 2
@@ -141,8 +138,8 @@ class Breaker:
 
     def failed(self, now: float) -> bool:
         """Note that the store did not answer; return whether this opened the breaker."""
-        self._failed += 1
-        if self.state == "closed" and self._failed < self._failures:
+        self.failed_in_a_row += 1
+        if self.state == "closed" and self.failed_in_a_row < self._failures:
             return False
         opened = self.state == "closed"
         if opened:
@@ -174,15 +171,6 @@ def as_group(entries: Sequence[Entry], *, closed: bool) -> tuple[Entry, ...]:
             for entry, ends in [(entry, closed and n == last) for n, entry in enumerate(entries)]
         ]
     )
-
-
-def drop_first(t: Tracked, count: int) -> None:
-    """Drop the first records of a session, which are durable."""
-    records = t.records
-    if records is not None:
-        del records[:count]
-        if not records:
-            t.records = None
 
 
 def whole_groups(
@@ -239,10 +227,8 @@ class Core:
         self.parallel: int = engine.max_concurrent_batches or capabilities.parallelism
         # Calls that may wait in the store's own queue.
         self.queue_depth: int = 0 if engine.max_concurrent_batches else capabilities.queue_depth
-        # Sessions with a save in flight.
+        # Sessions with a save in flight that was not given up.
         self.in_flight: int = 0
-        # Saves begun and answered: a number that grows as long as autosave makes progress.
-        self.steps: int = 0
         # No save will begin any more.
         self.stopped = False
         self.registry: SessionRegistry = SessionRegistry(engine)
@@ -456,7 +442,6 @@ class Core:
                 saves.append(Save(t, self._take(t)))
                 size += t.captured_bytes
         self.in_flight += len(saves)
-        self.steps += len(saves)
         return saves, unprepared
 
     def capture_alone(self, t: Tracked, version: int) -> Save | None:
@@ -480,12 +465,11 @@ class Core:
         elif t.retry_at:
             return None  # it has failed: its back-off goes on
         self.in_flight += 1
-        self.steps += 1
         return Save(t, self._take(t))
 
     def _take(self, t: Tracked) -> Batch:
         """Capture a session in one synchronous step: all its whole groups."""
-        limit = t.capturable - t.durable
+        limit = (t.group_from if t.groups else t.version) - t.durable
         count, size = limit, t.pending_bytes
         if t.groups or t.narrow or size > self.engine.batch_bytes:
             count, size = whole_groups(
@@ -500,12 +484,10 @@ class Core:
         t.prepared = False
         if count == limit:
             t.first_at = t.group_at
-        return Batch(
-            t.key,
-            t.epoch,
-            t.durable + 1,
-            tuple(t.pending if count == len(t.pending) else t.pending[:count]),
-        )
+        records: Sequence[Entry] = t.records or ()
+        if count < len(records):
+            records = records[:count]
+        return Batch(t.key, t.epoch, t.durable + 1, tuple(records))
 
     def prepared(self, t: Tracked, now: float) -> None:
         """Note that a session's contributors were asked."""
@@ -527,15 +509,22 @@ class Core:
     # And back.
 
     def completed(self, t: Tracked, outcome: Outcome, now: float, took: float) -> list[Wake]:
-        """Apply the store's answer for a captured session; return the waiters to wake."""
-        self.in_flight -= 1
-        self.steps += 1
+        """Apply the store's answer for a captured session; return the waiters to wake.
+
+        One that comes after the save was given up counts as well.
+        """
+        is_late, t.given_up = t.given_up, False
+        if not is_late:
+            self.in_flight -= 1
         sent, t.inflight = t.inflight or t.durable, None
         if outcome.status is Status.OK:
             return self._ok(t, sent, outcome.written, now, took)
         t.captured_bytes = 0
         t.first_at = t.oldest_at
         if t.end is not None:
+            return []
+        if is_late and outcome.status not in REFUSALS:
+            self.schedule.arm(t, now)  # it has failed already, and may be sent again
             return []
         t.last_error = outcome.error
         if outcome.status is Status.CONFLICT:
@@ -545,10 +534,23 @@ class Core:
         self._failed(t, sent, now, in_doubt=outcome.status is Status.IN_DOUBT)
         return []
 
+    def give_up(self, t: Tracked, error: Exception | None, now: float) -> None:
+        """Let others have the slot of a save that has taken too long, and is in doubt.
+
+        Nothing of the session is sent before `completed` is called for it.
+        """
+        self.in_flight -= 1
+        t.given_up = True
+        if t.end is None:
+            t.last_error = error
+            self._failed(t, t.inflight or t.durable, now, in_doubt=True)
+
     def _ok(self, t: Tracked, sent: int, written: int, now: float, took: float) -> list[Wake]:
         records, size = sent - t.durable, t.captured_bytes
         since = now if t.oldest_at is None else t.oldest_at
-        drop_first(t, records)
+        if t.records is not None:
+            del t.records[:records]
+            t.records = t.records or None
         t.pending_bytes -= size
         t.captured_bytes = 0
         t.durable = sent
@@ -561,7 +563,9 @@ class Core:
         self.registry.dirty_bytes -= size
         t.last_error = None
         t.narrow = t.narrow * 2 if t.records else 0
-        self.registry.clear_failures(t)
+        if t.attempt:
+            self.registry.clear_failures(t)
+        t.retry_at = 0.0
         # Removed and added again: the sessions that wait longest stay in front.
         self.registry.unsaved.pop(t, None)
         if t.first_at is not None:
@@ -611,10 +615,14 @@ class Core:
     @property
     def is_calm(self) -> bool:
         """Whether the store works, and keeps up: `answered` would change nothing if it did well."""
-        return self.breaker.is_calm and self.registry.is_calm
+        breaker, registry = self.breaker, self.registry
+        if breaker.failed_in_a_row or breaker.state != "closed":
+            return False
+        return not (registry.failed or registry.rising or registry.overdue)
 
     def answered(self, *, well: bool, error: Exception | None, now: float) -> None:
         """Note for the breaker whether the store answered a batch at all."""
+        self.schedule.nudged = True  # the next probe may be due earlier
         unsaved = len(self.registry.unsaved)
         if well:
             if self.breaker.state == "open":  # failed sessions need not wait out their back-off
@@ -627,7 +635,9 @@ class Core:
                 self.registry.events.append(BreakerClosed(outage=now - since, unsaved=unsaved))
         elif self.breaker.failed(now):
             self.registry.events.append(BreakerOpened(error=error, unsaved=unsaved))
-        probe = next(iter(self.registry.failed), None) if self.breaker.state == "open" else None
+        probe = None
+        if self.breaker.state == "open":
+            probe = next((t for t in self.registry.failed if t.inflight is None), None)
         if probe is not None and probe.retry_at > self.breaker.probe_at:
             # Its own back-off may be longer: the probe would have nothing to send.
             probe.retry_at = self.breaker.probe_at

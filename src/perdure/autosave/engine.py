@@ -41,8 +41,8 @@ class Autosaver:
     What is synchronous may be called from any task of the host's event loop. Whatever takes time
     runs in the host's tasks: cancelling a caller, in whatever way, ends its wait and changes
     nothing else. One timer for all sessions sleeps until the first of them is due, and is woken
-    only when something becomes due earlier. Workers bring batches to the store; a save with a
-    waiting caller starts one at once, without a round through the timer.
+    only when something becomes due earlier. A save with a waiting caller goes to the store at once,
+    without a round through the timer.
 
     Args:
         store: Where to save.
@@ -90,6 +90,7 @@ class Autosaver:
             clock,
             prepare=self._contributors.ask,
             settled=self._settled,
+            begin_due=self._begin_due,
             watch=self._watch,
         )
         self._timer = Timer(
@@ -98,10 +99,9 @@ class Autosaver:
         self._watchdog = Watchdog(
             core,
             self._timer,
-            self._writer,
-            self._contributors,
             self._reporter,
             clock,
+            serve_due=self._serve_all,
             ticking=ticking,
         )
         self._new_event = event_maker()
@@ -158,7 +158,6 @@ class Autosaver:
 
     def _drop(self, t: Tracked, *, keep_lost: bool = False) -> None:
         self._idle.forget(t)
-        self._watchdog.forget(t)
         _wake(self._core.drop(t, keep_lost=keep_lost))
         # No hook is called any more: do not keep alive what they refer to.
         t.before_capture = t.on_saved = t.on_idle = t.on_lost = None
@@ -220,7 +219,7 @@ class Autosaver:
             now = self._clock()
             if not self._watchdog.armed:
                 self._watchdog.arm()
-            if not self._writer.begin(t, now, 0):
+            if not self._writer.begin_alone(t, now, 0):
                 self._schedule.make_due(t, now)
                 self._serve_due()
 
@@ -274,22 +273,18 @@ class Autosaver:
         version = t.version
         if t.durable < version:
             self._check(t)
-            self._save_now(t, version)
+            now, nudged = self._clock(), self._schedule.nudged
+            if not self._watchdog.armed:
+                self._watchdog.arm()
+            if not self._writer.begin_alone(t, now, version):
+                self._schedule.make_urgent(t, version, now)
+                if not self._core.is_calm:
+                    self._serve_due()
+                elif t.inflight is None:
+                    self._schedule.nudged = nudged  # it is due: the timer has nothing to do for it
+                    self._start(self._writer.begin, now)
             await self._durable(t, version)
         return t.durable
-
-    def _save_now(self, t: Tracked, version: int) -> None:
-        now, nudged = self._clock(), self._schedule.nudged
-        if not self._watchdog.armed:
-            self._watchdog.arm()
-        if self._writer.begin(t, now, version):
-            return
-        self._schedule.make_urgent(t, version, now)
-        if not self._core.is_calm:
-            self._serve_due()
-        elif t.inflight is None:
-            self._schedule.nudged = nudged  # it is due: the timer has nothing to do for it
-            self._start(self._writer.launch, now)
 
     async def wait_durable(self, t: Tracked, version: int | None = None) -> int:
         """Wait until a version, or everything appended so far, is durable; start no save for it.
@@ -537,8 +532,16 @@ class Autosaver:
 
     # What keeps it running.
 
+    def _serve_all(self) -> None:
+        """Do what is due, and have contributors asked whose task could not be started."""
+        self._contributors.ask(())
+        self._serve_due()
+
+    def _begin_due(self) -> None:
+        self._start(self._writer.begin, self._clock())
+
     def _serve_due(self) -> None:
-        """Start a worker for what has become due, or wake the timer."""
+        """Send what has become due, or wake the timer."""
         if not self._core.stopped:
             if not self._watchdog.armed:
                 self._watchdog.arm()
@@ -546,7 +549,8 @@ class Autosaver:
 
     def _watch(self, until: float) -> None:
         """Have the timer check what is due at this time at the latest."""
-        self._start(self._timer.look_at, until)
+        if until < self._timer.alarm:
+            self._start(self._timer.look_at, until)
 
     def _start(self, call: Callable[[*Ts], None], *args: *Ts) -> None:
         """Call what may start a task; accepted records stay accepted if that fails."""
@@ -572,10 +576,10 @@ class Autosaver:
             self._make_room()
         if not self._host.running:
             return
-        if self._schedule.nudged or not self._core.is_calm:
+        if self._schedule.nudged:
             self._serve_due()
         elif len(self._schedule.ready):
-            self._start(self._writer.launch, self._clock())
+            self._begin_due()
 
 
 def _wake(waiters: Iterable[Wake]) -> None:

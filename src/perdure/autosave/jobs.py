@@ -93,12 +93,15 @@ class BackgroundJobs:
             scope.cancel()
 
     async def alone(self, t: Tracked) -> None:
-        """Hold a session back permanently, and wait until no save of it is in flight."""
+        """Hold a session back permanently, and wait until no save of it is in flight.
+
+        One that was given up is not waited for.
+        """
         self._core.hold(t)
         await self._until_free(t)
 
     def _refused(self, t: Tracked, *, urgent: bool) -> bool:
-        if t.end in (State.LOST, State.CLOSED) or self._core.stopped:
+        if t.end in (State.LOST, State.CLOSED) or t.given_up or self._core.stopped:
             return True
         if self._core.breaker.state != "closed":
             return True
@@ -130,6 +133,8 @@ class BackgroundJobs:
         self._core.hold(t)
         try:
             await self._until_free(t)
+            if t.given_up:
+                return None
             t.occupied = True
             try:
                 return await self._bounded(t, job, paid=paid)
@@ -158,7 +163,7 @@ class BackgroundJobs:
         raise StoreUnavailableError(message, key=t.key, timeout=timeout)
 
     async def _until_free(self, t: Tracked) -> None:
-        while t.inflight is not None or t.occupied:
+        while (t.inflight is not None and not t.given_up) or t.occupied:
             event = self._freed.setdefault(t, anyio.Event())
             await event.wait()
 
@@ -211,7 +216,10 @@ class StateCapture:
         self._stopped = False
 
     def ask(self, sessions: Iterable[Tracked]) -> None:
-        """Ask the contributors of sessions that the core holds back for that."""
+        """Ask the contributors of sessions that the core holds back for that.
+
+        And those of sessions that wait because a task could not be started.
+        """
         if self._stopped:
             self._leave_out(sessions)
             return
@@ -226,14 +234,6 @@ class StateCapture:
             except BaseException:
                 self._gone(runner)
                 raise
-
-    def replace_runners(self, sessions: Iterable[Tracked]) -> None:
-        """Discard the runners, and ask for sessions that wait and that no runner has."""
-        missing = [t for t in sessions if t not in self._locks]
-        if missing:
-            self._runners.clear()
-            # One whose runner could not be started is still in the queue.
-            self.ask([t for t in missing if t not in self._queue])
 
     async def ask_quiet(self) -> None:
         """Ask contributors of clean sessions, too, and wait for all; their records are due then."""

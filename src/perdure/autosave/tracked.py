@@ -207,6 +207,7 @@ class Tracked(_Hot):
         "doubt_to",
         "dropped",
         "epoch",
+        "given_up",
         "granted",
         "group_at",
         "group_from",
@@ -256,6 +257,8 @@ class Tracked(_Hot):
         self.attempt: int = 0  # failed saves in a row
         # Capture at most so many records, while bisecting for a refused one; 0 for all.
         self.narrow: int = 0
+        # The store has not answered for what is in flight, and its slot was given to others.
+        self.given_up: bool = False
         # The store may have records up to this one, beyond ``durable``.
         self.doubt_to: int = 0
         self.dropped: int = 0  # records that were discarded, ever
@@ -297,7 +300,7 @@ class Tracked(_Hot):
         """The state that the numbers show."""
         if self.end is not None:
             return self.end
-        if self.inflight is not None:
+        if self.inflight is not None and not self.given_up:
             return State.SAVING if self.inflight == self.version else State.SAVING_DIRTY
         if self.version == self.durable:
             return State.CLEAN
@@ -500,11 +503,6 @@ class SessionRegistry:
         if self._engine.outage_policy == "continue":
             return False
         return self.overdue or self.dirty_bytes >= self._engine.dirty_hard
-
-    @property
-    def is_calm(self) -> bool:
-        """Whether no save has failed, and not much is unsaved."""
-        return not (self.failed or self.rising or self.overdue)
 
     def seal(self) -> None:
         """Accept no more records."""

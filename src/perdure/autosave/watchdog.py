@@ -1,4 +1,4 @@
-"""The watchdog of autosave: notices that due sessions make no progress, and starts fresh tasks.
+"""The watchdog of autosave: notices that what is due is not done, says so, and has it tried again.
 
 It runs by a timer of the event loop, and needs no task itself.
 """
@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from itertools import islice
-from typing import Final, NamedTuple, final
+from typing import Final, final
 
 from perdure._lib.loop import loop_timer
 from perdure.autosave.core import Core
 from perdure.autosave.events import Reporter, Resumed, Stalled
-from perdure.autosave.jobs import StateCapture
-from perdure.autosave.tracked import Tracked
-from perdure.autosave.writer import Timer, Writer
+from perdure.autosave.writer import Timer
 
 log: logging.Logger = logging.getLogger("perdure.autosave")
 
@@ -24,49 +21,33 @@ PERIOD: Final = 5.0
 
 
 LATE: Final = 6 * PERIOD
-"""A check that is so late means that the event loop does not run, or has lost the timer."""
+"""A timer that is so late means that the event loop does not run."""
 
 
-LOOKED_AT: Final = 256
-"""Sessions that are checked, of those that have waited longest."""
-
-
-_CUT_OFF: Final = "its save was cut off: the records are sent again"
-
-
-class _Due(NamedTuple):
-    """A session that is due, and its numbers when it was first seen so."""
-
-    durable: int
-    attempt: int
-    at: float
-    """What its timer was set to: one that has run out, and was set again, was served."""
-    since: float
+BLOCKED: Final = 1.0
+"""A check that is so late itself says nothing about the timer."""
 
 
 @final
 class Watchdog:
-    """Check that due sessions make progress, and restart the tasks if they do not.
+    """Check that the timer of autosave serves what is due.
 
-    Workers, the timer and contributors keep running by themselves. The watchdog is for the case
-    that one does not: a task that could not be started, one that died, a callback that never came,
-    a save that an interrupt has cut off before anything could give it up.
     While anything is unsaved it checks every `PERIOD` seconds, by a timer of the event loop and
-    not by a task. A session whose timer has run out at two checks, with nothing done about it
-    although the store would accept it, has stalled: `Autosaver.health` is failing and gives the
-    reason, it is logged once, and new tasks are started at each check until it makes progress. When
-    the timer runs out is the schedule's to say, and nothing is computed again here.
+    not by a task. The timer's own alarm is the judge: it is set to the time at which the next
+    session is due, or a save to be given up. One that has passed with nothing done means that a
+    task could not be started, or has died: then saving has stalled, `Autosaver.health` is failing
+    and gives the reason, it is logged once, and the timer is started anew at each check until it
+    runs.
 
     Slow is not stalled: a save within its timeout, a store that is down or saturated, a job or a
     contributor within its own timeout.
 
     Args:
-        core: Decides what is due.
-        timer: Restarted when work has stalled.
-        writer: Its workers are replaced then.
-        contributors: Its runners are replaced then.
+        core: Knows what is unsaved.
+        timer: The timer that is to serve it.
         reporter: Delivers the events.
         clock: The loop's.
+        serve_due: Called at each check: has everything done that is due.
         ticking: Whether the clock moves by itself; if not, nothing is checked.
 
     """
@@ -75,33 +56,29 @@ class Watchdog:
         self,
         core: Core,
         timer: Timer,
-        writer: Writer,
-        contributors: StateCapture,
         reporter: Reporter,
         clock: Callable[[], float],
         *,
+        serve_due: Callable[[], None],
         ticking: bool,
     ) -> None:
         self._core = core
         self._timer = timer
-        self._writer = writer
-        self._contributors = contributors
         self._reporter = reporter
         self._clock = clock
+        self._serve_due = serve_due
         self._later = loop_timer() if ticking else None
         self.armed: bool = False
         """Whether it will check; a caller that finds it so need not call `arm`."""
         self._disarm: Callable[[], None] = lambda: None
-        self._armed_at = 0.0
-        self._due: dict[Tracked, _Due] = {}
-        self._steps = 0
+        self._looks_at = 0.0
         self._stalled: str | None = None
         self._error: Exception | None = None
 
     def arm(self) -> None:
         """Check from now on, until nothing is unsaved."""
         if not self.armed and self._later is not None:
-            self._armed_at = self._clock()
+            self._looks_at = self._clock() + PERIOD
             self._disarm = self._later(PERIOD, self._tick)
             self.armed = True
 
@@ -109,122 +86,64 @@ class Watchdog:
         """Note that a task could not be started."""
         self._error = error
 
-    def forget(self, t: Tracked) -> None:
-        """Stop watching a session."""
-        self._due.pop(t, None)
-
     def stop(self) -> None:
         """Stop checking."""
         self.armed = False
         self._disarm()
-        self._due.clear()
 
     def reasons(self, now: float) -> list[str]:
         """Return why saving makes no progress; empty if it does."""
         if self._core.stopped:
             return []
-        reasons = [] if self._stalled is None else [self._stalled]
-        if self._stalled is None and self._error is not None:
+        if self._stalled is not None:
+            return [self._stalled]
+        reasons = []
+        if self._error is not None:
             reasons.append(f"a background task could not be started: {self._error!r}")
-        late = now - self._armed_at - PERIOD
+        late = self._timer.late(now)
         if self.armed and late > LATE:
-            reasons.append(f"the event loop has not run the watchdog of autosave for {late:.0f} s")
+            reasons.append(f"the event loop has not run the timer of autosave for {late:.0f} s")
         return reasons
 
     def _tick(self) -> None:
         self.armed = False
         if self._core.stopped:
             return
+        now = self._clock()
+        was_blocked = now - self._looks_at > BLOCKED
         if self._core.registry.unsaved or self._stalled is not None:
             self.arm()  # first: even if the check fails, there will be another
+        if was_blocked:
+            return  # all timers are late
         try:
-            self._check(self._clock())
+            self._check(now)
         except Exception as error:
-            self.failed(error)
+            self._error = error
             log.exception("the watchdog of autosave failed")
 
     def _check(self, now: float) -> None:
-        self._due = self._still_due(now)
-        self._steps = self._core.steps
-        stalled = [t for t, due in self._due.items() if now - due.since >= self._patience(t)]
-        if stalled or self._writer.next_timeout + PERIOD <= now:
-            self._revive(stalled, now)
-        elif self._stalled is not None or self._error is not None:
-            self._resumed()
-
-    def _still_due(self, now: float) -> dict[Tracked, _Due]:
-        # A save in flight is answered or given up, which is the next step.
-        served = self._core.steps != self._steps or self._core.in_flight > 0
-        served = served or self._core.breaker.allowance(now, 0) <= 0
-        due: dict[Tracked, _Due] = {}
-        carried = self._writer.carried
-        for t in islice(self._core.registry.unsaved, LOOKED_AT):
-            at = self._due_at(t)
-            if t in carried or at > now:
-                continue
-            seen = _Due(t.durable, t.attempt, at, now)
-            before = self._due.get(t, seen)
-            same = before._replace(since=now) == seen
-            due[t] = before if same and not (served and t.ticket) else seen
-        return due
-
-    def _due_at(self, t: Tracked) -> float:
-        if t.inflight is not None:
-            return float("-inf")  # captured, and with nobody
-        if t.first_at is None or t.end is not None:
-            return float("inf")  # nothing to save, or not to be saved any more
-        if t.groups and t.group_from <= t.durable:
-            return float("inf")  # its group is not whole
-        return self._core.schedule.looked_at(t)
-
-    def _patience(self, t: Tracked) -> float:
-        """Return for how long a session may be due without a save in flight."""
-        engine = self._core.engine
-        if t.inflight is not None:
-            return engine.save_timeout + PERIOD
-        if t.holds:
-            return engine.exclusive_timeout + engine.save_timeout + PERIOD
-        if t.preparing and self._contributors.is_busy:
-            return engine.capture_timeout * len(self._due) + PERIOD
-        return PERIOD * 0.9
-
-    def _revive(self, stalled: list[Tracked], now: float) -> None:
-        first = self._stalled is None
-        self._stalled = self._describe(stalled, now)
-        if first:
-            log.error("autosave has stalled, fresh workers are started: %s", self._stalled)
-            event = Stalled(reason=self._stalled, sessions=len(stalled), error=self._error)
-            self._core.registry.events.append(event)
-        for t in [t for t in stalled if t.inflight is not None]:
-            self._writer.cut_off(t, _CUT_OFF)
-        self._writer.give_up(now)
-        for t in stalled:
-            if not t.ticket:
-                self._core.schedule.look_again(t, now)
-                self._due[t] = self._due[t]._replace(at=self._due_at(t))  # set here: not progress
-        self._contributors.replace_runners(t for t in stalled if t.preparing)
-        self._writer.replace_workers(now)
-        self._timer.restart()
-        self._error = None
-        self._reporter.deliver()
-
-    def _describe(self, stalled: list[Tracked], now: float) -> str:
-        cause = "" if self._error is None else f" ({self._error!r})"
-        if not stalled:
-            return f"a save has been with the store for longer than its timeout{cause}"
-        t = max(stalled, key=lambda t: now - self._due[t].since)
-        more = f" and {len(stalled) - 1} more" if len(stalled) > 1 else ""
-        reason = "no worker has taken it" if t.ticket or t.preparing else "its timer has not fired"
-        if t.holds:
-            reason = "a job holds it"
-        if t.inflight is not None:
-            reason = _CUT_OFF
-        age = 0.0 if t.oldest_at is None else now - t.oldest_at
-        return f"session {t.key}{more}: due, unsaved for {age:.0f} s, and {reason}{cause}"
-
-    def _resumed(self) -> None:
-        if self._stalled is not None:
+        error, self._error = self._error, None
+        late = self._timer.late(now)
+        if late >= PERIOD * 0.9 and self._core.registry.unsaved:
+            self._tell(error, now)
+            self._timer.restart()
+        elif self._stalled is not None:
+            self._stalled = None
             log.warning("autosave is being served again")
             self._core.registry.events.append(Resumed())
-        self._stalled = self._error = None
+        if self._core.registry.unsaved:
+            self._serve_due()
         self._reporter.deliver()
+
+    def _tell(self, error: Exception | None, now: float) -> None:
+        unsaved, first = self._core.registry.unsaved, self._stalled is None
+        t = next(iter(unsaved))
+        more = f" and {len(unsaved) - 1} more" if len(unsaved) > 1 else ""
+        age = 0.0 if t.oldest_at is None else now - t.oldest_at
+        cause = "" if error is None else f" ({error!r})"
+        saying = f"due, unsaved for {age:.0f} s, and its timer has not fired"
+        self._stalled = f"session {t.key}{more}: {saying}{cause}"
+        if first:
+            log.error("autosave has stalled, it is tried again: %s", self._stalled)
+            event = Stalled(reason=self._stalled, sessions=len(unsaved), error=error)
+            self._core.registry.events.append(event)

@@ -1,19 +1,21 @@
-"""What carries out saves: workers that bring batches to the store, and the timer.
+"""What carries out saves: the writer, through which batches leave and answers come, and the timer.
 
-All of it runs in the host, so that no caller's cancellation ever reaches a save.
+All of it runs in the host or in callbacks of its event loop, so that no caller's cancellation ever
+reaches a save.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, NamedTuple, final
+from typing import Final, final
 
 import anyio
-from anyio.lowlevel import cancel_shielded_checkpoint, checkpoint
+from anyio.lowlevel import checkpoint
 
-from perdure._lib.loop import OneShotEvent, event_maker, soon_maker
+from perdure._lib.loop import soon_maker
 from perdure._lib.tasks import Host
 from perdure.autosave.core import (
     ANSWERS,
@@ -28,56 +30,61 @@ from perdure.autosave.core import (
 from perdure.autosave.events import Idle, LoopBlocked, Reporter
 from perdure.autosave.schedule import SLOT, IdleWheel
 from perdure.autosave.tracked import State, Tracked
+from perdure.errors import StoreUnavailableError
 from perdure.store import Batch, Outcome, Status, Store, SupportsBeginAppend, capability
 
 log: logging.Logger = logging.getLogger("perdure.autosave")
 
 QUEUE_BELOW = 0.05
 """Seconds that a batch takes at most while others may wait for it in the store's queue."""
+_NOT_BEGUN = "the task that brings the records to the store has not begun; another one is started"
 CHUNK = 8
 """Sessions whose hooks are called, or callers woken, in one step of the event loop."""
 
 
-class _InFlightSave(NamedTuple):
-    """A save in flight without a worker."""
-
-    save: Save
-    began: float
-    until: float
-    """When it is given up."""
-
-
 @final
-class _Worker:
-    """One task that brings batches to the store. A replaced worker no longer counts."""
+class _Flight:
+    """A batch that is with the store."""
 
-    __slots__ = ("event",)
+    __slots__ = ("began", "captured", "outcomes", "saves", "scope", "sent", "settled", "until")
 
-    def __init__(self) -> None:
-        # What wakes it while it has nothing to do.
-        self.event: OneShotEvent | None = None
+    def __init__(self, saves: list[Save], began: float, until: float) -> None:
+        self.saves = saves
+        self.began = began
+        self.until = until
+        """When it is given up."""
+        self.sent = False
+        """Whether the store has it; not while its task has yet to begin."""
+        self.scope: anyio.CancelScope | None = None
+        """Of that task, where the store needs one."""
+        self.captured = 0
+        """To how many of the saves it was said that they were captured."""
+        self.outcomes: Sequence[Outcome] | None = None
+        """The store's answer."""
+        self.settled = 0
+        """To how many of the saves it was applied."""
 
 
 @final
 class Writer:
-    """Run as many saves at once as the store can take, each session's one by one.
+    """Bring to the store what is due, as many batches at once as it has slots for.
 
-    A worker captures when it starts to run, not when it is asked for: whatever was appended until
-    then is in its batch, which is group commit without a timer. It continues until nothing is
-    due, and starts another worker while there is more and the store can take it; then it parks,
-    because waking a task is faster than starting one. A store that takes one session at a time,
-    and needs no task for it, gets all its batches without workers.
+    A batch leaves in one place, whatever made it due: the end of a turn, the timer, a save, or the
+    answer to the batch before. It captures then, not when it is asked for: whatever was appended
+    until then is in it, which is group commit without a timer. Where several sessions save at
+    once, it captures one step of the event loop later, when all of them have asked.
 
-    A save that takes longer than ``save_timeout`` is given up and in doubt: the store may still
-    be writing in a thread, and sending the same records again is safe.
+    A save that takes longer than ``save_timeout`` is given up and in doubt: its slot is free for
+    others, and nothing more of its sessions is sent until the store has answered, or failed.
 
     Args:
         core: Decides what to save.
-        store: Where to save.
-        host: Where the workers run.
+        store: Where to save: by its ``begin_append``, or else by ``append_many`` in a task.
+        host: Where such tasks run.
         clock: The loop's.
         prepare: Called with sessions whose contributors must be asked first.
         settled: Called with each batch's sessions, when all their waiters have been woken.
+        begin_due: Calls `begin`, and notes the error if that fails.
         watch: Called with the time at which a save is to be given up.
 
     """
@@ -91,6 +98,7 @@ class Writer:
         *,
         prepare: Callable[[list[Tracked]], None],
         settled: Callable[[list[Tracked]], None],
+        begin_due: Callable[[], None],
         watch: Callable[[float], None],
     ) -> None:
         self._busy = 0.0
@@ -102,78 +110,51 @@ class Writer:
         self._clock = clock
         self._prepare = prepare
         self._settled = settled
+        self._begin_due = begin_due
         self._watch = watch
         self._batches = core.batch_max > 1
-        self._linger = core.engine.batch_linger
-        if self._linger is None:
-            self._linger = store.capabilities.batch_linger
-        # Workers that are working, or about to.
-        self._workers: set[_Worker] = set()
-        self._new_event = event_maker()
+        linger = core.engine.batch_linger
+        self._linger = store.capabilities.batch_linger if linger is None else linger
         self._soon = soon_maker()
-        # Workers that have nothing to do.
-        self._parked: list[_Worker] = []
-        # The worker that is about to take a batch.
-        self._starting: _Worker | None = None
-        self._idle = anyio.Event()
-        # Sessions in the last batch: where several save at once, a worker groups them.
+        # Set when nothing is in flight any more, if a task waits for that.
+        self._idle: anyio.Event | None = None
+        # Sessions in the last batch: where several save at once, they are grouped.
         self._company = 1
-        # Saves without a worker, in the order in which they began.
-        self._flights: dict[Tracked, _InFlightSave] = {}
+        # When the sessions that are due now are captured, with all that ask until then.
+        self._joined_at: float | None = None
+        # Batches in the store's slots, the first to be given up in front.
+        self._out: dict[_Flight, None] = {}
+        # Batches that were given up, and may still be answered.
+        self._doubtful: dict[_Flight, None] = {}
         direct = capability(store, SupportsBeginAppend)
-        self._begin = None if direct is None else direct.begin_append
-        # Scopes of workers whose batch is with the store, with the time when each is given up; all
-        # have the same timeout, so they are in order.
-        self._scopes: dict[anyio.CancelScope, float] = {}
-        # Batches of workers, from before they are sent until they are settled.
-        self._carried: dict[anyio.CancelScope, list[Save]] = {}
+        self._begin_append = None if direct is None else direct.begin_append
 
-    def launch(self, now: float) -> None:
-        """Send what is due, if the store can take it: a worker does, where the store needs one."""
-        if self._begin is not None and not self._batches:
-            while not self._is_full and (saves := self._capture(now)):
-                try:
-                    self._start(saves[0], now)
-                except BaseException as error:
-                    self.cut_off(saves[0].t, _interrupted(error))
-                    raise
+    # The way out.
+
+    def begin(self, now: float) -> None:
+        """Send what is due, as far as the store has slots."""
+        if self._joined_at is not None:
+            if now < self._joined_at:
+                return
+            self._joined_at = None
+        elif self._batches and self._joins(now):
             return
-        # A worker that is about to start finds this work too, and starts the next one itself.
-        if self._starting is not None or not self._may_call(self._calls):
-            return
-        if self._core.may_capture(now) and self._host.running:
-            worker = self._parked.pop() if self._parked else _Worker()
-            self._workers.add(worker)
-            self._starting = worker
-            try:
-                if worker.event is None:
-                    self._host.spawn(self._serve, worker)
-                else:
-                    worker.event.set()
-            except BaseException:
-                # The task could not be started: leave the work to the next worker.
-                self._workers.discard(worker)
-                self._started(worker)
-                raise
+        core = self._core
+        try:
+            while self._has_slot() and core.may_capture(now) and self._host.running:
+                saves, unprepared = core.capture(now)
+                if unprepared:
+                    self._prepare(unprepared)
+                if saves:
+                    self._send(saves, now)
+        except BaseException as error:
+            self._recover(error)
+            raise
+        if self._idle is not None and not self.is_busy:
+            self._idle.set()
 
-    def replace_workers(self, now: float) -> None:
-        """Discard all workers, and start a new one.
-
-        Their saves in flight are answered, or given up after the timeout, as usual.
-        """
-        parked, self._parked = self._parked, []
-        self._workers.clear()
-        self._starting = None
-        self.launch(now)
-        for worker in parked:
-            if worker.event is not None:
-                worker.event.set()
-
-    def begin(self, t: Tracked, now: float, version: int) -> bool:
-        """Start a session's save without a worker; False if that is not possible.
-
-        This saves a waiting caller two rounds of the event loop. With several sessions due, or if
-        there were several in the last batch, a worker does better.
+    def begin_alone(self, t: Tracked, now: float, version: int) -> bool:
+        """Send a session's save that nothing else waits beside; return whether that was so.
 
         Args:
             t: The session.
@@ -181,124 +162,253 @@ class Writer:
             version: What a caller waits for; 0 if none does.
 
         """
-        core = self._core
-        if self._begin is None or self._starting or (self._batches and self._company > 1):
+        if t.inflight is not None or len(self._out) >= self._core.parallel:
             return False
-        if self._is_full or not self._host.running or t.inflight is not None:
+        if self._batches and (self._out or self._company > 1 or self._joined_at is not None):
             return False
         try:
-            save = core.capture_alone(t, version)
+            save = self._core.capture_alone(t, version) if self._host.running else None
             if save is None:
                 return False
-            self._start(save, now)
+            self._send([save], now)
         except BaseException as error:
-            self.cut_off(t, _interrupted(error))
+            self._recover(error)
             raise
         return True
 
-    def cut_off(self, t: Tracked, reason: str) -> None:
-        """Note that a session was captured and is with nobody: its save is in doubt, and retried.
+    def _joins(self, now: float) -> bool:
+        """Let others join what is due, if it is less than a batch and they are likely to."""
+        ready = len(self._core.schedule.ready)
+        if not 0 < ready < self._core.batch_max or not self._has_slot():
+            return False
+        if self._linger and ready > 1 and not self._core.schedule.draining:
+            self._joined_at = now + self._linger
+            self._watch(self._joined_at)
+        elif self._company > 1 or self._out:
+            self._joined_at = now + SLOT  # at the latest: a Ctrl-C may come in its place
+            self._soon(self._begin_joined)
+        return self._joined_at is not None
 
-        A Ctrl-C may come at any point; nothing else of the engine calls back for such a save.
+    def _begin_joined(self) -> None:
+        if self._joined_at is not None:
+            self._joined_at = float("-inf")
+            self._begin_due()
+
+    def _has_slot(self) -> bool:
+        """Whether the store takes one batch more.
+
+        One more than it works on waits in its queue, at least half full, and only while the store
+        is fast: waiting counts against the timeout, and a batch that is given up there runs all
+        the same.
         """
-        self._flights.pop(t, None)  # an answer that still comes counts for nothing
-        if t.inflight is not None:
-            self._core.completed(t, in_doubt(reason), self._clock(), 0.0)
-        # Not only subtracted from: the interrupt may have come before the save was counted.
-        self._core.in_flight = len(self.carried)
-        self._signal_idle()
-        self._settled([t])
-
-    @property
-    def carried(self) -> set[Tracked]:
-        """Sessions whose save in flight will be answered or given up."""
-        batches = self._carried.values()
-        carried = {*self._flights, *(save.t for saves in batches for save in saves)}
-        return {t for t in carried if t.inflight is not None}
-
-    def _start(self, save: Save, now: float) -> None:
-        """Send a save without a worker."""
-        assert self._begin is not None
-        until = now + self._core.engine.save_timeout
-        self._flights[save.t] = flight = _InFlightSave(save, now, until)
-        try:
-            if not self._begin(save.batch, partial(self._answered, flight)):
-                self._host.spawn(self._save_in_task, flight)
-                return
-        except Exception as error:  # noqa: BLE001  # becomes the outcome
-            self._answered(flight, outcome_of(error))
-            return
-        self._captured(iter((save,)))  # now, while the store's thread wakes up
-        if len(self._flights) == 1:
-            self._watch(until)
-
-    def _answered(self, flight: _InFlightSave, outcome: Outcome) -> None:
-        """Apply the answer to a save that was begun without a worker; called by the event loop."""
-        if self._flights.get(flight.save.t) is not flight:
-            return  # given up: the same records are sent again
-        if outcome.status in REFUSALS and self._host.running:
-            # The reason of a refusal is read from the log, which must be awaited: send it again
-            # from a task.
-            self._host.spawn(self._save_in_task, flight)
-            return
-        del self._flights[flight.save.t]
-        try:
-            now = self._clock()
-            took, unsettled = now - flight.began, iter([(flight.save, outcome)])
-            try:
-                self._settle(unsettled, now, took)
-            finally:
-                # A Ctrl-C at this point must not leave the session in flight forever.
-                self._finish([flight.save], [outcome], now, took, unsettled)
-        except Exception:
-            log.exception("a save was not settled", extra={"session": str(flight.save.t.key)})
-        self._signal_idle()
-
-    async def _save_in_task(self, flight: _InFlightSave) -> None:
-        """Save in a task what could not be begun: a call that was given up still holds a thread."""
-        if self._flights.get(flight.save.t) is not flight:
-            return  # given up before this task had begun
-        del self._flights[flight.save.t]
-        worker = _Worker()
-        self._workers.add(worker)
-        try:
-            with anyio.CancelScope() as scope:
-                await self._carry([flight.save], scope)
-        finally:
-            self._workers.discard(worker)
-            self._signal_idle()
-            self.launch(self._clock())
-
-    @property
-    def _calls(self) -> int:
-        """How many batches are with the store."""
-        return len(self._workers) + len(self._flights)
-
-    @property
-    def _is_full(self) -> bool:
-        """Whether the store has as many batches as it works on at a time."""
-        return self._calls >= self._core.parallel
-
-    def _may_call(self, others: int) -> bool:
-        """Whether a batch may go to the store beside others that are there.
-
-        One more than the store works on waits in its queue, at least half full, and only while the
-        store is fast: waiting counts against the timeout, and a batch that is given up there runs
-        all the same.
-        """
-        core = self._core
-        if others < core.parallel:
+        core, out = self._core, len(self._out)
+        if out < core.parallel:
             return True
         is_fast = self._last_took <= QUEUE_BELOW
         return (
             is_fast
-            and others < core.parallel + core.queue_depth
+            and out < core.parallel + core.queue_depth
             and 2 * len(core.schedule.ready) >= core.batch_max
         )
 
-    def _signal_idle(self) -> None:
-        if not self.is_busy:
+    def _send(self, saves: list[Save], now: float) -> None:
+        flight = _Flight(saves, now, now + self._core.engine.save_timeout)
+        batches = [save.batch for save in saves]
+        try:
+            self._out[flight] = None
+            begin = self._begin_append
+            flight.sent = begin is not None and begin(batches, partial(self._heard, flight))
+            if not flight.sent:
+                self._host.spawn(self._carry, flight, batches)
+        except Exception as error:  # noqa: BLE001  # becomes the outcome
+            self._settle(flight, [outcome_of(error)] * len(saves))
+            return
+        except BaseException:  # the store may have it or not: an answer counts for nothing
+            self._out.pop(flight, None)
+            raise
+        self._captured(flight)  # now, while the store's thread wakes up
+        if len(self._out) == 1:
+            self._watch(flight.until)
+
+    async def _carry(self, flight: _Flight, batches: list[Batch]) -> None:
+        """Have a batch appended by a coroutine of the store's."""
+        if not self._is_awaited(flight):
+            return
+        outcomes: Sequence[Outcome] | None = None
+        with anyio.CancelScope() as scope:
+            flight.scope, flight.sent = scope, True
+            try:
+                outcomes = await self._append(flight, batches)
+            finally:
+                flight.scope = None
+                if outcomes is None:
+                    ended = "the save was cut off when its event loop ended"
+                    reason = self._too_late() if scope.cancel_called else ended
+                    outcomes = [in_doubt(reason)] * len(batches)
+                self._settle(flight, outcomes)
+
+    async def _append(self, flight: _Flight, batches: list[Batch]) -> list[Outcome]:
+        try:
+            outcomes = complete(await self._store.append_many(batches), len(batches))
+        except Exception as error:  # noqa: BLE001  # becomes the outcome
+            return [outcome_of(error)] * len(batches)
+        if len(batches) > 1 and all_permanent(outcomes):
+            # One session may be the reason for refusing all of them: bisect.
+            if flight in self._out:  # each attempt has its time, and the last to end is behind
+                del self._out[flight]
+                flight.until = self._clock() + self._core.engine.save_timeout
+                self._out[flight] = None
+            half = len(batches) // 2
+            first = await self._append(flight, batches[:half])
+            return [*first, *await self._append(flight, batches[half:])]
+        return outcomes
+
+    def _captured(self, flight: _Flight) -> None:
+        """Call the sessions' ``on_captured`` hooks while the store is busy, some in each step."""
+        upto = min(len(flight.saves), flight.captured + CHUNK)
+        while flight.captured < upto:
+            t = flight.saves[flight.captured].t
+            flight.captured += 1
+            if t.on_captured is not None:
+                self._call(t, t.on_captured)
+        if upto < len(flight.saves):
+            self._soon(self._captured, flight)
+
+    # The way back.
+
+    def _heard(self, flight: _Flight, outcomes: Sequence[Outcome]) -> None:
+        """Take what a store answered to ``begin_append``; called by the event loop."""
+        for outcome in outcomes:
+            if outcome.status in REFUSALS and self._host.running and self._is_awaited(flight):
+                # Its reason is read from the log, which must be awaited: send it again from a task.
+                with contextlib.suppress(Exception):  # else the refusal counts as it is
+                    self._host.spawn(self._carry, flight, [save.batch for save in flight.saves])
+                    return
+        self._settle(flight, outcomes)
+
+    def _settle(self, flight: _Flight, answer: Sequence[Outcome] | None = None) -> None:
+        """Apply the outcomes of a batch, however late, some in each step of the event loop.
+
+        Each caller that is woken does something at once, such as its next turn: all of a batch in
+        one step would keep the loop busy for many milliseconds. A Ctrl-C may come at any point,
+        and then this is called again.
+        """
+        saves, core = flight.saves, self._core
+        if answer is not None:
+            flight.outcomes = complete(answer, len(saves))
+        outcomes = flight.outcomes
+        if outcomes is None or not self._is_awaited(flight):
+            return
+        now = self._clock()
+        took = now - flight.began
+        upto = len(saves)
+        if self._host.running and not core.stopped:  # else the report waits for it
+            upto = min(upto, flight.settled + CHUNK)
+        flight.captured = max(flight.captured, upto)
+        while flight.settled < upto:
+            self._settle_one(saves[flight.settled], outcomes[flight.settled], now, took)
+            flight.settled += 1
+        if upto < len(saves):
+            self._soon(self._settle, flight)
+            return
+        if self._doubtful.pop(flight, self) is self:
+            self._leave_slot(flight, took)
+        self._end(flight, outcomes, now)
+
+    def _settle_one(self, save: Save, outcome: Outcome, now: float, took: float) -> None:
+        t = save.t
+        if t.inflight != save.batch.first + len(save.batch.records) - 1:
+            return  # settled before a Ctrl-C
+        had_ended = t.end
+        for wake in self._core.completed(t, outcome, now, took):
+            wake()
+        if outcome.status is Status.OK:
+            if t.on_saved is not None and t.end is None:
+                self._call(t, t.on_saved, t.durable)
+        elif t.end is State.LOST and had_ended is None and t.on_lost is not None:
+            self._call(t, t.on_lost)
+
+    def _leave_slot(self, flight: _Flight, took: float) -> None:
+        del self._out[flight]
+        self._busy += took
+        self._last_took = took
+        self._company = len(flight.saves)
+
+    def _end(self, flight: _Flight, outcomes: Sequence[Outcome], now: float) -> None:
+        """Let the breaker and the engine know what became of a batch."""
+        if self._idle is not None and not self.is_busy:
             self._idle.set()
+        well = outcomes[0].status is Status.OK or any(
+            outcome.status in ANSWERS for outcome in outcomes
+        )
+        if not (well and self._core.is_calm):  # it nearly always is
+            error = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
+            self._core.answered(well=well, error=None if well else error, now=now)
+        self._settled([save.t for save in flight.saves])
+
+    def _call(self, t: Tracked, hook: Callable[..., None], *args: int) -> None:
+        try:
+            hook(*args)
+        except Exception:
+            log.exception("a hook failed", extra={"session": str(t.key)})
+
+    # What is not answered.
+
+    @property
+    def next_at(self) -> float:
+        """When the next save in flight is to be given up, or what was due has been joined."""
+        at = next(iter(self._out)).until if self._out else float("inf")
+        return at if self._joined_at is None else min(at, self._joined_at)
+
+    def give_up(self, now: float, *, until: float | None = None) -> None:
+        """Give up the saves that have taken too long: they are in doubt, and leave their slots."""
+        upto = now if until is None else until
+        for flight in [flight for flight in self._out if flight.until <= upto]:
+            if flight.outcomes is not None:
+                self._settle(flight)  # a Ctrl-C came amid it
+                continue
+            if not flight.sent:
+                error = StoreUnavailableError(_NOT_BEGUN)
+                outcomes = [Outcome(Status.TRANSIENT, error)] * len(flight.saves)
+                self._settle(flight, outcomes)
+                continue
+            self._doubtful[flight] = None
+            outcome = in_doubt(self._too_late())
+            for save in flight.saves:
+                self._core.give_up(save.t, outcome.error, now)
+            self._leave_slot(flight, now - flight.began)
+            if flight.scope is not None:
+                flight.scope.cancel()
+            self._end(flight, [outcome], now)
+
+    def cut(self) -> None:
+        """Give up all saves in flight; an answer that still comes to one counts for nothing."""
+        self.give_up(self._clock(), until=float("inf"))
+        for flight in [flight for flight in self._doubtful if flight.scope is None]:
+            doubt = [in_doubt(self._too_late())] * len(flight.saves)
+            self._settle(flight, flight.outcomes or doubt)
+            self._doubtful.pop(flight, None)
+
+    def _too_late(self) -> str:
+        if self._core.stopped:
+            return "the store did not answer before the manager was closed"
+        timeout = self._core.engine.save_timeout
+        return f"the store did not answer within {timeout} s; the records are sent again after that"
+
+    def _recover(self, error: BaseException) -> None:
+        """Send again what was captured when a Ctrl-C came, and is with nobody."""
+        flights = [*self._out, *self._doubtful]
+        carried = {save.t for flight in flights for save in flight.saves}
+        reason = f"{error!r} came while it was sent; the records will be sent again"
+        unsaved = self._core.registry.unsaved
+        lost = [t for t in unsaved if t.inflight is not None and t not in carried]
+        for t in lost:
+            self._core.completed(t, in_doubt(reason), self._clock(), 0.0)
+        saves = [save for flight in self._out for save in flight.saves[flight.settled :]]
+        self._core.in_flight = len(saves)  # the error may have come before it was counted
+        self._settled(lost)
+
+    # How busy it is.
 
     def utilization(self, period: float) -> float:
         """Return the share of ``period`` seconds that the store was busy; reset the counter."""
@@ -307,233 +417,20 @@ class Writer:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a save is in flight."""
-        return bool(self._workers or self._flights)
+        """Whether a save is in flight, or about to be; one that was given up if it will end."""
+        if self._out or self._joined_at is not None:
+            return True
+        return any(flight.scope is not None for flight in self._doubtful)
+
+    def _is_awaited(self, flight: _Flight) -> bool:
+        return flight in self._out or flight in self._doubtful
 
     async def idle(self) -> None:
         """Wait until no save is in flight."""
         while self.is_busy:
-            if self._idle.is_set():
+            if self._idle is None or self._idle.is_set():
                 self._idle = anyio.Event()
             await self._idle.wait()
-
-    @property
-    def next_timeout(self) -> float:
-        """When the oldest save in flight is to be given up."""
-        never = float("inf")
-        flight = next(iter(self._flights.values())).until if self._flights else never
-        return min(flight, next(iter(self._scopes.values()), never))
-
-    def give_up(self, now: float) -> None:
-        """Cancel the saves that have taken too long: they are in doubt."""
-        for scope in [scope for scope, until in self._scopes.items() if until <= now]:
-            scope.cancel()
-        for flight in [flight for flight in self._flights.values() if flight.until <= now]:
-            self._answered(flight, in_doubt(self._too_late()))
-
-    def cut(self) -> None:
-        """Cancel all saves in flight."""
-        self.give_up(float("inf"))
-
-    async def _serve(self, worker: _Worker) -> None:
-        while True:
-            # One scope for all saves, until one is given up: creating a scope costs time.
-            with anyio.CancelScope() as scope:
-                while not scope.cancel_called:
-                    await self._work(worker, scope)
-                    await self._park(worker, scope)
-
-    async def _park(self, worker: _Worker, scope: anyio.CancelScope) -> None:
-        worker.event = woken = self._new_event()
-        self._parked.append(worker)
-        try:
-            await woken.wait()
-        except BaseException:
-            if not woken.was_set:
-                if worker in self._parked:
-                    self._parked.remove(worker)
-                raise
-            # Woken and cancelled at once, because the loop is ending: do the work all the same.
-            await self._work(worker, scope)
-            raise
-
-    async def _work(self, worker: _Worker, scope: anyio.CancelScope) -> None:
-        try:
-            try:
-                await self._wait_for_company()
-            finally:
-                self._started(worker)
-            while not scope.cancel_called and (saves := self._take(self._calls - 1)):
-                await self._carry(saves, scope)
-                if self._batches and 0 < len(self._core.schedule.ready) < self._core.batch_max:
-                    await self._let_others_join(worker)
-        finally:
-            self._workers.discard(worker)
-            self._signal_idle()
-            self.launch(self._clock())  # more may be due, and a worker is free again
-
-    def _started(self, worker: _Worker) -> None:
-        if self._starting is worker:
-            self._starting = None
-
-    async def _let_others_join(self, worker: _Worker) -> None:
-        """Let callers run whose save is done: what they save next joins the next batch."""
-        self._starting = self._starting or worker
-        try:
-            await cancel_shielded_checkpoint()
-        finally:
-            self._started(worker)
-
-    async def _wait_for_company(self) -> None:
-        """Linger when several sessions are due but not a full batch: more may follow."""
-        waiting = len(self._core.schedule.ready)
-        if self._linger and 1 < waiting < self._core.batch_max and not self._core.schedule.draining:
-            await anyio.sleep(self._linger)
-
-    def _take(self, others: int) -> list[Save]:
-        """Take the next batch, if the store takes one beside these others."""
-        now = self._clock()
-        saves = self._capture(now) if self._may_call(others) else []
-        self.launch(now)
-        return saves
-
-    def _capture(self, now: float) -> list[Save]:
-        """Take the next batch, and ask the contributors of sessions that have some."""
-        while self._core.may_capture(now) and self._host.running:
-            saves, unprepared = self._core.capture(now)
-            if unprepared:
-                self._prepare(unprepared)
-            if saves:
-                return saves
-        return []
-
-    async def _carry(self, saves: list[Save], scope: anyio.CancelScope) -> None:
-        self._carried[scope] = saves
-        try:
-            await self._commit(saves, scope)
-        finally:
-            del self._carried[scope]
-
-    async def _commit(self, saves: list[Save], scope: anyio.CancelScope) -> None:
-        began = self._clock()
-        outcomes: list[Outcome] | None = None
-        self._soon(self._captured, iter(saves))
-        try:
-            outcomes = await self._send([save.batch for save in saves], scope)
-        finally:
-            if outcomes is None:
-                outcomes = [in_doubt(self._why_cut(scope))] * len(saves)
-            now = self._clock()
-            unsettled = iter(zip(saves, outcomes, strict=True))
-            try:
-                while not self._settle(unsettled, now, now - began):
-                    if not self._core.stopped:  # else the report waits for it
-                        await cancel_shielded_checkpoint()
-            finally:
-                # A native cancel at this point must not leave a session in flight forever.
-                self._finish(saves, outcomes, now, now - began, unsettled)
-
-    def _finish(
-        self,
-        saves: list[Save],
-        outcomes: list[Outcome],
-        now: float,
-        took: float,
-        unsettled: Iterator[tuple[Save, Outcome]],
-    ) -> None:
-        """Apply the remaining outcomes, and notify the breaker and the engine."""
-        self._busy += took
-        self._last_took = took
-        self._company = len(saves)
-        while not self._settle(unsettled, now, took):
-            pass
-        self._notify_breaker(outcomes, now)
-        self._settled([save.t for save in saves])
-
-    async def _send(self, batches: list[Batch], scope: anyio.CancelScope) -> list[Outcome]:
-        outcomes = await self._attempt(batches, scope)
-        if len(batches) > 1 and all_permanent(outcomes):
-            # One session may be the reason for refusing all of them: bisect.
-            half = len(batches) // 2
-            first = await self._send(batches[:half], scope)
-            return [*first, *await self._send(batches[half:], scope)]
-        return outcomes
-
-    async def _attempt(self, batches: list[Batch], scope: anyio.CancelScope) -> list[Outcome]:
-        # No timer per save: the engine's timer watches all of them.
-        self._scopes[scope] = until = self._clock() + self._core.engine.save_timeout
-        if len(self._scopes) == 1:
-            self._watch(until)
-        try:
-            return complete(await self._store.append_many(batches), len(batches))
-        except Exception as error:  # noqa: BLE001  # becomes the outcome
-            return [outcome_of(error)] * len(batches)
-        finally:
-            del self._scopes[scope]
-
-    def _why_cut(self, scope: anyio.CancelScope) -> str:
-        if not scope.cancel_called:
-            return "the save was cut off when its event loop ended"
-        return self._too_late()
-
-    def _too_late(self) -> str:
-        if self._core.stopped:
-            return "the store did not answer before the manager was closed"
-        timeout = self._core.engine.save_timeout
-        return f"the store did not answer within {timeout} s; the records will be sent again"
-
-    def _settle(self, unsettled: Iterator[tuple[Save, Outcome]], now: float, took: float) -> bool:
-        """Apply some outcomes; return whether all are applied.
-
-        Each caller that is woken does something at once, such as its next turn: all of a batch in
-        one step of the event loop would keep it busy for many milliseconds.
-        """
-        for n, (save, outcome) in enumerate(unsettled, 1):
-            t = save.t
-            had_ended = t.end
-            if t.on_captured is not None:
-                self._call(t, t.on_captured)
-            for wake in self._core.completed(t, outcome, now, took):
-                wake()
-            if outcome.status is Status.OK:
-                if t.on_saved is not None and t.end is None:
-                    self._call(t, t.on_saved, t.durable)
-            elif t.end is State.LOST and had_ended is None and t.on_lost is not None:
-                self._call(t, t.on_lost)
-            if n % CHUNK == 0:
-                return False
-        return True
-
-    def _captured(self, saves: Iterator[Save]) -> None:
-        """Call the sessions' ``on_captured`` hooks while the store is busy, some in each step."""
-        for n, save in enumerate(saves, 1):
-            t = save.t
-            if t.inflight is None:
-                return  # it is answered already: settling calls the hooks that are left
-            if t.on_captured is not None:
-                self._call(t, t.on_captured)
-            if n % CHUNK == 0:
-                self._soon(self._captured, saves)
-                return
-
-    def _call(self, t: Tracked, hook: Callable[..., None], *args: int) -> None:
-        try:
-            hook(*args)
-        except Exception:
-            log.exception("a hook failed", extra={"session": str(t.key)})
-
-    def _notify_breaker(self, outcomes: list[Outcome], now: float) -> None:
-        well = outcomes[0].status is Status.OK or any(
-            outcome.status in ANSWERS for outcome in outcomes
-        )
-        if well and self._core.is_calm:
-            return  # nearly always
-        error = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
-        self._core.answered(well=well, error=None if well else error, now=now)
-
-
-def _interrupted(error: BaseException) -> str:
-    return f"{error!r} came while it was sent; the records will be sent again"
 
 
 DUE_CHUNK: Final = 128
@@ -549,9 +446,9 @@ class Timer:
     """The one timer of autosave: sleeps until a session may be due.
 
     Its task starts when it is first needed. It is woken only when something becomes due before
-    its alarm; a session that is due right now needs no timer but a worker. While sessions change
-    it wakes every slot, so that it hardly ever needs waking; otherwise it sleeps. If the task is
-    ended from outside, the next caller that needs it starts it again.
+    its alarm; a session that is due right now needs no timer. While sessions change it wakes every
+    slot, so that it hardly ever needs waking; otherwise it sleeps. If the task is ended from
+    outside, the next caller that needs it starts it again.
 
     Args:
         core: Decides what is due when.
@@ -590,16 +487,18 @@ class Timer:
         self._woken = anyio.Event()
         # Whether `serve_due` was called since the last wake-up.
         self._was_used = False
+        # When it was last woken.
+        self._woken_at = 0.0
         self._blocked = False
         self._controlled_at = clock()
 
     def serve_due(self) -> None:
-        """Start a worker for what is due, and wake the timer for what is due before its alarm."""
+        """Send what is due, and wake the timer for what is due before its alarm."""
         self._schedule.nudged = False
         self._was_used = True
         now = self._clock()
         if len(self._schedule.ready):
-            self._writer.launch(now)
+            self._writer.begin(now)
         if self._next_at(now) < self._alarm:
             self._wake()
 
@@ -608,6 +507,12 @@ class Timer:
         if at < self._alarm:
             self._wake()
 
+    def late(self, now: float) -> float:
+        """Return for how long it should have done something, and has not, in seconds."""
+        if self._running is None:
+            return now - self._next_at(now)
+        return now - (self._woken_at if self._woken.is_set() else self._alarm)
+
     @property
     def alarm(self) -> float:
         """When it will wake next; minus infinity once it was woken and has not run yet."""
@@ -615,19 +520,21 @@ class Timer:
 
     def wake(self) -> None:
         """Wake now, if the task runs."""
-        if self._running is not None:
+        if self._running is not None and not self._woken.is_set():
+            self._woken_at = self._clock()
             self._woken.set()
 
     def _wake(self) -> None:
         if self._running is None:
             self.restart()
         else:
-            self._woken.set()
+            self.wake()
 
     def restart(self) -> None:
         """Discard the task that sleeps, and start a new one, which wakes at once."""
         self._running = run = object()
         self._alarm = float("-inf")
+        self._woken_at = self._clock()
         self._woken.set()
         try:
             self._host.spawn(self._run, run)
@@ -642,7 +549,7 @@ class Timer:
             at = min(at, self._core.breaker.probe_at)
         if not self._schedule.draining:
             at = min(at, self._idle.next_at)
-        return min(at, self._writer.next_timeout)
+        return min(at, self._writer.next_at)
 
     async def _run(self, run: object) -> None:
         try:
@@ -680,7 +587,7 @@ class Timer:
             now = self._clock()
             more = self._schedule.advance(now, DUE_CHUNK)
         self._writer.give_up(now)
-        self._writer.launch(now)
+        self._writer.begin(now)
         self._report_idle(now)
         self._control(now)
         if self._core.registry.events:

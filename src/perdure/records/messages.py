@@ -319,9 +319,11 @@ def encode_message(
     created_at = now if message.created_at is None else message.created_at
     if created_at is not None:
         wire["created_at"] = created_at
-    _add_extra(wire, message.extra, "$.extra")
+    if message.extra:
+        _add_extra(wire, message.extra, "$.extra")
     payload = spelled(json.encode(wire))
-    check_size(len(payload), max_bytes)
+    if len(payload) > max_bytes:
+        check_size(len(payload), max_bytes)
     return Entry(kind_of(message), payload)
 
 
@@ -363,7 +365,8 @@ def _calls(message: Message, registry: Types) -> Wire:
             _call(call, registry, f"$.tool_calls[{at}]")
             for at, call in enumerate(message.tool_calls)
         ]
-    _add_extra(wire, message.payload_extra, "$.payload_extra")
+    if message.payload_extra:
+        _add_extra(wire, message.payload_extra, "$.payload_extra")
     return wire
 
 
@@ -375,7 +378,8 @@ def _call(call: ToolCall, registry: Types, at: str) -> Wire:
     wire["arguments"] = arguments
     if tags:
         wire["arguments_types"] = tags
-    _add_extra(wire, call.extra, f"{at}.extra")
+    if call.extra:
+        _add_extra(wire, call.extra, f"{at}.extra")
     return wire
 
 
@@ -392,7 +396,8 @@ def _result(result: ToolResult, registry: Types, on_unstorable: OnUnstorable) ->
     }
     if tags:
         wire["tool_result_types"] = tags
-    _add_extra(wire, result.extra, f"{at}.extra")
+    if result.extra:
+        _add_extra(wire, result.extra, f"{at}.extra")
     return wire
 
 

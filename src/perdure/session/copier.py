@@ -46,8 +46,8 @@ from perdure.session.copied import (
     renamed,
     without_history,
 )
-from perdure.session.fold import put_blobs
 from perdure.session.lifecycle import MAX_WAITING, append_durably, groups_of
+from perdure.session.media import put_blobs
 from perdure.session.options import Limits
 from perdure.session.point_in_time import HistoricalFold, folded_at
 from perdure.session.reach import Reach, ReachedBlob

@@ -46,6 +46,7 @@ from perdure.records.media import LIFTED_KINDS, holds_references
 from perdure.records.messages import decode_message
 from perdure.records.records import Record
 from perdure.restore.ladder import keep_evidence, snapshot_of, validated
+from perdure.session.media import put_blobs
 from perdure.session.options import Limits
 from perdure.store import Document, Store
 
@@ -67,8 +68,6 @@ _OF_AGENT = {
     for document in (name, typed(name))
 }
 """The documents that session.json repeats."""
-AT_A_TIME = 4 * 1024 * KIB
-"""Bytes of blobs in one call of the store."""
 
 
 def phase_of(key: SessionKey) -> float:
@@ -241,22 +240,6 @@ async def _read_all(
         if more.damaged and since:
             records = await _read(store, key, 0, upto)
     return before, FoldInput(key, old, records, upto, limits), touched
-
-
-async def put_blobs(store: Store, tenant: str, blobs: Mapping[str, bytes]) -> None:
-    """Make blobs durable, some at a time; a store that keeps none has the log."""
-    if not store.capabilities.blobs:
-        return
-    some: dict[str, bytes] = {}
-    size = 0
-    for name, data in blobs.items():
-        some[name] = data
-        size += len(data)
-        if size >= AT_A_TIME:
-            await store.put_blobs(tenant, some)
-            some, size = {}, 0
-    if some:
-        await store.put_blobs(tenant, some)
 
 
 async def _read(store: Store, key: SessionKey, after: int, upto: int) -> list[Record]:

@@ -1,4 +1,4 @@
-"""Media of messages: put into blobs before the records that refer to them, and read back.
+"""Blobs: put before the records and documents that refer to them; and media of messages, read back.
 
 The log is read as it is stored. `Filled` reads it with the media in place.
 """
@@ -27,7 +27,7 @@ from perdure.stores.delegate import DelegatingStore
 OFFLOAD: Final = 512 * 1024
 """Media of more bytes than this are taken out of their records in a thread."""
 AT_A_TIME: Final = 4 * 1024 * 1024
-"""Bytes of media in one call of the store."""
+"""Bytes of blobs in one call of the store."""
 
 
 async def media_of(
@@ -148,7 +148,7 @@ async def append_with_media(store: Store, batches: Sequence[Batch]) -> list[Outc
     for batch in batches:
         try:
             records, media = await _lifted(batch)
-            await _put(store, batch.key.tenant, media)
+            await put_blobs(store, batch.key.tenant, media)
         except Exception as error:  # noqa: BLE001  # becomes the outcome
             outcome = outcome_of(error)
             if outcome.status is Status.IN_DOUBT:  # no record was sent
@@ -161,12 +161,17 @@ async def append_with_media(store: Store, batches: Sequence[Batch]) -> list[Outc
     return [next(answers) if outcome is None else outcome for outcome in outcomes]
 
 
-async def _put(store: Store, tenant: str, media: Mapping[str, bytes]) -> None:
+async def put_blobs(store: Store, tenant: str, blobs: Mapping[str, bytes]) -> None:
+    """Make blobs durable, some at a time; a store that keeps none has the log."""
+    if not store.capabilities.blobs:
+        return
     some: dict[str, bytes] = {}
-    for name, data in media.items():
+    size = 0
+    for name, data in blobs.items():
         some[name] = data
-        if sum(map(len, some.values())) >= AT_A_TIME:
+        size += len(data)
+        if size >= AT_A_TIME:
             await store.put_blobs(tenant, some)
-            some = {}
+            some, size = {}, 0
     if some:
         await store.put_blobs(tenant, some)

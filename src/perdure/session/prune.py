@@ -39,8 +39,8 @@ from perdure.records.keys import DEFAULT_SESSION, SessionKey
 from perdure.records.manifest import Manifest, Origin
 from perdure.records.records import BASE, TURN, Entry, Record
 from perdure.session.delete import Forgetter, tenant_sessions
-from perdure.session.fold import put_blobs
 from perdure.session.lifecycle import ExclusiveAccess, HandoverTerms
+from perdure.session.media import put_blobs
 from perdure.session.point_in_time import folded_at
 from perdure.session.retention import Retention, TurnEndAt, cut_after, is_expired
 from perdure.session.stored import keep_documents

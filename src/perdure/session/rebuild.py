@@ -33,8 +33,9 @@ from perdure.records.manifest import Manifest
 from perdure.records.media import text_bytes
 from perdure.records.records import Record
 from perdure.restore.ladder import keep_evidence, require_plain, validated
-from perdure.session.fold import FoldInput, manifest_of, put_blobs, refers_to_media
+from perdure.session.fold import FoldInput, manifest_of, refers_to_media
 from perdure.session.lifecycle import HandoverTerms
+from perdure.session.media import put_blobs
 from perdure.session.options import Limits
 from perdure.session.point_in_time import base_documents
 from perdure.session.stored import followed

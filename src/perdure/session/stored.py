@@ -225,7 +225,7 @@ class SessionStore(DelegatingStore):
     # The log.
 
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
-        if self.capabilities.blobs and any(may_lift(batch.records) for batch in batches):
+        if self._has_media(batches):
             outcomes = await append_with_media(self.inner, batches)
         else:
             outcomes = await self.inner.append_many(batches)
@@ -250,11 +250,18 @@ class SessionStore(DelegatingStore):
         held = self._held.get(key)
         return held.begun if held is not None and held.epoch == epoch else 0
 
-    def begin_append(self, batch: Batch, done: Callable[[Outcome], object]) -> bool:
-        """Append one batch without a task, where the inner store can; see the file store."""
-        if self._direct is None or (self.capabilities.blobs and may_lift(batch.records)):
+    def begin_append(
+        self, batches: Sequence[Batch], done: Callable[[Sequence[Outcome]], object]
+    ) -> bool:
+        """Append without a task, where the inner store can, and no media have to be put first."""
+        if self._direct is None or self._has_media(batches):
             return False
-        return self._direct.begin_append(batch, done)
+        for batch in batches if self._opening else ():
+            self._opening.pop(batch.key, None)
+        return self._direct.begin_append(batches, done)
+
+    def _has_media(self, batches: Sequence[Batch]) -> bool:
+        return any(may_lift(batch.records) for batch in batches) and self.capabilities.blobs
 
     async def read_log(
         self,

@@ -447,7 +447,7 @@ async def test_without_a_thread_it_fails_for_now_and_is_closed_all_the_same(
     batch = Batch(KEY, grant.epoch, 2, group("a"))
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start_no_thread)
-        assert not store.begin_append(batch, lambda outcome: None)
+        assert not store.begin_append([batch], lambda outcomes: None)
         (outcome,) = await store.append_many([batch])
         assert outcome.status is Status.TRANSIENT
         with pytest.raises(StoreUnavailableError, match="perdure heartbeat"):

@@ -182,7 +182,7 @@ async def test_an_append_that_is_begun_is_fenced_as_well(store) -> None:
     new = await take(store)
     outcomes = []
     batch = Batch(KEY, old.epoch, new.head + 1, group("zombie"))
-    assert not store.begin_append(batch, outcomes.append)
+    assert not store.begin_append([batch], outcomes.append)
     assert (await append(store, old, new.head + 1, *group("zombie"))).status is Status.CONFLICT
     assert len(await read(store)) == 2
 

@@ -203,20 +203,20 @@ async def test_a_commit_that_fails_is_in_doubt_and_never_doubled(path: Path, app
     await store.aclose()
 
 
-async def test_a_batch_is_begun_without_a_task_while_the_writer_is_idle(path: Path) -> None:
+async def test_batches_are_begun_without_a_task_and_wait_for_the_writer(path: Path) -> None:
     store = await opened(path)
     grant = await take(store)
     outcomes: list[Outcome] = []
     batch = Batch(KEY, grant.epoch, 2, group("a", "b"))
-    assert store.begin_append(batch, outcomes.append)
-    assert not store.begin_append(batch, outcomes.append)
+    assert store.begin_append([batch], outcomes.extend)
+    assert store.begin_append([batch, Batch(KEY, grant.epoch, 4, group("c"))], outcomes.extend)
     with anyio.fail_after(60):
-        while not outcomes:
+        while len(outcomes) < 3:
             await anyio.sleep(0.001)
-    assert [one.status for one in outcomes] == [Status.OK]
-    assert tuple(entries(await read(store))) == group("a", "b")
+    assert [one.status for one in outcomes] == [Status.OK] * 3
+    assert tuple(entries(await read(store))) == group("a", "b") + group("c")
     await store.aclose()
-    assert not store.begin_append(batch, outcomes.append)
+    assert not store.begin_append([batch], outcomes.extend)
 
 
 async def test_the_same_session_twice_in_one_call(path: Path) -> None:

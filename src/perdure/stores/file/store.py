@@ -458,24 +458,10 @@ class HeldSessions:
             call = await home.appends.done(writer.append, batch)
         except StoreUnavailableError as error:  # there is no thread for it
             return Outcome(Status.TRANSIENT, error)
-        return self._outcome(writer, call)
+        return self.outcome_of(writer, call)
 
-    def begin_append(
-        self, home: Home | None, batch: Batch, done: Callable[[Outcome], object]
-    ) -> bool:
-        """Append one batch without a task; False if it has to wait, or is not held here."""
-        writer = self.writer_of(batch.key, batch.epoch)
-        if writer is None or home is None or not home.is_in_this_process or writer.lock.locked():
-            return False
-        try:
-            home.appends.start(
-                writer.append, batch, then=lambda call: done(self._outcome(writer, call))
-            )
-        except StoreUnavailableError:
-            return False
-        return True
-
-    def _outcome(self, writer: LogWriter, call: ThreadCall[Outcome]) -> Outcome:
+    def outcome_of(self, writer: LogWriter, call: ThreadCall[Outcome]) -> Outcome:
+        """Return what came of an append."""
         outcome = Outcome(Status.IN_DOUBT, call.error) if call.error else call.value
         if outcome.status is Status.CONFLICT:
             self.drop(writer)  # a lost epoch never comes back
@@ -591,9 +577,23 @@ class FileStore:
         """Append each batch in its own thread call."""
         return await all_of(batches, partial(self._held_sessions.append, self._opened))
 
-    def begin_append(self, batch: Batch, done: Callable[[Outcome], object]) -> bool:
-        """Append one batch without a task, calling ``done`` later; False means: use append_many."""
-        return self._held_sessions.begin_append(self._opened, batch, done)
+    def begin_append(
+        self, batches: Sequence[Batch], done: Callable[[Sequence[Outcome]], object]
+    ) -> bool:
+        """Append one batch without a task; False if it has to wait, or is not held here."""
+        home, held = self._opened, self._held_sessions
+        if len(batches) != 1 or home is None or not home.is_in_this_process:
+            return False
+        writer = held.writer_of(batches[0].key, batches[0].epoch)
+        if writer is None or writer.lock.locked():
+            return False
+        try:
+            home.appends.start(
+                writer.append, batches[0], then=lambda call: done([held.outcome_of(writer, call)])
+            )
+        except StoreUnavailableError:  # there is no thread for it
+            return False
+        return True
 
     async def read_log(
         self,

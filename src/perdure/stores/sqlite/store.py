@@ -177,16 +177,19 @@ class SqliteStore:
             return [Outcome(Status.TRANSIENT, error)] * len(batches)
         return await opened.writes.run(opened.engine.append, batches)
 
-    def begin_append(self, batch: Batch, done: Callable[[Outcome], object]) -> bool:
-        """Append one batch without a task, and call ``done``; False while the writer is busy."""
+    def begin_append(
+        self, batches: Sequence[Batch], done: Callable[[Sequence[Outcome]], object]
+    ) -> bool:
+        """Append all batches in one commit, without a task, and call ``done``."""
         opened = self._opened
-        if opened is None or opened.pid != os.getpid() or opened.writes.busy:
+        if opened is None or opened.pid != os.getpid():
             return False
 
         def answer(call: ThreadCall[list[Outcome]]) -> None:
-            done(Outcome(Status.IN_DOUBT, call.error) if call.error else call.value[0])
+            error = call.error
+            done([Outcome(Status.IN_DOUBT, error)] * len(batches) if error else call.value)
 
-        opened.writes.start(opened.engine.append, (batch,), then=answer, prompt=False)
+        opened.writes.start(opened.engine.append, batches, then=answer, prompt=len(batches) > 1)
         return True
 
     async def read_log(
